@@ -1,0 +1,67 @@
+# Two commands matter: `make demo` shows the main job, `make test` proves it.
+PYTHON ?= python3
+CACHE ?= $(or $(IDLEGPU_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/idlegpu)
+VENV := .venv
+BIN := $(VENV)/bin
+export IDLEGPU_CACHE := $(CACHE)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check cluster format lint types imports unit prometheus e2e tools lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+# What the demo needs; the development tools come on top, for everything else.
+$(VENV)/.runtime: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "idlegpu needs Python 3.11 or newer; this is %s: set PYTHON=..." % sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@touch $@
+
+demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
+	@$(BIN)/python -m simulation.demo $(if $(ONCE),--once)
+
+check: format lint types imports unit ## everything that needs no cluster, in seconds
+
+test: check tools prometheus e2e ## everything, against a real control plane and a real Prometheus
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff format --check .
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	@$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	@$(BIN)/lint-imports
+
+unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
+	@$(BIN)/pytest -n auto -m "not prometheus and not e2e and not gpu" --cov --cov-report=term:skip-covered
+
+tools: $(VENV)/.dev ## build etcd, kube-apiserver, kube-scheduler, kubectl, kwok and Prometheus into the cache
+	@$(BIN)/python -m tests.controlplane.tools
+
+prometheus: tools ## tests against a real Prometheus
+	@$(BIN)/pytest -m prometheus
+
+e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
+	@$(BIN)/pytest -m e2e
+
+cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
+	@$(BIN)/python -m tests.controlplane.cluster
+
+lock: $(VENV)/.dev ## write the lock files anew from pyproject.toml
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
+	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml --group dev -o requirements-dev.txt
+
+clean: ## remove the virtual environment (the cache of built tools stays)
+	rm -rf $(VENV)

@@ -1,0 +1,1 @@
+"""The node agent: reads GPUs through NVML. Not built yet."""

@@ -1,0 +1,134 @@
+"""The command line: serve, or check the settings."""
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from extender import logs
+from extender.config import ConfigError, Settings, all_settings, load_settings
+from extender.settings.problems import HIDDEN, redact
+from extender.settings.spec import Setting, format_value, is_secret
+from extender.settings.table import render_table
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_CANNOT_SERVE: Final = 1
+EXIT_BAD_SETTINGS: Final = 2
+
+_ALWAYS_SHOWN: Final = frozenset(
+    {
+        "listen",
+        "kubeconfig",
+        "prometheus.url",
+        "thresholds.utilization",
+        "thresholds.memory",
+        "strategy",
+        "resources",
+    }
+)
+_WHERE_NONE: Final = {
+    "kubeconfig": "(none: the service account of the pod)",
+    "prometheus.url": "(none: no telemetry)",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments, those of the process unless given.
+
+    Returns:
+        Exit status: 0, 1 where it cannot serve, 2 where arguments or settings are bad.
+    """
+    arguments = _build_parser().parse_args(argv)
+    if arguments.settings_table:
+        sys.stdout.write(render_table(all_settings().values()))
+        return EXIT_OK
+    path: Path | None = arguments.check_config or arguments.config
+    try:
+        settings = load_settings(path, os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_BAD_SETTINGS
+    if arguments.check_config:
+        sys.stdout.write(f"{path}: ok\n{describe_settings(settings)}")
+        return EXIT_OK
+    return _serve(settings)
+
+
+def describe_settings(settings: Settings) -> str:
+    """Return a line for each setting that matters or differs from its default; no secrets."""
+    lines = []
+    for path, setting in all_settings().items():
+        shown = _shown(settings, path, setting)
+        if setting.name in _ALWAYS_SHOWN or shown != setting.default:
+            lines.append(f"  {setting.name}: {shown or _WHERE_NONE.get(setting.name, '')}\n")
+    return "".join(lines)
+
+
+def _shown(settings: Settings, path: tuple[str, ...], setting: Setting) -> str:
+    """Return a setting's value for people."""
+    value: object = settings
+    for name in path:
+        value = getattr(value, name)
+    is_hidden = is_secret(setting.name) and not isinstance(value, Path) and bool(value)
+    return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
+
+
+def _serve(settings: Settings) -> int:
+    """Serve until a signal ends it."""
+    # Only now: checking settings is quick without what serving needs.
+    import uvloop  # noqa: PLC0415 - checking a file needs none of these
+
+    from extender.app import serve  # noqa: PLC0415 - likewise
+    from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
+
+    logs.configure(settings.log.level, settings.log.format)
+    try:
+        uvloop.run(serve(settings))
+    except KubeConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CANNOT_SERVE
+    except OSError as error:
+        sys.stderr.write(
+            f"cannot serve on {settings.listen}: {error.strerror or error}: "
+            "set listen (IDLEGPU_LISTEN) to a free address of this machine\n"
+        )
+        return EXIT_CANNOT_SERVE
+    except ExceptionGroup:
+        logger.critical("a background task ended in a fault", exc_info=True)
+        return EXIT_CANNOT_SERVE
+    except KeyboardInterrupt:  # before the service handles signals itself
+        return EXIT_OK
+    return EXIT_OK
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m extender",
+        description="A kube-scheduler extender that places GPU pods on idle GPUs.",
+        epilog="Variables IDLEGPU_... of the environment come before the file.",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--config", type=Path, metavar="FILE", help="serve with these settings")
+    action.add_argument(
+        "--check-config", type=Path, metavar="FILE", help="check the settings and show them"
+    )
+    action.add_argument(
+        "--settings-table", action="store_true", help="print every setting as a Markdown table"
+    )
+    action.add_argument(
+        "--version", action="version", version=importlib.metadata.version("idlegpu")
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

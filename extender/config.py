@@ -1,0 +1,348 @@
+"""Every setting of the extender: unit, default, bounds. Nothing else reads the environment."""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.core.policy import Policy, SharedPolicy, Strategy
+from extender.core.readings import Signal
+from extender.core.resources import DEFAULT_NAMES, ResourceNames
+from extender.settings import decision, service
+from extender.settings.layers import Layer, read_environment, read_file, without
+from extender.settings.problems import Origin, describe
+from extender.settings.section import MIB, TIB, AnyCase, Form, Quantity, Section
+from extender.settings.spec import Setting, list_settings
+from extender.settings.wake import Wake
+
+METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+MAX_PORT: Final = 65535
+
+
+class ConfigError(ValueError):
+    """The settings cannot be used; the message has a line for each problem.
+
+    Attributes:
+        problems: the lines.
+    """
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class MetricRow(Section):
+    """One row of the table of metrics: which series says which signal, in which unit."""
+
+    signal: str = Field(description="the signal that the metric measures")
+    unit: Literal["ratio", "percent", "bytes", "MiB", "watts", "milliwatts", "celsius", "count"] = (
+        Field(description="unit of the metric's values")
+    )
+
+
+class Prometheus(Section):
+    """Where the readings come from."""
+
+    url: Annotated[str, Form("a URL like http://prometheus:9090")] = Field(
+        default="", description="base URL of Prometheus, Thanos or Mimir; empty: none"
+    )
+    interval_seconds: float = Field(
+        default=10.0, ge=0.5, le=300, description="time between two queries"
+    )
+    timeout_seconds: float = Field(default=5.0, ge=0.1, le=60, description="limit for one query")
+    exporter_interval_seconds: float = Field(
+        default=30.0,
+        ge=0,
+        le=600,
+        description="collection interval of dcgm-exporter; its values are up "
+        "to so much older than their scrape",
+    )
+    bearer_token_file: Path | None = Field(
+        default=None, description="file with a bearer token, read anew"
+    )
+    username: str = Field(default="", description="user for basic authentication; empty: none")
+    password_file: Path | None = Field(
+        default=None, description="file with the password, read anew"
+    )
+    headers: dict[str, str] = Field(
+        default={}, description="extra headers, e.g. X-Scope-OrgID for Mimir"
+    )
+    ca_file: Path | None = Field(default=None, description="CA bundle for https; else the system's")
+    cert_file: Path | None = Field(default=None, description="client certificate for https")
+    key_file: Path | None = Field(default=None, description="key of the client certificate")
+    insecure_skip_verify: bool = Field(
+        default=False, description="do not verify the server's certificate"
+    )
+    selector: str = Field(
+        default="", description='extra label matchers for every query, e.g. cluster="a"'
+    )
+    node_labels: tuple[str, ...] = Field(
+        default=(
+            "node",
+            "kubernetes_node",
+            "nodename",
+            "Hostname",
+            "hostname",
+            "exported_hostname",
+            "instance",
+        ),
+        description="labels that may name the node, in order; a value counts only if it names a "
+        "node, or is the address of one or of a pod on it",
+    )
+    metrics: dict[str, MetricRow | None] = Field(
+        default={},
+        description="rows added to the table of metrics, by metric name; null removes a row",
+    )
+    round_timeout_seconds: float = Field(
+        default=20.0, ge=0.5, le=300, description="limit for all queries of one round together"
+    )
+    parallel_queries: int = Field(default=4, ge=1, le=32, description="queries under way at once")
+    max_answer_mib: int = Field(
+        default=256, ge=1, le=4096, description="largest answer that is read"
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        if url and not _is_url(url):
+            raise PydanticCustomError("url", "no such URL")  # without the value: passwords
+        return url
+
+    @field_validator("metrics")
+    @classmethod
+    def _check_metrics(cls, rows: dict[str, MetricRow | None]) -> dict[str, MetricRow | None]:
+        for name, row in rows.items():
+            if not METRIC_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a metric")
+            if row is not None and row.signal not in set(Signal):
+                raise ValueError(
+                    f"{name}: signal {row.signal!r} must be one of {', '.join(Signal)}"
+                )
+        return rows
+
+    @field_validator("node_labels")
+    @classmethod
+    def _check_node_labels(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        for label in labels:
+            if not LABEL_NAME.fullmatch(label):
+                raise ValueError(f"{label!r} is no name of a label")
+        return labels
+
+
+class Settings(Section, BaseSettings):
+    """All settings. Made directly it reads nothing: `load_settings` reads file and environment."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
+        default="127.0.0.1:8888",
+        description="host:port of webhooks, health, metrics and API, in plain HTTP; in a pod "
+        "0.0.0.0:8888 or [::]:8888",
+    )
+    kubeconfig: Path | None = Field(
+        default=None, description="kubeconfig file; without one, the service account of the pod"
+    )
+    resources: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+        default=DEFAULT_NAMES,
+        description="names of GPU resources, most important first; a trailing * stands for any "
+        "rest, so nvidia.com/mig-* covers the shared forms as well",
+    )
+    thresholds: decision.Thresholds = decision.Thresholds()
+    strategy: Annotated[Strategy, AnyCase] = Field(
+        default=decision.DEFAULT.strategy,
+        description="best is the idlest node, or the fullest that still has enough idle GPUs",
+    )
+    shared_policy: Annotated[SharedPolicy, AnyCase] = Field(
+        default=decision.DEFAULT.shared_policy,
+        description="which shared GPU the device plugin hands out first: its "
+        "shared-devices-allocation-policy",
+    )
+    mps_share: Annotated[Quantity, Field(ge=MIB, le=TIB)] | None = Field(
+        default=decision.DEFAULT.mps_share_bytes,
+        description="memory that a pod on an MPS share may use; without it an even share",
+    )
+    window_seconds: float = Field(
+        default=decision.DEFAULT.window_seconds,
+        ge=60,
+        le=86_400,
+        description="time over which a GPU's activity is averaged",
+    )
+    prometheus: Prometheus = Prometheus()
+    freshness: decision.Freshness = decision.Freshness()
+    foreign: decision.Foreign = decision.Foreign()
+    assumed: decision.Assumed = decision.Assumed()
+    early_failures: decision.EarlyFailures = decision.EarlyFailures()
+    health: decision.Health = decision.Health()
+    load_filter: decision.LoadFilter = decision.LoadFilter()
+    wire: service.Wire = service.Wire()
+    cluster: service.Cluster = service.Cluster()
+    events: service.Events = service.Events()
+    wake: Wake = Wake()
+    decisions: service.Decisions = service.Decisions()
+    log: service.Log = service.Log()
+    max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
+        default=256 * MIB, description="largest body of a request"
+    )
+    keepalive_seconds: float = Field(
+        default=120.0,
+        gt=90,
+        le=3600,
+        description="an idle connection is kept so long; kube-scheduler keeps its own for 90, and "
+        "loses a call where the server closes first",
+    )
+    shutdown_seconds: float = Field(
+        default=25.0,
+        ge=0,
+        le=300,
+        description="time for accepted requests to be answered at the end; less than the pod's "
+        "terminationGracePeriodSeconds",
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        _split_address(listen)
+        return listen
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return ResourceNames(names).names
+
+    @model_validator(mode="after")
+    def _check_age(self) -> Self:
+        """Values are a round and a collection interval old before the next ones come."""
+        source = self.prometheus
+        normal_seconds = source.exporter_interval_seconds + source.interval_seconds
+        if source.url and self.freshness.max_age_seconds < normal_seconds:
+            raise ValueError(
+                f"freshness.max_age_seconds ({self.freshness.max_age_seconds:g}) must be at least "
+                "prometheus.exporter_interval_seconds + prometheus.interval_seconds "
+                f"({normal_seconds:g}): else no value would ever be fresh"
+            )
+        return self
+
+    @classmethod
+    @override
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let nothing but `load_settings` read the environment."""
+        return (init_settings,)
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host and port to listen on; an IPv6 address without its brackets."""
+        return _split_address(self.listen)
+
+    @property
+    def resource_patterns(self) -> ResourceNames:
+        """Names and patterns of the GPU resources."""
+        return ResourceNames(self.resources)
+
+    def policy(self) -> Policy:
+        """Return what shapes decisions, as the core takes it."""
+        return Policy(
+            thresholds=self.thresholds.value(),
+            strategy=self.strategy,
+            shared_policy=self.shared_policy,
+            freshness=self.freshness.value(),
+            foreign=self.foreign.value(),
+            assumed=self.assumed.value(),
+            early_failures=self.early_failures.value(),
+            health=self.health.value(),
+            load_filter=self.load_filter.value(),
+            mps_share_bytes=self.mps_share,
+            window_seconds=self.window_seconds,
+        )
+
+
+def all_settings() -> dict[tuple[str, ...], Setting]:
+    """Return every setting by path, as people read about it."""
+    return list_settings(Settings)
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Return the settings: the environment's before the file's before the defaults.
+
+    Args:
+        path: the settings file, None for none.
+        environ: variables by name; those that start with IDLEGPU_ count.
+
+    Raises:
+        ConfigError: with every problem that was found.
+    """
+    settings = all_settings()
+    file = read_file(path) if path is not None else Layer()
+    environment = read_environment(environ, settings)
+    problems = [*file.problems, *environment.problems]
+    origin = Origin(file="" if path is None else str(path), variables=environment.variables)
+    sources = (
+        InitSettingsSource(Settings, init_kwargs=environment.values),
+        InitSettingsSource(Settings, init_kwargs=without(file.values, environment.variables)),
+    )
+    try:
+        loaded = Settings(_build_sources=(sources, {}))  # type: ignore[call-arg] # of BaseSettings
+    except ValidationError as error:
+        problems += [
+            describe(details, origin, settings) for details in error.errors(include_url=False)
+        ]
+        raise ConfigError(tuple(dict.fromkeys(problems))) from error
+    if problems:
+        raise ConfigError(tuple(problems))
+    return loaded
+
+
+def _is_url(url: str) -> bool:
+    """Tell whether something can be asked there."""
+    try:
+        parts = urlsplit(url)
+        is_port = parts.port is None or parts.port > 0
+    except ValueError:  # a port beyond the last, or half an IPv6 address
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and is_port
+
+
+def _split_address(listen: str) -> tuple[str, int]:
+    """Split host:port.
+
+    Raises:
+        ValueError: it is no such address; the message says what it must be.
+    """
+    host, colon, port = listen.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_bracketed else host
+    is_port = port.isascii() and port.isdigit() and int(port) <= MAX_PORT
+    if not colon or not host or not is_port or is_bracketed != _is_ipv6(host) or " " in host:
+        raise ValueError(
+            f"{listen!r} is not allowed: must be host:port with a port from 0 to {MAX_PORT}, "
+            "such as 127.0.0.1:8888 or [::]:8888"
+        )
+    return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - the version's name
+    except ValueError:
+        return ":" in host

@@ -1,0 +1,304 @@
+"""What a pod says of the GPUs that it wants, in annotations under `idlegpu.io/`.
+
+A bad value never raises: it is a problem to tell the user, and the default holds.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.quantity import parse_bytes
+from extender.core.untyped import mapping_of
+
+T = TypeVar("T")
+
+PREFIX: Final = "idlegpu.io/"
+MIB: Final = 1 << 20
+TIB: Final = 1 << 40
+MAX_MODELS: Final = 16
+MAX_SHOWN: Final = 100
+"""A longer annotation value is cut to this where people read it."""
+MAX_UNKNOWN: Final = 8
+"""So many unknown annotations of one pod are reported; the others say nothing new."""
+
+
+class Annotation(StrEnum):
+    """What a pod may say of itself."""
+
+    ENABLED = "idlegpu.io/enabled"
+    GPU_MEMORY = "idlegpu.io/gpu-memory"
+    REQUIRE_IDLE = "idlegpu.io/require-idle"
+    MAX_UTILIZATION = "idlegpu.io/max-utilization"
+    MAX_MEMORY = "idlegpu.io/max-memory"
+    STRATEGY = "idlegpu.io/strategy"
+    PREFER_MODELS = "idlegpu.io/prefer-models"
+
+
+OWN_ANNOTATIONS: Final = frozenset({"idlegpu.io/state", "idlegpu.io/decision", "idlegpu.io/reason"})
+"""What we may write to objects ourselves: no typos of a user's."""
+
+KNOWN: Final = frozenset({*Annotation, *OWN_ANNOTATIONS})
+
+PERCENT_ALLOWED: Final = "a percentage from 1 to 100, such as 20 or 20%"
+BOOLEAN_ALLOWED: Final = "true or false"
+MEMORY_ALLOWED: Final = "a quantity from 1Mi to 16Ti, such as 20Gi"
+STRATEGY_ALLOWED: Final = " or ".join(Strategy)
+MODELS_ALLOWED: Final = f"1 to {MAX_MODELS} models separated by commas, such as H100,A100"
+
+_PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%?")
+_MODEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotationProblem:
+    """An annotation that cannot be used.
+
+    Attributes:
+        annotation: its name.
+        value: its value, cut where it is long.
+        allowed: what may stand there.
+        default_used: what holds instead.
+    """
+
+    annotation: str
+    value: str
+    allowed: str
+    default_used: str
+
+    @property
+    def message(self) -> str:
+        """The problem in one sentence for people."""
+        return (
+            f'annotation {self.annotation}: "{self.value}" is not allowed: must be '
+            f"{self.allowed}; used instead: {self.default_used}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the annotations say, defaults filled in.
+
+    Attributes:
+        is_enabled: False where the pod is to be left to kube-scheduler.
+        memory_bytes: room that each device must have, None where the pod does not say.
+        requires_idle: the pod waits for devices known to be idle.
+        thresholds: below both a device is idle to this pod.
+        strategy: which of the nodes that would do is best.
+        preferred_models: models in the order of preference, as the pod writes them.
+        problems: annotations that cannot be used.
+    """
+
+    is_enabled: bool
+    memory_bytes: int | None
+    requires_idle: bool
+    thresholds: Thresholds
+    strategy: Strategy
+    preferred_models: tuple[str, ...]
+    problems: tuple[AnnotationProblem, ...]
+
+
+def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
+    """Return what a pod's annotations say; where they do not, `defaults` hold."""
+    annotations = _annotations_of(pod)
+    utilization = defaults.thresholds.utilization
+    memory = defaults.thresholds.memory
+    wishes = Wishes(
+        is_enabled=annotations.read(
+            Annotation.ENABLED, parse_boolean, default=True, allowed=BOOLEAN_ALLOWED, instead="true"
+        ),
+        memory_bytes=_read_memory(annotations),
+        requires_idle=annotations.read(
+            Annotation.REQUIRE_IDLE,
+            parse_boolean,
+            default=False,
+            allowed=BOOLEAN_ALLOWED,
+            instead="false",
+        ),
+        thresholds=Thresholds(
+            utilization=annotations.read(
+                Annotation.MAX_UTILIZATION,
+                parse_percent,
+                default=utilization,
+                allowed=PERCENT_ALLOWED,
+                instead=f"{utilization * 100:g}%",
+            ),
+            memory=annotations.read(
+                Annotation.MAX_MEMORY,
+                parse_percent,
+                default=memory,
+                allowed=PERCENT_ALLOWED,
+                instead=f"{memory * 100:g}%",
+            ),
+        ),
+        strategy=annotations.read(
+            Annotation.STRATEGY,
+            parse_strategy,
+            default=defaults.strategy,
+            allowed=STRATEGY_ALLOWED,
+            instead=defaults.strategy.value,
+        ),
+        preferred_models=annotations.read(
+            Annotation.PREFER_MODELS,
+            parse_models,
+            default=(),
+            allowed=MODELS_ALLOWED,
+            instead="no preference",
+        ),
+        problems=(),
+    )
+    return replace(wishes, problems=(*annotations.problems, *annotations.unknown()))
+
+
+def read_memory(pod: Mapping[str, object]) -> int | None:
+    """Return the room that a pod's annotation asks of each device, None where it does not say."""
+    return _read_memory(_annotations_of(pod))
+
+
+def _annotations_of(pod: Mapping[str, object]) -> "_Annotations":
+    """Return the pod's annotations."""
+    return _Annotations(mapping_of(mapping_of(pod.get("metadata")).get("annotations")))
+
+
+def _read_memory(annotations: "_Annotations") -> int | None:
+    """Read the room that each device must have."""
+    return annotations.read(
+        Annotation.GPU_MEMORY,
+        _parse_room,
+        default=None,
+        allowed=MEMORY_ALLOWED,
+        instead="no room is asked for",
+    )
+
+
+class _Annotations:
+    """The annotations of one pod, and what is wrong with them."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+        self.problems: list[AnnotationProblem] = []
+
+    def read(
+        self,
+        name: Annotation,
+        parse: Callable[[str], T],
+        *,
+        default: T,
+        allowed: str,
+        instead: str,
+    ) -> T:
+        """Return an annotation's value; the default where there is none, or a bad one."""
+        value = self._values.get(name)
+        if value is None:
+            return default
+        try:
+            return parse(value.strip() if isinstance(value, str) else "")
+        except ValueError:
+            self._note(name, value, allowed, instead)
+            return default
+
+    def unknown(self) -> list[AnnotationProblem]:
+        """Return a problem for each annotation under our prefix that means nothing to us."""
+        names = [name for name in self._values if name.startswith(PREFIX) and name not in KNOWN]
+        return [
+            AnnotationProblem(
+                annotation=_shorten(name),
+                value=_shorten(self._values[name]),
+                allowed=f"under one of the names {', '.join(Annotation)}",
+                default_used="nothing, it is ignored",
+            )
+            for name in sorted(names)[:MAX_UNKNOWN]
+        ]
+
+    def _note(self, name: str, value: object, allowed: str, instead: str) -> None:
+        self.problems.append(
+            AnnotationProblem(
+                annotation=name,
+                value=_shorten(value),
+                allowed=allowed,
+                default_used=instead,
+            )
+        )
+
+
+def _shorten(value: object) -> str:
+    """Return a value as people may read it: one short line."""
+    text = value if isinstance(value, str) else type(value).__name__
+    line = " ".join(text[: 2 * MAX_SHOWN].split())
+    return line if len(line) <= MAX_SHOWN else f"{line[:MAX_SHOWN]}..."
+
+
+def parse_boolean(text: str) -> bool:
+    """Return a boolean, written in any case.
+
+    Raises:
+        ValueError: `text` is neither true nor false.
+
+    Example:
+        >>> parse_boolean("True")
+        True
+    """
+    lowered = text.lower()
+    if lowered not in {"true", "false"}:
+        raise ValueError(f"{text!r}: must be {BOOLEAN_ALLOWED}")
+    return lowered == "true"
+
+
+def parse_percent(text: str) -> float:
+    """Return a percentage as a ratio.
+
+    Below 1 is refused: at 0 no device would ever be idle, and 0.2 is most likely meant as a ratio.
+
+    Raises:
+        ValueError: `text` is no percentage from 1 to 100.
+
+    Example:
+        >>> parse_percent("20"), parse_percent("12.5%")
+        (0.2, 0.125)
+    """
+    match = _PERCENT.fullmatch(text)
+    if match is None or not 1 <= float(match[1]) <= 100:  # noqa: PLR2004 - a percentage's bounds
+        raise ValueError(f"{text!r}: must be {PERCENT_ALLOWED}")
+    return float(match[1]) / 100
+
+
+def parse_strategy(text: str) -> Strategy:
+    """Return a strategy, written in any case.
+
+    Raises:
+        ValueError: `text` is no strategy.
+    """
+    return Strategy(text.lower())
+
+
+def parse_models(text: str) -> tuple[str, ...]:
+    """Return models in the order given, each once.
+
+    Raises:
+        ValueError: `text` is no list of models.
+
+    Example:
+        >>> parse_models("H100, A100,H100")
+        ('H100', 'A100')
+    """
+    models = tuple(dict.fromkeys(model.strip() for model in text.split(",") if model.strip()))
+    if not 1 <= len(models) <= MAX_MODELS or not all(map(_MODEL.fullmatch, models)):
+        raise ValueError(f"must be {MODELS_ALLOWED}")
+    return models
+
+
+def _parse_room(text: str) -> int:
+    """Return the room that each device must have, in bytes.
+
+    Less than 1Mi is a forgotten unit (`20`), more than 16Ti one too many; both are refused, for
+    the one would ask for nothing and the other for what no node has.
+
+    Raises:
+        ValueError: `text` is no such quantity.
+    """
+    room_bytes = parse_bytes(text)
+    if not MIB <= room_bytes <= 16 * TIB:
+        raise ValueError(f"{text!r}: must be {MEMORY_ALLOWED}")
+    return room_bytes

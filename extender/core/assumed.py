@@ -1,0 +1,108 @@
+"""Pods that we answered for and that the API server does not show as bound yet."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from extender.core.snapshot import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A pod that is being placed.
+
+    Attributes:
+        uid: the pod's UID.
+        key: `namespace/name`.
+        node: the node that we ranked first, or that the pod is nominated to.
+        resources: (resource, count) that it asks for.
+        memory_bytes: room that it takes of each device, None where it did not say.
+        expires_at: when it stops counting, seconds since the epoch; None for a nominated pod,
+            which counts until it is bound, deleted or nominated elsewhere.
+    """
+
+    uid: str
+    key: str
+    node: str
+    resources: tuple[tuple[str, int], ...]
+    memory_bytes: int | None
+    expires_at: float | None
+
+
+Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]
+"""Assumed tenants by resource and node."""
+
+
+class Ledger:
+    """The assumed pods, by UID. Only the event loop's thread changes it, never across an await."""
+
+    def __init__(self) -> None:
+        self._by_uid: dict[str, Assumption] = {}
+        # Kept as pods come and go: each decision asks for it, and a burst assumes hundreds.
+        self._overlays: dict[str, dict[str, tuple[Tenant, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_uid)
+
+    def assume(self, assumption: Assumption) -> None:
+        """Count a pod on a node; an earlier assumption of the same pod is replaced."""
+        self.drop(assumption.uid)
+        self._by_uid[assumption.uid] = assumption
+        for resource, tenant in _tenants(assumption):
+            nodes = self._overlays.setdefault(resource, {})
+            nodes[assumption.node] = (*nodes.get(assumption.node, ()), tenant)
+
+    def drop(self, uid: str) -> None:
+        """Stop counting a pod: it is bound, gone, or cannot be scheduled."""
+        assumption = self._by_uid.pop(uid, None)
+        if assumption is not None:
+            for resource, _ in assumption.resources:
+                _remove(self._overlays[resource], assumption.node, uid)
+                if not self._overlays[resource]:
+                    del self._overlays[resource]
+
+    def expire(self, now: float) -> None:
+        """Drop tentative pods whose time is up."""
+        late = [
+            assumption.uid
+            for assumption in self._by_uid.values()
+            if assumption.expires_at is not None and assumption.expires_at <= now
+        ]
+        for uid in late:
+            self.drop(uid)
+
+    def get(self, uid: str) -> Assumption | None:
+        """Return what is assumed of a pod."""
+        return self._by_uid.get(uid)
+
+    def overlays(self, *, without: str) -> Overlays:
+        """Return the assumed tenants by resource and node; a pod never counts against itself.
+
+        What is returned does not change afterwards.
+
+        Args:
+            without: UID of the pod that is asked about.
+        """
+        overlays = {resource: nodes.copy() for resource, nodes in self._overlays.items()}
+        own = self._by_uid.get(without)
+        if own is not None:
+            for resource, _ in own.resources:
+                _remove(overlays[resource], own.node, without)
+        return {resource: nodes for resource, nodes in overlays.items() if nodes}
+
+
+def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
+    """Yield what a pod is to each resource that it asks for."""
+    for resource, count in assumption.resources:
+        yield (
+            resource,
+            Tenant(uid=assumption.uid, count=count, memory_bytes=assumption.memory_bytes),
+        )
+
+
+def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uid: str) -> None:
+    """Take a pod off a node."""
+    left = tuple(tenant for tenant in nodes[node] if tenant.uid != uid)
+    if left:
+        nodes[node] = left
+    else:
+        del nodes[node]

@@ -1,0 +1,62 @@
+"""Batches made of parts of others, so that what has not changed is not put together again."""
+
+from dataclasses import fields
+
+import numpy as np
+
+from extender.core.snapshot import (
+    FLAGS,
+    NO_DEVICE,
+    PER_NODE,
+    PER_SLOT,
+    Batch,
+    Rows,
+    Telemetry,
+)
+
+
+def take_batch(batch: Batch, index: Rows) -> Batch:
+    """Return some rows of a batch."""
+    columns = {
+        column.name: getattr(batch, column.name)[index]
+        for column in fields(batch)
+        if column.name != "telemetry"
+    }
+    seen = {
+        column.name: getattr(batch.telemetry, column.name)[index]
+        for column in fields(batch.telemetry)
+    }
+    return Batch(telemetry=Telemetry(**seen), **columns)
+
+
+def rearrange_batch(batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetry) -> Batch:
+    """Return rows of `batch` and of `fresh` in a new order.
+
+    Args:
+        batch: the batch as it was.
+        index: per row of the result, its row in `batch`; -1 takes the next row of `fresh`.
+        fresh: rows that are new or have changed; not wider than the result's widest row.
+        telemetry: of every device.
+    """
+    is_new = index < 0
+    kept = index[~is_new]
+    width = max(
+        int(batch.present[kept].sum(axis=1).max(initial=1)),
+        int(fresh.present.sum(axis=1).max(initial=1)),
+    )
+    columns = {}
+    for name in ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS):
+        old, new = getattr(batch, name), getattr(fresh, name)
+        if old.ndim == 1:
+            column = np.empty(len(index), dtype=old.dtype)
+            column[~is_new], column[is_new] = old[kept], new
+        else:
+            blank = NO_DEVICE if name == "slots" else 0
+            column = np.full((len(index), width), blank, dtype=old.dtype)
+            same = min(width, old.shape[1])
+            column[np.flatnonzero(~is_new), :same] = old[kept, :same]
+            same = min(width, new.shape[1])
+            column[np.flatnonzero(is_new), :same] = new[:, :same]
+        columns[name] = column
+    slots = columns["slots"]
+    return Batch(present=slots != NO_DEVICE, telemetry=telemetry.take(slots), **columns)

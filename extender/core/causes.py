@@ -1,0 +1,166 @@
+"""What speaks against a device's health: a number for columns, words for people.
+
+A column of causes has one whole number for each device: the sign in the upper half, what belongs
+to it (an XID, a count, a row) in the lower. Words are made only where somebody looks.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from types import MappingProxyType
+
+import numpy as np
+
+from extender.core.snapshot import Ratios, Rows, Telemetry
+
+_VALUE_BITS = 32
+_LARGEST_VALUE = (1 << _VALUE_BITS) - 1
+
+
+class Sign(IntEnum):
+    """A sign of ill health; the comment says which value belongs to it."""
+
+    NONE = 0
+    SIBLING = 1  # row of the device of the same node that keeps the whole node from working
+    XID = 2  # its number
+    ROW_REMAP_FAILURE = 3
+    ROW_REMAP_PENDING = 4
+    REMAPPED_ROWS = 5  # how many
+    DOUBLE_BIT_ERRORS = 6  # how many
+    RETIRED_PAGES = 7  # how many
+    RETIRED_PAGES_PENDING = 8
+    RECOVERY_ACTION = 9  # DCGM's number of it
+    FABRIC_MANAGER = 10  # DCGM's status
+    DCGM_HEALTH = 11  # DCGM's verdict
+    MISSING = 12
+    NOT_OFFERED = 13
+
+
+_WORDS: Mapping[Sign, str] = MappingProxyType(
+    {
+        Sign.NONE: "",
+        Sign.SIBLING: "another GPU of its node",
+        Sign.XID: "XID {value}",
+        Sign.ROW_REMAP_FAILURE: "row remapping failed (RMA)",
+        Sign.ROW_REMAP_PENDING: "a remapped row waits for a reset",
+        Sign.REMAPPED_ROWS: "{value} uncorrectable remapped rows",
+        Sign.DOUBLE_BIT_ERRORS: "{value} double-bit memory errors since the last reset",
+        Sign.RETIRED_PAGES: "{value} retired memory pages",
+        Sign.RETIRED_PAGES_PENDING: "a memory page waits to be retired",
+        Sign.RECOVERY_ACTION: "recovery action: {value}",
+        Sign.FABRIC_MANAGER: "fabric manager {value}",
+        Sign.DCGM_HEALTH: "DCGM health: {value}",
+        Sign.MISSING: "missing among its siblings",
+        Sign.NOT_OFFERED: "the kubelet offers fewer GPUs than its node has",
+    }
+)
+
+_XIDS: Mapping[int, str] = MappingProxyType(
+    {
+        46: "GPU stopped processing",
+        48: "double-bit memory error",
+        54: "auxiliary power is not connected",
+        62: "internal micro-controller halted",
+        63: "row remapping recorded",
+        64: "row remapping could not be recorded",
+        74: "NVLink error",
+        79: "fallen off the bus",
+        92: "many single-bit memory errors",
+        94: "contained memory error",
+        95: "uncontained memory error",
+        109: "context switch timed out",
+        119: "GSP timed out",
+        120: "GSP error",
+        140: "unrecovered memory error",
+        **dict.fromkeys(range(144, 151), "NVLink error"),
+        154: "recovery action changed",
+        167: "PCIe fatal timeout",
+        168: "reduced memory capacity",
+    }
+)
+
+_NAMES: Mapping[Sign, Mapping[int, str]] = MappingProxyType(
+    {
+        Sign.XID: {xid: f"{xid}: {words}" for xid, words in _XIDS.items()},
+        Sign.RECOVERY_ACTION: {
+            1: "reset",
+            2: "reboot",
+            3: "drain P2P",
+            4: "drain and reset",
+            5: "recover IMEX",
+            6: "bus reset",
+            7: "system reboot",
+        },
+        Sign.FABRIC_MANAGER: {
+            1: "not started",
+            2: "still starting",
+            4: "failed",
+            5: "in an unknown state",
+            6: "not supported by the driver",
+        },
+        Sign.DCGM_HEALTH: {10: "warning", 20: "failure"},
+    }
+)
+
+
+def encode(sign: Sign, values: Ratios | float = 0.0) -> Rows:
+    """Return the cause of a sign with its values: one number, or one for each device."""
+    numbers: Rows = np.asarray(np.clip(values, 0, _LARGEST_VALUE)).astype(np.intp)
+    return numbers | (int(sign) << _VALUE_BITS)
+
+
+def decode(cause: int) -> tuple[Sign, int]:
+    """Return a cause's sign and what belongs to it.
+
+    Example:
+        >>> decode(int(encode(Sign.XID, 79)))
+        (<Sign.XID: 2>, 79)
+    """
+    return Sign(cause >> _VALUE_BITS), cause & _LARGEST_VALUE
+
+
+def renumber(causes: Rows, rows: Rows) -> Rows:
+    """Return causes that speak of devices by their place in `rows` with their rows instead.
+
+    Example:
+        >>> sibling = encode(Sign.SIBLING, np.array([1.0]))
+        >>> decode(int(renumber(sibling, np.array([40, 41]))[0]))
+        (<Sign.SIBLING: 1>, 41)
+    """
+    speaks_of_another = causes >> _VALUE_BITS == Sign.SIBLING
+    renumbered = causes.copy()
+    renumbered[speaks_of_another] = encode(
+        Sign.SIBLING, rows[causes[speaks_of_another] & _LARGEST_VALUE].astype(np.float64)
+    )
+    return renumbered
+
+
+def words(cause: int) -> str:
+    """Return a cause in words, "" where nothing speaks against the device.
+
+    Example:
+        >>> words(int(encode(Sign.XID, 79))), words(int(encode(Sign.REMAPPED_ROWS, 12)))
+        ('XID 79: fallen off the bus', '12 uncorrectable remapped rows')
+    """
+    sign, value = decode(cause)
+    return _WORDS[sign].format(value=_NAMES.get(sign, {}).get(value, value))
+
+
+def ill_health(telemetry: Telemetry, row: int, name: Callable[[int], str] | None = None) -> str:
+    """Return what speaks against a device and what that means, "" where nothing does.
+
+    Args:
+        telemetry: of every device.
+        row: the device.
+        name: names another device of its node by its row, e.g. "GPU 2".
+    """
+    cause = int(telemetry.cause[row])
+    sign, value = decode(cause)
+    why = words(cause)
+    if sign is Sign.SIBLING:
+        other = f"{name(value)} of its node" if name else why
+        why = f"{other} has {words(int(telemetry.cause[value]))}"
+    if telemetry.is_excluded[row]:
+        return f"cannot work: {why}"
+    if telemetry.is_excluded_multi[row]:
+        return f"cannot work for pods with several GPUs: {why}"
+    return f"counts less: {why}" if telemetry.penalty[row] else ""

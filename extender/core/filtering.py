@@ -1,0 +1,112 @@
+"""Which nodes would do, and why the others would not."""
+
+from enum import IntEnum, StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.assessment import Ask, Assessment
+from extender.core.snapshot import Batch, Flags, Rows
+
+Codes = npt.NDArray[np.uint8]
+
+
+class Rejection(StrEnum):
+    """Why a node was refused: a constant text, worded to follow a count of nodes."""
+
+    UNHEALTHY = "node(s) had too few working GPUs"
+    FOREIGN_USE = "node(s) had GPUs in use by processes outside Kubernetes"
+    GPU_TOO_SMALL = "node(s) had GPUs with less memory than the pod asks for"
+    NO_MEMORY = "node(s) had too little free GPU memory"
+    NOT_IDLE = "node(s) had too few GPUs known to be idle"
+    BUSY = "node(s) had busier GPUs than other nodes"
+    RECONFIGURING = "node(s) had GPUs that are being reconfigured"
+
+    @property
+    def is_resolvable(self) -> bool:
+        """Whether evicting pods there could help: only tenants' memory comes free that way."""
+        return self is Rejection.NO_MEMORY
+
+    @property
+    def is_for_load(self) -> bool:
+        """Whether the node would do once its load falls."""
+        return self in {Rejection.NOT_IDLE, Rejection.BUSY}
+
+
+class Code(IntEnum):
+    """A rejection as a number, for columns; 0 passes."""
+
+    PASSES = 0
+    UNHEALTHY = 1
+    FOREIGN_USE = 2
+    GPU_TOO_SMALL = 3
+    NO_MEMORY = 4
+    NOT_IDLE = 5
+    BUSY = 6
+    RECONFIGURING = 7
+
+    @property
+    def rejection(self) -> Rejection | None:
+        """The rejection behind the number, None where the node passes."""
+        return None if self is Code.PASSES else Rejection[self.name]
+
+    @property
+    def text(self) -> str:
+        """The rejection's text, "" where the node passes."""
+        return "" if self is Code.PASSES else Rejection[self.name].value
+
+
+def reject(
+    batch: Batch, ask: Ask, assessment: Assessment, *, requires_idle: bool, nominated: Flags
+) -> Codes:
+    """Return per node the first reason against it, `Code.PASSES` where there is none.
+
+    Load alone refuses a node only where the pod requires idle devices. On the pod's nominated
+    node the readings may still show its victims: there neither their memory nor their load
+    counts.
+    """
+    needed = assessment.landing.needed
+    too_small = assessment.full_bytes < ask.memory_bytes
+    foreign = _uncounted_foreign(batch, assessment)
+    checks = (
+        (Code.RECONFIGURING, batch.is_reconfiguring),
+        (Code.UNHEALTHY, assessment.works.sum(axis=1) < needed),
+        (Code.GPU_TOO_SMALL, (assessment.works & ~too_small).sum(axis=1) < needed),
+        (
+            Code.FOREIGN_USE,
+            ~nominated & (assessment.is_clean.sum(axis=1) - foreign < needed),
+        ),
+        (Code.NO_MEMORY, ~nominated & (assessment.fits.sum(axis=1) < _fitting_needed(batch, ask))),
+        (Code.NOT_IDLE, ~nominated & (assessment.idle < needed) & requires_idle),
+    )
+    codes = np.zeros(len(batch), dtype=np.uint8)
+    for code, is_refused in reversed(checks):
+        codes[is_refused] = code
+    return codes
+
+
+def _fitting_needed(batch: Batch, ask: Ask) -> Rows:
+    """Return how many landing devices must have room: on shared devices one is enough.
+
+    Where our count leaves fewer whole devices than the pod asks for, some are being given back:
+    whatever is still on them goes with their tenants.
+    """
+    devices = np.minimum(ask.count, batch.present.sum(axis=1))
+    given_back = np.maximum(ask.count - np.maximum(batch.allocatable - batch.held, 0), 0)
+    needed: Rows = np.where(batch.is_shared, 1, np.maximum(devices - given_back, 0))
+    return needed
+
+
+def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:
+    """Return per node how many landing devices somebody uses that no pod accounts for.
+
+    Where nobody knows which devices the pods hold, more devices in use than pods hold still says
+    that somebody else uses some.
+    """
+    in_use = (assessment.landing.devices & batch.telemetry.is_in_use).sum(axis=1)
+    beyond = np.maximum(in_use - batch.held, 0)
+    # Every one of them takes a device from those that the count leaves for pods.
+    spare = np.maximum(batch.present.sum(axis=1) - batch.held, 0)
+    left = assessment.is_clean.sum(axis=1) - (spare - beyond)
+    is_unclear = ~batch.is_agreed & ~batch.is_shared & (beyond > 0)
+    return np.where(is_unclear, left, 0)

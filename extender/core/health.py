@@ -1,0 +1,237 @@
+"""Whether a device can work, judged from what telemetry says of its health."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from extender.core.causes import Sign, encode
+from extender.core.policy import Health, HealthAction
+from extender.core.readings import Column, Signal
+from extender.core.snapshot import Flags, Ratios, Rows
+
+IGNORE, PENALTY = HealthAction.IGNORE, HealthAction.PENALTY
+EXCLUDE, EXCLUDE_NODE = HealthAction.EXCLUDE, HealthAction.EXCLUDE_NODE
+EXCLUDE_MULTI_GPU = HealthAction.EXCLUDE_MULTI_GPU
+
+_XID_GROUPS: tuple[tuple[HealthAction, tuple[int, ...]], ...] = (
+    # The application's fault, or information only.
+    (IGNORE, (0, 8, 11, 13, 14, 25, 31, 32, 37, 38, 39, 40, 41, 43, 44, 45, 60, 66, 67, 68)),
+    (IGNORE, (*range(69, 73), *range(75, 78), 80, *range(82, 87), 88, 89, 93)),
+    (IGNORE, (*range(96, 109), 121, *range(126, 136), 137, 139, 141, 152, 153, 157, 160, 161)),
+    # Memory rows remapped, many corrected errors, a contained error; reduced capacity.
+    (PENALTY, (63, 92, 94, 168)),
+    # Double-bit errors, GSP faults, uncontained errors: nothing works until a reset.
+    (EXCLUDE, (46, 48, 54, 62, 64, 78, 95, 109, 110, 119, 120, 136, 140, 142, 143)),
+    (EXCLUDE, (151, 154, 155, 156, 158, 167, 171, 172)),
+    # NVLink: a single GPU still works.
+    (EXCLUDE_MULTI_GPU, (74, *range(144, 151))),
+    # Fallen off the bus: the machine needs a restart.
+    (EXCLUDE_NODE, (79,)),
+)
+
+DEFAULT_XID_ACTIONS: Mapping[int, HealthAction] = MappingProxyType(
+    {xid: action for action, xids in _XID_GROUPS for xid in xids}
+)
+"""What each XID means unless configured: NVIDIA's catalog and what device plugins agree on."""
+
+_SEVERITY: Mapping[HealthAction, int] = MappingProxyType(
+    {IGNORE: 0, PENALTY: 1, EXCLUDE_MULTI_GPU: 2, EXCLUDE: 3, EXCLUDE_NODE: 4}
+)
+"""Of several causes the one with the gravest consequence is told."""
+
+# Actions that DCGM's field 1523 asks for: reset, reboot, drain and reset, bus reset, system reboot.
+_RECOVERY_RESETS = (1, 2, 4, 6, 7)
+_RECOVERY_DRAIN_P2P = 3
+_RECOVERY_IMEX = 5
+_FABRIC_MANAGER_FAILED = (1, 4, 5, 6)
+_FABRIC_MANAGER_STARTING = 2
+_DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
+
+_MASK_LIMIT = float(1 << 53)  # no bit mask is larger, and larger ones are not exact
+
+HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE, SW_THERMAL = 0x8, 0x40, 0x80, 0x20
+
+
+def xid_action(health: Health, xid: int) -> HealthAction:
+    """Return what an XID means: the setting, else the default table, else the unknown action.
+
+    Example:
+        >>> xid_action(Health(), 79)
+        <HealthAction.EXCLUDE_NODE: 'exclude-node'>
+    """
+    return health.xid.get(xid, DEFAULT_XID_ACTIONS.get(xid, health.unknown_xid))
+
+
+class HealthColumns:
+    """What speaks against each device; one row per device, filled action by action.
+
+    Attributes:
+        is_excluded: cannot work.
+        is_excluded_multi: cannot work for a pod with several devices.
+        is_node_excluded: nor can any device of its node.
+        penalty: share of its score that it loses, 0 to 1.
+        cause: what led to the gravest of these, as `core.causes` puts it; the first where several
+            are as grave.
+    """
+
+    def __init__(self, count: int, penalty: float) -> None:
+        self.is_excluded = np.zeros(count, dtype=np.bool_)
+        self.is_excluded_multi = np.zeros(count, dtype=np.bool_)
+        self.is_node_excluded = np.zeros(count, dtype=np.bool_)
+        self.penalty: Ratios = np.zeros(count)
+        self.cause: Rows = np.zeros(count, dtype=np.intp)
+        self._severity = np.zeros(count, dtype=np.int8)
+        self._weight = penalty
+
+    def apply(
+        self, action: HealthAction, which: Flags, sign: Sign, values: Column | float = 0.0
+    ) -> None:
+        """Apply an action to the devices in `which`.
+
+        Args:
+            action: the action.
+            which: the devices.
+            sign: why.
+            values: what belongs to the sign, the same for all or one for each device.
+        """
+        if action is IGNORE or not which.any():
+            return
+        if action in {EXCLUDE, EXCLUDE_NODE}:
+            self.is_excluded |= which
+            self.is_excluded_multi |= which
+        if action is EXCLUDE_NODE:
+            self.is_node_excluded |= which
+        if action is EXCLUDE_MULTI_GPU:
+            self.is_excluded_multi |= which
+        if action in {PENALTY, EXCLUDE_MULTI_GPU}:
+            self.penalty = np.where(which, np.maximum(self.penalty, self._weight), self.penalty)
+        is_graver = which & (self._severity < _SEVERITY[action])
+        at_these = values[is_graver] if isinstance(values, np.ndarray) else values
+        self.cause[is_graver] = encode(sign, at_these)
+        self._severity[is_graver] = _SEVERITY[action]
+
+    def exclude_siblings(self, node_row: Rows) -> None:
+        """Exclude every device of the nodes on which one excludes them all.
+
+        Args:
+            node_row: per device, the number of its node.
+        """
+        culprits = np.flatnonzero(self.is_node_excluded)
+        if not culprits.size:
+            return
+        nodes, first = np.unique(node_row[culprits], return_index=True)
+        culprit_of = np.full(int(node_row.max()) + 1, -1, dtype=np.intp)
+        culprit_of[nodes] = culprits[first]
+        culprit = culprit_of[node_row]
+        self.apply(EXCLUDE, culprit >= 0, Sign.SIBLING, culprit.astype(np.float64))
+
+
+def judge(
+    columns: Mapping[Signal, Column],
+    count: int,
+    health: Health,
+    xid_is_recent: Flags,
+    is_suspect: Flags,
+) -> HealthColumns:
+    """Judge the health of each device; what is missing speaks against nobody.
+
+    The last XID stays in telemetry for ever. It counts while it is recent; one that excludes
+    counts again as long as another hard sign agrees.
+
+    Args:
+        columns: what was read; NaN where missing.
+        count: devices.
+        health: the settings.
+        xid_is_recent: whether the XID is recent enough to count by itself.
+        is_suspect: whether something besides the columns agrees with an XID that excludes.
+    """
+    verdict = HealthColumns(count, health.penalty)
+
+    def column(signal: Signal) -> Column:
+        return columns.get(signal, np.full(count, np.nan))
+
+    for action, which, sign, values in _signs(column, health):
+        verdict.apply(action, which, sign, values)
+    agrees = (
+        is_suspect
+        | (column(Signal.ROW_REMAP_FAILURE) > 0)
+        | np.isin(column(Signal.RECOVERY_ACTION), _RECOVERY_RESETS)
+        | (column(Signal.HEALTH_STATUS) >= _DCGM_FAIL)
+    )
+    xids = column(Signal.XID)
+    for xid in np.unique(xids[~np.isnan(xids)]):
+        action = xid_action(health, int(xid))
+        counts = xid_is_recent | agrees if _SEVERITY[action] > _SEVERITY[PENALTY] else xid_is_recent
+        verdict.apply(action, counts & (xids == xid), Sign.XID, float(xid))
+    return verdict
+
+
+_Rule = tuple[HealthAction, Flags, Sign, Column | float]
+
+
+def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
+    """Return every sign but XIDs: what it means, which devices show it, and its values."""
+    rows = column(Signal.UNCORRECTABLE_REMAPPED_ROWS)
+    pages = np.nan_to_num(column(Signal.RETIRED_PAGES_SINGLE_BIT))
+    pages = pages + np.nan_to_num(column(Signal.RETIRED_PAGES_DOUBLE_BIT))
+    double_bit = column(Signal.ECC_DOUBLE_BIT_VOLATILE)
+    recovery = column(Signal.RECOVERY_ACTION)
+    fabric = column(Signal.FABRIC_MANAGER_STATUS)
+    status = column(Signal.HEALTH_STATUS)
+    is_failed = np.isin(fabric, _FABRIC_MANAGER_FAILED)
+    is_starting = fabric == _FABRIC_MANAGER_STARTING
+    needs_reset = np.isin(recovery, _RECOVERY_RESETS)
+    is_warned = (status >= _DCGM_WARN) & (status < _DCGM_FAIL)
+    remap_failed = column(Signal.ROW_REMAP_FAILURE) > 0
+    remap_pending = column(Signal.ROW_REMAP_PENDING) > 0
+    page_pending = column(Signal.RETIRED_PAGES_PENDING) > 0
+    return (
+        (health.row_remap_failure, remap_failed, Sign.ROW_REMAP_FAILURE, 0.0),
+        (health.double_bit_error, double_bit > 0, Sign.DOUBLE_BIT_ERRORS, double_bit),
+        (health.worn_memory, rows >= health.remapped_rows_limit, Sign.REMAPPED_ROWS, rows),
+        (PENALTY, rows >= health.remapped_rows_warn, Sign.REMAPPED_ROWS, rows),
+        (health.worn_memory, pages >= health.retired_pages_limit, Sign.RETIRED_PAGES, pages),
+        (PENALTY, pages >= health.retired_pages_warn, Sign.RETIRED_PAGES, pages),
+        (health.fabric_manager_failed, is_failed, Sign.FABRIC_MANAGER, fabric),
+        (health.fabric_manager_starting, is_starting, Sign.FABRIC_MANAGER, fabric),
+        (health.recovery_reset, needs_reset, Sign.RECOVERY_ACTION, recovery),
+        (
+            health.recovery_drain_p2p,
+            recovery == _RECOVERY_DRAIN_P2P,
+            Sign.RECOVERY_ACTION,
+            recovery,
+        ),
+        (health.recovery_imex, recovery == _RECOVERY_IMEX, Sign.RECOVERY_ACTION, recovery),
+        (health.row_remap_pending, remap_pending, Sign.ROW_REMAP_PENDING, 0.0),
+        (health.retired_pages_pending, page_pending, Sign.RETIRED_PAGES_PENDING, 0.0),
+        (health.dcgm_fail, status >= _DCGM_FAIL, Sign.DCGM_HEALTH, _DCGM_FAIL),
+        (health.dcgm_warn, is_warned, Sign.DCGM_HEALTH, _DCGM_WARN),
+    )
+
+
+def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Ratios:
+    """Return how hot or throttled each device is, 0 (not, or unknown) to 1."""
+    missing = np.full(count, np.nan)
+    heat = _heat(
+        columns.get(Signal.TEMPERATURE, missing),
+        health.temperature_warn_celsius,
+        health.temperature_high_celsius,
+    )
+    memory_heat = _heat(
+        columns.get(Signal.MEMORY_TEMPERATURE, missing),
+        health.memory_temperature_warn_celsius,
+        health.memory_temperature_high_celsius,
+    )
+    mask = columns.get(Signal.CLOCK_EVENT_REASONS, missing)
+    reasons = np.where(mask < _MASK_LIMIT, mask, 0.0).astype(np.int64)
+    hard = (reasons & (HW_SLOWDOWN | HW_THERMAL | HW_POWER_BRAKE)) != 0
+    soft = (reasons & SW_THERMAL) != 0
+    throttling = np.where(hard, 1.0, np.where(soft, 0.5, 0.0))
+    hottest: Ratios = np.maximum(np.maximum(heat, memory_heat), throttling)
+    return hottest
+
+
+def _heat(celsius: Column, warn: float, high: float) -> Ratios:
+    """Return how hot something is: 0 up to `warn` and where unknown, 1 from `high` on."""
+    return np.clip((np.nan_to_num(celsius, nan=warn) - warn) / max(high - warn, 1.0), 0.0, 1.0)

@@ -1,0 +1,130 @@
+"""What the API server says of nodes and pods, reduced to what placing GPU pods needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+EMPTY: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taint:
+    """A taint of a node, as `spec.taints` has it.
+
+    Attributes:
+        key: the taint's key.
+        value: its value, "" where it has none.
+        effect: NoSchedule, PreferNoSchedule or NoExecute.
+    """
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    @property
+    def repels(self) -> bool:
+        """Whether pods that do not tolerate it are not scheduled there."""
+        return self.effect in {"NoSchedule", "NoExecute"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """One node of the cluster.
+
+    Attributes:
+        name: the node's name.
+        addresses: its InternalIP addresses.
+        allocatable: device count by GPU resource name; only GPU resources are kept.
+        capacity: the same, from `status.capacity`; an unhealthy device is in capacity alone.
+        labels: labels that speak of GPUs (GFD, MIG manager, cloud providers), pool and zone.
+        taints: taints that speak of GPUs or keep pods away.
+        is_unschedulable: `spec.unschedulable` (cordoned).
+        is_ready: the Ready condition is True.
+    """
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    allocatable: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    capacity: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    taints: tuple[Taint, ...] = ()
+    is_unschedulable: bool = False
+    is_ready: bool = True
+
+
+class PodPhase(StrEnum):
+    """How far a pod is; Succeeded and Failed hold no devices any more."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a pod in this phase has ended."""
+        return self in {PodPhase.SUCCEEDED, PodPhase.FAILED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRecord:
+    """One pod that asks for GPUs, or holds them through ResourceClaims.
+
+    Attributes:
+        uid: `metadata.uid`.
+        namespace: its namespace.
+        name: its name.
+        node: `spec.nodeName`, "" while it is not bound.
+        nominated_node: `status.nominatedNodeName`, "" where there is none.
+        phase: `status.phase`.
+        resources: effective device count by GPU resource name.
+        has_claims: it names ResourceClaims: it may hold devices that `resources` does not show.
+        has_gpu_claims: one of them was surely made for GPUs that `resources` does not show.
+        memory_bytes: room per GPU that its annotation asks for, None where it does not say.
+        bound_at: when it was bound: the PodScheduled condition, seconds since the epoch;
+            None while it is not bound.
+        started_at: when its first container started, None before that.
+        ended_at: when its last container ended (terminal phases only), None where unknown.
+        is_failed_early: it failed, or a container of it keeps dying, soon after its start.
+        is_unscheduled: PodScheduled is False with reason Unschedulable.
+        is_refused: so it is, and its message names one of our rejections: every replica learns
+            there, also after a restart, that we refused nodes to the pod.
+        wishes: name and value of each of its annotations under `idlegpu.io/`, sorted; kept only
+            while it is refused.
+        scheduler_name: `spec.schedulerName`.
+        created_at: `metadata.creationTimestamp`, seconds since the epoch.
+        is_deleting: `metadata.deletionTimestamp` is set.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str = ""
+    nominated_node: str = ""
+    phase: PodPhase = PodPhase.PENDING
+    resources: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    has_claims: bool = False
+    has_gpu_claims: bool = False
+    memory_bytes: int | None = None
+    bound_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    is_failed_early: bool = False
+    is_unscheduled: bool = False
+    is_refused: bool = False
+    wishes: tuple[tuple[str, str], ...] = ()
+    scheduler_name: str = "default-scheduler"
+    created_at: float = 0.0
+    is_deleting: bool = False
+
+    @property
+    def key(self) -> str:
+        """The pod as people write it: `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def holds_devices(self) -> bool:
+        """Whether the pod counts as a tenant of its node: bound and not ended."""
+        return bool(self.node) and not self.phase.is_terminal

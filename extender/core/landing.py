@@ -1,0 +1,127 @@
+"""The landing set: the devices of a node that the kubelet could hand to a pod.
+
+The kubelet chooses the device, not kube-scheduler and not we. For whole devices it is any that is
+free. For shared ones it is what the device plugin's policy picks. Where the device-to-pod mapping
+and the API's count disagree, it is any.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from extender.core.snapshot import Batch, Flags, PoolRow, Rows, Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Landing:
+    """Where a pod that asks for `count` devices could land; one row per node.
+
+    Attributes:
+        devices: per slot, whether the pod could get this device.
+        size: devices in the set.
+        needed: distinct devices of the set that the pod will get.
+        taken: so many devices of the set are held already, and nobody knows which.
+    """
+
+    devices: Flags
+    size: Rows
+    needed: Rows
+    taken: Rows
+
+
+def landing_set(batch: Batch, count: int) -> Landing:
+    """Return where a pod that asks for `count` devices or replicas could land on each node."""
+    open_devices = batch.present & (batch.used < batch.replicas[:, None])
+    free_whole = open_devices.sum(axis=1)
+    # kube-scheduler says that the pod fits. Where our mapping leaves less room than that, or
+    # less than the API's count does, the mapping is wrong or late: any device may be it.
+    by_count = np.maximum(batch.allocatable - batch.held, count)
+    is_late = ~batch.is_shared & (free_whole < np.minimum(by_count, batch.present.sum(axis=1)))
+    is_open = ~batch.is_agreed | is_late | ~open_devices.any(axis=1)
+    policy = _policy_choice(batch, open_devices, count)
+    devices = np.where(
+        is_open[:, None],
+        batch.present,
+        np.where(batch.is_shared[:, None], policy, open_devices),
+    )
+    size = devices.sum(axis=1)
+    needed = np.minimum(count, size)
+    # Where any device may be landed on, the ones that are held are among them.
+    held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)
+    taken = np.minimum(np.where(batch.is_shared, 0, held_inside), size)
+    return Landing(devices=devices, size=size, needed=needed, taken=taken)
+
+
+def _policy_choice(batch: Batch, open_devices: Flags, count: int) -> Flags:
+    """Return the shared devices that the device plugin would choose among.
+
+    `distributed` takes the device with the fewest replicas in use, `packed` the one with the most
+    that has room; a pod that asks for several replicas gets them one after the other. Devices
+    that are tied all count.
+    """
+    if not batch.is_shared.any():
+        return open_devices
+    sign = np.where(batch.is_packed, -1, 1)[:, None]
+    used = batch.used.copy()
+    nodes = np.arange(len(batch))
+    chosen = np.zeros_like(open_devices)
+    for _ in range(min(count, int((batch.replicas * batch.present.sum(axis=1)).max()))):
+        has_room = batch.present & (used < batch.replicas[:, None])
+        rank = np.where(has_room, used * sign, np.iinfo(np.intp).max)
+        chosen |= has_room & (rank == rank.min(axis=1)[:, None])
+        used[nodes, rank.argmin(axis=1)] += 1
+    return chosen
+
+
+REMEMBERED_ROWS = 4096
+"""Rows with assumed tenants that are not put together again for each decision of a burst."""
+
+
+@lru_cache(maxsize=REMEMBERED_ROWS)
+def assume(row: PoolRow, tenants: tuple[Tenant, ...]) -> PoolRow:
+    """Return `row` with `tenants` on it that the readings do not show.
+
+    On whole devices they hold some of the free ones, nobody knows which; on shared devices each
+    replica goes where the device plugin's policy puts it.
+
+    Example:
+        >>> from extender.core.snapshot import empty_row
+        >>> assume(empty_row((0, 1)), (Tenant(uid="a", count=1),)).taken
+        1
+    """
+    if not tenants:
+        return row
+    if not row.is_shared:
+        count = sum(tenant.count for tenant in tenants)
+        return replace(row, held=row.held + count, taken=row.taken + count)
+    used = list(row.used)
+    assumed = list(row.assumed)
+    assumed_bytes = list(row.assumed_bytes)
+    assumed_shares = list(row.assumed_shares)
+    for tenant in tenants:
+        for _ in range(min(tenant.count, row.replicas * len(used))):
+            slot = _next_slot(used, row)
+            used[slot] += 1
+            assumed[slot] += 1
+            if tenant.memory_bytes is None:
+                assumed_shares[slot] += 1
+            else:
+                assumed_bytes[slot] += tenant.memory_bytes
+    return replace(
+        row,
+        held=row.held + sum(tenant.count for tenant in tenants),
+        used=tuple(used),
+        assumed=tuple(assumed),
+        assumed_bytes=tuple(assumed_bytes),
+        assumed_shares=tuple(assumed_shares),
+    )
+
+
+def _next_slot(used: list[int], row: PoolRow) -> int:
+    """Return the slot of the device that the plugin's policy hands out next."""
+    if row.is_packed:
+        with_room = [slot for slot, count in enumerate(used) if count < row.replicas]
+        if with_room:
+            return max(with_room, key=lambda slot: (used[slot], -slot))
+    return min(range(len(used)), key=lambda slot: (used[slot], slot))

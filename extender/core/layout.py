@@ -1,0 +1,389 @@
+"""Which devices of a node stand behind which resource, and which pods hold them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.landing import assume
+from extender.core.policy import SharedPolicy
+from extender.core.snapshot import PoolRow, Tenant
+
+WHOLE_RESOURCE = "nvidia.com/gpu"
+"""What a node is believed to offer where its allocatable names no GPU resource (DRA)."""
+
+MIB = 1 << 20
+
+MIG_STATE_LABEL = "nvidia.com/mig.config.state"
+MIG_STATES_IN_CHANGE = frozenset({"pending", "rebooting"})
+"""States of the MIG manager in which it takes the GPUs away from whoever comes."""
+
+UPGRADE_STATE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
+UPGRADE_STATES_AT_REST = frozenset({"", "upgrade-done", "upgrade-required"})
+"""States of the GPU operator's driver upgrade in which the driver works and stays. A node with
+`upgrade-required` only queues, and in a large cluster most do so for hours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device of a node, as the layout needs it.
+
+    Attributes:
+        row: its row in the telemetry.
+        mig_profile: profile of a MIG instance, "" for a whole card.
+        tenants: pods (`namespace/name`) that the device-to-pod mapping shows on it.
+        measured_at: when its newest reading was measured, None where there is none.
+        model_id: row of its model in the snapshot's models.
+    """
+
+    row: int
+    mig_profile: str = ""
+    tenants: tuple[str, ...] = ()
+    measured_at: float | None = None
+    model_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Devices that a node must have behind one resource, by what the API server says.
+
+    Attributes:
+        resource: the resource's name.
+        count: physical devices.
+        replicas: shares that each is sold as; 1 for whole devices.
+        memory_bytes: room of each, None where no label says.
+        mig_profile: profile of MIG instances as the resource names it, "" for whole cards.
+        is_shared: whether the resource is sold in replicas.
+        is_mps: whether MPS caps each replica's memory.
+        is_by_claims: whether no count of the node tells of them: DRA serves them.
+        is_reconfiguring: whether the node's operator is changing its GPUs or their driver.
+    """
+
+    resource: str
+    count: int
+    replicas: int = 1
+    memory_bytes: int | None = None
+    mig_profile: str = ""
+    is_shared: bool = False
+    is_mps: bool = False
+    is_by_claims: bool = False
+    is_reconfiguring: bool = False
+
+
+def resource_profile(mig_profile: str) -> str:
+    """Return a MIG profile as resource names write it.
+
+    Example:
+        >>> resource_profile("1g.10gb+me.all")
+        '1g.10gb.me.all'
+    """
+    return mig_profile.replace("+", ".")
+
+
+def expected_devices(node: NodeRecord, seen: Mapping[str, int]) -> tuple[Expected, ...]:
+    """Return what stands behind each GPU resource that the node offers.
+
+    Args:
+        node: the node.
+        seen: devices that telemetry sees, by MIG profile as resources write it, "" whole cards.
+    """
+    offers = {
+        resource: max(node.capacity.get(resource, 0), node.allocatable.get(resource, 0))
+        for resource in sorted({*node.allocatable, *node.capacity})
+    }
+    expected = tuple(
+        _expect(node, resource, offered, seen) for resource, offered in offers.items() if offered
+    )
+    if expected:
+        return expected
+    return tuple(
+        Expected(
+            resource=f"nvidia.com/mig-{profile}" if profile else WHOLE_RESOURCE,
+            count=count,
+            mig_profile=profile,
+            is_by_claims=True,
+            is_reconfiguring=is_reconfiguring(node.labels),
+        )
+        for profile, count in sorted(seen.items())
+    )
+
+
+def _expect(node: NodeRecord, resource: str, offered: int, seen: Mapping[str, int]) -> Expected:
+    """Return what stands behind one resource of which a node offers so many."""
+    plain = resource.rsplit("/", 1)[-1].removesuffix(".shared")
+    profile = plain.removeprefix("mig-") if plain.startswith("mig-") else ""
+    prefix = f"nvidia.com/{plain}" if profile else "nvidia.com/gpu"
+    count = sum(seen.get(name, 0) for name in _profiles_behind(node, profile, seen))
+    replicas = _replicas(_number(node.labels.get(f"{prefix}.replicas")), offered, count)
+    memory_mib = _number(node.labels.get(f"{prefix}.memory"))
+    return Expected(
+        resource=resource,
+        count=-(-offered // replicas),
+        replicas=replicas,
+        memory_bytes=memory_mib * MIB if memory_mib else None,
+        mig_profile=profile,
+        is_shared=replicas > 1 or resource.endswith(".shared"),
+        is_mps=node.labels.get(f"{prefix}.sharing-strategy") == "mps",
+        is_reconfiguring=is_reconfiguring(node.labels),
+    )
+
+
+def _replicas(label: int | None, offered: int, seen: int) -> int:
+    """Return how many shares each device is sold as.
+
+    A label that does not divide what is offered is from before the layout changed. Without one, a
+    whole multiple of the devices that telemetry sees means replicas; anything else, devices that
+    it does not see.
+    """
+    if label and offered % label == 0:
+        return label
+    is_multiple = seen > 0 and offered > seen and offered % seen == 0
+    return offered // seen if is_multiple else 1
+
+
+def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the profiles of the devices behind a resource.
+
+    Under the MIG strategy `single` the plain GPU resource counts MIG instances.
+    """
+    if profile:
+        return (profile,)
+    if node.labels.get("nvidia.com/mig.strategy") == "single" and not seen.get(""):
+        return tuple(name for name in seen if name)
+    return ("",)
+
+
+def _number(text: str | None) -> int | None:
+    """Return a label's whole number, None where it is missing or none."""
+    return int(text) if text and text.isascii() and text.isdigit() else None
+
+
+def devices_behind(
+    node: NodeRecord, expected: Expected, devices: Sequence[Device]
+) -> tuple[Device, ...]:
+    """Return the node's devices that stand behind one of its resources."""
+    seen: dict[str, int] = {}
+    for device in devices:
+        profile = resource_profile(device.mig_profile)
+        seen[profile] = seen.get(profile, 0) + 1
+    profiles = _profiles_behind(node, expected.mig_profile, seen)
+    return tuple(device for device in devices if resource_profile(device.mig_profile) in profiles)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenancy:
+    """What is known of who holds devices.
+
+    Attributes:
+        is_mapped: some source tells which pods hold which devices.
+        warm_up_seconds: readings measured so long after a pod's start cover it.
+        shared_policy: which shared device the device plugin hands out.
+    """
+
+    is_mapped: bool
+    warm_up_seconds: float
+    shared_policy: SharedPolicy
+
+
+def is_reconfiguring(labels: Mapping[str, str]) -> bool:
+    """Tell whether the node's operator is changing its GPUs or their driver.
+
+    Example:
+        >>> is_reconfiguring({"nvidia.com/mig.config.state": "pending"})
+        True
+    """
+    return (
+        labels.get(MIG_STATE_LABEL) in MIG_STATES_IN_CHANGE
+        or labels.get(UPGRADE_STATE_LABEL, "") not in UPGRADE_STATES_AT_REST
+    )
+
+
+def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
+    """Tell whether a pod may hold devices behind a resource through ResourceClaims.
+
+    Neither the pod nor the node says what a claim is for. A claim that was made for a GPU class
+    is for a GPU. Any other may be where ResourceClaims serve GPUs; elsewhere the device plugin has
+    every GPU, and the claim is for something else (a network card).
+
+    Args:
+        pod: the pod.
+        serves_claims: whether ResourceClaims may take devices of the node behind the resource.
+    """
+    return pod.has_gpu_claims or (pod.has_claims and serves_claims)
+
+
+def lay_out(
+    expected: Expected,
+    devices: Sequence[Device],
+    pods: Iterable[PodRecord],
+    tenancy: Tenancy,
+    *,
+    allocatable: int,
+    capacity: int,
+) -> PoolRow:
+    """Return one node's row in the pool of one resource.
+
+    Args:
+        expected: what the API server says stands behind the resource.
+        devices: the devices behind it.
+        pods: pods that are bound to the node and have not ended.
+        tenancy: what is known of who holds devices.
+        allocatable: devices or replicas that the kubelet offers.
+        capacity: devices or replicas that the node has.
+    """
+    slots_of = _slots_by_pod(devices)
+    # More devices than the device plugin offers are left for claims.
+    serves_claims = expected.is_by_claims or len(devices) > expected.count
+    holds = tuple(
+        _hold(
+            pod,
+            slots_of.get(pod.key, ()),
+            expected,
+            may_hold=may_claim(pod, serves_claims=serves_claims),
+        )
+        for pod in pods
+    )
+    loads = [_Load() for _ in devices]
+    for hold in holds:
+        for slot, replicas in hold.shown.items():
+            is_covered = not expected.is_shared or _is_covered(hold.pod, devices[slot], tenancy)
+            loads[slot].add(hold.pod, replicas, is_covered=is_covered)
+    unseen = [hold for hold in holds if hold.unseen]
+    row = PoolRow(
+        slots=tuple(device.row for device in devices),
+        used=tuple(min(load.used, expected.replicas) for load in loads),
+        assumed=tuple(load.assumed for load in loads),
+        assumed_bytes=tuple(load.assumed_bytes for load in loads),
+        assumed_shares=tuple(load.assumed_shares for load in loads),
+        replicas=expected.replicas,
+        allocatable=allocatable,
+        withdrawn=max(capacity - allocatable, 0),
+        held=sum(hold.held for hold in holds),
+        is_shared=expected.is_shared,
+        is_packed=tenancy.shared_policy is SharedPolicy.PACKED,
+        is_mps=expected.is_mps,
+        is_agreed=not any(hold.is_contradicted for hold in holds)
+        and all(load.used <= expected.replicas for load in loads)
+        and _may_be_unseen([hold.pod for hold in unseen], devices, tenancy),
+        is_reconfiguring=expected.is_reconfiguring,
+        serves_claims=serves_claims,
+        model_id=next((device.model_id for device in devices if device.model_id), 0),
+    )
+    return _with_unseen(row, unseen, devices, tenancy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hold:
+    """What one pod holds behind the resource.
+
+    Attributes:
+        pod: the pod.
+        shown: by slot, replicas that the mapping shows.
+        held: devices or replicas of those, by the API's count where that tells.
+        unseen: devices or replicas that it holds besides, by the API's count.
+        is_contradicted: the mapping shows more devices than the pod asked for, or cannot show
+            those that it has through ResourceClaims.
+    """
+
+    pod: PodRecord
+    shown: Mapping[int, int]
+    held: int = 0
+    unseen: int = 0
+    is_contradicted: bool = False
+
+
+def _hold(pod: PodRecord, slots: Sequence[int], expected: Expected, *, may_hold: bool) -> _Hold:
+    """Return what a pod holds, by the mapping and by the API's count.
+
+    Args:
+        pod: the pod.
+        slots: where the mapping shows it.
+        expected: what stands behind the resource.
+        may_hold: whether it may hold devices that the count does not tell, by claims.
+    """
+    count = pod.resources.get(expected.resource, 0)
+    if not count:
+        # A claim holds its device whole, and no count of the resource tells; nor which it is.
+        shown = dict.fromkeys(slots, expected.replicas) if pod.has_claims else {}
+        is_hidden = may_hold and not slots
+        return _Hold(pod=pod, shown=shown, held=sum(shown.values()), is_contradicted=is_hidden)
+    shown = dict.fromkeys(slots, 1)
+    if expected.is_shared and slots:
+        # The mapping may show fewer devices than replicas: the rest is on them too.
+        each, rest = divmod(max(count, len(slots)), len(slots))
+        shown = {slot: each + (1 if index < rest else 0) for index, slot in enumerate(slots)}
+    held = min(sum(shown.values()), count)
+    is_contradicted = len(slots) > count
+    return _Hold(
+        pod=pod, shown=shown, held=held, unseen=count - held, is_contradicted=is_contradicted
+    )
+
+
+def _slots_by_pod(devices: Sequence[Device]) -> dict[str, list[int]]:
+    """Return the slots that the mapping shows each pod on."""
+    slots: dict[str, list[int]] = {}
+    for slot, device in enumerate(devices):
+        for tenant in device.tenants:
+            slots.setdefault(tenant, []).append(slot)
+    return slots
+
+
+@dataclass(slots=True)
+class _Load:
+    """What pods hold of one device, summed up as they are counted."""
+
+    used: int = 0
+    assumed: int = 0
+    assumed_bytes: float = 0.0
+    assumed_shares: int = 0
+
+    def add(self, pod: PodRecord, replicas: int, *, is_covered: bool) -> None:
+        """Count a pod; its load is assumed as long as the readings do not cover it."""
+        self.used += replicas
+        if is_covered:
+            return
+        self.assumed += replicas
+        if pod.memory_bytes is None:
+            self.assumed_shares += replicas
+        else:
+            self.assumed_bytes += pod.memory_bytes * replicas
+
+
+def _with_unseen(
+    row: PoolRow, unseen: Sequence[_Hold], devices: Sequence[Device], tenancy: Tenancy
+) -> PoolRow:
+    """Put what pods hold unseen by the mapping onto the row, the oldest pod's first."""
+    for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
+        pod = hold.pod
+        tenant = Tenant(uid=pod.uid, count=hold.unseen, memory_bytes=pod.memory_bytes)
+        after = assume(row, (tenant,))
+        if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
+            # The readings have caught up with its load; only which device it holds is unknown.
+            after = _without_load(after, row)
+        row = after
+    return row
+
+
+def _without_load(after: PoolRow, before: PoolRow) -> PoolRow:
+    """Return `after` with the assumed load of `before`."""
+    return replace(
+        after,
+        assumed=before.assumed,
+        assumed_bytes=before.assumed_bytes,
+        assumed_shares=before.assumed_shares,
+    )
+
+
+def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
+    """Tell whether the device's readings were measured late enough to show the pod's load."""
+    if pod.started_at is None or device.measured_at is None:
+        return False
+    return device.measured_at >= pod.started_at + tenancy.warm_up_seconds
+
+
+def _may_be_unseen(pods: Sequence[PodRecord], devices: Sequence[Device], tenancy: Tenancy) -> bool:
+    """Tell whether the mapping may well not show these pods yet: they are too young."""
+    if not pods:
+        return True
+    if not tenancy.is_mapped:
+        return False
+    return not any(all(_is_covered(pod, device, tenancy) for device in devices) for pod in pods)

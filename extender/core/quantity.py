@@ -1,0 +1,128 @@
+"""Kubernetes quantities (`2`, `20Gi`, `500m`, `1e3`) as exact numbers."""
+
+import re
+from fractions import Fraction
+from typing import Final
+
+MAX_VALUE: Final = 2**63 - 1
+"""Kubernetes caps larger quantities at this (the largest int64)."""
+
+MAX_LENGTH: Final = 64
+"""Longer texts are refused unread; the longest sensible quantity has about 25 characters."""
+
+MAX_EXPONENT: Final = 99
+"""10 to more than this is beyond every bound anyway, and must not cost time to find out."""
+
+PLAIN_LENGTH: Final = 18
+"""A text of so many digits is below the cap, and needs no exact arithmetic."""
+
+ALLOWED: Final = (
+    "a number with an optional suffix: Ki Mi Gi Ti Pi Ei (powers of 1024), "
+    "n u m k M G T P E (powers of 1000) or an exponent such as e3"
+)
+
+_SUFFIXES: Final = {
+    "": Fraction(1),
+    **{
+        suffix: Fraction(1024) ** power
+        for power, suffix in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)
+    },
+    **{
+        suffix: Fraction(1000) ** power
+        for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), start=-3)
+    },
+}
+_QUANTITY: Final = re.compile(
+    r"(?P<sign>[+-]?)(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?"
+    r"(?:(?P<suffix>[KMGTPE]i|[numkMGTPE]?)|[eE](?P<exponent>[+-]?[0-9]+))"
+)
+
+
+def parse_quantity(value: object) -> Fraction:
+    """Return the exact value of a Kubernetes quantity.
+
+    Args:
+        value: its text, or the bare JSON number that the API accepts as well.
+
+    Raises:
+        ValueError: `value` is no quantity; the message says what is allowed.
+
+    Example:
+        >>> parse_quantity("1.5Ki")
+        Fraction(1536, 1)
+        >>> parse_quantity("500m")
+        Fraction(1, 2)
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _cap(Fraction(value))
+    text = repr(value) if isinstance(value, float) else value
+    if not isinstance(text, str):
+        raise _refusal(value)
+    if len(text) > MAX_LENGTH:
+        raise _refusal(f"{text[:MAX_LENGTH]}...")
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise _refusal(text)
+    whole, fraction = match["whole"], match["fraction"] or ""
+    if not whole + fraction:
+        raise _refusal(text)
+    number = Fraction(int(whole + fraction), 10 ** len(fraction)) * _scale(match, text)
+    return _cap(-number if match["sign"] == "-" else number)
+
+
+def parse_count(value: object) -> int:
+    """Return a quantity as a count, rounded up as Kubernetes' `Value()` does.
+
+    Raises:
+        ValueError: `value` is no quantity, or is negative.
+
+    Example:
+        >>> parse_count("2"), parse_count("1500m")
+        (2, 2)
+    """
+    if (
+        isinstance(value, str)
+        and len(value) <= PLAIN_LENGTH
+        and value.isascii()
+        and value.isdigit()
+    ):
+        return int(value)  # what nearly every pod says
+    quantity = parse_quantity(value)
+    if quantity < 0:
+        raise ValueError(f"{value!r} is negative: must be 0 or more")
+    return -int(-quantity // 1)
+
+
+def parse_bytes(value: object) -> int:
+    """Return a quantity as bytes, rounded up to whole ones.
+
+    Raises:
+        ValueError: `value` is no quantity, or is negative.
+
+    Example:
+        >>> parse_bytes("20Gi")
+        21474836480
+    """
+    return parse_count(value)
+
+
+def _scale(match: re.Match[str], text: str) -> Fraction:
+    """Return what the suffix multiplies by."""
+    exponent = match["exponent"]
+    if exponent is None:
+        return _SUFFIXES[match["suffix"]]
+    power = int(exponent)
+    if abs(power) > MAX_EXPONENT:
+        raise ValueError(f"{text!r} is out of range: the exponent must be at most {MAX_EXPONENT}")
+    return Fraction(10) ** power
+
+
+def _cap(number: Fraction) -> Fraction:
+    """Return the number within what Kubernetes can hold."""
+    return max(min(number, Fraction(MAX_VALUE)), Fraction(-MAX_VALUE))
+
+
+def _refusal(value: object) -> ValueError:
+    """Return the error that names a bad quantity and what is allowed."""
+    shown = value if isinstance(value, str | int | float | None) else type(value).__name__
+    return ValueError(f"{shown!r} is no quantity: must be {ALLOWED}")

@@ -1,0 +1,127 @@
+"""What one source said of the devices at one time, before it is merged with anything else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.float64]
+"""One number for each device; NaN where the source did not say (the only use of NaN here)."""
+
+DeviceKey = NewType("DeviceKey", tuple[str, str])
+"""Identity of a device: (UUID of the card, GPU instance id or "" for the whole card)."""
+
+
+LARGEST_XID = 1000
+"""NVIDIA numbers XIDs in the low hundreds; a larger one is no XID."""
+
+
+class Signal(StrEnum):
+    """What can be measured of a device; the value names the unit."""
+
+    GPU_UTILIZATION = "gpu_utilization_ratio"
+    """Share of the driver's last sample window in which a kernel ran (GPU_UTIL)."""
+    GRAPHICS_ACTIVE = "graphics_active_ratio"
+    """Share of time in which a compute or graphics context was busy (GR_ENGINE_ACTIVE)."""
+    SM_ACTIVE = "sm_active_ratio"
+    TENSOR_ACTIVE = "tensor_active_ratio"
+    DRAM_ACTIVE = "dram_active_ratio"
+    MEMORY_COPY_UTILIZATION = "memory_copy_utilization_ratio"
+    MEMORY_USED = "memory_used_bytes"
+    MEMORY_FREE = "memory_free_bytes"
+    MEMORY_RESERVED = "memory_reserved_bytes"
+    MEMORY_TOTAL = "memory_total_bytes"
+    POWER = "power_watts"
+    POWER_LIMIT = "power_limit_watts"
+    TEMPERATURE = "temperature_celsius"
+    MEMORY_TEMPERATURE = "memory_temperature_celsius"
+    CLOCK_EVENT_REASONS = "clock_event_reasons"
+    """Bit mask, as NVML's current clocks event reasons."""
+    XID = "xid"
+    """Number of the last XID error; sticky, 0 for none."""
+    ROW_REMAP_FAILURE = "row_remap_failure"
+    ROW_REMAP_PENDING = "row_remap_pending"
+    UNCORRECTABLE_REMAPPED_ROWS = "uncorrectable_remapped_rows"
+    ECC_DOUBLE_BIT_VOLATILE = "ecc_double_bit_volatile_errors"
+    RETIRED_PAGES_PENDING = "retired_pages_pending"
+    RETIRED_PAGES_SINGLE_BIT = "retired_pages_single_bit"
+    RETIRED_PAGES_DOUBLE_BIT = "retired_pages_double_bit"
+    RECOVERY_ACTION = "recovery_action"
+    FABRIC_MANAGER_STATUS = "fabric_manager_status"
+    HEALTH_STATUS = "health_status"
+    """DCGM's health verdict: 0 pass, 10 warn, 20 fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """What a source knows of a device besides numbers.
+
+    Attributes:
+        node: name of the node, already matched against the cluster's nodes.
+        uuid: UUID of the card; of the parent card for a MIG instance.
+        gpu_instance_id: "" for a whole card.
+        index: the source's index of the card on its node, None where it does not say.
+        model: model as the source writes it (`NVIDIA H100 80GB HBM3`), "" where unknown.
+        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
+        driver_version: "" where unknown.
+    """
+
+    node: str
+    uuid: str
+    gpu_instance_id: str = ""
+    index: int | None = None
+    model: str = ""
+    mig_profile: str = ""
+    driver_version: str = ""
+
+    @property
+    def key(self) -> DeviceKey:
+        """Identity of the device."""
+        return DeviceKey((self.uuid, self.gpu_instance_id))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """One answer of one source, complete for every device that it sees.
+
+    Attributes:
+        source: the source's name ("prometheus").
+        at: when the source was asked, seconds since the epoch.
+        devices: the devices, in the order of the columns.
+        columns: by signal, one value per device; NaN where missing.
+        measured_at: per device, when its values were measured (scrape time less the exporter's
+            collection interval), seconds since the epoch; NaN where nothing was measured.
+        tenants: by device, pods (`namespace/name`) that the source saw holding it; a shared
+            device has several. None where the source cannot tell at all.
+        unmatched_series: series whose labels named no node of the cluster.
+        unmatched_example: labels of one of them, for people; "" where there is none.
+    """
+
+    source: str
+    at: float
+    devices: tuple[DeviceInfo, ...]
+    columns: Mapping[Signal, Column]
+    measured_at: Column
+    tenants: Mapping[DeviceKey, tuple[str, ...]] | None
+    unmatched_series: int = 0
+    unmatched_example: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Past readings that fill the windows once at start, oldest step first.
+
+    Attributes:
+        times: time of each step, seconds since the epoch.
+        devices: identity of each device, in the order of the arrays' second axis.
+        utilization: ratio per (step, device); NaN where missing.
+        xid: last XID per (step, device); NaN where missing; None where it was not asked for.
+    """
+
+    times: Column
+    devices: tuple[DeviceKey, ...]
+    utilization: npt.NDArray[np.float64]
+    xid: npt.NDArray[np.float64] | None = None

@@ -1,0 +1,140 @@
+"""What a pod asks of GPUs, read from the Pod object as kube-scheduler or the API server sends it.
+
+Nothing here raises for any pod: what cannot be read counts as absent, a bad annotation as unset.
+"""
+
+from dataclasses import dataclass, field
+
+from extender.core.annotations import AnnotationProblem, read_annotations
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.resources import ResourceNames, count_devices, has_claims
+from extender.core.untyped import mapping_of, text_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRef:
+    """Which pod is meant.
+
+    Attributes:
+        uid: `metadata.uid`.
+        namespace: its namespace.
+        name: its name.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+
+    @property
+    def key(self) -> str:
+        """The pod as people write it: `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRequest:
+    """What a pod asks of GPUs.
+
+    Attributes:
+        resource: the resource that it asks for (`nvidia.com/gpu`); where it asks for several, the
+            one named first in the setting.
+        count: devices or replicas of it, at least 1.
+        resources: every GPU resource that it asks for with its count, `resource` first.
+        memory_bytes: room that each device must have, None where the pod does not say.
+        requires_idle: the pod waits for devices known to be idle.
+        thresholds: below both a device is idle to this pod.
+        strategy: which of the nodes that would do is best.
+        preferred_models: models in the order of preference, as the pod writes them.
+        nominated_node: where preemption makes room for the pod, "" where there is none.
+    """
+
+    resource: str
+    count: int
+    resources: tuple[tuple[str, int], ...] = ()
+    memory_bytes: int | None = None
+    requires_idle: bool = False
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    strategy: Strategy = Strategy.SPREAD
+    preferred_models: tuple[str, ...] = ()
+    nominated_node: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.resources:
+            object.__setattr__(self, "resources", ((self.resource, self.count),))
+        if self.resources[0] != (self.resource, self.count):
+            raise ValueError(f"{self.resources}: the first must be {self.resource}: {self.count}")
+        if min(count for _, count in self.resources) < 1:
+            raise ValueError(f"{self.resources}: each count must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedRequest:
+    """What a Pod object says.
+
+    Attributes:
+        request: what it asks for; None where it asks for no GPU, or is left to kube-scheduler.
+        is_disabled: it says `idlegpu.io/enabled: "false"`.
+        has_claims: it names ResourceClaims: it may get devices that no resource shows.
+        problems: annotations that cannot be used.
+    """
+
+    request: GpuRequest | None
+    is_disabled: bool = False
+    has_claims: bool = False
+    problems: tuple[AnnotationProblem, ...] = ()
+
+
+def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) -> ParsedRequest:
+    """Return what a pod asks of GPUs.
+
+    Args:
+        pod: the Pod object as decoded from JSON; anything at all is taken.
+        resources: which resources are GPUs.
+        defaults: what holds where the pod does not say.
+
+    Example:
+        >>> container = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        >>> metadata = {"annotations": {"idlegpu.io/gpu-memory": "20Gi"}}
+        >>> pod = {"metadata": metadata, "spec": {"containers": [container]}}
+        >>> parse_request(pod, resources=ResourceNames(), defaults=Policy()).request.memory_bytes
+        21474836480
+    """
+    fields = mapping_of(pod)
+    wishes = read_annotations(fields, defaults)
+    counts = tuple(count_devices(fields, resources).items())
+    status = mapping_of(fields.get("status"))
+    request = None
+    if wishes.is_enabled and counts:
+        resource, count = counts[0]
+        request = GpuRequest(
+            resource=resource,
+            count=count,
+            resources=counts,
+            memory_bytes=wishes.memory_bytes,
+            requires_idle=wishes.requires_idle,
+            thresholds=wishes.thresholds,
+            strategy=wishes.strategy,
+            preferred_models=wishes.preferred_models,
+            nominated_node=text_of(status.get("nominatedNodeName")),
+        )
+    return ParsedRequest(
+        request=request,
+        is_disabled=not wishes.is_enabled,
+        has_claims=has_claims(fields),
+        problems=wishes.problems,
+    )
+
+
+def parse_pod_ref(pod: object) -> PodRef:
+    """Return which pod an object is; what it does not say is "".
+
+    Example:
+        >>> parse_pod_ref({"metadata": {"namespace": "ns", "name": "a", "uid": "1"}}).key
+        'ns/a'
+    """
+    metadata = mapping_of(mapping_of(pod).get("metadata"))
+    return PodRef(
+        uid=text_of(metadata.get("uid")),
+        namespace=text_of(metadata.get("namespace")),
+        name=text_of(metadata.get("name")),
+    )

@@ -1,0 +1,139 @@
+"""Which of the nodes that would do is best: one number from 0 to 1 for each.
+
+    score = (1 - penalty) x (1 - suspicion) x
+        0.4 + 0.6 order                    where enough landing devices are known to be idle
+        0.4 x (0.5 prospect + 0.5 order)   elsewhere
+
+So a node with enough idle devices comes first (0.4 and more), then one that may have them for all
+that is known (0.2 and more), then one that is known to be busy; ill health and early failures
+take their share of any. `prospect` is 1 where the devices are unknown and 0 where they are known
+to be busy; what fades lies between.
+
+`order` puts, each before the next: the pod's order of models; the chance that all devices which
+the kubelet picks are idle, together with how many idle ones there are (strategy spread) or how
+few free ones (strategy pack); the load and the smaller terms of `calm`.
+"""
+
+import numpy as np
+
+from extender.core.assessment import Assessment
+from extender.core.policy import Strategy
+from extender.core.snapshot import Batch, Flags, Ratios, Rows
+
+ENOUGH_SCORE = 0.4
+"""Any node with enough idle devices scores from here, and every node without scores below."""
+
+UNKNOWN_SCORE = 0.2
+"""A node that may have enough idle devices scores from here, and one known to be busy below."""
+
+CHANCE_WEIGHT = 1 / 3
+"""What the certainty of idle devices weighs against their number."""
+
+STEPS = 16
+"""Numbers of devices are told apart up to here; nodes carry at most 16 cards."""
+
+WEIGHTS = {
+    "utilization": 0.60,
+    "headroom": 0.15,
+    "sharing": 0.10,
+    "bursts": 0.05,
+    "stress": 0.10,
+}
+"""Terms of `calm`; they sum to 1."""
+
+DECIMALS = 12
+"""Scores are rounded, so that the order of additions makes no difference between equal nodes."""
+
+
+def score(batch: Batch, assessment: Assessment, strategy: Strategy, places: Rows) -> Ratios:
+    """Score each node of the batch.
+
+    More load on any landing device never raises a node's score.
+
+    Args:
+        batch: the nodes.
+        assessment: what their devices are worth to the pod.
+        strategy: which nodes come first.
+        places: by model id, how early the pod's list of models names the model: its length for
+            the first, 1 for the last, 0 for the others.
+
+    Returns:
+        Ratios from 0 to 1, one per node.
+    """
+    landing = assessment.landing
+    is_enough = (assessment.idle >= landing.needed) & (landing.needed > 0)
+    steps = _spread_steps(batch, assessment)
+    if strategy is Strategy.PACK:
+        steps = _pack_steps(batch, assessment)
+    place = (np.clip(steps, 0, STEPS) + calm(batch, assessment)) / (STEPS + 1)
+    order = CHANCE_WEIGHT * assessment.chance + (1 - CHANCE_WEIGHT) * place
+    order = (places[batch.model_id] + order) / (places.max(initial=0) + 1)
+    raw = np.where(
+        is_enough,
+        ENOUGH_SCORE + (1 - ENOUGH_SCORE) * order,
+        UNKNOWN_SCORE * _prospect(assessment) + (ENOUGH_SCORE - UNKNOWN_SCORE) * order,
+    )
+    penalty = mean(batch.telemetry.penalty, landing.devices, landing.size)
+    result: Ratios = np.round(raw * (1 - penalty) * (1 - batch.suspicion), DECIMALS)
+    return result
+
+
+def calm(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return how calm the landing devices of each node are, 0 to below 1.
+
+    Bursts are the root of the mean square of the load, mean and spread in one: unlike the spread
+    alone, it never falls while a load rises.
+    """
+    landing, telemetry = assessment.landing, batch.telemetry
+    shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
+    bursts = np.hypot(assessment.utilization, telemetry.spread * telemetry.freshness)
+    terms = (
+        (WEIGHTS["utilization"], 1.0 - assessment.utilization),
+        (WEIGHTS["headroom"], assessment.headroom),
+        (WEIGHTS["sharing"], 1.0 - shares_in_use),
+        (WEIGHTS["bursts"], 1.0 - np.minimum(bursts, 1.0)),
+        (WEIGHTS["stress"], 1.0 - telemetry.stress),
+    )
+    total = sum(weight * value for weight, value in terms)
+    # Just below 1, so that the largest sum of small terms stays below one step.
+    return mean(np.asarray(total), landing.devices, landing.size) * 0.999
+
+
+def _prospect(assessment: Assessment) -> Ratios:
+    """Return per node whether enough devices may be idle: 1 where unknown, 0 where known not.
+
+    It rests on the worst of the devices that the pod would get if it got the best.
+    """
+    landing = assessment.landing
+    chances = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0)
+    last = np.clip(landing.needed + landing.taken, 1, np.maximum(landing.size, 1)) - 1
+    worst = np.take_along_axis(np.sort(chances, axis=1)[:, ::-1], last[:, None], axis=1)[:, 0]
+    prospect: Ratios = np.minimum(2 * worst, 1.0)
+    return prospect
+
+
+def _spread_steps(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return how many idle devices there are; an unknown one counts half.
+
+    A shared pod lands where the plugin's policy puts it: further idle cards are worth nothing
+    to it.
+    """
+    landing = assessment.landing
+    hopes = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0).sum(axis=1)
+    share = landing.needed / np.maximum(landing.size, 1)
+    steps: Ratios = np.where(batch.is_shared, hopes * share, np.maximum(hopes - landing.taken, 0.0))
+    return steps
+
+
+def _pack_steps(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return how full each node is: the fewer devices or replicas are free, the more."""
+    free = np.maximum(batch.allocatable - batch.held, assessment.landing.needed)
+    free = np.where(batch.is_shared, free / np.maximum(batch.replicas, 1), free)
+    steps: Ratios = STEPS - np.minimum(free, STEPS)
+    return steps
+
+
+def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
+    """Return per node the mean of `values` over `devices`; 0 where there are none."""
+    result: Ratios = np.where(devices, values, 0.0).sum(axis=1) / np.maximum(size, 1)
+    return result

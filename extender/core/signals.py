@@ -1,0 +1,288 @@
+"""From what the sources said to what is believed: freshness, cross-checks, three states."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from extender.core.causes import Sign, renumber
+from extender.core.health import HealthColumns, judge, stress
+from extender.core.policy import Foreign, Freshness, Policy
+from extender.core.readings import Column, Signal
+from extender.core.snapshot import Flags, Ratios, Rows, Telemetry
+
+IDLE_POWER_SHARE = 0.30
+"""Share of its power limit up to which a device may be idle: a loaded but idle H200 drew 126 to
+136 of 700 W, at 30 % duty 350 W."""
+
+UTILIZATION = (Signal.GPU_UTILIZATION, Signal.GRAPHICS_ACTIVE)
+"""What a device's activity is told by, if the source tells it at all."""
+
+OTHER_ACTIVITY = (
+    Signal.SM_ACTIVE,
+    Signal.TENSOR_ACTIVE,
+    Signal.DRAM_ACTIVE,
+    Signal.MEMORY_COPY_UTILIZATION,
+)
+"""Other evidence of it."""
+
+_CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart that noise is no disagreement
+
+BOARD_POWER_WATTS: Mapping[str, float] = {
+    "b200": 1000, "h200": 700, "h100 pcie": 350, "h100": 700, "h800": 700, "h20": 500,
+    "gh200": 900, "a100 pcie": 300, "a100": 400, "a800": 400, "v100 pcie": 250, "v100": 300,
+    "l40s": 350, "l40": 300, "l4": 72, "a10g": 300, "a10": 150, "a30": 165, "a40": 300,
+    "a16": 250, "a2": 60, "t4": 70, "p100": 300, "p40": 250, "rtx 4090": 450, "rtx 3090": 350,
+}  # fmt: skip
+"""Board power by words of the model, for exporters that do not tell the limit. More specific
+words come first. Source: NVIDIA's data sheets."""
+
+
+def board_power(model: str) -> float:
+    """Return the board power of a normalized model in watts, NaN where unknown.
+
+    Example:
+        >>> board_power("nvidia h100 80gb hbm3")
+        700.0
+    """
+    for words, watts in BOARD_POWER_WATTS.items():
+        if all(f" {word} " in f" {model} " for word in words.split()):
+            return float(watts)
+    return float("nan")
+
+
+def activity(columns: Mapping[Signal, Column], board_watts: Column) -> tuple[Column, Flags]:
+    """Return how busy each device is, and where the sources disagree.
+
+    The busiest evidence wins: one reading of GPU_UTIL is an alias of the load, and says 1 % at a
+    true 30 % for seconds on end, while power and memory traffic tell.
+
+    Args:
+        columns: what was read; NaN where missing.
+        board_watts: power limit by model, for devices whose source does not tell it.
+
+    Returns:
+        Ratios, NaN where no activity was read at all (power alone tells nothing: a device at rest
+        draws some); and whether other evidence calls a device busy that its utilization calls
+        idle.
+    """
+    missing = np.full(len(board_watts), np.nan)
+
+    def column(signal: Signal) -> Column:
+        return columns.get(signal, missing)
+
+    graphics = column(Signal.GRAPHICS_ACTIVE)
+    primary = np.where(np.isnan(graphics), column(Signal.GPU_UTILIZATION), graphics)
+    others = column(Signal.GPU_UTILIZATION)
+    for signal in OTHER_ACTIVITY:
+        if signal in columns:
+            others = np.fmax(others, columns[signal])
+    limit = column(Signal.POWER_LIMIT)
+    limit = np.where(limit > 0, limit, board_watts)
+    rest = limit * IDLE_POWER_SHARE
+    by_power = np.clip((column(Signal.POWER) - rest) / (limit - rest), 0.0, 1.0)
+    measured = np.fmax(primary, others)
+    busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
+    disagree = (primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY)
+    return np.clip(busiest, 0.0, 1.0), disagree
+
+
+def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Column, Column, Column]:
+    """Return used, free and total memory of each device in bytes, NaN where unknown.
+
+    Used excludes what the driver reserves. Without a total, it is used + free + reserved; without
+    free, total - used - reserved; the label's total stands in where nothing else tells. A device
+    that says it has no memory at all, neither used nor free, says nothing.
+    """
+    missing = np.full(len(label_total), np.nan)
+
+    def column(signal: Signal) -> Column:
+        return columns.get(signal, missing)
+
+    used, free = column(Signal.MEMORY_USED), column(Signal.MEMORY_FREE)
+    is_blank = used + free <= 0
+    used, free = np.where(is_blank, np.nan, used), np.where(is_blank, np.nan, free)
+    reserved = known(column(Signal.MEMORY_RESERVED))
+    total = column(Signal.MEMORY_TOTAL)
+    total = np.where(total > 0, total, used + free + reserved)
+    total = np.where(total > 0, total, label_total)
+    free = np.where(np.isnan(free), np.maximum(total - used - reserved, 0.0), free)
+    used = np.where(np.isnan(used), np.maximum(total - free - reserved, 0.0), used)
+    return used, free, total
+
+
+def fade(age_seconds: Column, freshness: Freshness) -> Ratios:
+    """Return how much values of an age count: 1 while fresh, then falling to 0.
+
+    Example:
+        >>> fade(np.array([60.0, 270.0, 1000.0, np.nan]), Freshness()).tolist()
+        [1.0, 0.5, 0.0, 0.0]
+    """
+    beyond = (age_seconds - freshness.max_age_seconds) / max(freshness.fade_seconds, 1e-9)
+    return known(np.clip(1.0 - beyond, 0.0, 1.0))
+
+
+def known(values: Column) -> Column:
+    """Return the values with 0 where they are missing (`nan_to_num` takes ten times as long)."""
+    return np.where(np.isnan(values), 0.0, values)
+
+
+def plausible(values: Column) -> Column:
+    """Return the values with those that cannot be as NaN: negative or infinite ones.
+
+    Example:
+        >>> plausible(np.array([0.5, -1.0, np.inf, np.nan])).tolist()
+        [0.5, nan, nan, nan]
+    """
+    return np.where(np.isfinite(values) & (values >= 0), values, np.nan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is held of each device between two readings; one row per device.
+
+    Attributes:
+        columns: the last good values; NaN where missing.
+        measured_at: when anything of it was last measured, seconds since the epoch, NaN where
+            never.
+        activity_at: when what tells of its activity was measured, likewise.
+        memory_at: when what tells of its memory was measured, likewise.
+        freed_at: when its last tenant ended; readings from before it are nobody's.
+        label_total_bytes: memory by the node's labels or earlier readings, NaN where unknown.
+        board_watts: power limit by model, NaN where unknown.
+        window_mean: utilization since the tenants last changed.
+        window_spread: its standard deviation.
+        window_count: how many readings that is.
+        has_tenants: pods hold it.
+        is_unheld: no pod is seen on it, and mapping and API agree.
+        is_in_use: readings showed use, enough of them since its tenants last changed.
+        is_foreign: so they did while no pod can have held it.
+        xid_since: when the XID was first seen, NaN where there is none.
+        is_lost: the node should have it and no source sees it, though it sees its siblings.
+        withdrawn: devices that its node has of its kind and the kubelet does not offer.
+        node_row: row of its node, for what concerns all devices of a node.
+    """
+
+    columns: Mapping[Signal, Column]
+    measured_at: Column
+    activity_at: Column
+    memory_at: Column
+    freed_at: Column
+    label_total_bytes: Column
+    board_watts: Column
+    window_mean: Ratios
+    window_spread: Ratios
+    window_count: Rows
+    has_tenants: Flags
+    is_unheld: Flags
+    is_in_use: Flags
+    is_foreign: Flags
+    xid_since: Column
+    is_lost: Flags
+    withdrawn: Rows
+    node_row: Rows
+
+
+def shows_use(used_bytes: Column, busy: Column, foreign: Foreign) -> Flags:
+    """Tell which devices somebody uses, by one reading."""
+    return (used_bytes > foreign.memory_bytes) | (busy > foreign.utilization)
+
+
+def step_streak(streak: Rows, verdict: Flags, shown: Flags, readings: int) -> tuple[Rows, Flags]:
+    """Count one more reading; a verdict falls and is lifted by so many readings that agree.
+
+    Args:
+        streak: readings that spoke for the verdict, less those that spoke against it.
+        verdict: as it stands.
+        shown: whether this reading speaks for it.
+        readings: how many it takes.
+    """
+    after = np.clip(np.where(shown, streak + 1, streak - 1), 0, readings)
+    return after, (after >= readings) | (verdict & (after > 0))
+
+
+def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, Flags]:
+    """Return what is believed of each device, and where sources disagree.
+
+    Args:
+        evidence: what is held of each device.
+        policy: the settings.
+        now: seconds since the epoch.
+    """
+    busy, disagree = activity(evidence.columns, evidence.board_watts)
+    used, free, total = memory(evidence.columns, evidence.label_total_bytes)
+    by_age = fade(now - evidence.measured_at, policy.freshness)
+
+    def fresh(measured_at: Column) -> Ratios:
+        counts = measured_at > evidence.freed_at
+        return np.where(counts, fade(now - measured_at, policy.freshness), 0.0)
+
+    activity_fresh = np.where(np.isnan(busy), 0.0, fresh(evidence.activity_at))
+    memory_fresh = np.where(np.isnan(used) | np.isnan(total), 0.0, fresh(evidence.memory_at))
+    is_own = (evidence.measured_at > evidence.freed_at) & (by_age > 0)
+    latest = np.where(activity_fresh > 0, known(busy), 0.0)
+    has_window = evidence.has_tenants & (evidence.window_count > 1) & (activity_fresh > 0)
+    verdict = _judge(evidence, policy, now, by_age)
+    total_known = known(total)
+    used_ratio = known(used) / np.maximum(total_known, 1.0)
+    telemetry = Telemetry(
+        utilization=np.where(has_window, evidence.window_mean, latest),
+        latest=latest,
+        spread=np.where(has_window, evidence.window_spread, 0.0),
+        freshness=activity_fresh,
+        memory_used=np.where(memory_fresh > 0, np.clip(used_ratio, 0.0, 1.0), 0.0),
+        memory_free_bytes=np.where(memory_fresh > 0, known(free), 0.0),
+        memory_total_bytes=total_known,
+        memory_freshness=memory_fresh,
+        stress=stress(evidence.columns, len(busy), policy.health) * is_own,
+        penalty=verdict.penalty,
+        is_excluded=verdict.is_excluded,
+        is_excluded_multi=verdict.is_excluded_multi,
+        is_foreign=evidence.is_foreign & evidence.is_unheld & (by_age > 0),
+        is_in_use=evidence.is_in_use & (by_age > 0),
+        cause=verdict.cause,
+    )
+    return telemetry, disagree
+
+
+def believe_again(
+    before: Telemetry, rows: Rows, evidence: Evidence, policy: Policy, now: float
+) -> Telemetry:
+    """Return `before` with some devices believed anew.
+
+    Args:
+        before: what was believed of each device.
+        rows: the devices; whole nodes, for a device may speak against its siblings.
+        evidence: what is held of these.
+        policy: the settings.
+        now: seconds since the epoch.
+    """
+    part, _ = believe(evidence, policy, now)
+    return before.with_rows(rows, replace(part, cause=renumber(part.cause, rows)))
+
+
+def _judge(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> HealthColumns:
+    """Return what speaks against each device, its node's and its siblings' word included.
+
+    A verdict lasts as long as the device would be remembered: telemetry that has been gone for
+    longer locks nobody out.
+    """
+    is_old = now - evidence.measured_at >= policy.freshness.forget_seconds
+    columns = evidence.columns
+    if is_old.any():
+        columns = {signal: np.where(is_old, np.nan, column) for signal, column in columns.items()}
+    health, node_row = policy.health, evidence.node_row
+    newest = np.zeros(int(node_row.max(initial=0)) + 1)
+    np.maximum.at(newest, node_row, by_age)
+    # Silent among siblings that speak: perhaps it has fallen off the bus.
+    is_silent = (by_age <= 0) & ~np.isnan(evidence.measured_at) & (newest[node_row] >= 1)
+    is_missing = evidence.is_lost | is_silent
+    is_recent = now - evidence.xid_since < health.xid_seconds
+    is_suspect = is_missing | (evidence.withdrawn > 0)
+    verdict = judge(columns, len(by_age), health, is_recent, is_suspect)
+    verdict.exclude_siblings(node_row)
+    verdict.apply(health.missing_device, is_missing, Sign.MISSING)
+    # Where as many devices of the node are known to be out, those are what the kubelet withdrew.
+    out = np.bincount(node_row, weights=verdict.is_excluded | is_missing)[node_row]
+    verdict.apply(health.not_offered, evidence.withdrawn > out, Sign.NOT_OFFERED)
+    return verdict

@@ -1,0 +1,375 @@
+"""The fleet at one instant, as columns that are written once and then only read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Ratios = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
+
+AnyColumn = TypeVar("AnyColumn", Ratios, Flags, Rows)
+
+Patched = TypeVar("Patched", bound=npt.NDArray[np.generic])
+
+NO_DEVICE = -1
+"""Fills the slots of a pool's matrix where a node has fewer devices than the widest one."""
+
+_FLAG_COLUMNS = ("is_excluded", "is_excluded_multi", "is_foreign", "is_in_use")
+_TYPES = {**dict.fromkeys(_FLAG_COLUMNS, np.bool_), "cause": np.intp}
+"""Types of the columns of telemetry that are no ratios."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """What is believed of each device; one row per device.
+
+    Freshness is 1 for a fresh value, falls to 0 while a stale one fades, and is 0 for a missing
+    one; where it is 0 the value beside it means nothing (it is held at 0, never NaN).
+
+    Attributes:
+        utilization: ratio of time busy: over the window for a device with tenants, else the
+            latest; the busier of the sources that speak of it.
+        latest: the latest utilization, without the window.
+        spread: standard deviation of the utilization over the window.
+        freshness: of the three above.
+        memory_used: ratio of memory in use, 0 to 1, without what the driver reserves.
+        memory_free_bytes: room left.
+        memory_total_bytes: room of an empty device; 0 where unknown.
+        memory_freshness: of memory_used and memory_free_bytes.
+        stress: heat and throttling, 0 (none) to 1.
+        penalty: share of its score that ill health costs, 0 to 1.
+        is_excluded: cannot work.
+        is_excluded_multi: cannot work for a pod with several devices.
+        is_foreign: somebody outside Kubernetes uses it (only told where no pod holds it).
+        is_in_use: memory or activity of anybody is seen on it.
+        cause: what speaks most against its health, as `core.causes` puts it; 0 for nothing.
+    """
+
+    utilization: Ratios
+    latest: Ratios
+    spread: Ratios
+    freshness: Ratios
+    memory_used: Ratios
+    memory_free_bytes: Ratios
+    memory_total_bytes: Ratios
+    memory_freshness: Ratios
+    stress: Ratios
+    penalty: Ratios
+    is_excluded: Flags
+    is_excluded_multi: Flags
+    is_foreign: Flags
+    is_in_use: Flags
+    cause: Rows
+
+    @classmethod
+    def missing(cls, count: int) -> "Telemetry":
+        """Return the telemetry of `count` devices of which nothing is known."""
+        return cls(
+            **{
+                column.name: np.zeros(count, dtype=_TYPES.get(column.name, np.float64))
+                for column in fields(cls)
+            }
+        )
+
+    def take(self, slots: Rows) -> "Telemetry":
+        """Return the columns at `slots`, in its shape; `NO_DEVICE` reads as missing."""
+        absent = slots == NO_DEVICE
+        return Telemetry(
+            **{
+                column.name: _take(getattr(self, column.name), slots, absent)
+                for column in fields(self)
+            }
+        )
+
+    def with_rows(self, rows: Rows, changed: "Telemetry") -> "Telemetry":
+        """Return the columns with those of `changed` at `rows`."""
+        return Telemetry(
+            **{
+                column.name: patched(
+                    getattr(self, column.name), rows, getattr(changed, column.name)
+                )
+                for column in fields(self)
+            }
+        )
+
+
+def patched(column: Patched, rows: Rows, values: Patched) -> Patched:
+    """Return the column with `values` at `rows`: itself where they are there already.
+
+    Snapshots that are remembered share what is the same in them.
+    """
+    if np.array_equal(column[rows], values):
+        return column
+    column = column.copy()
+    column[rows] = values
+    return column
+
+
+def _take(column: AnyColumn, slots: Rows, absent: Flags) -> AnyColumn:
+    """Return the column's values at `slots`, zero or False where no device is."""
+    if not len(column):
+        return np.zeros(slots.shape, dtype=column.dtype)
+    values = column[slots]
+    values[absent] = 0
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A pod that holds devices which the readings do not show (yet).
+
+    Attributes:
+        uid: the pod's UID.
+        count: devices or replicas.
+        memory_bytes: room that it takes of each, None where it did not say.
+    """
+
+    uid: str
+    count: int
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRow:
+    """One node's devices behind one resource, and who holds them.
+
+    Attributes:
+        slots: rows of the devices in the telemetry.
+        used: per slot, replicas in use (0 or 1 for whole devices).
+        assumed: per slot, tenants on it that the readings do not show.
+        assumed_bytes: per slot, room that those of them take that said how much.
+        assumed_shares: per slot, how many of them did not say, and so take an even share each.
+        replicas: shares that each device is sold as; 1 for whole devices.
+        allocatable: devices or replicas that the kubelet offers.
+        withdrawn: devices or replicas that the node has and the kubelet does not offer.
+        held: devices or replicas that pods hold, by the API's count.
+        taken: of the whole devices with `used` 0, so many are held nevertheless: which is unknown.
+        is_shared: whether the resource is sold in replicas.
+        is_packed: whether the device plugin fills one shared device before the next.
+        is_mps: whether MPS caps each replica's memory.
+        is_agreed: the device-to-pod mapping and the API's count agree, pods that are too young
+            to show aside; where they do not, every device may be landed on.
+        is_reconfiguring: the node's operator is changing its GPUs or their driver.
+        serves_claims: ResourceClaims may take devices that no count of the resource tells.
+        model_id: row of the devices' model in the snapshot's models.
+    """
+
+    slots: tuple[int, ...]
+    used: tuple[int, ...]
+    assumed: tuple[int, ...]
+    assumed_bytes: tuple[float, ...]
+    assumed_shares: tuple[int, ...]
+    replicas: int = 1
+    allocatable: int = 0
+    withdrawn: int = 0
+    held: int = 0
+    taken: int = 0
+    is_shared: bool = False
+    is_packed: bool = False
+    is_mps: bool = False
+    is_agreed: bool = True
+    is_reconfiguring: bool = False
+    serves_claims: bool = False
+    model_id: int = 0
+
+
+def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> PoolRow:
+    """Return the row of whole devices that nobody holds.
+
+    Example:
+        >>> empty_row((0, 1)).allocatable
+        2
+    """
+    zeros = (0,) * len(slots)
+    return PoolRow(
+        slots=slots,
+        used=zeros,
+        assumed=zeros,
+        assumed_bytes=(0.0,) * len(slots),
+        assumed_shares=zeros,
+        allocatable=len(slots) if allocatable is None else allocatable,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows of a pool side by side: one row per node, one column per device slot.
+
+    Attributes:
+        slots: row of each device in the telemetry, `NO_DEVICE` where there is none.
+        present: whether there is a device.
+        telemetry: in the shape of `slots`.
+        suspicion: share of its score that early failures cost each node, 0 to 1.
+
+    The others are `PoolRow`'s, as arrays.
+    """
+
+    slots: Rows
+    present: Flags
+    telemetry: Telemetry
+    suspicion: Ratios
+    used: Rows
+    assumed: Rows
+    assumed_bytes: Ratios
+    assumed_shares: Rows
+    replicas: Rows
+    allocatable: Rows
+    withdrawn: Rows
+    held: Rows
+    taken: Rows
+    is_shared: Flags
+    is_packed: Flags
+    is_mps: Flags
+    is_agreed: Flags
+    is_reconfiguring: Flags
+    model_id: Rows
+
+    def __len__(self) -> int:
+        return len(self.replicas)
+
+
+PER_SLOT = ("used", "assumed", "assumed_bytes", "assumed_shares")
+PER_NODE = ("replicas", "allocatable", "withdrawn", "held", "taken", "model_id")
+FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_reconfiguring")
+
+
+def batch_rows(
+    rows: tuple[PoolRow, ...], telemetry: Telemetry, suspicion: Ratios, *, width: int = 1
+) -> Batch:
+    """Put `rows` side by side.
+
+    Args:
+        rows: the nodes' rows.
+        telemetry: of every device.
+        suspicion: per node, in the order of `rows`.
+        width: columns at least; wider rows widen the batch.
+    """
+    lengths = np.fromiter((len(row.slots) for row in rows), np.intp, len(rows))
+    width = max(width, int(lengths.max(initial=0)))
+    filled = np.arange(width) < lengths[:, None]
+
+    def per_slot(name: str, dtype: type, blank: int = 0) -> npt.NDArray[np.generic]:
+        matrix: npt.NDArray[np.generic] = np.full((len(rows), width), blank, dtype=dtype)
+        values = chain.from_iterable(getattr(row, name) for row in rows)
+        matrix[filled] = np.fromiter(values, dtype, int(lengths.sum()))
+        return matrix
+
+    def slot_counts(name: str, blank: int = 0) -> Rows:
+        return per_slot(name, np.intp, blank).astype(np.intp, copy=False)
+
+    def counts(name: str) -> Rows:
+        return np.fromiter((getattr(row, name) for row in rows), np.intp, len(rows))
+
+    def flags(name: str) -> Flags:
+        return np.fromiter((getattr(row, name) for row in rows), np.bool_, len(rows))
+
+    slots = slot_counts("slots", NO_DEVICE)
+    assumed_bytes = per_slot("assumed_bytes", np.float64).astype(np.float64, copy=False)
+    return Batch(
+        slots=slots,
+        present=slots != NO_DEVICE,
+        telemetry=telemetry.take(slots),
+        suspicion=suspicion,
+        used=slot_counts("used"),
+        assumed=slot_counts("assumed"),
+        assumed_bytes=assumed_bytes,
+        assumed_shares=slot_counts("assumed_shares"),
+        replicas=counts("replicas"),
+        allocatable=counts("allocatable"),
+        withdrawn=counts("withdrawn"),
+        held=counts("held"),
+        taken=counts("taken"),
+        is_shared=flags("is_shared"),
+        is_packed=flags("is_packed"),
+        is_mps=flags("is_mps"),
+        is_agreed=flags("is_agreed"),
+        is_reconfiguring=flags("is_reconfiguring"),
+        model_id=counts("model_id"),
+    )
+
+
+def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
+    """Return `batch` with the rows of `changed` replaced; their slots must be the same."""
+    if not changed:
+        return batch
+    index = np.fromiter(changed, np.intp, len(changed))
+    fresh = batch_rows(
+        tuple(changed.values()),
+        Telemetry.missing(0),
+        batch.suspicion[index],
+        width=batch.slots.shape[1],
+    )
+    columns = {
+        name: patched(getattr(batch, name), index, getattr(fresh, name))
+        for name in (*PER_SLOT, *PER_NODE, *FLAGS)
+    }
+    return replace(batch, **columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """All nodes that offer one resource.
+
+    Attributes:
+        resource: the resource's name.
+        nodes: node name by row, sorted.
+        row_of: row by node name.
+        rows: each node's row.
+        batch: the same rows as arrays.
+        base: version of the snapshot from which on the pool was only patched.
+        patched: rows that were patched since, the last ones last.
+    """
+
+    resource: str
+    nodes: tuple[str, ...]
+    row_of: Mapping[str, int]
+    rows: tuple[PoolRow, ...]
+    batch: Batch
+    base: int = 0
+    patched: tuple[int, ...] = ()
+
+
+def build_pool(
+    resource: str,
+    rows: Mapping[str, PoolRow],
+    telemetry: Telemetry,
+    suspicion: Mapping[str, float],
+) -> Pool:
+    """Return the pool of `resource` from each node's row."""
+    nodes = tuple(sorted(rows))
+    ordered = tuple(rows[node] for node in nodes)
+    suspicions = np.array([suspicion.get(node, 0.0) for node in nodes], dtype=np.float64)
+    return Pool(
+        resource=resource,
+        nodes=nodes,
+        row_of=MappingProxyType({node: index for index, node in enumerate(nodes)}),
+        rows=ordered,
+        batch=batch_rows(ordered, telemetry, suspicions),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The whole fleet at one instant.
+
+    Attributes:
+        version: grows with every change; equal versions are equal snapshots.
+        at: when it was taken, seconds since the epoch.
+        nodes: every node that the API server knows.
+        pools: by resource name.
+        telemetry: of every device.
+        models: model names, normalized; a pool row's `model_id` points here, 0 is "unknown".
+    """
+
+    version: int
+    at: float
+    nodes: frozenset[str]
+    pools: Mapping[str, Pool]
+    telemetry: Telemetry
+    models: tuple[str, ...] = ("",)

@@ -1,0 +1,47 @@
+"""Narrows decoded JSON of unknown shape: what has the wrong type counts as absent."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+def mapping_of(value: object) -> Mapping[str, object]:
+    """Return a JSON object, an empty one for anything else.
+
+    Example:
+        >>> dict(mapping_of({"a": 1})), dict(mapping_of(None))
+        ({'a': 1}, {})
+    """
+    return value if isinstance(value, dict) else NOTHING
+
+
+def items_of(value: object) -> Sequence[object]:
+    """Return a JSON list, an empty one for anything else.
+
+    Example:
+        >>> list(items_of([1])), list(items_of("abc"))
+        ([1], [])
+    """
+    return value if isinstance(value, list) else ()
+
+
+def objects_of(value: object) -> Sequence[Mapping[str, object]]:
+    """Return the JSON objects of a list, leaving out anything else.
+
+    Example:
+        >>> objects_of([{"a": 1}, None])
+        [{'a': 1}]
+    """
+    return [item for item in items_of(value) if isinstance(item, dict)]
+
+
+def text_of(value: object) -> str:
+    """Return a JSON string, "" for anything else.
+
+    Example:
+        >>> text_of("a"), text_of(7)
+        ('a', '')
+    """
+    return value if isinstance(value, str) else ""

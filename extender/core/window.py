@@ -1,0 +1,132 @@
+"""Utilization of each device over a window: mean and spread since its tenants last changed."""
+
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.snapshot import Ratios, Rows
+
+Parts = TypeVar("Parts", npt.NDArray[np.float32], npt.NDArray[np.uint16])
+"""One row for each part of the window, one column for each device."""
+
+
+class Windows:
+    """Sums of utilization by device and time step, in a ring.
+
+    The totals over all steps are kept as parts come and go, so that asking for them costs nothing.
+    Memory is steps x devices x 10 bytes. Only the owner's task changes it.
+
+    Args:
+        window_seconds: how far back the window reaches.
+        steps: parts of the window; what is older leaves a part at a time.
+    """
+
+    def __init__(self, window_seconds: float, steps: int = 60) -> None:
+        self.step_seconds = window_seconds / steps
+        self._steps = steps
+        self._sum = np.zeros((steps, 0), dtype=np.float32)
+        self._square = np.zeros((steps, 0), dtype=np.float32)
+        self._count = np.zeros((steps, 0), dtype=np.uint16)
+        self._total_sum = np.zeros(0)
+        self._total_square = np.zeros(0)
+        self._total_count = np.zeros(0, dtype=np.int64)
+        self._filled: set[int] = set()
+        self._step = -1
+
+    def grow(self, devices: int) -> None:
+        """Make room for so many devices."""
+        missing = devices - self._sum.shape[1]
+        if missing > 0:
+            self._sum = self._grown(self._sum, devices)
+            self._square = self._grown(self._square, devices)
+            self._count = self._grown(self._count, devices)
+            self._total_sum = np.pad(self._total_sum, (0, missing))
+            self._total_square = np.pad(self._total_square, (0, missing))
+            self._total_count = np.pad(self._total_count, (0, missing))
+
+    def _grown(self, parts: Parts, devices: int) -> Parts:
+        """Return the parts with more room; only those that hold something need to be copied."""
+        grown = np.zeros((self._steps, devices), dtype=parts.dtype)
+        for part in self._filled:
+            grown[part, : parts.shape[1]] = parts[part]
+        return grown
+
+    def add(self, at: float, rows: Rows, values: npt.NDArray[np.float64]) -> None:
+        """Add one reading of each device in `rows`; NaN is no reading.
+
+        Args:
+            at: when the values were read, seconds since the epoch; older than the window: ignored.
+            rows: device rows.
+            values: ratios, in the order of `rows`.
+        """
+        step = int(at // self.step_seconds)
+        self._advance(step)
+        if step <= self._step - self._steps:
+            return
+        known = ~np.isnan(values)
+        at_rows, good = rows[known], values[known]
+        part = step % self._steps
+        for parts, total, amount in (
+            (self._sum, self._total_sum, good),
+            (self._square, self._total_square, good * good),
+        ):
+            # The total takes what the part makes of it in single precision, and gives it back
+            # whole when the part leaves.
+            before = parts[part, at_rows].astype(np.float64)
+            parts[part, at_rows] += amount
+            total[at_rows] += parts[part, at_rows] - before
+        self._filled.add(part)
+        self._count[part, at_rows] += 1
+        self._total_count[at_rows] += 1
+
+    def _advance(self, step: int) -> None:
+        """Empty the parts that the time has passed over."""
+        if self._step < 0:
+            self._step = step
+        for passed in range(self._step + 1, min(step, self._step + self._steps) + 1):
+            part = passed % self._steps
+            if part not in self._filled:
+                continue
+            self._filled.discard(part)
+            self._total_sum -= self._sum[part]
+            self._total_square -= self._square[part]
+            self._total_count -= self._count[part]
+            self._sum[part] = self._square[part] = 0.0
+            self._count[part] = 0
+        self._step = max(self._step, step)
+
+    def reset(self, rows: Rows, until: float | None = None) -> None:
+        """Forget the history of devices: their tenants have changed.
+
+        Args:
+            rows: the devices.
+            until: when, seconds since the epoch; what was read after its time step stays. None
+                forgets everything.
+        """
+        passed = (self._step - np.arange(self._steps)) % self._steps  # by part, steps since
+        begins = (self._step - passed) * self.step_seconds
+        is_old = begins <= (np.inf if until is None else until)
+        old = np.array([part for part in self._filled if is_old[part]], dtype=np.intp)
+        if not old.size:
+            return
+        cells = np.ix_(old, rows)
+        self._sum[cells] = self._square[cells] = 0.0
+        self._count[cells] = 0
+        self._total_sum[rows] = self._sum[:, rows].sum(axis=0, dtype=np.float64)
+        self._total_square[rows] = self._square[:, rows].sum(axis=0, dtype=np.float64)
+        self._total_count[rows] = self._count[:, rows].sum(axis=0, dtype=np.int64)
+
+    def summarize(
+        self, rows: Rows | slice = slice(None)
+    ) -> tuple[Ratios, Ratios, npt.NDArray[np.int64]]:
+        """Return the mean, the standard deviation and how many readings there are.
+
+        Args:
+            rows: of these devices; all unless given.
+        """
+        count = self._total_count[rows].copy()
+        divisor = np.maximum(count, 1)
+        average = np.clip(self._total_sum[rows] / divisor, 0.0, 1.0)
+        variance = self._total_square[rows] / divisor - average**2
+        return average, np.sqrt(np.maximum(variance, 0.0)), count

@@ -1,0 +1,316 @@
+"""Tells users about their pods in Kubernetes Events, beside everything else and never before it.
+
+`events.k8s.io/v1`, not the older `v1`: repeats are a series of one Event there by the API's own
+design, kube-scheduler writes its Events so, and `kubectl describe` shows both alike.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Final
+
+from extender.core.annotations import AnnotationProblem
+from extender.core.request import PodRef
+from extender.kube import KubeClient, KubeError
+
+logger = logging.getLogger(__name__)
+
+CONTROLLER: Final = "idlegpu.io/extender"
+ACTION: Final = "Scheduling"
+INVALID_ANNOTATION: Final = "InvalidAnnotation"
+
+MAX_NOTE_BYTES: Final = 1024  # the API server refuses longer notes
+MAX_REASON: Final = 128  # and longer reasons
+MAX_INSTANCE: Final = 128  # and longer names of the reporting instance
+MAX_POD_NAME: Final = 230  # of a pod's name in the name of its Event, which has 253 characters
+
+
+class EventType(StrEnum):
+    """How an Event is meant."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSettings:
+    """How many Events are written.
+
+    Attributes:
+        queue_size: Events that may wait; more are dropped and counted.
+        per_second: Events written in a second, on average ...
+        burst: ... and at once.
+        repeat_seconds: an Event that repeats is written again after so long.
+        per_pod: different Events of one pod; more are dropped and counted.
+        remembered: Events remembered to tell repeats from new ones.
+        timeout_seconds: limit for one request.
+    """
+
+    queue_size: int = 1000
+    per_second: float = 5.0
+    burst: int = 25
+    repeat_seconds: float = 300.0
+    per_pod: int = 20
+    remembered: int = 10_000
+    timeout_seconds: float = 5.0
+
+
+@dataclass(slots=True, kw_only=True)
+class EventCounts:
+    """What became of the Events; live.
+
+    Attributes:
+        written: created, or their series bumped.
+        dropped: the queue was full, or the pod had too many.
+        failed: the API server did not take them.
+    """
+
+    written: int = 0
+    dropped: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One Event of one pod; repeats are equal."""
+
+    pod: PodRef
+    type: EventType
+    reason: str
+    note: str
+
+
+@dataclass(slots=True)
+class _Series:
+    """What was written of an Event.
+
+    Attributes:
+        count: how often it occurred.
+        written_at: when it was last written or queued, seconds since the epoch.
+        is_created: whether the API server has it.
+    """
+
+    written_at: float
+    count: int = 1
+    is_created: bool = False
+
+
+class EventWriter:
+    """Writes Events, aggregated and at a bounded rate; posting never waits and never fails.
+
+    Everything happens on the event loop's thread.
+
+    Args:
+        client: the API server.
+        instance: which extender writes (its pod's name).
+        settings: how many Events are written.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        instance: str,
+        settings: EventSettings | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.counts = EventCounts()
+        self._client = client
+        self._instance = instance[:MAX_INSTANCE] or "extender"
+        self._settings = settings or EventSettings()
+        self._clock = clock
+        self._queue: asyncio.Queue[_Text] = asyncio.Queue(self._settings.queue_size)
+        self._known: OrderedDict[_Text, _Series] = OrderedDict()
+        self._per_pod: dict[str, int] = {}
+        self._last_failure = ""
+
+    def warn_annotation(self, pod: PodRef, problem: AnnotationProblem) -> None:
+        """Warn of an annotation that cannot be used, once for each value of it on the pod."""
+        text = self._text(pod, EventType.WARNING, INVALID_ANNOTATION, problem.message)
+        if text not in self._known:
+            self._post(text)
+
+    def post(self, pod: PodRef, kind: EventType, reason: str, message: str) -> None:
+        """Write an Event; one that repeats becomes a series.
+
+        Args:
+            pod: which pod it is about.
+            kind: how it is meant.
+            reason: in CamelCase, for machines.
+            message: for people.
+        """
+        self._post(self._text(pod, kind, reason, message))
+
+    async def run(self) -> None:
+        """Write what is posted until cancelled."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        tokens, counted_at = float(settings.burst), loop.time()
+        while True:
+            text = await self._queue.get()
+            now = loop.time()
+            tokens = min(tokens + (now - counted_at) * settings.per_second, settings.burst)
+            counted_at = now
+            if tokens < 1:
+                await asyncio.sleep((1 - tokens) / settings.per_second)
+            tokens -= 1
+            await self._write(text)
+
+    def _text(self, pod: PodRef, kind: EventType, reason: str, message: str) -> _Text:
+        note = message.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore")
+        return _Text(pod, kind, reason[:MAX_REASON], note)
+
+    def _post(self, text: _Text) -> None:
+        """Queue an Event, unless it was written a short while ago, or is about no real pod."""
+        if not (text.pod.namespace and text.pod.name and text.pod.uid):
+            return
+        now = self._clock()
+        series = self._known.get(text)
+        if series is not None:
+            series.count += 1
+            if now - series.written_at < self._settings.repeat_seconds:
+                return
+        elif self._per_pod.get(text.pod.uid, 0) >= self._settings.per_pod:
+            self.counts.dropped += 1
+            return
+        try:
+            self._queue.put_nowait(text)
+        except asyncio.QueueFull:
+            self.counts.dropped += 1
+            return
+        if series is None:
+            self._remember(text, _Series(now))
+        else:
+            series.written_at = now
+            self._known.move_to_end(text)
+
+    def _remember(self, text: _Text, series: _Series) -> None:
+        self._known[text] = series
+        self._per_pod[text.pod.uid] = self._per_pod.get(text.pod.uid, 0) + 1
+        if len(self._known) > self._settings.remembered:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, text: _Text) -> None:
+        if self._known.pop(text, None) is None:
+            return
+        left = self._per_pod[text.pod.uid] - 1
+        if left:
+            self._per_pod[text.pod.uid] = left
+        else:
+            del self._per_pod[text.pod.uid]
+
+    async def _write(self, text: _Text) -> None:
+        """Create the Event, or bump its series."""
+        series = self._known.get(text)
+        if series is None:
+            return  # so much has been posted since that it was forgotten
+        try:
+            if series.is_created:
+                await self._bump(text, series)
+            else:
+                await self._create(text, series)
+        except KubeError as error:
+            self._note_failure(error)
+            self._forget(text)  # posted again, it is tried again
+            return
+        series.is_created = True
+        self.counts.written += 1
+        if self._last_failure:
+            logger.info("writing events again")
+            self._last_failure = ""
+
+    async def _create(self, text: _Text, series: _Series) -> None:
+        body = build_event(text.pod, text.type, text.reason, text.note) | {
+            "eventTime": micro_time(series.written_at),
+            "reportingInstance": self._instance,
+        }
+        try:
+            await self._send("POST", events_path(text.pod), body)
+        except KubeError as error:
+            # Another replica, or we before a restart, wrote the same: then this is a repeat.
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            series.count = max(series.count, 2)
+            await self._patch(text, series)
+
+    async def _bump(self, text: _Text, series: _Series) -> None:
+        try:
+            await self._patch(text, series)
+        except KubeError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            await self._create(text, series)  # the API server forgets Events after an hour
+
+    async def _patch(self, text: _Text, series: _Series) -> None:
+        name = event_name(text.pod, text.type, text.reason, text.note)
+        seen = {"count": series.count, "lastObservedTime": micro_time(series.written_at)}
+        await self._send("PATCH", f"{events_path(text.pod)}/{name}", {"series": seen})
+
+    async def _send(self, method: str, path: str, body: object) -> None:
+        await self._client.send(
+            method,
+            path,
+            body,
+            action=f"{'create' if method == 'POST' else 'patch'} events.events.k8s.io",
+            timeout_seconds=self._settings.timeout_seconds,
+        )
+
+    def _note_failure(self, error: KubeError) -> None:
+        """Count a failure; each new cause is logged once."""
+        self.counts.failed += 1
+        # Refusals name the Event's namespace: what matters is the kind of failure.
+        kind = str(error.status or error)
+        if kind != self._last_failure:
+            logger.warning("cannot write events", extra={"cause": str(error)})
+            self._last_failure = kind
+
+
+def build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[str, object]:
+    """Return an Event, but for its time and its writer."""
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": event_name(pod, kind, reason, note), "namespace": pod.namespace},
+        "type": kind.value,
+        "reason": reason,
+        "note": note,
+        "action": ACTION,
+        "reportingController": CONTROLLER,
+        "regarding": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "uid": pod.uid,
+        },
+    }
+
+
+def event_name(pod: PodRef, kind: EventType, reason: str, note: str) -> str:
+    """Return the name of an Event: equal Events have equal names, whoever writes them."""
+    told = f"{pod.uid}\0{kind}\0{reason}\0{note}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    return f"{pod.name[:MAX_POD_NAME].rstrip('.-')}.{digest}"
+
+
+def events_path(pod: PodRef) -> str:
+    """Return the path of the Events in a pod's namespace."""
+    return f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
+
+
+def micro_time(seconds: float) -> str:
+    """Return a time as the API's MicroTime.
+
+    Example:
+        >>> micro_time(0.5)
+        '1970-01-01T00:00:00.500000Z'
+    """
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,233 @@
+"""A Lease: of several replicas one at a time acts.
+
+Not `kubernetes_asyncio.leaderelection`: it dies of a connection that breaks, logs every refusal
+with a traceback, keeps one login for ever, writes local time as if it were UTC, and never gives
+the lease back, so that each rollout would leave nobody to act for its whole duration. The protocol
+is client-go's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Final
+
+from extender.core.untyped import mapping_of, text_of
+from extender.effects.trouble import Trouble
+from extender.kube import KubeClient, KubeError
+
+logger = logging.getLogger(__name__)
+
+DURATION_SECONDS: Final = 15.0
+TIMEOUT_SECONDS: Final = 5.0
+RELEASE_SECONDS: Final = 2.0
+MAX_PAUSE_SECONDS: Final = 60.0
+LIMIT_BYTES: Final = 1 << 20
+
+HELD_SHARE: Final = 2 / 3
+"""The holder counts on the lease for this part of its duration, others respect it for all of it:
+clocks that run at different speeds, and an answer that comes late, make no two holders."""
+
+PERIOD_SHARE: Final = 1 / 5
+"""It is renewed, or asked for, each time this part of its duration has passed."""
+
+RESOURCE: Final = "leases.coordination.k8s.io"
+
+
+def make_identity() -> str:
+    """Return a name for this process that no other has, nor the same one after a restart."""
+    return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
+
+
+class Lease:
+    """Holds a Lease where no other replica does; never two replicas at a time.
+
+    Args:
+        client: the API server.
+        namespace: where the Lease is.
+        name: its name.
+        identity: who we are, different for each process.
+        duration_seconds: a holder that was silent for so long has lost it.
+        monotonic: seconds since any moment.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        namespace: str,
+        name: str,
+        identity: str = "",
+        duration_seconds: float = DURATION_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.identity = identity or make_identity()
+        self._client = client
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._name = name
+        self._duration_seconds = duration_seconds
+        self._monotonic = monotonic
+        self._held_until = -math.inf
+        self._seen_version = ""
+        self._seen_at = -math.inf
+        self._failures = 0
+        self._trouble = Trouble(logger, "cannot take the lease", "the lease can be taken again")
+
+    @property
+    def is_held(self) -> bool:
+        """Whether we may act."""
+        return self._monotonic() < self._held_until
+
+    async def run(self) -> None:
+        """Take the lease, or wait for it, until cancelled; then give it back."""
+        try:
+            while True:
+                await self._try()
+                await asyncio.sleep(self._pause_seconds())
+        finally:
+            with contextlib.suppress(KubeError, TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self.release()
+
+    async def attempt(self) -> None:
+        """Take or renew the lease, unless it is another's.
+
+        Raises:
+            KubeError: the API server could not be asked, or refused.
+        """
+        # From before the request: what others see of it is written later than that.
+        started = self._monotonic()
+        try:
+            lease = await self._read()
+            if lease is None:
+                await self._create()
+            elif self._is_free(lease, started):
+                await self._renew(lease)
+            else:
+                self._held_until = -math.inf
+                return
+        except KubeError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            self._held_until = -math.inf  # another was faster
+            return
+        self._held_until = started + self._duration_seconds * HELD_SHARE
+
+    async def release(self) -> None:
+        """Give the lease back, so that another need not wait for its end.
+
+        Raises:
+            KubeError: the API server could not be asked, or refused.
+        """
+        if not self.is_held:
+            return
+        self._held_until = -math.inf
+        lease = await self._read()
+        if lease is not None and _holder(lease) == self.identity:
+            await self._patch(lease, {"holderIdentity": None})
+
+    async def _try(self) -> None:
+        """Make one attempt; say who acts from now on where that changes."""
+        was_held = self.is_held
+        try:
+            await self.attempt()
+        except KubeError as error:
+            self._failures += 1
+            self._trouble.note(error)
+        else:
+            self._failures = 0
+            self._trouble.end()
+        if self.is_held != was_held:
+            message = "took the lease" if self.is_held else "lost the lease"
+            logger.info(message, extra={"lease": self._name, "identity": self.identity})
+
+    def _pause_seconds(self) -> float:
+        """Return how long to wait: who holds the lease hurries, who is refused takes its time."""
+        pause = self._duration_seconds * PERIOD_SHARE
+        if self._failures and not self.is_held:
+            pause = min(pause * 2.0 ** min(self._failures, 10), MAX_PAUSE_SECONDS)
+        return pause * random.uniform(0.8, 1.0)  # noqa: S311 - jitter is no secret
+
+    def _is_free(self, lease: Mapping[str, object], now: float) -> bool:
+        """Whether the lease is ours, nobody's, or of a holder that was silent for too long.
+
+        What counts is when we saw it change: clocks of other machines are not trusted.
+        """
+        version = text_of(mapping_of(lease.get("metadata")).get("resourceVersion"))
+        if version != self._seen_version:
+            self._seen_version, self._seen_at = version, now
+        spec = mapping_of(lease.get("spec"))
+        told = spec.get("leaseDurationSeconds")
+        duration = told if isinstance(told, int) and told > 0 else self._duration_seconds
+        is_over = now - self._seen_at > duration
+        return _holder(lease) in {"", self.identity} or is_over
+
+    async def _read(self) -> Mapping[str, object] | None:
+        try:
+            return await self._client.get(
+                f"{self._path}/{self._name}",
+                {},
+                action=f"get {RESOURCE}",
+                timeout_seconds=TIMEOUT_SECONDS,
+                limit_bytes=LIMIT_BYTES,
+            )
+        except KubeError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    async def _create(self) -> None:
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self._name},
+            "spec": self._spec(transitions=0),
+        }
+        await self._send("POST", self._path, body)
+
+    async def _renew(self, lease: Mapping[str, object]) -> None:
+        told = mapping_of(lease.get("spec")).get("leaseTransitions")
+        transitions = told if isinstance(told, int) else 0
+        if _holder(lease) == self.identity:
+            spec = self._spec(transitions=transitions)
+            del spec["acquireTime"]
+        else:
+            spec = self._spec(transitions=transitions + 1)
+        await self._patch(lease, spec)
+
+    def _spec(self, *, transitions: int) -> dict[str, object]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": math.ceil(self._duration_seconds),
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }
+
+    async def _patch(self, lease: Mapping[str, object], spec: Mapping[str, object]) -> None:
+        """Change the Lease as it was read: another's change since then is a conflict."""
+        version = text_of(mapping_of(lease.get("metadata")).get("resourceVersion"))
+        body = {"metadata": {"resourceVersion": version}, "spec": spec}
+        await self._send("PATCH", f"{self._path}/{self._name}", body)
+
+    async def _send(self, method: str, path: str, body: object) -> None:
+        await self._client.send(
+            method,
+            path,
+            body,
+            action=f"{'create' if method == 'POST' else 'patch'} {RESOURCE}",
+            timeout_seconds=TIMEOUT_SECONDS,
+        )
+
+
+def _holder(lease: Mapping[str, object]) -> str:
+    """Return who holds a Lease, "" for nobody."""
+    return text_of(mapping_of(lease.get("spec")).get("holderIdentity"))

@@ -1,0 +1,228 @@
+"""Decides when waiting pods are worth a wake; pure, but for what it remembers of past ones.
+
+A wake makes kube-scheduler try every pod that an extender refused: it is cheap for us and dear for
+kube-scheduler, so it must be rare, and rarer still while it helps nobody. What we take for a node
+that would do may be none: we know neither a pod's node selector nor its tolerations.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.policy import Policy
+from extender.core.request import GpuRequest, PodRef, parse_request
+from extender.core.resources import ResourceNames
+from extender.core.snapshot import Snapshot
+from extender.settings.wake import Wake
+
+MAX_REPEAT_SECONDS: Final = 300.0
+"""kube-scheduler tries such pods by itself after five minutes."""
+
+MAX_DOUBLINGS: Final = 20
+
+QUIET_INTERVALS: Final = 4
+"""After so many times the longest interval without a wake, useless ones are forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """Waiting pods that ask for the same, and what would do for them now.
+
+    Attributes:
+        request: what each asks for.
+        pods: the pods.
+        nodes: nodes that would do, best first.
+    """
+
+    request: GpuRequest
+    pods: tuple[PodRef, ...]
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hope:
+    """A pod that is worth a wake.
+
+    Attributes:
+        pod: the pod.
+        node: a node that would do for it ...
+        nodes: ... and all of them.
+    """
+
+    pod: PodRef
+    node: str
+    nodes: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Past:
+    """What is remembered of a waiting pod.
+
+    Attributes:
+        request: what it asks for.
+        streak: so many looks in a row found a node for it.
+        tried: nodes that it was woken for and is not again until `repeat_at`.
+        repeat_at: seconds.
+        repeat_seconds: how long it was not to be woken for the same nodes.
+    """
+
+    request: GpuRequest
+    streak: int = 0
+    tried: frozenset[str] = frozenset()
+    repeat_at: float = 0.0
+    repeat_seconds: float = 0.0
+
+
+class WakePlan:
+    """Says whom to wake.
+
+    Args:
+        settings: limits of rate and repetition.
+    """
+
+    def __init__(self, settings: Wake) -> None:
+        self.helped = 0
+        """Pods that were gone from the waiting ones after a wake for them."""
+        self._settings = settings
+        self._pods: dict[str, _Past] = {}
+        self._hoping: set[str] = set()
+        self._useless = 0
+        self._failures = 0
+        self._last_at = float("-inf")
+        self._not_before = float("-inf")
+
+    def next_wake(
+        self, prospects: Iterable[Prospect], waiting: Collection[str], now: float
+    ) -> tuple[Hope, ...]:
+        """Return the pods that are worth a wake now; none where there are none, or it is too soon.
+
+        Args:
+            prospects: what was found in this look; pods that no node would do for included.
+            waiting: UIDs of all waiting pods, looked at or not.
+            now: seconds of a clock that never goes back.
+        """
+        self._note_gone(waiting)
+        hopes = tuple(hope for prospect in prospects for hope in self._hopes(prospect, now))
+        return hopes if now >= self._earliest(len(waiting)) else ()
+
+    def note_woken(self, hopes: Iterable[Hope], now: float) -> None:
+        """Take that these pods were woken."""
+        is_quiet = now - self._last_at > QUIET_INTERVALS * self._interval(MAX_DOUBLINGS)
+        if is_quiet:
+            self._useless = 0
+        elif self._hoping:
+            self._useless = min(self._useless + 1, MAX_DOUBLINGS)
+        self._failures = 0
+        self._last_at = now
+        for hope in hopes:
+            past = self._pods.get(hope.pod.uid)
+            if past is None:
+                continue
+            # After as long again without a wake the pod's past counts no more.
+            is_fresh = now > past.repeat_at + past.repeat_seconds
+            doubled = self._settings.repeat_seconds if is_fresh else past.repeat_seconds * 2
+            past.repeat_seconds = min(doubled, MAX_REPEAT_SECONDS)
+            past.repeat_at = now + past.repeat_seconds
+            past.tried |= hope.nodes
+            past.streak = 0
+            self._hoping.add(hope.pod.uid)
+
+    def note_failed(self, now: float) -> None:
+        """Take that a wake failed: the next try is less and less urgent."""
+        self._not_before = now + self._interval(self._failures)
+        self._failures = min(self._failures + 1, MAX_DOUBLINGS)
+
+    def forget(self) -> None:
+        """Forget everything: another replica wakes."""
+        self._pods.clear()
+        self._hoping.clear()
+
+    def _note_gone(self, waiting: Collection[str]) -> None:
+        """Forget the pods that wait no more; where a wake helped one, others like it may hope."""
+        gone = self._pods.keys() - waiting
+        helped = gone & self._hoping
+        requests = {self._pods[uid].request for uid in helped}
+        for uid in gone:
+            del self._pods[uid]
+        if not helped:
+            return
+        self.helped += len(helped)
+        self._useless = 0
+        self._hoping.clear()
+        for past in self._pods.values():
+            if past.tried and past.request in requests:
+                past.tried = frozenset()
+
+    def _earliest(self, waiting: int) -> float:
+        """Return when the next wake may be."""
+        # Where those who hoped still wait, the last wake has helped nobody, as far as is known.
+        useless = self._useless + bool(self._hoping)
+        retries = waiting / self._settings.retries_per_second
+        interval = max(self._interval(useless - 1), retries)
+        return max(self._last_at + interval, self._not_before)
+
+    def _interval(self, doublings: int) -> float:
+        """Return the least time between two wakes, in seconds, doubled so many times."""
+        shortest = self._settings.min_interval_seconds
+        longest = max(self._settings.max_interval_seconds, shortest)
+        return min(shortest * 2.0 ** max(doublings, 0), longest)
+
+    def _hopes(self, prospect: Prospect, now: float) -> Iterator[Hope]:
+        """Yield the pods that a node would do for that they were not woken for lately."""
+        every = frozenset(prospect.nodes)
+        untried: dict[frozenset[str], Sequence[str]] = {frozenset(): prospect.nodes}
+        for number, pod in enumerate(prospect.pods):
+            past = self._pods.setdefault(pod.uid, _Past(prospect.request))
+            past.request = prospect.request
+            if past.tried and now >= past.repeat_at:
+                past.tried = frozenset()
+            if past.tried not in untried:
+                untried[past.tried] = [node for node in prospect.nodes if node not in past.tried]
+            nodes = untried[past.tried]
+            past.streak = past.streak + 1 if nodes else 0
+            if nodes and past.streak >= self._settings.confirmations:
+                yield Hope(pod=pod, node=nodes[number % len(nodes)], nodes=every)
+
+
+def read_request(record: PodRecord, policy: Policy) -> GpuRequest | None:
+    """Return what a refused pod asks for, None where it is none of ours.
+
+    It is read as kube-scheduler's questions are, from the little that is kept of the pod.
+    """
+    limits = {resource: str(count) for resource, count in record.resources.items()}
+    pod = {
+        "metadata": {"annotations": dict(record.wishes)},
+        "spec": {"containers": [{"resources": {"limits": limits}}]},
+        "status": {"nominatedNodeName": record.nominated_node},
+    }
+    names = ResourceNames(tuple(limits)) if limits else ResourceNames()
+    return parse_request(pod, resources=names, defaults=policy).request
+
+
+def nodes_with_room(
+    snapshot: Snapshot, nodes: Mapping[str, NodeRecord], request: GpuRequest
+) -> tuple[str, ...]:
+    """Return the nodes that kube-scheduler would ask about, as far as we can tell.
+
+    Ready, not cordoned, and with as many devices left by the API's count as the pod asks for.
+    """
+    pools = [(snapshot.pools.get(resource), count) for resource, count in request.resources]
+    roomy: list[Iterable[str]] = []
+    for pool, count in pools:
+        if pool is None:
+            return ()
+        rows = np.flatnonzero(pool.batch.allocatable - pool.batch.held >= count)
+        roomy.append([pool.nodes[row] for row in rows.tolist()])
+    others = [frozenset(names) for names in roomy[1:]]
+    return tuple(
+        name
+        for name in roomy[0]
+        if _takes_pods(nodes.get(name)) and all(name in names for names in others)
+    )
+
+
+def _takes_pods(node: NodeRecord | None) -> bool:
+    return node is not None and node.is_ready and not node.is_unschedulable

@@ -1,0 +1,318 @@
+"""Makes kube-scheduler look again at pods that we refused, once a node would do for them.
+
+kube-scheduler tries a refused pod again after any change of an object that it watches, and after
+five minutes. A metric is no such object. So an annotation is changed on one that is.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from itertools import islice
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from extender.core.inventory import PodRecord
+from extender.core.request import GpuRequest, PodRef
+from extender.effects.lease import Lease
+from extender.effects.trouble import Trouble
+from extender.effects.wake_plan import Hope, Prospect, WakePlan, nodes_with_room, read_request
+from extender.kube import KubeClient, KubeError
+from extender.kube_config import SERVICE_ACCOUNT
+from extender.placement.placer import Placer
+from extender.settings.wake import Wake, WakeTarget
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+ANNOTATION: Final = "idlegpu.io/state"
+OBJECT_NAME: Final = "idlegpu-state"
+LEASE_NAME: Final = "idlegpu-wake"
+STORAGE_CLASS: Final = "idlegpu.io-no-storage"
+"""A name that no storage class has: the object says nothing about storage to anybody."""
+
+RESOURCE: Final = "csistoragecapacities.storage.k8s.io"
+DEFAULT_NAMESPACE: Final = "idlegpu"
+TIMEOUT_SECONDS: Final = 5.0
+SHOWN_PODS: Final = 5
+
+SCANNED: Final = 1000
+"""Pods that are looked through before others get their turn on the event loop."""
+LOOKED_AT: Final = 1000
+"""Waiting pods that are looked at in one look, in turn where there are more."""
+MAX_REQUESTS: Final = 32
+"""Distinct requests among them."""
+REST: Final = 19.0
+"""So many times as long as a step took is rested after it: webhooks come first. A step takes up to
+8 ms with 40,000 devices; what it finds is kept for the webhooks' next answer."""
+
+
+class Leader(Protocol):
+    """Says whether this replica is the one that acts, and works on staying so."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this replica may act."""
+
+    async def run(self) -> None:
+        """Work on it until cancelled."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WakeCounts:
+    """What waking came to; live.
+
+    Attributes:
+        waiting: pods that we refused and that wait, as of the last look of the replica that wakes.
+        wakes: changes that were written.
+        failed: changes that the API server did not take.
+        faults: looks that ended in a fault of ours.
+    """
+
+    waiting: int = 0
+    wakes: int = 0
+    failed: int = 0
+    faults: int = 0
+
+
+class Waker:
+    """Looks at the waiting pods again and again, and wakes them where that may help.
+
+    Everything happens on the event loop's thread, in small steps.
+
+    Args:
+        client: the API server.
+        placer: says what a pod would get now.
+        settings: how often, and where the annotation is.
+        namespace: of the object that is changed.
+        leader: says whether this replica is the one that wakes.
+        monotonic: seconds since any moment.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        placer: Placer,
+        settings: Wake,
+        *,
+        namespace: str,
+        leader: Leader,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = WakeCounts()
+        self.leader = leader
+        self._client = client
+        self._placer = placer
+        self._settings = settings
+        self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"
+        self._monotonic = monotonic
+        self._plan = WakePlan(settings)
+        self._turn = 0
+        self._trouble = Trouble(
+            logger, "cannot wake waiting pods", "waiting pods can be woken again"
+        )
+
+    @property
+    def helped(self) -> int:
+        """How many pods waited no more after a wake for them."""
+        return self._plan.helped
+
+    async def run(self) -> None:
+        """Wake until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.leader.run(), name="wake lease")
+            group.create_task(self._run(), name="wake")
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.check_seconds)
+            if not self.leader.is_held:
+                self.counts.waiting = 0
+                self._plan.forget()
+                continue
+            try:
+                await self.look()
+            except Exception:  # placing pods must go on whatever is wrong here
+                logger.exception("fault", extra={"verb": "wake"})
+                self.counts.faults += 1
+
+    async def look(self) -> None:
+        """Look at the waiting pods once, and wake them where that may help."""
+        waiting = await self._waiting()
+        self.counts.waiting = len(waiting)
+        prospects = [prospect async for prospect in self._prospects(waiting)]
+        uids = {pod.uid for pod, _ in waiting}
+        hopes = self._plan.next_wake(prospects, uids, self._monotonic())
+        # The look takes its time: by now another replica may be the one that wakes.
+        if hopes and self.leader.is_held:
+            await self._wake(hopes, len(waiting))
+
+    async def _waiting(self) -> list[tuple[PodRef, GpuRequest]]:
+        """Return the pods that we refused and that wait, with what they ask for."""
+        requests: dict[object, GpuRequest | None] = {}
+        found: list[tuple[PodRef, GpuRequest]] = []
+        for number, record in enumerate(tuple(self._placer.fleet.pods.values())):
+            if number % SCANNED == SCANNED - 1:
+                await asyncio.sleep(0)
+            request = self._refused_request(record, requests)
+            if request is not None:
+                pod = PodRef(uid=record.uid, namespace=record.namespace, name=record.name)
+                found.append((pod, request))
+        return found
+
+    def _refused_request(
+        self, record: PodRecord, requests: dict[object, GpuRequest | None]
+    ) -> GpuRequest | None:
+        """Return what a pod asks for if we refused it and it waits, else None.
+
+        Args:
+            record: the pod.
+            requests: what was read already; most pods ask for the same.
+        """
+        if record.node or record.phase.is_terminal or record.is_deleting:
+            return None
+        if record.is_refused:
+            key = (tuple(record.resources.items()), record.wishes, record.nominated_node)
+            if key not in requests:
+                requests[key] = read_request(record, self._placer.policy)
+            return requests[key]
+        # Where kube-scheduler has said why, that is its last word, whatever we answered before.
+        decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
+        return decided.request if decided and decided.decision.best is None else None
+
+    async def _prospects(self, waiting: list[tuple[PodRef, GpuRequest]]) -> AsyncIterator[Prospect]:
+        """Yield what would do for the pods whose turn it is."""
+        for request, pods in self._next_in_turn(waiting).items():
+            nodes = await self._nodes_for(request, pods[0].uid)
+            yield Prospect(request=request, pods=tuple(pods), nodes=nodes)
+
+    def _next_in_turn(
+        self, waiting: list[tuple[PodRef, GpuRequest]]
+    ) -> dict[GpuRequest, list[PodRef]]:
+        """Return pods by request: as many as one look takes, beginning where the last one ended."""
+        groups: dict[GpuRequest, list[PodRef]] = {}
+        start = self._turn if self._turn < len(waiting) else 0
+        taken = 0
+        for pod, request in islice(waiting[start:] + waiting[:start], LOOKED_AT):
+            if request not in groups and len(groups) == MAX_REQUESTS:
+                break
+            groups.setdefault(request, []).append(pod)
+            taken += 1
+        self._turn = start + taken if taken < len(waiting) else 0
+        return groups
+
+    async def _nodes_for(self, request: GpuRequest, uid: str) -> tuple[str, ...]:
+        """Return the nodes that would do for a request now, best first."""
+        fleet = self._placer.fleet
+        snapshot = await _in_turn(fleet.snapshot)
+        roomy = await _in_turn(partial(nodes_with_room, snapshot, fleet.nodes, request))
+        if not roomy:
+            return ()
+        decision = await _in_turn(partial(self._placer.rank, request, roomy, uid=uid))
+        return tuple(decision.candidates[index] for index in decision.order)
+
+    async def _wake(self, hopes: tuple[Hope, ...], waiting: int) -> None:
+        """Change the annotation."""
+        try:
+            await self._write(hopes[0].node, describe(hopes, datetime.now(UTC)))
+        except KubeError as error:
+            self.counts.failed += 1
+            self._trouble.note(error)
+            self._plan.note_failed(self._monotonic())
+            return
+        self._trouble.end()
+        self.counts.wakes += 1
+        self._plan.note_woken(hopes, self._monotonic())
+        logger.info(
+            "woke waiting pods",
+            extra={
+                "waiting": waiting,
+                "hopeful": len(hopes),
+                "pods": [f"{hope.pod.key} on {hope.node}" for hope in hopes[:SHOWN_PODS]],
+            },
+        )
+
+    async def _write(self, node: str, text: str) -> None:
+        """Write the annotation to our object, or to the node.
+
+        Raises:
+            KubeError: the API server did not take it.
+        """
+        change = {"metadata": {"annotations": {ANNOTATION: text}}}
+        if self._settings.target is WakeTarget.NODE:
+            await self._send("PATCH", f"/api/v1/nodes/{node}", change, "patch nodes")
+            return
+        path = f"{self._path}/{OBJECT_NAME}"
+        try:
+            await self._send("PATCH", path, change, f"patch {RESOURCE}")
+        except KubeError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            await self._send("POST", self._path, build_object(text), f"create {RESOURCE}")
+
+    async def _send(self, method: str, path: str, body: object, action: str) -> None:
+        await self._client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+
+
+async def _in_turn(work: Callable[[], Result]) -> Result:
+    """Return what a step of work gives, after a rest that leaves the event loop to others."""
+    started = time.perf_counter()
+    result = work()
+    await asyncio.sleep(REST * (time.perf_counter() - started))
+    return result
+
+
+def build_waker(
+    client: KubeClient, placer: Placer, settings: Wake, *, kubeconfig: Path | None
+) -> Waker:
+    """Return a waker that shares the work with other replicas through a Lease.
+
+    Args:
+        client: the API server.
+        placer: says what a pod would get now.
+        settings: the settings.
+        kubeconfig: the kubeconfig file that is set; without one this runs in a pod.
+    """
+    namespace = settings.namespace or own_namespace(kubeconfig)
+    lease = Lease(
+        client,
+        namespace=namespace,
+        name=LEASE_NAME,
+        duration_seconds=settings.lease_seconds,
+    )
+    return Waker(client, placer, settings, namespace=namespace, leader=lease)
+
+
+def own_namespace(kubeconfig: Path | None, folder: Path = SERVICE_ACCOUNT) -> str:
+    """Return the namespace that this runs in, the one of the manifests where that is not told."""
+    if kubeconfig is not None:
+        return DEFAULT_NAMESPACE
+    try:
+        return (folder / "namespace").read_text(encoding="utf-8").strip() or DEFAULT_NAMESPACE
+    except OSError:
+        return DEFAULT_NAMESPACE
+
+
+def build_object(text: str) -> dict[str, object]:
+    """Return the object whose change wakes pods: no storage for a class that nobody has."""
+    return {
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSIStorageCapacity",
+        "metadata": {"name": OBJECT_NAME, "annotations": {ANNOTATION: text}},
+        "storageClassName": STORAGE_CLASS,
+        "capacity": "0",
+    }
+
+
+def describe(hopes: Iterable[Hope], at: datetime) -> str:
+    """Return what people read in the annotation; no two are alike, for the time is in it."""
+    told = [f"{hope.pod.key} on {hope.node}" for hope in hopes]
+    shown = ", ".join(told[:SHOWN_PODS])
+    more = f" and {len(told) - SHOWN_PODS} more" if len(told) > SHOWN_PODS else ""
+    pods = "1 waiting pod" if len(told) == 1 else f"{len(told)} waiting pods"
+    return f"{pods} may fit: {shown}{more}; {at:%Y-%m-%dT%H:%M:%S.%fZ}"

@@ -1,0 +1,1 @@
+"""Merges what the sources say into the next snapshot."""

@@ -1,0 +1,125 @@
+"""What is held of each device, as columns; one row per device."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.policy import Policy
+from extender.core.readings import Column
+from extender.core.signals import Evidence
+from extender.core.snapshot import Flags, Rows
+from extender.core.window import Windows
+from extender.fleet.latest import ALL, FILLING, LatestValues
+
+AnyArray = TypeVar("AnyArray", Column, npt.NDArray[np.bool_], Rows)
+
+_INITIAL: Mapping[str, float] = {
+    "measured_at": np.nan,
+    "freed_at": -np.inf,
+    "afresh_at": -np.inf,
+    "label_total_bytes": np.nan,
+    "board_watts": np.nan,
+    "known_total_bytes": np.nan,
+    "told_at": np.nan,
+    "xid_since": np.nan,
+    "seen_at": -np.inf,
+}
+"""What a device starts with; times in seconds since the epoch. No window and no streak takes what
+was measured before `afresh_at`; what was measured before `freed_at` is nobody's."""
+
+_FLAGS = ("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign")
+_COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
+_GROWTH = 1024
+
+
+class DeviceColumns:
+    """Values, times, verdicts and windows by row; a spare row is as a new device's.
+
+    Attributes:
+        capacity: rows, spare ones included.
+        latest: the last good values.
+        windows: utilization over the window.
+        numbers: by name; times in seconds since the epoch.
+        flags: by name.
+        counts: by name.
+
+    Args:
+        policy: the settings.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.capacity = 0
+        self.latest = LatestValues(policy.freshness)
+        self.windows = Windows(policy.window_seconds)
+        self.numbers: dict[str, Column] = {name: np.zeros(0) for name in _INITIAL}
+        self.flags: dict[str, Flags] = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
+        self.counts: dict[str, Rows] = {name: np.zeros(0, dtype=np.intp) for name in _COUNTS}
+
+    def grow(self, needed: int) -> None:
+        """Make room for so many rows."""
+        if needed <= self.capacity:
+            return
+        self.capacity = max(needed, 2 * self.capacity, _GROWTH)
+        self.latest.grow(self.capacity)
+        self.windows.grow(self.capacity)
+        for name, numbers in self.numbers.items():
+            self.numbers[name] = _padded(numbers, self.capacity, _INITIAL[name])
+        for name, flags in self.flags.items():
+            self.flags[name] = _padded(flags, self.capacity)
+        for name, counts in self.counts.items():
+            self.counts[name] = _padded(counts, self.capacity)
+
+    def clear(self, rows: Iterable[int]) -> None:
+        """Forget everything that was read of the rows' devices."""
+        index = np.array(list(rows), dtype=np.intp)
+        self.latest.clear(index)
+        for name, column in self.numbers.items():
+            column[index] = _INITIAL[name]
+        for flag in self.flags.values():
+            flag[index] = False
+        self.forget_use(index)
+        self.counts["source_row"][index] = self.counts["withdrawn"][index] = 0
+        self.windows.reset(index)
+
+    def forget_use(self, rows: Rows) -> None:
+        """Forget who was seen to use the devices."""
+        self.counts["use_streak"][rows] = self.counts["foreign_streak"][rows] = 0
+        self.flags["is_in_use"][rows] = self.flags["is_foreign"][rows] = False
+
+    def total_bytes(self, rows: Rows | slice) -> Column:
+        """Return each device's size as far as it is known besides the latest values."""
+        known, label = self.numbers["known_total_bytes"], self.numbers["label_total_bytes"]
+        return np.where(np.isnan(known[rows]), label[rows], known[rows])
+
+    def evidence(self, rows: Rows | slice = ALL) -> Evidence:
+        """Return what is held of every device, or of some."""
+        mean, spread, count = self.windows.summarize(rows)
+        columns = self.latest.columns
+        return Evidence(
+            columns={signal: column[rows] for signal, column in columns.items()},
+            measured_at=self.numbers["measured_at"][rows],
+            activity_at=self.latest.activity_at(rows),
+            memory_at=self.latest.measured_at(*FILLING, rows=rows),
+            freed_at=self.numbers["freed_at"][rows],
+            label_total_bytes=self.total_bytes(rows),
+            board_watts=self.numbers["board_watts"][rows],
+            window_mean=mean,
+            window_spread=spread,
+            window_count=count,
+            has_tenants=self.flags["has_tenants"][rows],
+            is_unheld=self.flags["is_unheld"][rows],
+            is_in_use=self.flags["is_in_use"][rows],
+            is_foreign=self.flags["is_foreign"][rows],
+            xid_since=self.numbers["xid_since"][rows],
+            is_lost=self.flags["is_lost"][rows],
+            withdrawn=self.counts["withdrawn"][rows],
+            node_row=self.counts["node_row"][rows],
+        )
+
+
+def _padded(column: AnyArray, capacity: int, value: float = 0.0) -> AnyArray:
+    """Return the column with room for `capacity` rows, filled with what a new device has."""
+    more = np.full(capacity - len(column), value, dtype=column.dtype)
+    return np.concatenate([column, more])

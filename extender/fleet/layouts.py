@@ -1,0 +1,275 @@
+"""What each node offers and who holds it: laid out anew whenever one of them has changed."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from math import inf
+
+from extender.core.decision import normalize_model
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.layout import (
+    Device,
+    Expected,
+    Tenancy,
+    devices_behind,
+    expected_devices,
+    lay_out,
+    may_claim,
+    resource_profile,
+)
+from extender.core.policy import Policy
+from extender.core.readings import DeviceKey
+from extender.core.snapshot import PoolRow
+from extender.fleet.steps import Steps
+from extender.fleet.store import DeviceStore
+
+MAX_DEVICES = 256
+"""Devices of a node behind one resource that are told apart: 16 cards of 7 instances each, and
+room to spare. A kubelet that says it has a million devices must not cost a million rows."""
+
+PIECE_KEYS = 8192
+"""Devices whose tenants are compared before others may have their turn: few milliseconds."""
+
+TenantsByRow = Mapping[int, tuple[str, ...]]
+"""Pods (`namespace/name`) on each device of a node, by the device's row."""
+
+
+class NodeLayouts:
+    """Each node's row in the pool of each of its resources, and the pods on each device.
+
+    A pod keeps its devices as long as it lives. So one that the mapping has shown once is held to
+    be there still while the mapping shows it nowhere: sources lose it now and then, and some name
+    only one of the pods that share a device.
+
+    Args:
+        policy: the settings of the decision.
+        store: the devices.
+    """
+
+    def __init__(self, policy: Policy, store: DeviceStore) -> None:
+        self._policy = policy
+        self._store = store
+        self._models: dict[str, int] = {"": 0}
+        self._model_ids: dict[str, int] = {}
+        self._mapping: Mapping[DeviceKey, tuple[str, ...]] = {}
+        self._is_mapped = False
+        self._mapped_at = -inf
+        self._rows: dict[str, dict[str, PoolRow]] = {}
+        self._live: dict[str, TenantsByRow] = {}
+        self._held: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._young: set[str] = set()
+        self.surplus: list[int] = []
+        """Rows of stand-ins that stand for nothing any more; whoever lays out frees them."""
+
+    @property
+    def rows(self) -> Mapping[str, Mapping[str, PoolRow]]:
+        """Rows by node and resource, as they were last laid out."""
+        return self._rows
+
+    @property
+    def young(self) -> frozenset[str]:
+        """Nodes with pods that the readings do not cover yet: the next ones may."""
+        return frozenset(self._young)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Model names, normalized; a row's `model_id` points here."""
+        return tuple(self._models)
+
+    def tenants_on(self, node: str) -> TenantsByRow:
+        """Return the pods that are known to hold the devices of a node."""
+        return self._live.get(node, {})
+
+    def map_tenants(
+        self, mapping: Mapping[DeviceKey, tuple[str, ...]] | None, at: float
+    ) -> Steps[set[str]]:
+        """Take over which pods hold which devices; return the nodes that this concerns.
+
+        Args:
+            mapping: pods by device; None where the source cannot tell: then the last one holds
+                as long as a value is fresh.
+            at: when the source was asked, seconds since the epoch.
+        """
+        if mapping is None and at - self._mapped_at <= self._policy.freshness.max_age_seconds:
+            return set()
+        before, after = self._mapping, mapping or {}
+        was_mapped, self._is_mapped = self._is_mapped, mapping is not None
+        self._mapping, self._mapped_at = after, at
+        if was_mapped is not self._is_mapped:
+            return set(self._rows)
+        nodes: set[str] = set()
+        keys = iter({**before, **after})
+        while some := list(islice(keys, PIECE_KEYS)):
+            rows = (self._store.row_of(key) for key in some if before.get(key) != after.get(key))
+            infos = (self._store.info(row) for row in rows if row is not None)
+            nodes |= {info.node for info in infos if info is not None}
+            yield
+        return nodes
+
+    def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> bool:
+        """Lay a node out and note who holds its devices; tell whether its devices changed."""
+        name = node.name
+        tenants = self._tenants(name, pods)
+        before, after = self._rows.get(name), self._lay_out(node, pods, tenants)
+        self._rows[name] = after
+        self._note_tenants(name, pods, tenants, now)
+        self._note_tenancy(pods, tenants, after)
+        used = {slot for row in after.values() for slot in row.slots}
+        self.surplus.extend(self._store.surplus(name, used))
+        is_young = any(row.taken or any(row.assumed) for row in after.values())
+        (self._young.add if is_young else self._young.discard)(name)
+        return before is None or _slots(before) != _slots(after)
+
+    def forget(self, node: str) -> None:
+        """Forget a node that is gone."""
+        self._rows.pop(node, None)
+        self._live.pop(node, None)
+        self._held.pop(node, None)
+        self._young.discard(node)
+
+    def lay_out_without(
+        self, node: NodeRecord, pods: Sequence[PodRecord], victims: frozenset[str]
+    ) -> dict[str, PoolRow]:
+        """Return a node's rows as they would be with some of its pods (UIDs) gone."""
+        left = [pod for pod in pods if pod.uid not in victims]
+        return self._lay_out(node, left, self._tenants(node.name, left))
+
+    def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
+        """Free the devices of a pod that has ended: what was read before is nobody's.
+
+        Where nobody knows which it held, it may be any that nobody else is known to hold; but not
+        one that was in use already when no pod can have held it.
+
+        Args:
+            pod: the pod.
+            at: when it ended, seconds since the epoch.
+            has_others: other pods hold devices of its node.
+        """
+        live = self.tenants_on(pod.node)
+        shown = [row for row, tenants in live.items() if pod.key in tenants]
+        if shown:
+            freed = [row for row in shown if live[row] == (pod.key,)]
+            self._store.start_afresh(freed, at, is_freed=True)
+            self._store.start_afresh(set(shown) - set(freed), at, is_freed=False)
+            return
+        unheld = [
+            slot
+            for resource, row in self._rows.get(pod.node, {}).items()
+            for slot in row.slots
+            if (resource in pod.resources or may_claim(pod, serves_claims=row.serves_claims))
+            and not live.get(slot)
+            and not self._store.is_foreign(slot)
+        ]
+        is_freed = self._is_mapped or not has_others
+        self._store.start_afresh(unheld, at, is_freed=is_freed)
+
+    def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
+        """Return which of the pods each device of the node has, by mapping and memory."""
+        # A pod that is younger than the mapping only has the name of the one that it shows.
+        keys = {pod.key for pod in pods if (pod.bound_at or 0.0) <= self._mapped_at}
+        found: dict[int, set[str]] = {}
+        for row in self._store.rows_of_node(name):
+            info = self._store.info(row)
+            found[row] = keys.intersection(self._mapping.get(info.key, ())) if info else set()
+        seen = set().union(*found.values())
+        held = self._held.get(name, {})
+        for pod in pods:
+            for row in () if pod.key in seen else held.get(pod.uid, ()):
+                if row in found:
+                    found[row].add(pod.key)
+        return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
+
+    def _lay_out(
+        self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
+    ) -> dict[str, PoolRow]:
+        """Return one node's row in the pool of each of its resources."""
+        devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
+        seen = Counter(resource_profile(device.mig_profile) for device in devices)
+        tenancy = Tenancy(
+            is_mapped=self._is_mapped,
+            warm_up_seconds=self._policy.assumed.warm_up_seconds,
+            shared_policy=self._policy.shared_policy,
+        )
+        is_counted = bool(node.capacity or node.allocatable)
+        rows = {}
+        for expected in expected_devices(node, seen):
+            resource = expected.resource
+            everything = expected.count * expected.replicas
+            rows[resource] = lay_out(
+                expected,
+                self._complete(node, expected, devices),
+                pods,
+                tenancy,
+                allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
+                capacity=node.capacity.get(resource, 0),
+            )
+        return rows
+
+    def _device(self, row: int, tenants: tuple[str, ...]) -> Device:
+        """Return a device as the layout needs it."""
+        info = self._store.info(row)
+        return Device(
+            row=row,
+            mig_profile=info.mig_profile if info else "",
+            tenants=tenants,
+            measured_at=self._store.told_at(row),
+            model_id=self._model_id(info.model) if info else 0,
+        )
+
+    def _complete(
+        self, node: NodeRecord, expected: Expected, devices: tuple[Device, ...]
+    ) -> tuple[Device, ...]:
+        """Return the devices behind a resource, with stand-ins for those that no source shows."""
+        behind = devices_behind(node, expected, devices)[:MAX_DEVICES]
+        self._store.set_label_total([device.row for device in behind], expected.memory_bytes)
+        missing = min(expected.count, MAX_DEVICES) - len(behind)
+        if missing <= 0:
+            return behind
+        label_model = self._model_id(node.labels.get("nvidia.com/gpu.product", ""))
+        rows = self._store.stand_ins(node.name, expected.resource, missing, expected.memory_bytes)
+        self._store.set_lost(rows, is_lost=bool(behind))
+        stand_ins = [Device(row=row, model_id=label_model) for row in rows]
+        return (*behind, *stand_ins)
+
+    def _model_id(self, model: str) -> int:
+        if model not in self._model_ids:
+            words = normalize_model(model)
+            self._model_ids[model] = self._models.setdefault(words, len(self._models))
+        return self._model_ids[model]
+
+    def _note_tenants(
+        self, name: str, pods: Sequence[PodRecord], tenants: TenantsByRow, now: float
+    ) -> None:
+        """Remember who holds each device; one with a new tenant starts afresh."""
+        bound_at = {pod.key: now if pod.bound_at is None else pod.bound_at for pod in pods}
+        before = self._live.get(name, {})
+        for row, on_it in tenants.items():
+            new = set(on_it) - set(before.get(row, ()))
+            if new:
+                self._store.start_afresh((row,), max(bound_at[key] for key in new), is_freed=False)
+        self._live[name] = tenants
+        self._held[name] = {
+            pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)
+            for pod in pods
+        }
+
+    def _note_tenancy(
+        self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
+    ) -> None:
+        """Note of each device whether pods hold it, or may."""
+        seen = {key for on_it in tenants.values() for key in on_it}
+        for resource, row in rows.items():
+            is_clear = not any(pod.key not in seen and resource in pod.resources for pod in pods)
+            self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
+            for slot, used in zip(row.slots, row.used, strict=True):
+                is_unheld = row.is_agreed and not used
+                self._store.set_tenancy(
+                    slot,
+                    has_tenants=bool(used) or (row.held > 0 and not row.is_agreed),
+                    is_unheld=is_unheld,
+                    is_free_for_sure=is_unheld and not row.taken and is_clear,
+                )
+
+
+def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:
+    return {resource: row.slots for resource, row in rows.items()}

@@ -1,0 +1,390 @@
+"""What was read of every device ever seen and not yet forgotten: latest values, window, streaks."""
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from extender.core.decision import normalize_model
+from extender.core.policy import Policy
+from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
+from extender.core.signals import (
+    UTILIZATION,
+    Evidence,
+    activity,
+    board_power,
+    memory,
+    plausible,
+    shows_use,
+    step_streak,
+)
+from extender.core.snapshot import Flags, Rows
+from extender.fleet.columns import DeviceColumns
+from extender.fleet.latest import ALL, FILLING, plausible_answer
+from extender.fleet.registry import Applied, DeviceRegistry, Placed
+from extender.fleet.steps import Steps, finish
+
+_PIECE = 1024
+"""Devices whose past is taken over before others may have their turn."""
+
+
+class DeviceStore:
+    """What was read of each device, by row; a row stays a device's own until it is forgotten.
+
+    Only the event loop's thread changes it, never across an await.
+
+    Args:
+        policy: the settings.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._registry = DeviceRegistry()
+        self._sources: list[str] = [""]
+        self._board_watts: dict[str, float] = {}
+        self._columns = DeviceColumns(policy)
+        self._latest, self._windows = self._columns.latest, self._columns.windows
+        self._float, self._flag = self._columns.numbers, self._columns.flags
+        self._count = self._columns.counts
+
+    def __len__(self) -> int:
+        return len(self._registry)
+
+    # --- which devices there are --------------------------------------------------------------
+
+    def info(self, row: int) -> DeviceInfo | None:
+        """Return what is known of the device in `row` besides numbers; None for a spare row."""
+        return self._registry.info(row)
+
+    def row_of(self, key: DeviceKey) -> int | None:
+        """Return the row of a device, None where it is not known."""
+        return self._registry.row_of(key)
+
+    def rows_of_node(self, node: str) -> list[int]:
+        """Return the rows of the devices that telemetry sees on a node, in the node's order.
+
+        Where a card is seen whole and as MIG instances, its layout has changed: what was
+        measured last counts.
+        """
+        rows = self._registry.seen_on(node)
+        newest: dict[str, tuple[float, bool]] = {}
+        for row in rows:
+            info = self.info(row)
+            if info is not None:
+                measured = (self.measured_at(row) or 0.0, bool(info.gpu_instance_id))
+                newest[info.uuid] = max(newest.get(info.uuid, measured), measured)
+        return [row for row in rows if self._is_current(row, newest)]
+
+    def _is_current(self, row: int, newest: Mapping[str, tuple[float, bool]]) -> bool:
+        info = self.info(row)
+        return info is not None and bool(info.gpu_instance_id) is newest[info.uuid][1]
+
+    def stand_ins(
+        self, node: str, resource: str, count: int, memory_bytes: int | None
+    ) -> list[int]:
+        """Return the rows of devices that the node must have and no source shows."""
+        rows, new = self._registry.stand_ins(node, resource, count)
+        if new:
+            self._columns.grow(len(self))
+            self._count["node_row"][new] = self._registry.node_row(node)
+            self._note_models(tuple(new))
+        self.set_label_total(rows, memory_bytes)
+        return rows
+
+    def rows_on(self, nodes: Iterable[str]) -> Rows:
+        """Return the rows of all devices of some nodes, stand-ins included."""
+        rows = [row for node in nodes for row in self._registry.of_node(node)]
+        return np.array(rows, dtype=np.intp)
+
+    def surplus(self, node: str, used: Container[int]) -> list[int]:
+        """Return the stand-ins of a node that stand for nothing any more."""
+        rows = self._registry.of_node(node)
+        return [row for row in rows if row not in used and self._registry.is_stand_in(row)]
+
+    def drop(self, rows: Iterable[int]) -> set[str]:
+        """Free rows; what was read into them must speak for nobody else. Return their nodes."""
+        dropped = tuple(rows)
+        if dropped:
+            self._columns.clear(dropped)
+        return self._registry.drop(dropped)
+
+    def forget(self, now: float) -> set[str]:
+        """Drop devices that no source has shown for too long; return their nodes."""
+        limit = now - self._policy.freshness.forget_seconds
+        seen_at = self._float["seen_at"][: len(self)]
+        return self.drop(np.flatnonzero((seen_at < limit) & np.isfinite(seen_at)).tolist())
+
+    def forget_node(self, node: str) -> None:
+        """Drop every device of a node that is gone."""
+        self.drop(self._registry.of_node(node))
+
+    # --- what was read of them ----------------------------------------------------------------
+
+    def value(self, signal: Signal, row: int) -> float | None:
+        """Return the last good value of a signal, None where it is missing."""
+        column = self._latest.columns.get(signal)
+        if column is None or np.isnan(column[row]):
+            return None
+        return float(column[row])
+
+    def measured_at(self, row: int) -> float | None:
+        """Return when the device's values were measured, None where they never were."""
+        at = float(self._float["measured_at"][row])
+        return None if np.isnan(at) else at
+
+    def told_at(self, row: int) -> float | None:
+        """Return since when the device's values tell all: the older of activity and memory.
+
+        None where neither was ever measured; what never was is not waited for.
+        """
+        at = float(self._float["told_at"][row])
+        return None if np.isnan(at) else at
+
+    def source(self, row: int) -> str:
+        """Return the name of the source that last showed a device, "" where none ever did."""
+        return self._sources[int(self._count["source_row"][row])]
+
+    def ages(self, now: float) -> Mapping[str, Column]:
+        """Return by source how long ago, in seconds, each of its devices was last measured."""
+        age = np.maximum(now - self._float["measured_at"], 0.0)
+        kept = ~np.isnan(age)
+        kept[self._registry.spare_rows()] = False
+        kept[len(self) :] = False
+        sources = self._count["source_row"]
+        return {
+            name: age[kept & (sources == number)]
+            for number, name in enumerate(self._sources)
+            if number
+        }
+
+    def apply(self, readings: Readings, now: float) -> Applied:
+        """Take over one answer of a source."""
+        return finish(self.apply_in_steps(readings, now))
+
+    def apply_in_steps(self, readings: Readings, now: float) -> Steps[Applied]:
+        """Take over one answer of a source in steps of a few milliseconds.
+
+        Between the steps other things may happen to the devices. Each value counts from the step
+        that takes it.
+        """
+        changed_nodes: set[str] = set()
+        disagree = None
+        for is_last in (False, False, True):
+            placed = yield from self._place(readings.devices)
+            changed_nodes |= placed.changed_nodes
+            steps = self._take(readings, placed, now)
+            if is_last:
+                disagree = finish(steps)
+            else:
+                disagree = yield from self._while_rows_stay(steps)
+            if disagree is not None:
+                break
+        assert disagree is not None  # noqa: S101  # the last try cannot be interrupted
+        return Applied(changed_nodes=frozenset(changed_nodes), disagree=disagree)
+
+    def _while_rows_stay(self, steps: Steps[Flags]) -> Steps[Flags | None]:
+        """Go on as long as no row is given to another device; None where one was."""
+        drops = self._registry.drops
+        while self._registry.drops == drops:
+            try:
+                next(steps)
+            except StopIteration as end:
+                disagree: Flags = end.value
+                return disagree
+            yield
+        return None
+
+    def _take(self, readings: Readings, placed: Placed, now: float) -> Steps[Flags]:
+        """Take over the values of an answer; return which devices' signals disagree."""
+        rows, measured_at = placed.rows, readings.measured_at
+        answer = plausible_answer(readings.columns)
+        if Signal.POWER in answer:
+            # Power is the whole card's, and says nothing of one instance.
+            answer[Signal.POWER] = np.where(placed.is_instance, np.nan, answer[Signal.POWER])
+        yield
+        is_untold = self._latest.take_utilization(rows, answer, measured_at, now)
+        yield
+        self._latest.take_filling(rows, answer, measured_at, now)
+        yield
+        for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *FILLING}):
+            before = self._latest.column(signal)[rows]
+            self._latest.take(signal, rows, answer.get(signal), measured_at, now)
+            if signal is Signal.XID:
+                self._date_xids(rows, before, now)
+            yield
+        self._note_told(rows, answer)
+        yield
+        # Windows and streaks take what was measured now, and nothing that only stays.
+        busy, disagree = activity(answer, self._float["board_watts"][rows])
+        busy = np.where(is_untold, np.nan, busy)
+        used, _, _ = memory(answer, self._columns.total_bytes(rows))
+        yield
+        before = self._float["measured_at"][rows]
+        is_new = np.isnan(before) | (measured_at > before)
+        is_new &= measured_at > self._float["afresh_at"][rows]
+        self._note_use(rows, used, busy, is_new)
+        self._windows.add(readings.at, rows[is_new], busy[is_new])
+        self._float["measured_at"][rows] = np.fmax(before, measured_at)
+        self._float["seen_at"][rows] = now
+        self._count["source_row"][rows] = self._source_row(readings.source)
+        return disagree
+
+    def _date_xids(self, rows: Rows, before: Column, now: float) -> None:
+        """Note when each sticky XID was first seen."""
+        xids = np.nan_to_num(self._latest.column(Signal.XID)[rows])
+        first_seen = np.where(xids > 0, now, np.nan)
+        since = self._float["xid_since"]
+        since[rows] = np.where(xids != np.nan_to_num(before), first_seen, since[rows])
+
+    def _note_told(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
+        """Note how large the devices are, and since when their values tell all."""
+        _, _, total = memory(answer, np.full(len(rows), np.nan))
+        known = total > 0
+        self._float["known_total_bytes"][rows[known]] = total[known]
+        memory_at = self._latest.measured_at(*FILLING, rows=rows)
+        self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
+
+    def _place(self, devices: tuple[DeviceInfo, ...]) -> Steps[Placed]:
+        """Give every device of an answer a row."""
+        placing = self._registry.place(devices)
+        while True:
+            try:
+                renewed, updated = next(placing)
+            except StopIteration as end:
+                placed: Placed = end.value
+                if placed.dropped:
+                    self._columns.clear(placed.dropped)
+                return placed
+            self._start(renewed)
+            self._note_models(updated)
+            yield
+
+    def _note_use(self, rows: Rows, used: Column, busy: Column, is_new: Flags) -> None:
+        """Count the readings that show somebody's use; a missing one counts neither way."""
+        known = is_new & ~(np.isnan(used) & np.isnan(busy))
+        uses = shows_use(used, busy, self._policy.foreign)
+        # A pod that the mapping does not show yet may be the one that uses it: its use makes no
+        # device foreign.
+        is_certain = known & (self._flag["is_free_for_sure"][rows] | ~uses)
+        for streak, verdict, counts in (
+            ("use_streak", "is_in_use", known),
+            ("foreign_streak", "is_foreign", is_certain),
+        ):
+            at = rows[counts]
+            self._count[streak][at], self._flag[verdict][at] = step_streak(
+                self._count[streak][at],
+                self._flag[verdict][at],
+                uses[counts],
+                self._policy.foreign.readings,
+            )
+
+    def apply_history(self, history: History) -> None:
+        """Fill the windows with past readings, once at start; of devices that are known."""
+        finish(self.history_in_steps(history))
+
+    def history_in_steps(self, history: History) -> Steps[None]:
+        """Fill the windows likewise, in steps."""
+        for start in range(0, len(history.devices), _PIECE):
+            some = slice(start, start + _PIECE)
+            found = [self.row_of(key) for key in history.devices[some]]
+            known = np.array([row is not None for row in found], dtype=np.bool_)
+            rows = np.array([row for row in found if row is not None], dtype=np.intp)
+            utilization = np.minimum(plausible(history.utilization[:, some][:, known]), 1.0)
+            for step, at in enumerate(history.times):
+                is_own = self._float["afresh_at"][rows] < at
+                self._windows.add(float(at), rows[is_own], utilization[step, is_own])
+            if history.xid is not None:
+                seen = history.xid[:, some][:, known]
+                for row, xids in zip(rows.tolist(), seen.T, strict=True):
+                    self._date_xid(row, history.times, xids)
+            yield
+
+    def _date_xid(self, row: int, times: Column, xids: Column) -> None:
+        """Date back a sticky XID that was there before we started."""
+        xid = self.value(Signal.XID, row)
+        was_there = xids == xid
+        if not xid or not len(times) or not was_there[-1]:
+            return
+        absent = np.flatnonzero(~was_there)
+        since = times[absent[-1] + 1 if len(absent) else 0]
+        self._float["xid_since"][row] = np.fmin(self._float["xid_since"][row], since)
+
+    # --- what is known of them otherwise ------------------------------------------------------
+
+    def set_label_total(self, rows: Sequence[int], memory_bytes: int | None) -> None:
+        """Note devices' memory as the node's labels tell it."""
+        self._float["label_total_bytes"][rows] = np.nan if memory_bytes is None else memory_bytes
+
+    def set_lost(self, rows: Sequence[int], *, is_lost: bool) -> None:
+        """Note that devices are missing among siblings that are seen."""
+        self._flag["is_lost"][rows] = is_lost
+
+    def set_withdrawn(self, rows: Iterable[int], devices: int) -> None:
+        """Note how many devices of their kind the kubelet does not offer on some devices' node."""
+        self._count["withdrawn"][list(rows)] = devices
+
+    def set_tenancy(
+        self, row: int, *, has_tenants: bool, is_unheld: bool, is_free_for_sure: bool
+    ) -> None:
+        """Note whether pods hold the device.
+
+        Args:
+            row: the device.
+            has_tenants: pods hold it, or may.
+            is_unheld: no pod is seen on it, and mapping and API agree.
+            is_free_for_sure: besides, no pod is too young to be seen.
+        """
+        self._flag["has_tenants"][row] = has_tenants
+        self._flag["is_unheld"][row] = is_unheld
+        self._flag["is_free_for_sure"][row] = is_free_for_sure
+
+    def is_foreign(self, row: int) -> bool:
+        """Tell whether somebody was seen to use the device while no pod can have held it."""
+        return bool(self._flag["is_foreign"][row])
+
+    def start_afresh(self, rows: Iterable[int], at: float, *, is_freed: bool) -> None:
+        """Forget the history of devices whose tenants changed.
+
+        Args:
+            rows: the devices.
+            at: when, seconds since the epoch.
+            is_freed: nobody holds them now: readings from before `at` are nobody's.
+        """
+        index = np.array(list(rows), dtype=np.intp)
+        self._windows.reset(index, at)
+        self._columns.forget_use(index)
+        self._float["afresh_at"][index] = np.maximum(self._float["afresh_at"][index], at)
+        if is_freed:
+            self._float["freed_at"][index] = at
+
+    def evidence(self, rows: Rows | slice = ALL) -> Evidence:
+        """Return what is held of every device, or of some."""
+        return self._columns.evidence(rows)
+
+    @property
+    def capacity(self) -> int:
+        """How many rows the columns have, spare ones included."""
+        return self._columns.capacity
+
+    # --- rows and columns ---------------------------------------------------------------------
+
+    def _start(self, rows: tuple[int, ...]) -> None:
+        """Begin the rows of devices that are new in them."""
+        self._columns.grow(len(self))
+        self._columns.clear(rows)
+        for row in rows:
+            info = self.info(row)
+            self._count["node_row"][row] = self._registry.node_row(info.node) if info else 0
+        self._note_models(rows)
+
+    def _note_models(self, rows: tuple[int, ...]) -> None:
+        for row in rows:
+            info = self.info(row)
+            model = info.model if info else ""
+            if model not in self._board_watts:
+                self._board_watts[model] = board_power(normalize_model(model))
+            self._float["board_watts"][row] = self._board_watts[model]
+
+    def _source_row(self, source: str) -> int:
+        if source not in self._sources:
+            self._sources.append(source)
+        return self._sources.index(source)

@@ -1,0 +1,149 @@
+"""How log lines look: one JSON object each for machines, or a line of text for people.
+
+Messages are constant events; what varies comes in `extra={...}`. Whatever is passed there, a line
+is written: a log must not fail for what it is told.
+"""
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+import orjson
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.settings.service import LogFormat, LogLevel
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""What each record has; all else came in `extra`."""
+
+_QUIET: Final = ("aiohttp.access", "asyncio", "kubernetes_asyncio", "urllib3", "prometheus_client")
+"""Loggers that say more than an operator needs; their warnings pass."""
+
+_LEVELS: Final[Mapping[LogLevel, int]] = {
+    LogLevel.DEBUG: logging.DEBUG,
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARNING: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+}
+_MAX_DEPTH: Final = 8
+"""Deeper values are written as their repr."""
+
+_JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
+
+
+def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
+    """Send all log lines and Python's warnings to one stream, replacing earlier handlers.
+
+    Args:
+        level: least level that is written.
+        format: how lines look.
+        stream: where to, standard error unless given.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=_LEVELS[level], force=True)
+    logging.captureWarnings(capture=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[level]))
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object: time, level, logger, event, extra fields, traceback."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": _event_of(record),
+        }
+        for name, value in _extra_of(record).items():
+            fields[f"extra_{name}" if name in fields else name] = value
+        traceback = _traceback_of(self, record)
+        if traceback:
+            fields["traceback"] = traceback
+        return _dump(fields)
+
+
+class TextFormatter(logging.Formatter):
+    """Writes a record as a line for people: time, level, logger, event, extra fields."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={_dump(value)}" for name, value in _extra_of(record).items())
+        start = f"{_time_of(record)} {record.levelname:<7} {record.name}: {_event_of(record)}"
+        traceback = _traceback_of(self, record)
+        line = f"{start}{fields}" + (f"\n{traceback}" if traceback else "")
+        return _printable(line)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _event_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 - arguments of others' loggers may fail in any way
+        return f"{record.msg} {_repr(record.args)}"
+
+
+def _extra_of(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _traceback_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info and record.exc_info[0] is not None:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)
+
+
+def _dump(value: object) -> str:
+    """Write JSON; what JSON does not know becomes its repr."""
+    try:
+        return orjson.dumps(value, default=_repr, option=_JSON_OPTIONS).decode()
+    except (TypeError, ValueError, RecursionError):
+        # Text that is no UTF-8, whole numbers over 64 bits, keys of odd types, loops.
+        return orjson.dumps(_plain(value, _MAX_DEPTH)).decode()
+
+
+def _plain(value: object, depth: int) -> object:
+    """Return a value that JSON certainly knows."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _printable(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping) and depth:
+        return {_printable(_key_of(key)): _plain(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth:
+        return [_plain(item, depth - 1) for item in value]
+    if isinstance(value, int) and abs(value) < 1 << 53:
+        return int(value)
+    return _repr(value)
+
+
+def _key_of(key: object) -> str:
+    """Return a key as text."""
+    return key if isinstance(key, str) else _repr(key)
+
+
+def _repr(value: object) -> str:
+    try:
+        return _printable(repr(value))
+    except Exception:  # noqa: BLE001 - a class's own repr may fail in any way
+        return f"<{type(value).__name__}>"
+
+
+def _printable(text: str) -> str:
+    """Return text that UTF-8 can hold: half of a surrogate pair is written as its escape."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,78 @@
+"""Counters and timings of the extender, in Prometheus' form; labels only from small sets."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+
+# When a counter was born is noise to whoever watches it: rate() sees a restart without it.
+disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
+
+_LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_NODE_BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+
+
+class Metrics:
+    """What is counted while questions are answered.
+
+    Attributes:
+        registry: where they are registered, and collectors of state too.
+        requests: answered questions by verb and outcome.
+        latency: seconds from the question's header to the answer, by verb and outcome.
+        candidates: nodes asked about, by verb.
+        feasible: nodes that passed filter.
+        rejections: refused nodes by reason.
+        faults: faults of our own, by verb.
+        followed: bound pods by whether kube-scheduler took our first choice.
+        annotation_problems: annotations that could not be used, by annotation.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "idlegpu_requests",
+            "Questions of kube-scheduler that were answered.",
+            ["verb", "outcome"],
+            registry=self.registry,
+        )
+        self.latency = Histogram(
+            "idlegpu_request_duration_seconds",
+            "Time to answer a question of kube-scheduler.",
+            ["verb", "outcome"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.candidates = Histogram(
+            "idlegpu_candidates",
+            "Nodes that a question asked about.",
+            ["verb"],
+            buckets=_NODE_BUCKETS,
+            registry=self.registry,
+        )
+        self.feasible = Histogram(
+            "idlegpu_feasible",
+            "Nodes that passed filter.",
+            buckets=_NODE_BUCKETS,
+            registry=self.registry,
+        )
+        self.rejections = Counter(
+            "idlegpu_rejections",
+            "Nodes refused by filter.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.faults = Counter(
+            "idlegpu_faults",
+            "Faults of the extender itself; filter passes every candidate then.",
+            ["verb"],
+            registry=self.registry,
+        )
+        self.followed = Counter(
+            "idlegpu_bound_pods",
+            "Pods that were bound after we answered for them.",
+            ["choice"],
+            registry=self.registry,
+        )
+        self.annotation_problems = Counter(
+            "idlegpu_annotation_problems",
+            "Annotations of pods that could not be used.",
+            ["annotation"],
+            registry=self.registry,
+        )

@@ -1,0 +1,155 @@
+"""The state of the extender as Prometheus metrics, read when somebody scrapes."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from extender.core.assessment import Ask, assess
+from extender.core.decision import estimates
+from extender.core.explain import STATES, count_states
+from extender.fleet.fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceStatus:
+    """How a source fares, for metrics and /readyz.
+
+    Attributes:
+        name: the source's name.
+        last_success_at: seconds since the epoch, None before the first success.
+        failures: failed attempts since the start.
+        error: what is wrong now, "" while nothing is.
+        failed_queries: parts of the last answer that are missing.
+        partial_answers: answers since the start that the source itself called incomplete.
+        restarts: how often its worker had to be started anew.
+    """
+
+    name: str
+    last_success_at: float | None
+    failures: int
+    error: str
+    failed_queries: int = 0
+    partial_answers: int = 0
+    restarts: int = 0
+
+
+class FleetCollector(Collector):
+    """Renders the fleet's state.
+
+    Args:
+        fleet: the fleet.
+        sources: says how each source fares.
+        dropped_events: how many events could not be written.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        sources: Callable[[], Iterable[SourceStatus]],
+        dropped_events: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._sources = sources
+        self._dropped_events = dropped_events
+        self._clock = clock
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        yield from self._collect_devices()
+        yield from self._collect_sources()
+        pods = GaugeMetricFamily(
+            "idlegpu_assumed_pods", "Pods that count although they are not seen bound yet."
+        )
+        pods.add_metric([], len(self._fleet.ledger))
+        yield pods
+        nodes = GaugeMetricFamily("idlegpu_nodes", "Nodes that the API server knows.")
+        nodes.add_metric([], len(self._fleet.nodes))
+        yield nodes
+        gpu_pods = GaugeMetricFamily("idlegpu_gpu_pods", "Pods that ask for GPUs.")
+        gpu_pods.add_metric([], len(self._fleet.pods))
+        yield gpu_pods
+        dropped = CounterMetricFamily(
+            "idlegpu_events_dropped", "Events about pods that were not written."
+        )
+        dropped.add_metric([], self._dropped_events())
+        yield dropped
+
+    def _collect_devices(self) -> Iterable[Metric]:
+        snapshot = self._fleet.snapshot()
+        states: Counter[str] = Counter()
+        ask = Ask(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
+        for pool in snapshot.pools.values():
+            assessment = assess(pool.batch, ask, estimates(self._fleet.policy))
+            states.update(count_states(pool.batch, assessment))
+        devices = GaugeMetricFamily("idlegpu_devices", "GPUs by state.", labels=["state"])
+        for state in STATES:
+            devices.add_metric([state], states[state])
+        yield devices
+
+    def _collect_sources(self) -> Iterable[Metric]:
+        now = self._clock()
+        up = GaugeMetricFamily(
+            "idlegpu_source_up",
+            "Whether the source's last answer was a good one.",
+            labels=["source"],
+        )
+        age = GaugeMetricFamily(
+            "idlegpu_source_age_seconds", "Time since the source's last answer.", labels=["source"]
+        )
+        failures = CounterMetricFamily(
+            "idlegpu_source_failures", "Failed attempts to read the source.", labels=["source"]
+        )
+        queries = GaugeMetricFamily(
+            "idlegpu_source_failed_queries",
+            "Queries of the last round that failed: their signals are missing.",
+            labels=["source"],
+        )
+        partial = CounterMetricFamily(
+            "idlegpu_source_partial_answers",
+            "Answers that the source itself called incomplete.",
+            labels=["source"],
+        )
+        restarts = CounterMetricFamily(
+            "idlegpu_source_worker_restarts",
+            "Times that the worker which asks the source had to be started anew.",
+            labels=["source"],
+        )
+        for source in self._sources():
+            up.add_metric([source.name], 0.0 if source.error else 1.0)
+            failures.add_metric([source.name], source.failures)
+            queries.add_metric([source.name], source.failed_queries)
+            partial.add_metric([source.name], source.partial_answers)
+            restarts.add_metric([source.name], source.restarts)
+            if source.last_success_at is not None:
+                age.add_metric([source.name], max(now - source.last_success_at, 0.0))
+        yield from (up, age, failures, queries, partial, restarts)
+        measured = GaugeMetricFamily(
+            "idlegpu_telemetry_age_seconds",
+            "Time since the GPUs that the source shows were measured: median and oldest of them.",
+            labels=["source", "stat"],
+        )
+        for name, ages in self._fleet.store.ages(now).items():
+            if len(ages):
+                measured.add_metric([name, "median"], float(np.median(ages)))
+                measured.add_metric([name, "max"], float(np.max(ages)))
+        yield measured
+        unmatched = GaugeMetricFamily(
+            "idlegpu_unmatched_series", "Series whose labels name no node.", labels=["source"]
+        )
+        disagreements = GaugeMetricFamily(
+            "idlegpu_signal_disagreements",
+            "GPUs whose utilization says idle while other evidence says busy.",
+            labels=["source"],
+        )
+        for name, state in self._fleet.sources.items():
+            unmatched.add_metric([name], state.unmatched_series)
+            disagreements.add_metric([name], state.disagreements)
+        yield from (unmatched, disagreements)

@@ -1,0 +1,318 @@
+"""The fleet and its decisions as JSON-ready records, with the same numbers that decisions use."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from extender.core.assessment import Ask, assess
+from extender.core.causes import ill_health
+from extender.core.decision import estimates
+from extender.core.explain import DeviceVerdict, NodeVerdict, device_states
+from extender.core.filtering import Code
+from extender.core.readings import DeviceInfo, Signal
+from extender.core.snapshot import PoolRow, Snapshot, batch_rows
+from extender.fleet.fleet import Fleet
+from extender.placement.history import DecisionRecord
+
+Json = dict[str, object]
+
+GIB = 1 << 30
+PRODUCT_LABEL = "nvidia.com/gpu.product"
+DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
+"""Labels of gpu-feature-discovery, for what telemetry does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One device as operators see it; `None` is unknown.
+
+    `health` says what speaks against its health and what that means, "" where nothing does.
+    """
+
+    node: str
+    resource: str
+    index: int | None
+    uuid: str
+    gpu_instance_id: str
+    mig_profile: str
+    model: str
+    state: str
+    why: str
+    health: str
+    utilization_ratio: float | None
+    utilization_latest_ratio: float | None
+    utilization_spread_ratio: float | None
+    memory_used_ratio: float | None
+    memory_free_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_celsius: float | None
+    power_watts: float | None
+    xid: int | None
+    freshness: str
+    age_seconds: float | None
+    source: str
+    replicas: int
+    replicas_used: int
+    assumed: int
+    tenants: tuple[str, ...]
+
+
+def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
+    """Return every device of the nodes, by node in their order."""
+    by_node: dict[str, list[GpuState]] = {node: [] for node in nodes}
+    for pool in snapshot.pools.values():
+        here = [node for node in by_node if node in pool.row_of]
+        if not here:
+            continue
+        rows = tuple(pool.rows[pool.row_of[node]] for node in here)
+        batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
+        ask = Ask(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
+        assessment = assess(batch, ask, estimates(fleet.policy))
+        words = device_states(batch, assessment)
+        for index, (node, row) in enumerate(zip(here, rows, strict=True)):
+            counted = assessment.utilization[index].tolist()
+            by_node[node].extend(
+                _gpu(fleet, snapshot, (node, pool.resource), (row, slot), (word, counted[slot]))
+                for slot, word in enumerate(words[index][: len(row.slots)])
+            )
+    return by_node
+
+
+def _gpu(
+    fleet: Fleet,
+    snapshot: Snapshot,
+    where: tuple[str, str],
+    at: tuple[PoolRow, int],
+    verdict: tuple[str, float],
+) -> GpuState:
+    """Return one device.
+
+    Args:
+        fleet: the fleet.
+        snapshot: as the decisions see it.
+        where: node and resource.
+        at: the node's row in the resource's pool, and the slot in it.
+        verdict: the device's state in a word, and the utilization that it counts with, pods just
+            placed on it included.
+    """
+    (node, resource), (pool_row, slot), (state, counted) = where, at, verdict
+    row = pool_row.slots[slot]
+    telemetry, store = snapshot.telemetry, fleet.store
+    info = store.info(row) or DeviceInfo(node=node, uuid="")
+    fresh = float(telemetry.freshness[row])
+    memory_fresh = float(telemetry.memory_freshness[row])
+    health = ill_health(telemetry, row, lambda other: _name(fleet, other))
+    return GpuState(
+        node=node,
+        resource=resource,
+        index=info.index if info.uuid else None,
+        uuid=info.uuid,
+        gpu_instance_id=info.gpu_instance_id,
+        mig_profile=info.mig_profile,
+        model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
+        state=state,
+        why=health if state == "unhealthy" else _why(fleet, snapshot, row, state, counted),
+        health=health,
+        utilization_ratio=float(telemetry.utilization[row]) if fresh else None,
+        utilization_latest_ratio=float(telemetry.latest[row]) if fresh else None,
+        utilization_spread_ratio=float(telemetry.spread[row]) if fresh else None,
+        memory_used_ratio=float(telemetry.memory_used[row]) if memory_fresh else None,
+        memory_free_bytes=_whole(float(telemetry.memory_free_bytes[row])) if memory_fresh else None,
+        memory_total_bytes=_whole(float(telemetry.memory_total_bytes[row])) or None,
+        temperature_celsius=store.value(Signal.TEMPERATURE, row),
+        power_watts=store.value(Signal.POWER, row),
+        xid=_whole(store.value(Signal.XID, row)),
+        freshness=freshness_word(max(fresh, memory_fresh)),
+        age_seconds=_age(fleet, snapshot, row),
+        source=store.source(row) or "none",
+        replicas=pool_row.replicas,
+        replicas_used=pool_row.used[slot],
+        assumed=pool_row.assumed[slot],
+        tenants=fleet.tenants_of(row),
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    """Return a value as a whole number, None where it is missing or no number."""
+    return int(value) if value is not None and math.isfinite(value) else None
+
+
+def freshness_word(freshness: float) -> str:
+    """Return fresh, stale or missing.
+
+    Example:
+        >>> freshness_word(0.4)
+        'stale'
+    """
+    if freshness >= 1.0:
+        return "fresh"
+    return "stale" if freshness > 0 else "missing"
+
+
+def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float) -> str:
+    """Return in one sentence why a device is in its state."""
+    telemetry, limits = snapshot.telemetry, fleet.policy.thresholds
+    used = float(telemetry.memory_used[row])
+    busy = max(counted, float(telemetry.latest[row]))
+    if state == "foreign":
+        gib = used * float(telemetry.memory_total_bytes[row]) / GIB
+        return f"{gib:.1f} GiB and {busy:.0%} in use, and no pod holds it"
+    if state == "idle":
+        return (
+            f"utilization {busy:.0%} is below {limits.utilization:.0%}, "
+            f"memory {used:.0%} is below {limits.memory:.0%}"
+        )
+    age = _age(fleet, snapshot, row)
+    if state == "unknown":
+        return _why_unknown(float(telemetry.freshness[row]), age)
+    if busy >= limits.utilization:
+        return f"utilization {busy:.0%} is not below {limits.utilization:.0%}"
+    if used >= limits.memory:
+        return f"memory {used:.0%} is not below {limits.memory:.0%}"
+    return "pods were just placed on it"
+
+
+def _name(fleet: Fleet, row: int) -> str:
+    """Return how to call a device beside others of its node."""
+    info = fleet.store.info(row)
+    return "another GPU" if info is None or info.index is None else f"GPU {info.index}"
+
+
+def _age(fleet: Fleet, snapshot: Snapshot, row: int) -> float | None:
+    """Return how long ago a device was measured, None where it never was."""
+    measured_at = fleet.store.measured_at(row)
+    return None if measured_at is None else max(snapshot.at - measured_at, 0.0)
+
+
+def _why_unknown(freshness: float, age: float | None) -> str:
+    """Return why a device's state is unknown."""
+    if age is None:
+        return "no source has shown it"
+    if freshness >= 1.0:
+        return "its memory in use is unknown"
+    if freshness > 0:
+        return f"its last reading is stale: it was measured {age:.0f} s ago"
+    return f"it has no usable reading since its tenants changed; the last is {age:.0f} s old"
+
+
+def node_views(fleet: Fleet, snapshot: Snapshot, names: Iterable[str], *, gpus: bool) -> list[Json]:
+    """Return some nodes in their order, with or without each of their devices."""
+    overlays = fleet.ledger.overlays(without="")
+    views = []
+    for name, states in gpus_of(fleet, snapshot, names).items():
+        assumed = {
+            resource: sum(tenant.count for tenant in overlay.get(name, ()))
+            for resource, overlay in overlays.items()
+        }
+        view = _node_view(fleet, snapshot, name, states, assumed)
+        if gpus:
+            view["gpus"] = [asdict(state) for state in states]
+        views.append(view)
+    return views
+
+
+def _node_view(
+    fleet: Fleet,
+    snapshot: Snapshot,
+    name: str,
+    states: list[GpuState],
+    assumed: Mapping[str, int],
+) -> Json:
+    record = fleet.nodes[name]
+    return {
+        "name": name,
+        "model": next((state.model for state in states if state.model), ""),
+        "driver_version": _driver_version(fleet, name),
+        "is_ready": record.is_ready,
+        "is_unschedulable": record.is_unschedulable,
+        "resources": {
+            resource: {
+                "capacity": record.capacity.get(resource, 0),
+                "allocatable": record.allocatable.get(resource, 0),
+                "held": pool.rows[pool.row_of[name]].held,
+                "assumed": assumed.get(resource, 0),
+            }
+            for resource, pool in sorted(snapshot.pools.items())
+            if name in pool.row_of
+        },
+        "gpus_total": len(states),
+        "gpus_idle": sum(state.state == "idle" for state in states),
+        "utilization_mean_ratio": _mean([state.utilization_ratio for state in states]),
+        "memory_used_mean_ratio": _mean([state.memory_used_ratio for state in states]),
+        "early_failures": fleet.early_failures(name),
+        "pods": sorted(pod.key for pod in fleet.pods_on(name)),
+    }
+
+
+def _driver_version(fleet: Fleet, name: str) -> str:
+    """Return a node's driver as telemetry reports it, else as its labels do."""
+    infos = (fleet.store.info(row) for row in fleet.store.rows_of_node(name))
+    versions = {info.driver_version for info in infos if info is not None and info.driver_version}
+    label = fleet.nodes[name].labels.get(DRIVER_LABEL, "")
+    return ", ".join(sorted(versions)) or label
+
+
+def _mean(values: list[float | None]) -> float | None:
+    """Return the mean of the values that are known, None where none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
+    """Return one decision; in full: each candidate with its verdict, the best ones explained."""
+    decision, request = record.decision, record.request
+    names = decision.candidates
+    view: Json = {
+        "number": record.number,
+        "at": datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds"),
+        "verb": record.verb,
+        "pod": record.pod.key,
+        "uid": record.pod.uid,
+        "request": {
+            "resources": dict(request.resources),
+            "gpu_memory_bytes": request.memory_bytes,
+            "require_idle": request.requires_idle,
+            "max_utilization_ratio": request.thresholds.utilization,
+            "max_memory_ratio": request.thresholds.memory,
+            "strategy": request.strategy.value,
+            "prefer_models": list(request.preferred_models),
+        },
+        "candidates": len(names),
+        "feasible": len(decision.order),
+        "node": decision.best,
+        "runner_up": names[decision.order[1]] if len(decision.order) > 1 else None,
+        "bound_node": record.bound_node or None,
+        "is_followed": record.bound_node == decision.best if record.bound_node else None,
+        "snapshot": record.snapshot_version,
+        "duration_seconds": record.seconds,
+    }
+    if brief:
+        return view
+    codes, scores = decision.codes.tolist(), decision.scores.tolist()
+    view["explained"] = [verdict_view(verdict) for verdict in record.details]
+    view["nodes"] = {
+        name: {"score": score, "rejection": Code(code).text or None}
+        for name, score, code in zip(names, scores, codes, strict=True)
+    }
+    return view
+
+
+def verdict_view(verdict: NodeVerdict) -> Json:
+    """Return the verdict on one node with each of its devices."""
+    view: Json = asdict(verdict)
+    view["rejection"] = verdict.rejection or None
+    view["devices"] = [_device_view(device) for device in verdict.devices]
+    return view
+
+
+def _device_view(device: DeviceVerdict) -> Json:
+    """Return a device as a pod saw it; its row means nothing to people."""
+    view: Json = asdict(device)
+    del view["row"]
+    return view | {
+        "freshness": freshness_word(device.freshness),
+        "source": device.source or "none",
+    }

@@ -1,0 +1,1 @@
+"""Answers for one pod: decides, assumes, remembers why."""

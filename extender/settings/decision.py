@@ -1,0 +1,307 @@
+"""The settings that shape a decision; each section turns into its frozen value of the core."""
+
+from types import MappingProxyType
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from extender.core import policy
+from extender.core.policy import HealthAction, Policy
+from extender.core.readings import LARGEST_XID
+from extender.settings.section import (
+    MIB,
+    TIB,
+    AnyCase,
+    Form,
+    Percent,
+    Quantity,
+    Section,
+    Share,
+)
+
+DEFAULT: Final = Policy()
+"""Defaults are written down once, in the core."""
+
+Action = Annotated[HealthAction, AnyCase]
+Xid = Annotated[int, Field(ge=0, le=LARGEST_XID)]
+Rows = Annotated[int, Field(ge=1, le=100_000)]
+Celsius = Annotated[float, Field(ge=30, le=150)]
+
+
+class Thresholds(Section):
+    """Below both a GPU is idle."""
+
+    utilization: Percent = Field(
+        default=DEFAULT.thresholds.utilization * 100,
+        description="a GPU is idle while it is busy for less than this share of time, and ...",
+    )
+    memory: Percent = Field(
+        default=DEFAULT.thresholds.memory * 100,
+        description="... uses less than this share of its memory",
+    )
+
+    def value(self) -> policy.Thresholds:
+        """Return what the core takes: ratios."""
+        return policy.Thresholds(utilization=self.utilization / 100, memory=self.memory / 100)
+
+
+class Freshness(Section):
+    """How long a reading counts."""
+
+    max_age_seconds: float = Field(
+        default=DEFAULT.freshness.max_age_seconds,
+        ge=1,
+        le=3600,
+        description="up to this age, counted from when it was measured, a value is fresh",
+    )
+    fade_seconds: float = Field(
+        default=DEFAULT.freshness.fade_seconds,
+        ge=1,
+        le=86_400,
+        description="after so much longer a stale value has faded to neutral",
+    )
+    forget_seconds: float = Field(
+        default=DEFAULT.freshness.forget_seconds,
+        ge=10,
+        le=604_800,
+        description="a device that telemetry has not shown for so long is dropped",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.forget_seconds < self.max_age_seconds:
+            raise ValueError(
+                f"forget_seconds ({self.forget_seconds:g}) must be at least max_age_seconds "
+                f"({self.max_age_seconds:g})"
+            )
+        return self
+
+    def value(self) -> policy.Freshness:
+        """Return what the core takes."""
+        return policy.Freshness(
+            max_age_seconds=self.max_age_seconds,
+            fade_seconds=self.fade_seconds,
+            forget_seconds=self.forget_seconds,
+        )
+
+
+class Foreign(Section):
+    """What shows that somebody outside Kubernetes uses a GPU that no pod holds."""
+
+    memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
+        default=DEFAULT.foreign.memory_bytes,
+        description="more memory than this in use on a GPU that no pod holds is foreign use",
+    )
+    utilization: Percent = Field(
+        default=DEFAULT.foreign.utilization * 100,
+        description="so is more activity than this",
+    )
+    readings: int = Field(
+        default=DEFAULT.foreign.readings,
+        ge=1,
+        le=100,
+        description="so many readings in a row must agree, all measured after the last pod's end",
+    )
+
+    def value(self) -> policy.Foreign:
+        """Return what the core takes."""
+        return policy.Foreign(
+            memory_bytes=self.memory, utilization=self.utilization / 100, readings=self.readings
+        )
+
+
+class Assumed(Section):
+    """What a pod that the readings do not show yet is believed to use."""
+
+    utilization: Percent = Field(
+        default=DEFAULT.assumed.utilization * 100,
+        description="activity that a new pod is believed to add to a shared GPU",
+    )
+    tentative_seconds: float = Field(
+        default=DEFAULT.assumed.tentative_seconds,
+        ge=1,
+        le=600,
+        description="a pod counts so long after our answer without being bound",
+    )
+    warm_up_seconds: float = Field(
+        default=DEFAULT.assumed.warm_up_seconds,
+        ge=1,  # the API server keeps whole seconds: the real start may be so much later
+        le=3600,
+        description="a pod counts as assumed until readings measured so long after its start",
+    )
+
+    def value(self) -> policy.Assumed:
+        """Return what the core takes."""
+        return policy.Assumed(
+            utilization=self.utilization / 100,
+            tentative_seconds=self.tentative_seconds,
+            warm_up_seconds=self.warm_up_seconds,
+        )
+
+
+class EarlyFailures(Section):
+    """Pods that die soon after they start speak against their node."""
+
+    within_seconds: float = Field(
+        default=DEFAULT.early_failures.within_seconds,
+        ge=1,
+        le=3600,
+        description="a pod that fails so soon after its start speaks against its node",
+    )
+    half_life_seconds: float = Field(
+        default=DEFAULT.early_failures.half_life_seconds,
+        ge=1,
+        le=86_400,
+        description="such a failure counts half after so long",
+    )
+    weight: Share = Field(
+        default=DEFAULT.early_failures.weight,
+        description="share of its score that a node loses for one fresh failure",
+    )
+
+    def value(self) -> policy.EarlyFailures:
+        """Return what the core takes."""
+        return policy.EarlyFailures(
+            within_seconds=self.within_seconds,
+            half_life_seconds=self.half_life_seconds,
+            weight=self.weight,
+        )
+
+
+class Health(Section):
+    """What each sign of ill health means for placing pods."""
+
+    xid: Annotated[dict[Xid, Action], Form(f"a map of XID (0 to {LARGEST_XID}) to action")] = Field(
+        default={},
+        description="action by XID number, before the built-in table; "
+        "e.g. {94: exclude, 109: penalty}",
+    )
+    unknown_xid: Action = Field(
+        default=DEFAULT.health.unknown_xid, description="action for an XID that no table lists"
+    )
+    xid_seconds: float = Field(
+        default=DEFAULT.health.xid_seconds,
+        ge=1,
+        le=604_800,
+        description="the last XID, which stays in telemetry for ever, counts so long after it was "
+        "first seen",
+    )
+    penalty: Share = Field(
+        default=DEFAULT.health.penalty,
+        description="share of its score that a GPU under `penalty` loses",
+    )
+    row_remap_failure: Action = Field(
+        default=DEFAULT.health.row_remap_failure, description="remapping of a bad memory row failed"
+    )
+    row_remap_pending: Action = Field(
+        default=DEFAULT.health.row_remap_pending,
+        description="a remapped memory row waits for a reset",
+    )
+    double_bit_error: Action = Field(
+        default=DEFAULT.health.double_bit_error,
+        description="an uncorrectable memory error since the last reset",
+    )
+    remapped_rows_warn: Rows = Field(
+        default=DEFAULT.health.remapped_rows_warn,
+        description="from so many uncorrectable remapped memory rows on a GPU is under penalty ...",
+    )
+    remapped_rows_limit: Rows = Field(
+        default=DEFAULT.health.remapped_rows_limit,
+        description="... and from so many on its memory is worn out, as for DCGM",
+    )
+    retired_pages_pending: Action = Field(
+        default=DEFAULT.health.retired_pages_pending,
+        description="a memory page waits for a reset to be retired (before Ampere)",
+    )
+    retired_pages_warn: Rows = Field(
+        default=DEFAULT.health.retired_pages_warn,
+        description="from so many retired memory pages on a GPU is under penalty ...",
+    )
+    retired_pages_limit: Rows = Field(
+        default=DEFAULT.health.retired_pages_limit,
+        description="... and from so many on its memory is worn out, as for DCGM",
+    )
+    worn_memory: Action = Field(
+        default=DEFAULT.health.worn_memory,
+        description="more memory rows remapped or pages retired than the limits above",
+    )
+    recovery_reset: Action = Field(
+        default=DEFAULT.health.recovery_reset,
+        description="the driver's recovery action is a reset of the GPU or a reboot",
+    )
+    recovery_drain_p2p: Action = Field(
+        default=DEFAULT.health.recovery_drain_p2p,
+        description="the driver's recovery action is to drain peer-to-peer traffic",
+    )
+    recovery_imex: Action = Field(
+        default=DEFAULT.health.recovery_imex,
+        description="the driver's recovery action is to recover IMEX",
+    )
+    dcgm_fail: Action = Field(
+        default=DEFAULT.health.dcgm_fail, description="DCGM's health status is failure (20)"
+    )
+    dcgm_warn: Action = Field(
+        default=DEFAULT.health.dcgm_warn, description="DCGM's health status is warning (10)"
+    )
+    fabric_manager_failed: Action = Field(
+        default=DEFAULT.health.fabric_manager_failed,
+        description="the fabric manager of an NVSwitch system failed, so CUDA cannot start",
+    )
+    fabric_manager_starting: Action = Field(
+        default=DEFAULT.health.fabric_manager_starting,
+        description="the fabric manager of an NVSwitch system is not ready yet",
+    )
+    missing_device: Action = Field(
+        default=DEFAULT.health.missing_device,
+        description="telemetry does not show a GPU, although it shows others of its node",
+    )
+    not_offered: Action = Field(
+        default=DEFAULT.health.not_offered,
+        description="the kubelet offers fewer GPUs than the node has, and it is not known which "
+        "are broken: for each GPU of the node",
+    )
+    temperature_warn_celsius: Celsius = Field(
+        default=DEFAULT.health.temperature_warn_celsius,
+        description="from here a GPU counts less ...",
+    )
+    temperature_high_celsius: Celsius = Field(
+        default=DEFAULT.health.temperature_high_celsius, description="... and from here least"
+    )
+    memory_temperature_warn_celsius: Celsius = Field(
+        default=DEFAULT.health.memory_temperature_warn_celsius,
+        description="from here a GPU counts less for the heat of its memory (HBM) ...",
+    )
+    memory_temperature_high_celsius: Celsius = Field(
+        default=DEFAULT.health.memory_temperature_high_celsius,
+        description="... and from here least",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        for low_name, high_name in (
+            ("temperature_warn_celsius", "temperature_high_celsius"),
+            ("memory_temperature_warn_celsius", "memory_temperature_high_celsius"),
+        ):
+            low, high = getattr(self, low_name), getattr(self, high_name)
+            if low >= high:
+                raise ValueError(f"{low_name} ({low:g}) must be below {high_name} ({high:g})")
+        return self
+
+    def value(self) -> policy.Health:
+        """Return what the core takes."""
+        same_names = {name: getattr(self, name) for name in type(self).model_fields}
+        return policy.Health(**{**same_names, "xid": MappingProxyType(dict(self.xid))})
+
+
+class LoadFilter(Section):
+    """Refusing nodes for load."""
+
+    enabled: bool = Field(
+        default=DEFAULT.load_filter.is_enabled,
+        description="refuse nodes without enough idle GPUs while other nodes have them; "
+        "by default load only orders nodes",
+    )
+
+    def value(self) -> policy.LoadFilter:
+        """Return what the core takes."""
+        return policy.LoadFilter(is_enabled=self.enabled)

@@ -1,0 +1,177 @@
+"""Where values come from: the settings file, and variables of the environment above it."""
+
+import difflib
+import re
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import yaml
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.settings.spec import ENVIRONMENT_PREFIX, Kind, Setting, is_secret
+
+Values = dict[str, object]
+"""Values by name; a section is such a dictionary again."""
+
+# Kubernetes puts these into each container for a Service called `idlegpu` or `idlegpu-...`.
+_SERVICE_LINK: Final = re.compile(
+    r".*_SERVICE_HOST|.*_SERVICE_PORT(_.+)?|(.*_)?PORT(_[0-9]+_(TCP|UDP|SCTP).*)?"
+)
+_SAME_NAME_RATIO: Final = 0.8
+"""Names as alike as this are one misspelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Values from one place.
+
+    Attributes:
+        values: what it says, unchecked.
+        variables: for the environment, the variable that each value came from, by path.
+        problems: what could not be read.
+    """
+
+    values: Values = field(default_factory=dict)
+    variables: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, but a name given twice is an error: one of the two would be lost."""
+
+    @override
+    def construct_mapping(
+        self, node: yaml.MappingNode, deep: bool = False
+    ) -> dict[Hashable, object]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = (key_node.tag, key_node.value)
+            if isinstance(key_node, yaml.ScalarNode) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key_node.value!r} is given twice", key_node.start_mark
+                )
+            if isinstance(key_node, yaml.ScalarNode):
+                seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def read_file(path: Path) -> Layer:
+    """Read the settings file; an empty one sets nothing."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        document = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        return Layer(problems=(f"{path}: cannot be read: {error.strerror or error}",))
+    except UnicodeDecodeError as error:
+        return Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
+    except yaml.YAMLError as error:
+        return Layer(problems=(f"{path}: {_explain(error)}",))
+    except (RecursionError, ValueError) as error:
+        # ValueError: a value that looks like a date, or a number too long to read.
+        return Layer(problems=(f"{path}: is no YAML that can be read: {error}",))
+    if document is None:
+        return Layer()
+    if not isinstance(document, dict):
+        kind = type(document).__name__
+        return Layer(problems=(f"{path}: must map names to settings, is a {kind}",))
+    return Layer(values={str(name): value for name, value in document.items()})
+
+
+def read_environment(
+    environ: Mapping[str, str], settings: Mapping[tuple[str, ...], Setting]
+) -> Layer:
+    """Read the variables that name a setting; an empty variable sets nothing.
+
+    A variable is called `IDLEGPU_`, then the setting's dotted name in capitals with `_` or `__`
+    for each dot.
+    """
+    by_variable = {setting.variable: setting for setting in settings.values()}
+    values: Values = {}
+    variables: dict[tuple[str, ...], str] = {}
+    problems: list[str] = []
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX) or not text.strip():
+            continue
+        setting = by_variable.get(variable.replace("__", "_"))
+        if setting is None:
+            problems += _doubt(variable, by_variable)
+        elif setting.path in variables:
+            problems.append(f"{variable}: {variables[setting.path]} sets the same: set only one")
+        else:
+            variables[setting.path] = variable
+            try:
+                _put(values, setting.path, _parse(text.strip(), setting))
+            except ValueError as error:
+                problems.append(f"{variable}: {error}")
+    return Layer(values=values, variables=variables, problems=tuple(problems))
+
+
+def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
+    """Return values without those at `paths`: a map in the environment replaces the file's."""
+    kept: Values = {}
+    for name, value in values.items():
+        if (name,) in paths:
+            continue
+        deeper = {path[1:]: origin for path, origin in paths.items() if path[0] == name}
+        kept[name] = without(value, deeper) if deeper and isinstance(value, dict) else value
+    return kept
+
+
+def _explain(error: yaml.YAMLError) -> str:
+    """Say what is wrong and where, without the line itself: it may hold a secret."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+    if mark is None:
+        return f"is no YAML: {problem}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: is no YAML: {problem}"
+
+
+def _parse(text: str, setting: Setting) -> object:
+    """Return the value that a variable's text stands for; numbers are left to the check.
+
+    Raises:
+        ValueError: a list or map cannot be read.
+    """
+    is_listed = setting.kind is Kind.LIST and not text.startswith("[")
+    if is_listed:
+        return [item.strip() for item in text.split(",") if item.strip()]
+    if setting.kind not in {Kind.LIST, Kind.MAP}:
+        return text
+    example = "[a, b]" if setting.kind is Kind.LIST else "{name: value}"
+    try:
+        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        shown = "" if is_secret(setting.name) else f": {_reason(error)}"
+        raise ValueError(f"cannot be read{shown}: must be {setting.kind} like {example}") from error
+    return value
+
+
+def _reason(error: Exception) -> str:
+    return _explain(error) if isinstance(error, yaml.YAMLError) else str(error)
+
+
+def _put(values: Values, path: tuple[str, ...], value: object) -> None:
+    """Put a value where its path says."""
+    *sections, name = path
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if isinstance(inner, dict):
+            values = inner
+    values[name] = value
+
+
+def _doubt(variable: str, by_variable: Mapping[str, Setting]) -> list[str]:
+    """Return the problem with a variable that names no setting, if it was meant to name one.
+
+    Others are left alone: Kubernetes and people's tools put variables with our prefix there, too.
+    """
+    rest = variable.removeprefix(ENVIRONMENT_PREFIX)
+    if _SERVICE_LINK.fullmatch(rest):
+        return []
+    names = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in by_variable}
+    close = difflib.get_close_matches(
+        rest.replace("__", "_"), names, n=1, cutoff=0.0 if "__" in rest else _SAME_NAME_RATIO
+    )
+    return [f"{variable}: names no setting: did you mean {names[name]}?" for name in close]

@@ -1,0 +1,146 @@
+"""What is wrong with settings, in words that name the setting, its value and what is allowed."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic_core import ErrorDetails
+
+from extender.settings.spec import Kind, Setting, is_secret
+
+MAX_SHOWN: Final = 80
+"""Longer values are cut."""
+
+HIDDEN: Final = "(hidden)"
+QUOTES: Final = "'\""
+
+_RANGE_ERRORS: Final = {"greater_than_equal", "greater_than", "less_than_equal", "less_than"}
+_SECTION_ERRORS: Final = {"model_type", "model_attributes_type", "dict_type"}
+_CREDENTIALS: Final = re.compile(r"(?<=://)[^/\s]*@")
+_QUERY: Final = re.compile(r"(?<=\?)\S+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the values came from.
+
+    Attributes:
+        file: the settings file as the user named it, "" without one.
+        variables: variables of the environment, by path of the setting.
+    """
+
+    file: str
+    variables: Mapping[tuple[str, ...], str]
+
+
+def redact(text: str) -> str:
+    """Take user, password and query off the URLs in a text.
+
+    Example:
+        >>> redact("http://me:word@prometheus:9090/x?token=1")
+        'http://(hidden)@prometheus:9090/x?(hidden)'
+    """
+    if "://" not in text:
+        return text
+    return _QUERY.sub(HIDDEN, _CREDENTIALS.sub(f"{HIDDEN}@", text))
+
+
+def describe(
+    error: ErrorDetails, origin: Origin, settings: Mapping[tuple[str, ...], Setting]
+) -> str:
+    """Return one problem: where it is, the value, and what it must be."""
+    where = tuple(str(part) for part in error["loc"])
+    setting = _setting_at(where, settings)
+    return f"{_place(error['loc'], origin, setting)}: {_complaint(error, where, setting, settings)}"
+
+
+def _setting_at(
+    where: tuple[str, ...], settings: Mapping[tuple[str, ...], Setting]
+) -> Setting | None:
+    """Return the setting at a place, or the one that holds it."""
+    starts = (where[:length] for length in range(len(where), 0, -1))
+    return next((settings[start] for start in starts if start in settings), None)
+
+
+def _place(loc: tuple[int | str, ...], origin: Origin, setting: Setting | None) -> str:
+    """Name the variable, or the file and the place in it."""
+    if setting is not None and setting.path in origin.variables:
+        inner = _dotted(loc[len(setting.path) :], setting)
+        return f"{origin.variables[setting.path]}{' ' if inner else ''}{inner}"
+    return ": ".join(filter(None, (origin.file, _dotted(loc, setting)))) or "settings"
+
+
+def _dotted(loc: tuple[int | str, ...], setting: Setting | None) -> str:
+    """Write a place as people do: `health.xid.79`, `resources[0]`."""
+    is_list = setting is not None and setting.kind is Kind.LIST
+    text = ""
+    for part in loc:
+        if part != "[key]":  # pydantic's mark for the key of a map
+            text += f"[{part}]" if is_list and isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _complaint(
+    error: ErrorDetails,
+    where: tuple[str, ...],
+    setting: Setting | None,
+    settings: Mapping[tuple[str, ...], Setting],
+) -> str:
+    """Say what is wrong with the value, and what is allowed."""
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return _unknown(where, setting, settings)
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return redact(error["msg"].removeprefix("Value error, "))
+    shown = _shown(error["input"], where)
+    is_whole = setting is not None and where == setting.path
+    if setting is not None and is_whole and kind in _RANGE_ERRORS:
+        return f"{shown.strip(QUOTES)} is out of bounds: must be {setting.limits}"
+    if setting is not None and is_whole:
+        return f"{shown} is not allowed: must be {setting.allowed}"
+    if setting is None and kind in _SECTION_ERRORS:
+        names = _names_in(where, settings)
+        return f"{shown} is not allowed: must map names to values: {', '.join(names)}"
+    message = error["msg"].replace("Input should be", "must be").replace("'", "")
+    return f"{shown} is not allowed: {message[:1].lower()}{message[1:]}"
+
+
+def _shown(value: object, where: tuple[str, ...]) -> str:
+    """Write a value for people: one short line, without secrets."""
+    if any(is_secret(part) for part in where):
+        return HIDDEN
+    if isinstance(value, Mapping):
+        return f"a map of {len(value)}"  # may hold secrets further down
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()  # as YAML writes it
+    text = redact(repr(value))
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _names_in(section: tuple[str, ...], settings: Mapping[tuple[str, ...], Setting]) -> list[str]:
+    """Return the names that a section knows."""
+    depth = len(section)
+    return list(dict.fromkeys(path[depth] for path in settings if path[:depth] == section))
+
+
+def _unknown(
+    where: tuple[str, ...],
+    setting: Setting | None,
+    settings: Mapping[tuple[str, ...], Setting],
+) -> str:
+    """Say that there is no such setting, and which may have been meant."""
+    if setting is not None:
+        return "is no known name"
+    by_name = {candidate.name: candidate for candidate in settings.values()}
+    sections = {path[0] for path in settings if len(path) > 1} if len(where) == 1 else set()
+    close = difflib.get_close_matches(".".join(where), [*by_name, *sorted(sections)], n=1)
+    if not close:  # perhaps the name is right, and its place wrong
+        by_last = {path[-1]: ".".join(path) for path in settings}
+        close = [by_last[name] for name in difflib.get_close_matches(where[-1], by_last, n=1)]
+    if close:
+        return f"is no known setting: did you mean {close[0]}?"
+    return f"is no known setting: must be one of {', '.join(_names_in(where[:-1], settings))}"

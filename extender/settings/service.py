@@ -1,0 +1,107 @@
+"""The settings of the service around the decision: wire, cluster, events, log."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from extender.settings.section import AnyCase, Section
+
+
+class Wire(Section):
+    """How answers reach kube-scheduler."""
+
+    max_score: int = Field(
+        default=10,
+        ge=1,
+        le=1_000_000,
+        description="score of the first choice; kube-scheduler adds score x weight x 10 to its own "
+        "plugins' few hundred, so raising this by 10 is raising the extender's weight by 10, and "
+        "tells nodes apart more finely",
+    )
+    shortlist: int = Field(
+        default=100,
+        ge=0,
+        le=100_000,
+        description="so many of the best nodes are left to kube-scheduler, to score only them; "
+        "0 for all: so set it where another extender comes after this one and may refuse them",
+    )
+
+
+class Cluster(Section):
+    """How nodes and pods are followed."""
+
+    page_size: int = Field(default=100, ge=10, le=5000, description="objects in one page of a list")
+    page_timeout_seconds: float = Field(
+        default=30.0, ge=1, le=600, description="limit for one page"
+    )
+    resync_seconds: float = Field(
+        default=600.0, ge=10, le=86_400, description="time between two complete lists"
+    )
+    inactivity_timeout_seconds: float = Field(
+        default=150.0,
+        ge=5,
+        le=3600,
+        description="a watch that says nothing for so long is started anew; API servers send a "
+        "bookmark about every minute",
+    )
+    max_backoff_seconds: float = Field(
+        default=30.0, ge=1, le=600, description="longest wait before the next try after failures"
+    )
+    exporter_words: tuple[str, ...] = Field(
+        default=("dcgm-exporter",),
+        description="pods whose name or app label contains one of these export telemetry: their "
+        "names and addresses tell the node of a series",
+    )
+
+
+class Events(Section):
+    """Events that explain decisions in `kubectl describe pod`."""
+
+    enabled: bool = Field(default=True, description="write events")
+    rate_per_second: float = Field(
+        default=5.0, ge=0.01, le=1000, description="most events that are written, on average"
+    )
+
+
+class Decisions(Section):
+    """What `GET /v1/decisions` remembers."""
+
+    history: int = Field(
+        default=1000, ge=1, le=100_000, description="decisions that are remembered"
+    )
+    detailed_nodes: int = Field(
+        default=20,
+        ge=1,
+        le=1000,
+        description="best nodes that are remembered in full for each decision",
+    )
+
+
+class LogLevel(StrEnum):
+    """From which weight on a line is written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    """For whom log lines are."""
+
+    JSON = "json"
+    """One JSON object for each line, for machines."""
+    TEXT = "text"
+    """For people."""
+
+
+class Log(Section):
+    """The log."""
+
+    level: Annotated[LogLevel, AnyCase] = Field(
+        default=LogLevel.INFO, description="least level written"
+    )
+    format: Annotated[LogFormat, AnyCase] = Field(
+        default=LogFormat.JSON, description="one JSON object for each line, or text for people"
+    )

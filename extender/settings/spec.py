@@ -1,0 +1,220 @@
+"""What there is to set, read off the models: for messages, for the environment, for the table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Final, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from extender.settings.section import MIB, Form, Unit
+
+ENVIRONMENT_PREFIX: Final = "IDLEGPU_"
+
+_UNIT_SUFFIXES: Final = {
+    "_seconds": "seconds",
+    "_per_second": "per second",
+    "_mib": "MiB",
+    "_celsius": "degrees Celsius",
+}
+_SECRET_WORDS: Final = ("token", "password", "secret", "headers", "authorization")
+_BINARY_UNITS: Final = ("Ti", "Gi", "Mi", "Ki")
+
+
+class Kind(StrEnum):
+    """What a value looks like, in words that follow `must be`."""
+
+    BOOLEAN = "true or false"
+    CHOICE = "one of"
+    WHOLE = "a whole number"
+    NUMBER = "a number"
+    QUANTITY = "a quantity"
+    TEXT = "text"
+    PATH = "a path"
+    LIST = "a list"
+    MAP = "a map"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting, as people read about it.
+
+    Attributes:
+        path: names of the sections around it, then its own.
+        kind: what its value looks like.
+        unit: "" where it has none.
+        bounds: `1 to 100`, or the choices; "" where there are none.
+        form: what a value must look like, "" where kind and bounds say it.
+        default: "" where there is none.
+        description: what it means.
+    """
+
+    path: tuple[str, ...]
+    kind: Kind
+    unit: str
+    bounds: str
+    form: str
+    default: str
+    description: str
+
+    @property
+    def name(self) -> str:
+        """Name in the file, dotted."""
+        return ".".join(self.path)
+
+    @property
+    def variable(self) -> str:
+        """Name in the environment."""
+        return ENVIRONMENT_PREFIX + "_".join(self.path).upper()
+
+    @property
+    def allowed(self) -> str:
+        """What a value must be, in words that follow `must be`."""
+        return self.form or " ".join(filter(None, (self.kind, self.limits)))
+
+    @property
+    def limits(self) -> str:
+        """Its bounds, in words that follow `must be`."""
+        is_spoken = self.unit not in {"bytes", "ratio"}  # quantities and plain numbers say it
+        bounds = f"from {self.bounds}" if " to " in self.bounds else self.bounds
+        return " ".join(filter(None, (bounds, self.unit if is_spoken else "")))
+
+
+def is_secret(name: str) -> bool:
+    """Whether the values under such a name are not to be shown."""
+    return any(word in name.lower() for word in _SECRET_WORDS)
+
+
+def list_settings(model: type[BaseModel]) -> dict[tuple[str, ...], Setting]:
+    """Return every setting of a model and its sections, by path, in the order of writing."""
+    return {setting.path: setting for setting in _walk(model, ())}
+
+
+def format_bytes(count: int) -> str:
+    """Write bytes as the shortest exact quantity.
+
+    Example:
+        >>> format_bytes(20 << 30), format_bytes(1000)
+        ('20Gi', '1000')
+    """
+    for power, unit in zip((4, 3, 2, 1), _BINARY_UNITS, strict=True):
+        if count and count % (1 << 10 * power) == 0:
+            return f"{count >> 10 * power}{unit}"
+    return str(count)
+
+
+def format_value(value: object, kind: Kind) -> str:
+    """Write a checked value as one would in the file; "" for none."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if kind is Kind.QUANTITY and isinstance(value, int):
+        return format_bytes(value)
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    if isinstance(value, tuple | list):
+        return ", ".join(str(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {item}" for key, item in value.items())
+    return str(value)
+
+
+def _walk(model: type[BaseModel], above: tuple[str, ...]) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        path = (*above, name)
+        section = _section_of(field)
+        if section is not None:
+            yield from _walk(section, path)
+        else:
+            yield _describe(path, field)
+
+
+def _section_of(field: FieldInfo) -> type[BaseModel] | None:
+    annotation: object = field.annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
+
+
+def _describe(path: tuple[str, ...], field: FieldInfo) -> Setting:
+    plain, metadata = _unwrap(field.annotation, list(field.metadata))
+    named = next((item.name for item in metadata if isinstance(item, Unit)), "")
+    suffixed = next((unit for end, unit in _UNIT_SUFFIXES.items() if path[-1].endswith(end)), "")
+    choices = _choices_of(plain)
+    kind = Kind.QUANTITY if named == "bytes" else _kind_of(plain, is_choice=bool(choices))
+    return Setting(
+        path=path,
+        kind=kind,
+        unit=named or suffixed,
+        bounds=", ".join(choices) or _bounds_of(metadata, kind),
+        form=next((item.text for item in metadata if isinstance(item, Form)), ""),
+        default=format_value(field.get_default(call_default_factory=False), kind),
+        description=field.description or "",
+    )
+
+
+def _unwrap(annotation: object, metadata: list[object]) -> tuple[object, list[object]]:
+    """Take `| None` and Annotated off a type, and collect what was annotated."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *more = get_args(annotation)
+        flat = [part for item in more for part in getattr(item, "metadata", None) or [item]]
+        return _unwrap(inner, [*metadata, *flat])
+    if origin in (Union, UnionType):
+        inner = next(item for item in get_args(annotation) if item is not type(None))
+        return _unwrap(inner, metadata)
+    return annotation, metadata
+
+
+def _choices_of(plain: object) -> tuple[str, ...]:
+    if get_origin(plain) is Literal:
+        return tuple(str(item) for item in get_args(plain))
+    if isinstance(plain, type) and issubclass(plain, Enum):
+        return tuple(str(item.value) for item in plain)
+    return ()
+
+
+def _kind_of(plain: object, *, is_choice: bool) -> Kind:
+    if is_choice:
+        return Kind.CHOICE
+    kinds: dict[object, Kind] = {
+        bool: Kind.BOOLEAN,
+        int: Kind.WHOLE,
+        float: Kind.NUMBER,
+        Path: Kind.PATH,
+        tuple: Kind.LIST,
+        list: Kind.LIST,
+        dict: Kind.MAP,
+    }
+    return kinds.get(get_origin(plain) or plain, Kind.TEXT)
+
+
+def _bounds_of(metadata: list[object], kind: Kind) -> str:
+    low, high = "", ""
+    is_open = any(isinstance(item, Gt | Lt) for item in metadata)
+    for item in metadata:
+        match item:
+            case Ge():
+                low = f"{'at least ' if is_open else ''}{_format_bound(item.ge, kind)}"
+            case Gt():
+                low = f"more than {_format_bound(item.gt, kind)}"
+            case Le():
+                high = f"{'at most ' if is_open else ''}{_format_bound(item.le, kind)}"
+            case Lt():
+                high = f"less than {_format_bound(item.lt, kind)}"
+            case _:
+                pass  # says nothing about bounds
+    if is_open:
+        return ", ".join(filter(None, (low, high)))
+    return f"{low} to {high}" if low and high else low or high
+
+
+def _format_bound(bound: object, kind: Kind) -> str:
+    if kind is Kind.QUANTITY and isinstance(bound, int) and bound >= MIB:
+        return format_bytes(bound)
+    return f"{bound:.15g}" if isinstance(bound, int | float) else str(bound)

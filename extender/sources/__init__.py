@@ -1,0 +1,1 @@
+"""What the extender learns from: the API server and Prometheus."""

@@ -1,0 +1,228 @@
+"""The inventory: nodes and GPU pods, as the API server has them.
+
+Pods are followed but for those that have succeeded (field selector `status.phase!=Succeeded`): in
+clusters that run jobs these are most of all, and they hold nothing. A pod that succeeds leaves the
+selection, and the watch reports that as DELETED at once. Failed pods stay in: leaving the
+selection, they would be reported as they were before they failed, and early failures never be
+seen. Pending pods are needed for nominations, so there is no selection by node.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.resources import ResourceNames
+from extender.core.untyped import mapping_of, text_of
+from extender.kube import KubeClient
+from extender.sources.kube_records import (
+    ExporterPod,
+    reduce_exporter,
+    reduce_node,
+    reduce_pod,
+)
+from extender.sources.kube_reflector import FollowSettings, FollowStatus, Kind, Reflector
+from extender.sources.kube_shelf import Pace, Shelf
+
+NODES: Final = Kind(resource="nodes", path="/api/v1/nodes")
+PODS: Final = Kind(resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded")
+
+
+class InventorySink(Protocol):
+    """Takes what the API server says. Called on the event loop; every call returns soon."""
+
+    def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
+        """Take the first complete list of nodes."""
+
+    def apply_node(self, record: NodeRecord) -> None:
+        """Take a node that was added or changed."""
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node."""
+
+    def replace_pods(self, records: Iterable[PodRecord]) -> None:
+        """Take the first complete list of GPU pods."""
+
+    def apply_pod(self, record: PodRecord) -> None:
+        """Take a GPU pod that was added or changed."""
+
+    def remove_pod(self, uid: str, at: float) -> None:
+        """Forget a pod that was gone by `at`, seconds since the epoch."""
+
+
+class ClusterSource:
+    """Follows nodes and pods, and tells the sink what changes.
+
+    Args:
+        client: the API server.
+        sink: takes the records; equal records are not passed twice.
+        resources: which resources are GPUs.
+        early_seconds: a container's failure so soon after its start is early.
+        settings: how to follow.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        sink: InventorySink,
+        *,
+        resources: ResourceNames,
+        early_seconds: float = 60.0,
+        settings: FollowSettings | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        follow = settings or FollowSettings()
+        self._nodes = _NodeFeed(sink, resources)
+        self._pods = _PodFeed(
+            sink,
+            resources,
+            early_seconds=early_seconds,
+            exporter_words=follow.exporter_words,
+            clock=clock,
+        )
+        self._reflectors = {
+            kind.resource: Reflector(client, kind, feed, follow, clock=clock)
+            for kind, feed in ((NODES, self._nodes), (PODS, self._pods))
+        }
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for resource, reflector in self._reflectors.items():
+                group.create_task(reflector.run(), name=f"reflect {resource}")
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether nodes and pods have been listed once."""
+        return all(reflector.status.is_listed for reflector in self._reflectors.values())
+
+    @property
+    def status(self) -> Mapping[str, FollowStatus]:
+        """How well each kind of object is followed, by resource."""
+        return {resource: reflector.status for resource, reflector in self._reflectors.items()}
+
+    @property
+    def nodes(self) -> Mapping[str, NodeRecord]:
+        """Nodes by name."""
+        return self._nodes.shelf.records
+
+    @property
+    def pods(self) -> Mapping[str, PodRecord]:
+        """GPU pods by UID."""
+        return self._pods.shelf.records
+
+    @property
+    def exporter_pods(self) -> Mapping[str, str]:
+        """Node by the name of an exporter's pod; the same object until one changes."""
+        return self._pods.exporter_index()[0]
+
+    @property
+    def exporter_addresses(self) -> Mapping[str, str]:
+        """Node by the IP address of an exporter's pod; the same object until one changes."""
+        return self._pods.exporter_index()[1]
+
+
+class _NodeFeed:
+    """Reduces nodes as they arrive."""
+
+    def __init__(self, sink: InventorySink, resources: ResourceNames) -> None:
+        self._resources = resources
+        self.shelf: Shelf[NodeRecord] = Shelf(
+            replace=sink.replace_nodes, apply=sink.apply_node, remove=sink.remove_node
+        )
+
+    def begin_list(self) -> None:
+        self.shelf.begin_list()
+
+    def add_listed(self, raw: Mapping[str, object]) -> None:
+        record = reduce_node(raw, self._resources)
+        if record is not None:
+            self.shelf.add_listed(record.name, record)
+
+    async def end_list(self, pace: Pace) -> int:
+        return await self.shelf.end_list(pace)
+
+    def abort_list(self) -> None:
+        self.shelf.abort_list()
+
+    def put(self, raw: Mapping[str, object]) -> None:
+        record = reduce_node(raw, self._resources)
+        if record is not None:
+            self.shelf.put(record.name, record)
+
+    def drop(self, raw: Mapping[str, object]) -> None:
+        self.shelf.drop(text_of(mapping_of(raw.get("metadata")).get("name")))
+
+
+class _PodFeed:
+    """Reduces pods as they arrive: GPU pods to records, exporters to where they run."""
+
+    def __init__(
+        self,
+        sink: InventorySink,
+        resources: ResourceNames,
+        *,
+        early_seconds: float,
+        exporter_words: tuple[str, ...],
+        clock: Callable[[], float],
+    ) -> None:
+        self._resources = resources
+        self._early_seconds = early_seconds
+        self._words = exporter_words
+        self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
+        self.shelf: Shelf[PodRecord] = Shelf(
+            replace=sink.replace_pods,
+            apply=sink.apply_pod,
+            remove=lambda uid: sink.remove_pod(uid, clock()),
+        )
+        self._exporters: Shelf[ExporterPod] = Shelf(
+            replace=self._forget_index, apply=self._forget_index, remove=self._forget_index
+        )
+
+    def begin_list(self) -> None:
+        self.shelf.begin_list()
+        self._exporters.begin_list()
+
+    def add_listed(self, raw: Mapping[str, object]) -> None:
+        uid, record = self._reduce(raw)
+        self.shelf.add_listed(uid, record)
+        self._exporters.add_listed(uid, reduce_exporter(raw, self._words))
+
+    async def end_list(self, pace: Pace) -> int:
+        return await self.shelf.end_list(pace) + await self._exporters.end_list(pace)
+
+    def abort_list(self) -> None:
+        self.shelf.abort_list()
+        self._exporters.abort_list()
+
+    def put(self, raw: Mapping[str, object]) -> None:
+        uid, record = self._reduce(raw)
+        self.shelf.put(uid, record)
+        self._exporters.put(uid, reduce_exporter(raw, self._words))
+
+    def drop(self, raw: Mapping[str, object]) -> None:
+        uid, record = self._reduce(raw)
+        if uid in self.shelf.records and record is not None:
+            self.shelf.put(uid, record)  # its last state may say how it failed
+        self.shelf.drop(uid)
+        self._exporters.drop(uid)
+
+    def exporter_index(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return where exporters run, by name and by address."""
+        if self._index is None:
+            pods = self._exporters.records.values()
+            self._index = (
+                MappingProxyType({pod.name: pod.node for pod in pods}),
+                MappingProxyType({ip: pod.node for pod in pods for ip in pod.addresses}),
+            )
+        return self._index
+
+    def _reduce(self, raw: Mapping[str, object]) -> tuple[str, PodRecord | None]:
+        record = reduce_pod(raw, self._resources, early_seconds=self._early_seconds)
+        return text_of(mapping_of(raw.get("metadata")).get("uid")), record
+
+    def _forget_index(self, _: object) -> None:
+        self._index = None

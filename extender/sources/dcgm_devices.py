@@ -1,0 +1,205 @@
+"""Which devices there are, and in which row each stands: rows keep their order between answers.
+
+Lives in the worker process. Only what changed travels to the extender, so plain tuples are kept
+here and the records are made there.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from extender.core.readings import Column, DeviceKey
+from extender.sources.identity import NodeIdentity, match_node
+from extender.sources.promql import (
+    DRIVER_LABELS,
+    INDEX_LABEL,
+    INSTANCE_LABEL,
+    MODEL_LABEL,
+    PROFILE_LABEL,
+    UUID_LABELS,
+)
+
+Row = Mapping[str, Any]
+
+_UUID, _OLD_UUID = UUID_LABELS
+_NAN: Final = float("nan")
+
+
+class DeviceRow(NamedTuple):
+    """What `DeviceInfo` says, in its order, in a form that is cheap to compare and to send."""
+
+    node: str
+    uuid: str
+    gpu_instance_id: str
+    card_index: int | None
+    model: str
+    mig_profile: str
+    driver_version: str
+
+    @property
+    def key(self) -> DeviceKey:
+        """Identity of the device."""
+        return DeviceKey((self.uuid, self.gpu_instance_id))
+
+
+@dataclass(slots=True)
+class Sighting:
+    """What one answer says of the devices.
+
+    Attributes:
+        devices: by identity, the device and when it was last scraped (Prometheus's clock).
+        unmatched_series: series whose labels named no node of the cluster.
+        unmatched_example: labels of one of them.
+        evaluated_at: the server's clock when it answered; None where the answer is empty.
+    """
+
+    devices: dict[DeviceKey, tuple[DeviceRow, float]] = field(default_factory=dict)
+    unmatched_series: int = 0
+    unmatched_example: str = ""
+    evaluated_at: float | None = None
+
+
+def device_key(labels: Mapping[str, str]) -> DeviceKey | None:
+    """Read the identity of a series' device; None for NVLinks, switches and CPUs."""
+    uuid = labels.get(_UUID) or labels.get(_OLD_UUID)
+    return DeviceKey((uuid, labels.get(INSTANCE_LABEL, ""))) if uuid else None
+
+
+def number(text: object) -> float:
+    """Read a sample's value; what is no number is NaN.
+
+    Example:
+        >>> number("7.5"), number("N/A")
+        (7.5, nan)
+    """
+    try:
+        return float(text)  # type: ignore[arg-type]  # whatever JSON holds: TypeError is caught
+    except (TypeError, ValueError):
+        return _NAN
+
+
+def samples(rows: Iterable[Row]) -> Iterator[tuple[DeviceKey, float]]:
+    """Read device and value of each row of a vector; rows without a device are left out."""
+    for row in rows:
+        key = device_key(row["metric"])
+        if key is not None:
+            yield key, number(row["value"][1])
+
+
+def sight_devices(
+    rows: Iterable[Row], identity: NodeIdentity, node_labels: Sequence[str]
+) -> Sighting:
+    """Read which devices there are, on which node, and how old their samples are.
+
+    Where several series speak of one device (an exporter was replaced, a card moved to another
+    node), the newest is right, and an older one may add what it leaves out.
+    """
+    sighting = Sighting()
+    nodes: dict[tuple[str, ...], str | None] = {}
+    for row in rows:
+        labels = row["metric"]
+        key = device_key(labels)
+        if key is None:
+            continue
+        sampled_at = number(row["value"][1])
+        sighting.evaluated_at = float(row["value"][0])
+        values = tuple(labels.get(label, "") for label in node_labels)
+        if values not in nodes:
+            nodes[values] = match_node(identity, values)
+        node = nodes[values]
+        if node is None:
+            sighting.unmatched_series += 1
+            sighting.unmatched_example = sighting.unmatched_example or _example(
+                key, node_labels, values
+            )
+            continue
+        found = (_device_row(node, key, labels), sampled_at)
+        known = sighting.devices.get(key)
+        sighting.devices[key] = found if known is None else _newest(known, found)
+    return sighting
+
+
+def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceRow:
+    index = labels.get(INDEX_LABEL, "")
+    return DeviceRow(
+        node=node,
+        uuid=key[0],
+        gpu_instance_id=key[1],
+        card_index=int(index) if index.isdecimal() else None,
+        model=labels.get(MODEL_LABEL, ""),
+        mig_profile=labels.get(PROFILE_LABEL, ""),
+        driver_version=labels.get(DRIVER_LABELS[0]) or labels.get(DRIVER_LABELS[1], ""),
+    )
+
+
+def _newest(
+    one: tuple[DeviceRow, float], other: tuple[DeviceRow, float]
+) -> tuple[DeviceRow, float]:
+    (newer, at), (older, _) = (one, other) if one[1] >= other[1] else (other, one)
+    if newer.node != older.node:
+        return newer, at
+    index = newer.card_index if newer.card_index is not None else older.card_index
+    return newer._replace(
+        card_index=index,
+        model=newer.model or older.model,
+        mig_profile=newer.mig_profile or older.mig_profile,
+        driver_version=newer.driver_version or older.driver_version,
+    ), at
+
+
+def _example(key: DeviceKey, names: Sequence[str], values: Sequence[str]) -> str:
+    labels = {"UUID": key[0], **dict(zip(names, values, strict=True))}
+    return ", ".join(f'{name}="{value}"' for name, value in labels.items() if value)
+
+
+class DeviceTable:
+    """The devices in the order of the columns; changed by one thread, the worker's."""
+
+    def __init__(self) -> None:
+        self._rows: list[DeviceRow] = []
+        self._positions: dict[DeviceKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: DeviceKey) -> bool:
+        return key in self._positions
+
+    def update(
+        self, devices: Mapping[DeviceKey, tuple[DeviceRow, float]]
+    ) -> tuple[list[int], list[DeviceRow]]:
+        """Take over which devices there are now.
+
+        Returns:
+            Positions of the rows that are gone (before the change), and the new rows, which stand
+            at the end. A device of which anything changed is gone and new.
+        """
+        removed: list[int] = []
+        kept: set[DeviceKey] = set()
+        for position, row in enumerate(self._rows):
+            now = devices.get(row.key)
+            if now is not None and now[0] == row:
+                kept.add(row.key)
+            else:
+                removed.append(position)
+        added = [row for key, (row, _) in devices.items() if key not in kept]
+        if removed or added:
+            gone = set(removed)
+            self._rows = [row for at, row in enumerate(self._rows) if at not in gone] + added
+            self._positions = {row.key: at for at, row in enumerate(self._rows)}
+        return removed, added
+
+    def column(self, values: Iterable[tuple[DeviceKey, float]]) -> Column:
+        """Put values of devices into a column; devices without a value are NaN."""
+        column = np.full(len(self._rows), np.nan)
+        positions: list[int] = []
+        found: list[float] = []
+        for key, value in values:
+            position = self._positions.get(key)
+            if position is not None:
+                positions.append(position)
+                found.append(value)
+        column[positions] = found
+        return column

@@ -1,0 +1,117 @@
+"""Tells pods that died soon after their start by what may be their node's fault.
+
+What counts against a node is a container that its node could not start, or that ended with an
+error soon after it started: with a broken GPU or driver that is what CUDA programs do. What others
+decided (eviction, preemption, deletion, shutdown), what the pod's own limits did (out of memory of
+its cgroup) and what happens before a container exists (images, configuration) does not count.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.sources.kube_time import parse_time
+
+NODE_REFUSED: Final = frozenset({"UnexpectedAdmissionError"})
+"""Pod reasons: the device plugin could not give the devices that the kubelet promised."""
+
+OTHERS_DECIDED: Final = frozenset(
+    {
+        "DeadlineExceeded",
+        "Evicted",
+        "NodeLost",
+        "NodeShutdown",
+        "Preempting",
+        "Shutdown",
+        "Terminated",
+    }
+)
+"""Pod reasons: somebody ended it, whatever its containers say."""
+
+START_FAILED: Final = frozenset({"ContainerCannotRun", "StartError"})
+"""Reasons of an end: the container runtime could not start it, as when the driver is gone."""
+
+NOT_STARTING: Final = frozenset({"RunContainerError"})
+"""Reasons of waiting: the same, seen before the end is recorded."""
+
+OWN_FAULT: Final = frozenset({"ContainerStatusUnknown", "OOMKilled"})
+"""Reasons of an end that say nothing of GPUs: the node was lost, or the pod's memory limit hit."""
+
+
+def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
+    """Whether a container of a bound pod died soon after its start, maybe by its node's fault.
+
+    Args:
+        pod: the Pod object.
+        within_seconds: so soon after its start a container's end is early.
+    """
+    status = mapping_of(pod.get("status"))
+    reason = text_of(status.get("reason"))
+    if reason in NODE_REFUSED:
+        return True
+    if reason in OTHERS_DECIDED or _is_disrupted(status):
+        return False
+    deleted_at = _deleted_at(mapping_of(pod.get("metadata")))
+    return any(
+        _has_failed(container, within_seconds, deleted_at)
+        for kind in ("containerStatuses", "initContainerStatuses")
+        for container in objects_of(status.get(kind))
+    )
+
+
+def _is_disrupted(status: Mapping[str, object]) -> bool:
+    """Whether eviction, preemption or a taint ended the pod."""
+    return any(
+        condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        for condition in objects_of(status.get("conditions"))
+    )
+
+
+def _deleted_at(metadata: Mapping[str, object]) -> float | None:
+    """Return when somebody asked for the pod's deletion: its deadline less its grace period."""
+    deadline = parse_time(metadata.get("deletionTimestamp"))
+    grace_seconds = metadata.get("deletionGracePeriodSeconds")
+    if deadline is None or not isinstance(grace_seconds, int):
+        return deadline
+    return deadline - grace_seconds
+
+
+def _has_failed(
+    container: Mapping[str, object],
+    within_seconds: float,
+    deleted_at: float | None,
+) -> bool:
+    """Whether the container's present or last end was an early failure, or it cannot start.
+
+    A container that runs again has recovered, for all that can be seen.
+    """
+    state = mapping_of(container.get("state"))
+    last = mapping_of(container.get("lastState"))
+    if state.get("running"):
+        return False
+    if text_of(mapping_of(state.get("waiting")).get("reason")) in NOT_STARTING:
+        return True
+    return any(
+        _is_early(mapping_of(ended), within_seconds, deleted_at)
+        for ended in (state.get("terminated"), last.get("terminated"))
+        if ended
+    )
+
+
+def _is_early(
+    ended: Mapping[str, object],
+    within_seconds: float,
+    deleted_at: float | None,
+) -> bool:
+    """Whether an end of a container was an error soon after its start."""
+    reason = text_of(ended.get("reason"))
+    if ended.get("exitCode") == 0 or reason in OWN_FAULT:
+        return False
+    finished = parse_time(ended.get("finishedAt"))
+    # Times are whole seconds: an end in the second of the deletion is taken to follow from it.
+    if deleted_at is not None and (finished is None or finished >= deleted_at):
+        return False
+    if reason in START_FAILED:
+        return True
+    started = parse_time(ended.get("startedAt"))
+    return started is not None and finished is not None and finished - started <= within_seconds

@@ -1,0 +1,280 @@
+"""Reduces Node and Pod objects to the records of the inventory; pure, and tolerant of any object.
+
+Fields that kubelets refresh for no change (heartbeats, timestamps of label runs) are left out, so
+that equal records mean that nothing changed which matters.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from extender.core.annotations import PREFIX, read_memory
+from extender.core.filtering import Rejection
+from extender.core.inventory import NodeRecord, PodPhase, PodRecord, Taint
+from extender.core.resources import (
+    ResourceNames,
+    count_devices,
+    has_claims,
+    has_gpu_claims,
+    read_counts,
+)
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
+from extender.sources.kube_failures import is_failed_early
+from extender.sources.kube_time import parse_time
+
+LABELS_KEPT: Final = frozenset(
+    {
+        "cloud.google.com/gke-accelerator",
+        "cloud.google.com/gke-nodepool",
+        "eks.amazonaws.com/nodegroup",
+        "k8s.amazonaws.com/accelerator",
+        "karpenter.k8s.aws/instance-gpu-count",
+        "karpenter.k8s.aws/instance-gpu-memory",
+        "karpenter.k8s.aws/instance-gpu-name",
+        "karpenter.sh/nodepool",
+        "kubernetes.azure.com/accelerator",
+        "kubernetes.azure.com/agentpool",
+        "node.kubernetes.io/instance-type",
+        "topology.kubernetes.io/zone",
+    }
+)
+NVIDIA_PREFIX: Final = "nvidia.com/"
+NVIDIA_DROPPED_PREFIXES: Final = (
+    "nvidia.com/gfd.timestamp",  # changes every minute and says nothing
+    "nvidia.com/gpu.deploy.",  # which parts of the operator run there
+)
+NVIDIA_DROPPED_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
+"""Details of MIG profiles, a dozen labels for each, that no decision needs."""
+
+GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
+REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+MAX_CACHED: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterPod:
+    """A pod that exports telemetry, by which series can be told to their node.
+
+    Attributes:
+        uid: `metadata.uid`.
+        name: its name, without the namespace.
+        node: the node it runs on.
+        addresses: its IP addresses.
+    """
+
+    uid: str
+    name: str
+    node: str
+    addresses: tuple[str, ...]
+
+
+def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord | None:
+    """Return the record of a Node object, None where it has no name."""
+    metadata = mapping_of(raw.get("metadata"))
+    spec = mapping_of(raw.get("spec"))
+    status = mapping_of(raw.get("status"))
+    name = text_of(metadata.get("name"))
+    if not name:
+        return None
+    return NodeRecord(
+        name=name,
+        addresses=tuple(
+            text_of(address.get("address"))
+            for address in objects_of(status.get("addresses"))
+            if address.get("type") == "InternalIP" and text_of(address.get("address"))
+        ),
+        allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
+        capacity=_shared_counts(read_counts(status.get("capacity"), names)),
+        labels=_keep_labels(mapping_of(metadata.get("labels"))),
+        taints=_keep_taints(spec.get("taints")),
+        is_unschedulable=spec.get("unschedulable") is True,
+        is_ready=_condition(status, "Ready").get("status", "True") == "True",
+    )
+
+
+def reduce_pod(
+    raw: Mapping[str, object], names: ResourceNames, *, early_seconds: float
+) -> PodRecord | None:
+    """Return the record of a Pod object, None where it has nothing to do with GPUs.
+
+    Args:
+        raw: the Pod object.
+        names: which resources are GPUs.
+        early_seconds: a failure so soon after a container's start is early.
+    """
+    resources = count_devices(raw, names)
+    claims = has_claims(raw)
+    metadata = mapping_of(raw.get("metadata"))
+    uid = text_of(metadata.get("uid"))
+    if not uid or not (resources or claims):
+        return None
+    spec = mapping_of(raw.get("spec"))
+    status = mapping_of(raw.get("status"))
+    node = text_of(spec.get("nodeName"))
+    phase = _phase(status)
+    scheduled = _condition(status, "PodScheduled")
+    is_scheduled = scheduled.get("status") == "True"
+    is_unscheduled = (
+        scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
+    )
+    is_refused = is_unscheduled and not node and _is_ours(text_of(scheduled.get("message")))
+    created_at = parse_time(metadata.get("creationTimestamp"))
+    return PodRecord(
+        uid=uid,
+        namespace=text_of(metadata.get("namespace")),
+        name=text_of(metadata.get("name")),
+        node=node,
+        nominated_node=text_of(status.get("nominatedNodeName")),
+        phase=phase,
+        resources=_shared_counts(resources),
+        has_claims=claims,
+        has_gpu_claims=claims and has_gpu_claims(raw),
+        memory_bytes=read_memory(raw),
+        bound_at=_bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None,
+        started_at=_started_at(status),
+        ended_at=_ended_at(status) if phase.is_terminal else None,
+        is_failed_early=bool(node) and is_failed_early(raw, early_seconds),
+        is_unscheduled=is_unscheduled,
+        is_refused=is_refused,
+        wishes=_wishes(mapping_of(metadata.get("annotations"))) if is_refused else (),
+        scheduler_name=text_of(spec.get("schedulerName")) or "default-scheduler",
+        created_at=created_at or 0.0,
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def reduce_exporter(raw: Mapping[str, object], words: tuple[str, ...]) -> ExporterPod | None:
+    """Return the pod if it looks like a telemetry exporter that runs, else None.
+
+    It does if its name, or its `app` or `app.kubernetes.io/name` label, contains one of `words`.
+    """
+    metadata = mapping_of(raw.get("metadata"))
+    name = text_of(metadata.get("name"))
+    labels = mapping_of(metadata.get("labels"))
+    told = (name, text_of(labels.get("app")), text_of(labels.get("app.kubernetes.io/name")))
+    if not any(word in text for word in words for text in told):
+        return None
+    status = mapping_of(raw.get("status"))
+    node = text_of(mapping_of(raw.get("spec")).get("nodeName"))
+    uid = text_of(metadata.get("uid"))
+    if not node or not uid or _phase(status).is_terminal:
+        return None
+    addresses = [text_of(entry.get("ip")) for entry in objects_of(status.get("podIPs"))]
+    addresses.append(text_of(status.get("podIP")))
+    return ExporterPod(
+        uid=uid,
+        name=name,
+        node=node,
+        addresses=tuple(dict.fromkeys(address for address in addresses if address)),
+    )
+
+
+def _shared_counts(counts: Mapping[str, int]) -> Mapping[str, int]:
+    """Return counts as a read-only mapping; equal ones are one object, for most pods are alike."""
+    return _frozen_counts(tuple(counts.items()))
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    return MappingProxyType(dict(items))
+
+
+def _keep_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the labels that speak of GPUs, pool and zone."""
+    return MappingProxyType({key: text_of(value) for key, value in labels.items() if _is_kept(key)})
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _is_kept(label: str) -> bool:
+    """Whether a label is kept."""
+    if label.startswith(NVIDIA_PREFIX):
+        is_dropped = label.startswith(NVIDIA_DROPPED_PREFIXES) or any(
+            word in label for word in NVIDIA_DROPPED_WORDS
+        )
+        return not is_dropped
+    return label in LABELS_KEPT
+
+
+def _keep_taints(raw: object) -> tuple[Taint, ...]:
+    """Return the taints that keep pods away or speak of GPUs."""
+    return tuple(
+        Taint(
+            key=key,
+            value=text_of(taint.get("value")),
+            effect=effect,
+        )
+        for taint in objects_of(raw)
+        if (key := text_of(taint.get("key")))
+        and (effect := text_of(taint.get("effect")))
+        and (effect in REPELLING_EFFECTS or any(word in key for word in GPU_TAINT_WORDS))
+    )
+
+
+def _condition(status: Mapping[str, object], kind: str) -> Mapping[str, object]:
+    """Return the condition of a kind, an empty one where there is none."""
+    for condition in objects_of(status.get("conditions")):
+        if condition.get("type") == kind:
+            return condition
+    return {}
+
+
+def _is_ours(message: str) -> bool:
+    """Whether kube-scheduler's reason for leaving a pod unscheduled names one of our rejections."""
+    return any(rejection.value in message for rejection in Rejection)
+
+
+def _wishes(annotations: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return the annotations that are meant for us."""
+    ours = ((key, text_of(annotations[key])) for key in annotations if key.startswith(PREFIX))
+    return tuple(sorted(ours))
+
+
+def _phase(status: Mapping[str, object]) -> PodPhase:
+    """Return how far the pod is; a phase that nobody has written yet is Pending."""
+    phase = text_of(status.get("phase")) or PodPhase.PENDING
+    return PodPhase(phase) if phase in set(PodPhase) else PodPhase.UNKNOWN
+
+
+def _bound_at(
+    status: Mapping[str, object], scheduled: Mapping[str, object], created_at: float | None
+) -> float | None:
+    """Return when the pod was bound.
+
+    A pod that was created with its node named has no such condition until its kubelet sees it.
+    """
+    at = parse_time(scheduled.get("lastTransitionTime"))
+    if at is None:
+        at = parse_time(status.get("startTime"))
+    return created_at if at is None else at
+
+
+def _started_at(status: Mapping[str, object]) -> float | None:
+    """Return when the first container (no init container) started that the status still shows."""
+    starts = [
+        start
+        for container in objects_of(status.get("containerStatuses"))
+        for kind in ("state", "lastState")
+        for state in mapping_of(container.get(kind)).values()
+        # A container that could not be started says that it did at the epoch.
+        if (start := parse_time(mapping_of(state).get("startedAt")))
+    ]
+    return min(starts, default=None)
+
+
+def _ended_at(status: Mapping[str, object]) -> float | None:
+    """Return when the last container of an ended pod ended."""
+    ends = [
+        end
+        for kind in ("containerStatuses", "initContainerStatuses")
+        for container in items_of(status.get(kind))
+        if (end := parse_time(_terminated(container, "state").get("finishedAt")))
+    ]
+    return max(ends, default=None)
+
+
+def _terminated(container: object, kind: str) -> Mapping[str, object]:
+    """Return how a container ended, empty where it did not."""
+    state = mapping_of(mapping_of(container).get(kind))
+    return mapping_of(state.get("terminated"))

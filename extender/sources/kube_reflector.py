@@ -1,0 +1,358 @@
+"""Keeps up with one kind of object: list, watch, list again where the watch cannot go on.
+
+Lists ask for the most recent state, in pages. `resourceVersion=0` would be answered from the API
+server's cache, which may be older than what we have seen already (after a reconnect to another
+API server), and older servers ignore the page size with it: 150,000 pods in one answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.kube import KubeClient, KubeError, parse_object
+from extender.sources.kube_shelf import Pace
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES: Final = 3
+"""After so many watches that said nothing the list is asked for anew: the version may be one that
+this API server does not know (etcd was restored)."""
+
+SHORTEST_WATCH_SECONDS: Final = 1.0
+"""A watch that says nothing and ends sooner is a failure: the API server keeps them for minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowSettings:
+    """How the API server is followed.
+
+    Attributes:
+        page_size: objects in one page of a list.
+        page_timeout_seconds: limit for one page.
+        page_limit_bytes: a larger page is refused.
+        line_limit_bytes: a longer line of a watch is refused; etcd takes objects up to 1.5 MiB,
+            which JSON may double.
+        watch_seconds: the API server is asked to end a watch after so long, up to doubled at
+            random, so that connections spread over API servers again.
+        silence_seconds: a watch without a byte for so long is dead; bookmarks come every minute.
+        resync_seconds: time between two complete lists that correct what a watch has lost.
+        backoff_first_seconds: wait after a first failure, doubled with each further one ...
+        backoff_max_seconds: ... up to this; half to all of it, at random.
+        exporter_words: pods whose name or `app` label contains one of these export telemetry: so
+            they are called in NVIDIA's charts and in GKE.
+    """
+
+    page_size: int = 100
+    page_timeout_seconds: float = 30.0
+    page_limit_bytes: int = 256 << 20
+    line_limit_bytes: int = 32 << 20
+    watch_seconds: int = 300
+    silence_seconds: float = 150.0
+    resync_seconds: float = 600.0
+    backoff_first_seconds: float = 0.5
+    backoff_max_seconds: float = 30.0
+    exporter_words: tuple[str, ...] = ("dcgm-exporter",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Which objects are followed.
+
+    Attributes:
+        resource: the kind as RBAC names it ("pods").
+        path: path of the list of all of them.
+        field_selector: leaves objects out at the API server, "" for none.
+    """
+
+    resource: str
+    path: str
+    field_selector: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class FollowStatus:
+    """How well one kind of object is followed; live, read it when it is asked for.
+
+    Attributes:
+        is_listed: a complete list has been taken once.
+        is_connected: the last attempt to list or watch went well.
+        last_event_at: when the API server last said anything, seconds since the epoch; None
+            before that.
+        last_error: what failed last, "" where nothing is wrong now.
+        watches: watches started.
+        lists: complete lists taken.
+        errors: attempts that failed.
+        expired: watches or lists that the API server called too old (410).
+        corrections: records that a list had to correct, for the watch had lost them.
+    """
+
+    is_listed: bool = False
+    is_connected: bool = False
+    last_event_at: float | None = None
+    last_error: str = ""
+    watches: int = 0
+    lists: int = 0
+    errors: int = 0
+    expired: int = 0
+    corrections: int = 0
+
+
+class Feed(Protocol):
+    """Takes the objects of one kind."""
+
+    def begin_list(self) -> None:
+        """Start to take a complete list."""
+
+    def add_listed(self, raw: Mapping[str, object]) -> None:
+        """Take one object of the list."""
+
+    async def end_list(self, pace: Pace) -> int:
+        """Take over the list; return how many records it corrected."""
+
+    def abort_list(self) -> None:
+        """Forget the list: it did not come to its end."""
+
+    def put(self, raw: Mapping[str, object]) -> None:
+        """Take an object that was added or changed."""
+
+    def drop(self, raw: Mapping[str, object]) -> None:
+        """Take an object that is gone, as it was last."""
+
+
+class Backoff:
+    """Waits between attempts, longer after each failure.
+
+    Our own, not stamina: that retries a call until it succeeds, and this loop never ends.
+    """
+
+    def __init__(self, first_seconds: float, max_seconds: float) -> None:
+        self._first_seconds = first_seconds
+        self._max_seconds = max_seconds
+        self._failures = 0
+
+    def reset(self) -> None:
+        """Start anew after a success."""
+        self._failures = 0
+
+    def next_seconds(self) -> float:
+        """Return how long to wait now."""
+        seconds = min(self._first_seconds * 2.0 ** min(self._failures, 32), self._max_seconds)
+        self._failures += 1
+        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+
+
+class Reflector:
+    """Follows one kind of object, for ever.
+
+    Args:
+        client: the API server.
+        kind: which objects.
+        feed: takes the objects.
+        settings: how to follow.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        kind: Kind,
+        feed: Feed,
+        settings: FollowSettings,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self.status = FollowStatus()
+        self._client = client
+        self._path = kind.path
+        self._resource = kind.resource
+        self._feed = feed
+        self._settings = settings
+        self._clock = clock
+        self._selection: dict[str, str | int] = (
+            {"fieldSelector": kind.field_selector} if kind.field_selector else {}
+        )
+        self._version = ""
+        self._lock = asyncio.Lock()
+        self._failures = 0
+        self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow(), name=f"follow {self._resource}")
+            group.create_task(self._resync(), name=f"resync {self._resource}")
+
+    async def _follow(self) -> None:
+        """List once, then watch; list again where the watch cannot go on."""
+        while True:
+            try:
+                if not self._version:
+                    self._version = await self._list()
+                await self._watch()
+            except KubeError as error:
+                self._note_failure(error)
+                self._failures += 1
+                if error.is_gone or self._failures >= MAX_FAILURES:
+                    self._version = ""
+                asked_seconds = min(error.retry_after_seconds, self._settings.backoff_max_seconds)
+                await asyncio.sleep(max(self._backoff.next_seconds(), asked_seconds))
+
+    async def _resync(self) -> None:
+        """List again now and then, while the watch goes on, and correct what it has lost."""
+        while True:
+            jitter = random.uniform(0.9, 1.1)  # noqa: S311 - jitter is no secret
+            await asyncio.sleep(self._settings.resync_seconds * jitter)
+            if self.status.is_listed:
+                try:
+                    await self._list()
+                except KubeError as error:
+                    self._note_failure(error)
+
+    async def _list(self) -> str:
+        """Take a complete list; return its version.
+
+        Raises:
+            KubeError: it could not be had; what was held before stays.
+        """
+        async with self._lock:
+            self._feed.begin_list()
+            try:
+                version = await self._take_pages()
+            except KubeError:
+                self._feed.abort_list()
+                raise
+            corrections = await self._feed.end_list(Pace())
+        status = self.status
+        status.lists += 1
+        status.corrections += corrections
+        status.last_event_at = self._clock()
+        if not status.is_listed:
+            status.is_listed = True
+            status.is_connected = not status.last_error
+            logger.info("listed the cluster", extra={"resource": self._resource})
+        return version
+
+    async def _take_pages(self) -> str:
+        """Hand every object of a list to the feed, page by page; return the list's version."""
+        action = f"list {self._resource}"
+        pace = Pace()
+        token = ""
+        while True:
+            page = await self._client.get(
+                self._path,
+                {**self._selection, "limit": self._settings.page_size}
+                | ({"continue": token} if token else {}),
+                action=action,
+                timeout_seconds=self._settings.page_timeout_seconds,
+                limit_bytes=self._settings.page_limit_bytes,
+            )
+            metadata = mapping_of(page.get("metadata"))
+            version = text_of(metadata.get("resourceVersion"))
+            # Something else in JSON must not be taken for a cluster without objects.
+            if not version or not text_of(page.get("kind")).endswith("List"):
+                raise KubeError(f"cannot {action}: the answer is no list with a resourceVersion")
+            items = list(objects_of(page.get("items")))
+            del page  # so that each object is freed in its turn, not a page of them at once
+            while items:
+                self._feed.add_listed(items.pop())
+                await pace.breathe()
+            token = text_of(metadata.get("continue"))
+            if not token:
+                return version
+
+    async def _watch(self) -> None:
+        """Hand changes to the feed until the API server ends the watch.
+
+        Raises:
+            KubeError: the watch could not be started, or broke.
+        """
+        settings = self._settings
+        action = f"watch {self._resource}"
+        stretch = random.uniform(1.0, 2.0)  # noqa: S311 - jitter is no secret
+        lines = self._client.watch_lines(
+            self._path,
+            {
+                **self._selection,
+                "watch": "1",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": self._version,
+                "timeoutSeconds": int(settings.watch_seconds * stretch),
+            },
+            action=action,
+            silence_seconds=settings.silence_seconds,
+            limit_bytes=settings.line_limit_bytes,
+        )
+        self.status.watches += 1
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        is_silent = True
+        pace = Pace()
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(contextlib.aclosing(lines))
+            async for line in lines:
+                if not line:  # accepted: if it lasts, it works, however quiet the cluster is
+                    timer = loop.call_later(SHORTEST_WATCH_SECONDS, self._note_success)
+                    stack.callback(timer.cancel)
+                    continue
+                self._take_event(parse_object(line, action), action)
+                self._note_success()
+                is_silent = False
+                await pace.breathe()
+        if is_silent and loop.time() - started_at < SHORTEST_WATCH_SECONDS:
+            raise KubeError(f"cannot {action}: the API server ended the watch at once")
+
+    def _take_event(self, event: Mapping[str, object], action: str) -> None:
+        """Take one event of the watch.
+
+        Raises:
+            KubeError: it says that the watch cannot go on, or is no event.
+        """
+        kind = event.get("type")
+        raw = mapping_of(event.get("object"))
+        if kind in {"ADDED", "MODIFIED"}:
+            self._feed.put(raw)
+        elif kind == "DELETED":
+            self._feed.drop(raw)
+        elif kind == "ERROR":
+            code = raw.get("code")
+            raise KubeError(
+                f"cannot {action}: {text_of(raw.get('message')) or 'the API server gave up'}",
+                status=code if isinstance(code, int) else None,
+            )
+        elif kind != "BOOKMARK":
+            raise KubeError(f"cannot {action}: {kind!r} is no kind of event")
+        version = text_of(mapping_of(raw.get("metadata")).get("resourceVersion"))
+        if version:
+            self._version = version
+
+    def _note_success(self) -> None:
+        """Note that the watch works."""
+        status = self.status
+        status.last_event_at = self._clock()
+        status.is_connected = True
+        if status.last_error:
+            logger.info("following the API server again", extra={"resource": self._resource})
+            status.last_error = ""
+        self._failures = 0
+        self._backoff.reset()
+
+    def _note_failure(self, error: KubeError) -> None:
+        """Note a failure; each new cause is logged once."""
+        status = self.status
+        status.errors += 1
+        if error.is_gone:
+            status.expired += 1
+            return  # the API server's memory is short: listing anew is all there is to it
+        status.is_connected = False
+        cause = str(error)
+        if cause != status.last_error:
+            logger.warning(
+                "cannot follow the API server",
+                extra={"resource": self._resource, "cause": cause},
+            )
+            status.last_error = cause

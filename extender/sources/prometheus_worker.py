@@ -1,0 +1,151 @@
+"""The worker process: asks Prometheus, parses and reduces, and sends the extender columns.
+
+Parsing megabytes of JSON holds Python's lock for as long as it takes; here nobody waits for it.
+The process ends when its standard input does, that is, when the extender has gone.
+"""
+
+import gc
+import os
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, BinaryIO, Final, TypeVar
+
+import numpy as np
+
+from extender.config import Prometheus
+from extender.core.readings import Column
+from extender.sources import frames
+from extender.sources.frames import Frame
+from extender.sources.identity import NodeIdentity
+from extender.sources.prometheus_collector import Collector, Round
+from extender.sources.prometheus_history import Past, collect_past
+from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+
+T = TypeVar("T")
+
+PART_ITEMS: Final = 500
+"""Devices in one frame: the extender turns so many into records within a millisecond or two."""
+
+
+def main() -> None:
+    """Serve the extender until it goes."""
+    # Whatever a library prints goes to the log: the pipe belongs to the frames.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    # Answers are trees of hundreds of thousands of objects without a cycle: the collector would
+    # walk them again and again, for most of the time that parsing takes.
+    gc.disable()
+    questions: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_serve_or_die, args=(questions, answers), daemon=True).start()
+    while (question := frames.read(sys.stdin.buffer)) is not None:
+        questions.put(question)
+    # Not sys.exit: it waits for threads, and a query may hang for as long as its server likes.
+    os._exit(0)
+
+
+def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
+    """Answer questions; after a fault of ours the extender gets a fresh process."""
+    try:
+        settings = Prometheus.model_validate(questions.get().header)
+        collector = Collector(settings)
+        identity = NodeIdentity()
+        while True:
+            question = questions.get()
+            if "window_seconds" in question.header:
+                answer = _answer_past(settings, question.header)
+            else:
+                identity = _read_identity(question.header) or identity
+                answer = _answer_round(collector, identity, question.header)
+            for frame in answer:
+                frames.write(answers, frame)
+            gc.collect()
+    except BrokenPipeError:
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  # a thread's fault must end the process
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+
+
+def _read_identity(header: Mapping[str, Any]) -> NodeIdentity | None:
+    nodes = header.get("nodes")
+    if nodes is None:
+        return None
+    return NodeIdentity(
+        names=frozenset(nodes["names"]),
+        addresses=nodes["addresses"],
+        exporter_pods=nodes["exporter_pods"],
+    )
+
+
+def _answer_round(
+    collector: Collector, identity: NodeIdentity, header: Mapping[str, Any]
+) -> Iterator[Frame]:
+    try:
+        found = collector.collect(identity, header["now"])
+    except PrometheusError as error:
+        yield Frame(header={"error": str(error)})
+        return
+    yield from round_frames(found)
+
+
+def round_frames(found: Round) -> Iterator[Frame]:
+    """Write a round: changed devices and tenants in parts, then the columns."""
+    for part in _parts([tuple(row) for row in found.added]):
+        yield Frame(header={"more": True, "added": part})
+    for tenants in _parts([(*key, *pods) for key, pods in (found.tenants or {}).items()]):
+        yield Frame(header={"more": True, "tenants": tenants})
+    yield Frame(
+        header={
+            "signals": list(found.columns),
+            "removed": found.removed,
+            "knows_tenants": found.tenants is not None,
+            "unmatched_series": found.unmatched_series,
+            "unmatched_example": found.unmatched_example,
+            "failed": found.failed,
+            "partial_answers": found.partial_answers,
+            "warning": found.warning,
+        },
+        body=_block([*found.columns.values(), found.measured_at]),
+    )
+
+
+def _answer_past(settings: Prometheus, header: Mapping[str, Any]) -> Iterator[Frame]:
+    client = PrometheusClient(settings)
+    try:
+        past = collect_past(
+            client, settings, now=header["now"], window_seconds=header["window_seconds"]
+        )
+    except PrometheusError as error:
+        yield Frame(header={"error": str(error)})
+        return
+    finally:
+        client.close()
+    yield from past_frames(past)
+
+
+def past_frames(past: Past) -> Iterator[Frame]:
+    """Write the past: devices in parts, then each matrix."""
+    for part in _parts(past.devices):
+        yield Frame(header={"more": True, "devices": part})
+    matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
+    yield Frame(
+        header={"times": past.times.tolist(), "matrices": len(matrices)},
+        body=b"".join(matrix.astype(np.float64).tobytes() for matrix in matrices),
+    )
+
+
+def _parts(items: Sequence[T]) -> Iterator[list[T]]:
+    rest = iter(items)
+    while part := list(islice(rest, PART_ITEMS)):
+        yield part
+
+
+def _block(columns: Sequence[Column]) -> bytes:
+    return np.ascontiguousarray(np.stack(columns), dtype=np.float64).tobytes()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The queries, as text: everything that several series of one device repeat is folded there.
+
+Shared GPUs, pods that come and go, MIG and replicas of Prometheus give several series with the
+same value of the device; `max by` makes one of them, and an answer without the other labels is a
+fifth of the size.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from extender.sources.dcgm import Metric
+
+UUID_LABELS: Final = ("UUID", "uuid")
+"""`uuid` is what 1.x and --use-old-namespace write."""
+INSTANCE_LABEL: Final = "GPU_I_ID"
+DRIVER_LABELS: Final = ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION")
+MODEL_LABEL: Final = "modelName"
+PROFILE_LABEL: Final = "GPU_I_PROFILE"
+INDEX_LABEL: Final = "gpu"
+
+_DEVICE_LABELS: Final = (*UUID_LABELS, INSTANCE_LABEL)
+_INFO_LABELS: Final = (PROFILE_LABEL, INDEX_LABEL, MODEL_LABEL, *DRIVER_LABELS)
+
+
+def bare_selector(text: str) -> str:
+    """Take off the braces and commas that people write around label matchers.
+
+    Example:
+        >>> bare_selector('{cluster="a",}')
+        'cluster="a"'
+    """
+    return text.strip().strip("{},").strip()
+
+
+def _selected(name: str, *matchers: str) -> str:
+    return f"{name}{{{','.join(matcher for matcher in matchers if matcher)}}}"
+
+
+def _by(labels: Iterable[str]) -> str:
+    return f"by ({', '.join(dict.fromkeys(labels))})"
+
+
+def metric_query(metric: Metric, selector: str) -> str:
+    """Ask for one metric, one value for each device.
+
+    Example:
+        >>> from extender.sources.dcgm import DEFAULT_METRICS
+        >>> metric_query(DEFAULT_METRICS[0], 'cluster="a"')
+        'max by (UUID, uuid, GPU_I_ID) (DCGM_FI_DEV_GPU_UTIL{cluster="a"})'
+    """
+    series = _selected(metric.name, selector)
+    return f"{metric.aggregation} {_by(_DEVICE_LABELS)} ({series})"
+
+
+def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: str) -> str:
+    """Ask which devices there are, on which node, and when each was last scraped.
+
+    The value is the time of the sample: `timestamp()` tells it only of a bare selector. The
+    operands of `or` are the metrics of which each device has at least one.
+    """
+    times = " or ".join(f"timestamp({_selected(name, selector)})" for name in names)
+    return f"max {_by((*_DEVICE_LABELS, *_INFO_LABELS, *node_labels))} ({times})"
+
+
+def relabeled_pods_query(names: Sequence[str], selector: str) -> str:
+    """Ask for the pods whose labels Prometheus renamed (`honorLabels: false`): surely workloads."""
+    series = " or ".join(_selected(name, 'exported_pod!=""', selector) for name in names)
+    return f"group {_by((*_DEVICE_LABELS, 'exported_namespace', 'exported_pod'))} ({series})"
+
+
+def plain_pods_query(names: Sequence[str], selector: str) -> str:
+    """Ask for the pods that stand under their own labels: workloads, or the exporter itself."""
+    series = " or ".join(_selected(name, 'exported_pod=""', 'pod!=""', selector) for name in names)
+    labels = (*_DEVICE_LABELS, "namespace", "pod", "container", "service")
+    return f"group {_by(labels)} ({series})"
+
+
+def old_pods_query(names: Sequence[str], selector: str) -> str:
+    """Ask for the pods as 1.x exporters label them."""
+    series = " or ".join(_selected(name, 'pod_name!=""', selector) for name in names)
+    return f"group {_by((*_DEVICE_LABELS, 'pod_namespace', 'pod_name'))} ({series})"
+
+
+def exporter_pods_query(names: Sequence[str], selector: str) -> str:
+    """Ask for the exporters' own pods.
+
+    `up` carries exactly the labels that Prometheus gave the target. A `pod` there is the
+    exporter's, and where the target has none, every `pod` comes from the exposition: a workload.
+    """
+    series = " or ".join(_selected(name, selector) for name in names)
+    up = _selected("up", 'pod!=""', selector)
+    return f"group by (namespace, pod) ({up} and on (job, instance) ({series}))"
+
+
+def names_query(names: Iterable[str], selector: str) -> str:
+    """Ask which of these metrics exist, where the server does not list names."""
+    alternatives = "|".join(names)
+    is_one = f'__name__=~"{alternatives}"'  # anchored by Prometheus; names need no escape
+    return f"group by (__name__) ({_selected('', is_one, selector)})"

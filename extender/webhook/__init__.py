@@ -1,0 +1,1 @@
+"""The HTTP verbs that kube-scheduler calls."""

@@ -1,0 +1,39 @@
+"""Restores the case of a Pod's field names: Go matches them in any case, and so do we."""
+
+from collections.abc import Mapping
+from typing import Final
+
+Shape = Mapping[str, "Shape"]
+"""The fields of an object by name, with the shape of their values; {} is left as it is."""
+
+_CONTAINERS: Final[Shape] = {
+    "resources": {"limits": {}, "requests": {}},
+    "restartPolicy": {},
+}
+POD: Final[Shape] = {
+    "metadata": {"uid": {}, "namespace": {}, "name": {}, "annotations": {}},
+    "spec": {"containers": _CONTAINERS, "initContainers": _CONTAINERS, "resourceClaims": {}},
+    "status": {"nominatedNodeName": {}, "extendedResourceClaimStatus": {}},
+}
+"""What the request is read from; names of annotations and resources keep their case."""
+
+
+def restore_case(value: object, shape: Shape) -> object:
+    """Return decoded JSON with the fields that `shape` names under those very names.
+
+    Example:
+        >>> restore_case({"Metadata": {"UID": "1", "Labels": {}}}, POD)
+        {'metadata': {'uid': '1', 'Labels': {}}}
+    """
+    if not shape:
+        return value
+    if isinstance(value, list):
+        return [restore_case(item, shape) for item in value]
+    if not isinstance(value, dict):
+        return value
+    names = {name.lower(): name for name in shape}
+    restored = {}
+    for key, field in value.items():
+        name = names.get(key.lower())
+        restored[name or key] = restore_case(field, shape[name]) if name else field
+    return restored

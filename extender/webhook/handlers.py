@@ -1,0 +1,273 @@
+"""The verbs that kube-scheduler calls: filter, prioritize, preempt."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from time import perf_counter
+from typing import Final
+
+from aiohttp import web
+
+from extender.core.annotations import KNOWN, AnnotationProblem
+from extender.core.filtering import Code
+from extender.core.request import GpuRequest, ParsedRequest, PodRef, parse_pod_ref, parse_request
+from extender.core.resources import ResourceNames
+from extender.metrics import Metrics
+from extender.placement.history import DecisionRecord
+from extender.placement.placer import Placer, Victims
+from extender.webhook import wire
+
+logger = logging.getLogger(__name__)
+
+WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
+
+INTERNAL_ERROR: Final = "internal error: see the extender's log"
+
+
+class Outcome(StrEnum):
+    """How a question ended, for metrics."""
+
+    ANSWERED = "answered"
+    NO_GPU = "no-gpu"
+    """The pod asks for no GPU: every candidate passes."""
+    DISABLED = "disabled"
+    """The pod says that it is to be left to kube-scheduler."""
+    NOT_READY = "not-ready"
+    """The inventory is not complete yet: every candidate passes."""
+    MALFORMED = "malformed"
+    FAULT = "fault"
+    DISCONNECTED = "disconnected"
+    """The client went away before its question was complete."""
+
+
+Answer = tuple[Outcome, web.Response]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhooks:
+    """The three verbs over one placer.
+
+    Attributes:
+        placer: decides.
+        resources: which resources are GPUs.
+        metrics: what is counted.
+        max_score: highest score on the wire.
+        shortlist: so many of the best nodes are named in filter's answer, 0 for all that pass.
+        is_ready: whether the inventory is complete; until then every candidate passes.
+        warn_annotation: tells the pod's owner of an annotation that cannot be used.
+    """
+
+    placer: Placer
+    resources: ResourceNames
+    metrics: Metrics
+    max_score: int
+    shortlist: int
+    is_ready: Callable[[], bool]
+    warn_annotation: WarnAnnotation
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the verbs."""
+        return [
+            web.post("/filter", self._timed("filter", self.filter)),
+            web.post("/prioritize", self._timed("prioritize", self.prioritize)),
+            web.post("/preempt", self._timed("preempt", self.preempt)),
+        ]
+
+    async def filter(self, body: bytes) -> Answer:
+        """Answer which candidates would do.
+
+        Whatever is wrong with us, no pod is stranded: every candidate passes then.
+        """
+        try:
+            question = wire.decode_question(body)
+        except wire.WireError as error:
+            return _malformed("filter", str(error))
+        except Exception:  # noqa: BLE001 - who the candidates are is not known, so none can pass
+            self._note_fault("filter")
+            return Outcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
+        try:
+            record, outcome = self._place("filter", question)
+            decision = record.decision if record else None
+            answer = wire.encode_filter(question, decision, self.shortlist)
+            if record is not None:
+                self._note_verdicts(record)
+        except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
+            self._note_fault("filter")
+            return Outcome.FAULT, _json(wire.encode_filter(question, None))
+        return outcome, _json(answer)
+
+    async def prioritize(self, body: bytes) -> Answer:
+        """Answer which candidate is best."""
+        try:
+            question = wire.decode_question(body)
+            record, outcome = self._place("prioritize", question)
+            answer = wire.encode_scores(
+                record.decision if record else None, question.nodes, self.max_score
+            )
+        except wire.WireError as error:
+            return _malformed("prioritize", str(error))
+        except Exception:  # noqa: BLE001 - kube-scheduler goes on without our scores
+            return self._fault("prioritize")
+        return outcome, _json(answer)
+
+    async def preempt(self, body: bytes) -> Answer:
+        """Answer on which candidates evicting the victims would help the pod."""
+        try:
+            question = wire.decode_preemption(body)
+            kept, outcome = self._preemptible(question)
+            answer = wire.encode_preemption(kept)
+        except wire.WireError as error:
+            return _malformed("preempt", str(error))
+        except Exception:  # noqa: BLE001 - a fault of ours evicts nobody
+            return self._fault("preempt")
+        return outcome, _json(answer)
+
+    def _preemptible(
+        self, question: wire.PreemptionQuestion
+    ) -> tuple[tuple[wire.PreemptionCandidate, ...], Outcome]:
+        """Return the candidates that filter would accept once their victims are gone."""
+        # kube-scheduler fails the whole preemption over a candidate without victims.
+        candidates = tuple(candidate for candidate in question.candidates if candidate.uids)
+        self.metrics.candidates.labels("preempt").observe(len(candidates))
+        pod, parsed = self._parse(question.pod)
+        if parsed.request is None:
+            return candidates, _left_alone(parsed)
+        if self._passes_all(parsed.request):
+            return candidates, Outcome.NOT_READY
+        accepted = self.placer.accepts_without(
+            pod,
+            parsed.request,
+            [
+                Victims(node=candidate.node, uids=frozenset(candidate.uids))
+                for candidate in candidates
+            ],
+        )
+        logger.info(
+            "preemption",
+            extra={"pod": pod.key, "candidates": len(candidates), "accepted": len(accepted)},
+        )
+        kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
+        return kept, Outcome.ANSWERED
+
+    def _place(self, verb: str, question: wire.Question) -> tuple[DecisionRecord | None, Outcome]:
+        """Decide for the pod; None where there is nothing to decide."""
+        self.metrics.candidates.labels(verb).observe(len(question.nodes))
+        pod, parsed = self._parse(question.pod)
+        if parsed.request is None:
+            return None, _left_alone(parsed)
+        if self._passes_all(parsed.request):
+            return None, Outcome.NOT_READY
+        record = self.placer.place(verb, pod, parsed.request, question.nodes)
+        # What people may ask later is filled in once the answer is on its way.
+        asyncio.get_running_loop().call_soon(self._detail, record)
+        _log_decision(record)
+        return record, Outcome.ANSWERED
+
+    def _passes_all(self, request: GpuRequest) -> bool:
+        """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
+        return not self.is_ready() and not request.requires_idle
+
+    def _parse(self, pod_object: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
+        """Read what the pod asks for; what cannot be used is told to its owner."""
+        pod = parse_pod_ref(pod_object)
+        parsed = parse_request(pod_object, resources=self.resources, defaults=self.placer.policy)
+        for problem in parsed.problems:
+            known = problem.annotation if problem.annotation in KNOWN else "unknown"
+            self.metrics.annotation_problems.labels(known).inc()
+            self.warn_annotation(pod, problem)
+        return pod, parsed
+
+    def _detail(self, record: DecisionRecord) -> None:
+        """Explain a decision for later; a fault here must not reach kube-scheduler."""
+        try:
+            self.placer.detail(record)
+        except Exception:  # noqa: BLE001 - an explanation that fails costs no pod its node
+            self._note_fault("explain")
+
+    def _note_verdicts(self, record: DecisionRecord) -> None:
+        """Count the nodes that passed, and the reasons against the others."""
+        codes = Counter(record.decision.codes.tolist())
+        self.metrics.feasible.observe(codes.pop(Code.PASSES.value, 0))
+        for code, count in codes.items():
+            self.metrics.rejections.labels(Code(code).name.lower()).inc(count)
+
+    def _note_fault(self, verb: str) -> None:
+        logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling
+        self.metrics.faults.labels(verb).inc()
+
+    def _fault(self, verb: str) -> Answer:
+        self._note_fault(verb)
+        return Outcome.FAULT, _json(wire.encode_error(INTERNAL_ERROR), 500)
+
+    def _timed(
+        self, verb: str, answer: Callable[[bytes], Awaitable[Answer]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Read the question, time the answer and count its outcome."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            started = perf_counter()
+            try:
+                body = await request.read()
+            except web.HTTPRequestEntityTooLarge as error:
+                outcome, response = _malformed(
+                    verb, f"{_CANNOT_READ}: {error.text}: raise the setting max_body_bytes", 413
+                )
+            except web.RequestPayloadError as error:
+                outcome, response = _malformed(verb, f"{_CANNOT_READ}: {error}")
+            except OSError:
+                # The client is gone, and nobody reads this.
+                outcome, response = Outcome.DISCONNECTED, web.Response(status=400)
+            else:
+                outcome, response = await answer(body)
+            self.metrics.requests.labels(verb, outcome).inc()
+            self.metrics.latency.labels(verb, outcome).observe(perf_counter() - started)
+            return response
+
+        return handle
+
+
+_CANNOT_READ = "cannot read the question"
+
+
+def _left_alone(parsed: ParsedRequest) -> Outcome:
+    """Return why a pod is none of ours."""
+    return Outcome.DISABLED if parsed.is_disabled else Outcome.NO_GPU
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _malformed(verb: str, error: str, status: int = 400) -> Answer:
+    """Answer a question that cannot be read; filter alone has a field to say why."""
+    logger.warning("malformed question", extra={"verb": verb, "error": error})
+    if verb == "filter":
+        return Outcome.MALFORMED, _json(wire.encode_filter_error(error))
+    return Outcome.MALFORMED, _json(wire.encode_error(error), status)
+
+
+def _log_decision(record: DecisionRecord) -> None:
+    """Write the one line about a decision."""
+    decision = record.decision
+    best = decision.order[0] if len(decision.order) else None
+    runner_up = decision.order[1] if len(decision.order) > 1 else None
+    logger.info(
+        "decision",
+        extra={
+            "verb": record.verb,
+            "pod": record.pod.key,
+            "resource": record.request.resource,
+            "count": record.request.count,
+            "strategy": record.request.strategy.value,
+            "candidates": len(decision.candidates),
+            "feasible": len(decision.order),
+            "node": None if best is None else decision.candidates[best],
+            "score": None if best is None else round(float(decision.scores[best]), 6),
+            "runner_up": None if runner_up is None else decision.candidates[runner_up],
+            "snapshot": record.snapshot_version,
+            "duration_seconds": round(record.seconds, 6),
+        },
+    )

@@ -1,0 +1,350 @@
+"""kube-scheduler's extender/v1 JSON, decoded and encoded. Go's field names live here only.
+
+Whole nodes are never decoded: each goes back byte for byte as it came.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from extender.core.decision import Decision
+from extender.core.filtering import Code
+from extender.webhook.casing import POD, restore_case
+
+T = TypeVar("T")
+
+JsonObject = Mapping[str, object]
+RawObject = dict[str, msgspec.Raw]
+
+_FIELDS: Final = msgspec.json.Decoder(RawObject)
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_NAMES: Final = msgspec.json.Decoder(list[str])
+_TEXT: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | None)
+_NUMBER: Final[msgspec.json.Decoder[int | None]] = msgspec.json.Decoder(int | None)
+_ANYTHING: Final = msgspec.json.Decoder(dict[str, object])
+_ENCODER: Final = msgspec.json.Encoder()
+
+_ARGS: Final = "ExtenderArgs"
+_PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
+_SHOWN: Final = 80
+"""So many bytes of a value are enough to recognize it, and too few to flood a log."""
+_MAX_INT64: Final = (1 << 63) - 1
+
+
+class WireError(ValueError):
+    """The question is not one that kube-scheduler would ask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What kube-scheduler asks in filter and prioritize.
+
+    Attributes:
+        pod: the Pod object; empty where the question has none.
+        nodes: names of the candidate nodes, in its order, each once.
+        node_objects: the whole Node objects as they came, None where it sent names
+            (nodeCacheCapable: true).
+    """
+
+    pod: JsonObject
+    nodes: tuple[str, ...]
+    node_objects: tuple[msgspec.Raw, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionCandidate:
+    """A node on which kube-scheduler would evict pods.
+
+    Attributes:
+        node: its name.
+        uids: UIDs of the victims.
+        pdb_violations: how many disruption budgets that violates; given back unchanged.
+    """
+
+    node: str
+    uids: tuple[str, ...]
+    pdb_violations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionQuestion:
+    """What kube-scheduler asks in preempt."""
+
+    pod: JsonObject
+    candidates: tuple[PreemptionCandidate, ...]
+
+
+class HostPriority(msgspec.Struct):
+    """A score as extender/v1 has it."""
+
+    Host: str
+    Score: int
+
+
+def decode_question(body: bytes) -> Question:
+    """Decode an ExtenderArgs.
+
+    Raises:
+        WireError: with the place in the document, what stands there and what may.
+    """
+    document = _document(body, _ARGS)
+    pod = _pod(document, _ARGS)
+    names = _names(document.get("nodenames"))
+    node_list = _object(document.get("nodes"), _ARGS, "$.Nodes")
+    if names or node_list is None:
+        if len(set(names)) < len(names):
+            names = list(dict.fromkeys(names))
+        return Question(pod=pod, nodes=tuple(names), node_objects=None)
+    items = _list(_fold(node_list).get("items"), _ARGS, "$.Nodes.items")
+    nodes: dict[str, msgspec.Raw] = {}
+    for index, item in enumerate(items):
+        nodes.setdefault(_node_name(item, f"$.Nodes.items[{index}]"), item)
+    return Question(pod=pod, nodes=tuple(nodes), node_objects=tuple(nodes.values()))
+
+
+def decode_preemption(body: bytes) -> PreemptionQuestion:
+    """Decode an ExtenderPreemptionArgs, with whole pods or with their UIDs.
+
+    Raises:
+        WireError: as `decode_question`.
+    """
+    document = _document(body, _PREEMPTION_ARGS)
+    by_form = {
+        name: _object(document.get(name.lower()), _PREEMPTION_ARGS, f"$.{name}")
+        for name in ("NodeNameToMetaVictims", "NodeNameToVictims")
+    }
+    form, by_node = next(
+        ((name, victims) for name, victims in by_form.items() if victims), ("", RawObject())
+    )
+    return PreemptionQuestion(
+        pod=_pod(document, _PREEMPTION_ARGS),
+        candidates=tuple(
+            _candidate(node, victims, f"$.{form}[{node[:_SHOWN]!r}]")
+            for node, victims in by_node.items()
+        ),
+    )
+
+
+def _candidate(node: str, victims: msgspec.Raw, where: str) -> PreemptionCandidate:
+    fields = _fold(_object(victims, _PREEMPTION_ARGS, where) or {})
+    pods = _list(fields.get("pods"), _PREEMPTION_ARGS, f"{where}.Pods")
+    return PreemptionCandidate(
+        node=node,
+        uids=tuple(_victim_uid(pod, f"{where}.Pods[{index}]") for index, pod in enumerate(pods)),
+        pdb_violations=_violations(fields.get("numpdbviolations"), f"{where}.NumPDBViolations"),
+    )
+
+
+def _victim_uid(pod: msgspec.Raw, where: str) -> str:
+    """Return a victim's UID, from a MetaPod (`UID`) or a whole Pod (`metadata.uid`)."""
+    fields = _fold(_object(pod, _PREEMPTION_ARGS, where) or {})
+    metadata = _object(fields.get("metadata"), _PREEMPTION_ARGS, f"{where}.metadata") or {}
+    uid = fields.get("uid", _fold(metadata).get("uid"))
+    if uid is not None:
+        text = _decode(_TEXT, uid, _PREEMPTION_ARGS, f"{where}.UID", "a string")
+        if text:
+            return text
+    raise WireError(f"cannot read {_PREEMPTION_ARGS}: {where} has no UID, must be a pod with one")
+
+
+def _violations(number: msgspec.Raw | None, where: str) -> int:
+    """Return a count of disruption budgets; absent is none."""
+    allowed = "a whole number"
+    if number is None:
+        return 0
+    value = _decode(_NUMBER, number, _PREEMPTION_ARGS, where, allowed) or 0
+    if abs(value) > _MAX_INT64:
+        raise WireError(_unfit(_PREEMPTION_ARGS, where, number, allowed))
+    return value
+
+
+def encode_filter(question: Question, decision: Decision | None, shortlist: int = 0) -> bytes:
+    """Encode an ExtenderFilterResult in the form and the order that the question had.
+
+    Nodes that pass beyond the shortlist are left out without a reason: kube-scheduler then scores
+    only the best ones. At least one node passes then, so no pod is left without one for it.
+
+    Args:
+        question: what was asked.
+        decision: the verdict on each candidate; None passes them all.
+        shortlist: so many of the best nodes are named, 0 for all that pass.
+    """
+    failed: dict[str, str] = {}
+    unresolvable: dict[str, str] = {}
+    kept: Sequence[int] = range(len(question.nodes))
+    if decision is not None:
+        passing = decision.order if not shortlist else decision.order[:shortlist]
+        kept = np.sort(passing).tolist()
+        for index in np.flatnonzero(decision.codes).tolist():
+            rejection = _REJECTIONS[int(decision.codes[index])]
+            target = failed if rejection.is_resolvable else unresolvable
+            target[question.nodes[index]] = rejection.value
+    # An answer in the other form, or without a list in it, would mean that no node passes.
+    objects = question.node_objects
+    return _ENCODER.encode(
+        {
+            "Nodes": None if objects is None else {"items": _pick(objects, kept)},
+            "NodeNames": _pick(question.nodes, kept) if objects is None else None,
+            "FailedNodes": failed,
+            "FailedAndUnresolvableNodes": unresolvable,
+            "Error": "",
+        }
+    )
+
+
+def _pick(items: Sequence[T], kept: Sequence[int]) -> Sequence[T]:
+    """Return the items at `kept`, which is in order and names each at most once."""
+    return items if len(kept) == len(items) else [items[index] for index in kept]
+
+
+_REJECTIONS = {code.value: code.rejection for code in Code if code.rejection is not None}
+
+
+def encode_filter_error(error: str) -> bytes:
+    """Encode an ExtenderFilterResult that fails the call."""
+    return _ENCODER.encode(
+        {
+            "Nodes": None,
+            "NodeNames": None,
+            "FailedNodes": {},
+            "FailedAndUnresolvableNodes": {},
+            # Older kube-schedulers take the text for a format.
+            "Error": error.replace("%", ""),
+        }
+    )
+
+
+def encode_scores(decision: Decision | None, nodes: Sequence[str], max_score: int) -> bytes:
+    """Encode a HostPriorityList: whole numbers from 0 to `max_score`.
+
+    Our first choice alone gets the highest: kube-scheduler breaks ties at random. A score is
+    rounded down, so that no other reaches it.
+    """
+    if decision is None:
+        return _ENCODER.encode([HostPriority(node, 0) for node in nodes])
+    values = (decision.scores * max_score).astype(np.int64).clip(0, max_score - 1)
+    values[decision.codes != Code.PASSES] = 0
+    if len(decision.order):
+        values[decision.order[0]] = max_score
+    return _ENCODER.encode(list(map(HostPriority, nodes, values.tolist())))
+
+
+def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:
+    """Encode an ExtenderPreemptionResult; victims go back as they came."""
+    return _ENCODER.encode(
+        {
+            "NodeNameToMetaVictims": {
+                candidate.node: {
+                    "Pods": [{"UID": uid} for uid in candidate.uids],
+                    "NumPDBViolations": candidate.pdb_violations,
+                }
+                for candidate in candidates
+            }
+        }
+    )
+
+
+def encode_error(error: str) -> bytes:
+    """Encode the body of an answer with an error status."""
+    return _ENCODER.encode({"Error": error})
+
+
+def _document(body: bytes, what: str) -> RawObject:
+    """Split the body at its top-level keys, folded."""
+    return _fold(_decode(_FIELDS, body, what, "$", "an object"))
+
+
+def _fold(fields: RawObject) -> RawObject:
+    """Return the fields with lower-case keys: Go matches them without regard to case."""
+    return {key.lower(): value for key, value in fields.items()}
+
+
+def _decode(
+    decoder: "msgspec.json.Decoder[T]",
+    value: msgspec.Raw | bytes,
+    what: str,
+    where: str,
+    allowed: str,
+) -> T:
+    """Decode one value.
+
+    Raises:
+        WireError: it is not JSON, or not what is allowed there.
+    """
+    try:
+        return decoder.decode(value)
+    except msgspec.ValidationError as error:
+        raise WireError(_unfit(what, where, value, allowed)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"cannot read {what}: {where} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise WireError(f"cannot read {what}: {where} is nested too deeply") from error
+
+
+def _object(value: msgspec.Raw | None, what: str, where: str) -> RawObject | None:
+    """Return the fields of an object; None where it is absent or null."""
+    if value is None or _is_null(value):
+        return None
+    return _decode(_FIELDS, value, what, where, "an object or null")
+
+
+def _list(value: msgspec.Raw | None, what: str, where: str) -> list[msgspec.Raw]:
+    """Return the items of a list; absent and null are empty."""
+    if value is None or _is_null(value):
+        return []
+    return _decode(_ITEMS, value, what, where, "a list or null")
+
+
+def _pod(document: RawObject, what: str) -> JsonObject:
+    """Return the Pod, its fields in Kubernetes' case; absent and null are empty."""
+    value = document.get("pod")
+    if value is None or _is_null(value):
+        return {}
+    pod = _decode(_ANYTHING, value, what, "$.Pod", "an object or null")
+    restored = restore_case(pod, POD)
+    return restored if isinstance(restored, dict) else {}
+
+
+def _names(value: msgspec.Raw | None) -> list[str]:
+    """Return the candidates' names; a null name is "", as it is to Go."""
+    if value is None or _is_null(value):
+        return []
+    try:
+        return _NAMES.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Once more, name by name: one is null, or is to be told.
+        names = _list(value, _ARGS, "$.NodeNames")
+        return [
+            _decode(_TEXT, name, _ARGS, f"$.NodeNames[{index}]", "a string") or ""
+            for index, name in enumerate(names)
+        ]
+
+
+def _node_name(node: msgspec.Raw, where: str) -> str:
+    """Return the name of a whole Node object; a node without one is "", as it is to Go."""
+    fields = _object(node, _ARGS, where) or {}
+    raw = fields.get("metadata") or _fold(fields).get("metadata")
+    metadata = _object(raw, _ARGS, f"{where}.metadata") or {}
+    name = metadata.get("name") or _fold(metadata).get("name")
+    if name is None:
+        return ""
+    return _decode(_TEXT, name, _ARGS, f"{where}.metadata.name", "a string") or ""
+
+
+def _is_null(value: msgspec.Raw) -> bool:
+    """Whether a value is null: no other begins with an n."""
+    return bytes(memoryview(value)[:1]) == b"n"
+
+
+def _unfit(what: str, where: str, value: msgspec.Raw | bytes, allowed: str) -> str:
+    """Return the message for a value that is not allowed."""
+    start = bytes(memoryview(value)[: _SHOWN + 1])
+    shown = start.decode(errors="replace")
+    if start.startswith((b"{", b"[")):
+        shown = "an object" if start.startswith(b"{") else "a list"
+    elif len(start) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}..."
+    return f"cannot read {what}: {where} is {shown}, must be {allowed}"

@@ -1,0 +1,155 @@
+"""What the simulated control plane does to pods and nodes: create, bind, run, end."""
+
+import uuid
+from dataclasses import dataclass, field
+
+from simulation.fleet import SimulatedFleet
+from simulation.kubelet import observe_pod, pod_ref
+from simulation.objects import (
+    JsonObject,
+    bound_pod_object,
+    child,
+    copy_json,
+    node_object,
+    tenant_pods,
+    timestamp,
+)
+from simulation.objectstore import Kind, ObjectStore
+
+TENANT_AGE_SECONDS = 7200.0
+"""The pods that the fleet came with have been running for so long."""
+
+
+class ConflictError(ValueError):
+    """The object exists already, or the pod is bound already."""
+
+
+class AbsentError(LookupError):
+    """There is no such object."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedControlPlane:
+    """The fleet's nodes and pods as Kubernetes objects.
+
+    Attributes:
+        fleet: where bound pods are placed.
+        store: the objects.
+        events: every Event that was posted, oldest first.
+    """
+
+    fleet: SimulatedFleet
+    store: ObjectStore = field(default_factory=ObjectStore)
+    events: list[JsonObject] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Register the nodes and the pods that run on them already."""
+        self.sync_nodes()
+        for pod in tenant_pods(self.fleet, started_at=self.fleet.clock() - TENANT_AGE_SECONDS):
+            self.store.put(Kind.PODS, pod)
+
+    def sync_nodes(self) -> None:
+        """Bring the Node objects up to date with the fleet; unchanged ones stay as they are."""
+        now = self.fleet.clock()
+        for node in self.fleet.nodes.values():
+            fresh = node_object(node, now=now)
+            known = self.store.get(Kind.NODES, "", node.name)
+            if known is None or _resources(known) != _resources(fresh):
+                self.store.put(Kind.NODES, fresh)
+        for _, name in list(self.store.items[Kind.NODES]):
+            if name not in self.fleet.nodes:
+                self.store.remove(Kind.NODES, "", name)
+
+    def create_pod(self, pod: JsonObject, namespace: str = "default") -> JsonObject:
+        """Create a pod: Pending, with a UID.
+
+        Raises:
+            ConflictError: there is one of that name.
+        """
+        created = copy_json(pod)
+        metadata = child(created, "metadata")
+        metadata.setdefault("namespace", namespace)
+        name = str(metadata.get("name", ""))
+        if self.store.get(Kind.PODS, str(metadata["namespace"]), name) is not None:
+            raise ConflictError(f'pods "{name}" already exists')
+        metadata.setdefault("uid", str(uuid.uuid4()))
+        metadata["creationTimestamp"] = timestamp(self.fleet.clock())
+        spec = child(created, "spec")
+        spec.setdefault("schedulerName", "default-scheduler")
+        spec.setdefault("priority", 0)
+        created["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        return self.store.put(Kind.PODS, created)
+
+    def bind(self, namespace: str, name: str, node: str) -> JsonObject:
+        """Bind a pod to a node, where it starts at once, or fails if it does not fit.
+
+        Raises:
+            AbsentError: no such pod, or no such node.
+            ConflictError: the pod is bound already.
+        """
+        pod = copy_json(self._pod(namespace, name))
+        if child(pod, "spec").get("nodeName"):
+            raise ConflictError(f"pod {name} is already assigned to a node")
+        if self.store.get(Kind.NODES, "", node) is None:
+            raise AbsentError(f'nodes "{node}" not found')
+        now = self.fleet.clock()
+        child(pod, "spec")["nodeName"] = node
+        child(pod, "status")["conditions"] = [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp(now)}
+        ]
+        self.store.put(Kind.PODS, pod)
+        refusal = observe_pod(self.fleet, pod)
+        if refusal:
+            return self._end(pod, "Failed", reason="UnexpectedAdmissionError", message=refusal)
+        running = bound_pod_object(pod, uid=pod_ref(pod).uid, node=node, bound_at=now)
+        return self.store.put(Kind.PODS, running)
+
+    def end_pod(self, namespace: str, name: str, *, is_failed: bool = False) -> JsonObject:
+        """Let a pod end; its devices are free again.
+
+        Raises:
+            AbsentError: no such pod.
+        """
+        pod = copy_json(self._pod(namespace, name))
+        return self._end(pod, "Failed" if is_failed else "Succeeded")
+
+    def delete_pod(self, namespace: str, name: str) -> JsonObject:
+        """Delete a pod; its devices are free again.
+
+        Raises:
+            AbsentError: no such pod.
+        """
+        observe_pod(self.fleet, self._pod(namespace, name), is_deleted=True)
+        removed = self.store.remove(Kind.PODS, namespace, name)
+        return removed or {}
+
+    def _end(
+        self, pod: JsonObject, phase: str, *, reason: str = "", message: str = ""
+    ) -> JsonObject:
+        now = timestamp(self.fleet.clock())
+        status = child(pod, "status")
+        status["phase"] = phase
+        if reason:
+            status |= {"reason": reason, "message": message}
+        containers = status.get("containerStatuses")
+        for container in containers if isinstance(containers, list) else []:
+            started_at = container["state"].get("running", {}).get("startedAt", now)
+            exit_code = 0 if phase == "Succeeded" else 1
+            container["ready"] = container["started"] = False
+            container["state"] = {
+                "terminated": {"exitCode": exit_code, "startedAt": started_at, "finishedAt": now}
+            }
+        observe_pod(self.fleet, pod)
+        return self.store.put(Kind.PODS, pod)
+
+    def _pod(self, namespace: str, name: str) -> JsonObject:
+        pod = self.store.get(Kind.PODS, namespace, name)
+        if pod is None:
+            raise AbsentError(f'pods "{name}" not found')
+        return pod
+
+
+def _resources(node: JsonObject) -> tuple[object, ...]:
+    status = child(node, "status")
+    labels = child(node, "metadata").get("labels")
+    return status.get("capacity"), status.get("allocatable"), labels

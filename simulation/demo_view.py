@@ -1,0 +1,181 @@
+"""What the demo shows, read from the extender's own API like anybody could."""
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import aiohttp
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from simulation.cluster import SimulatedCluster
+from simulation.kube_scheduler import Placement
+from simulation.objects import JsonObject
+
+WAIT_SECONDS = 60.0
+LEGEND = (
+    "   GPUs: [green]I[/] idle  [red]B[/] busy  [yellow]?[/] unknown  [magenta]F[/] foreign "
+    "processes  [bold red]X[/] cannot work;  a small letter: a pod holds it\n"
+    "   free: by kube-scheduler's count;  load, memory: mean over the node's GPUs"
+)
+_LETTERS = {
+    "idle": ("I", "green"),
+    "busy": ("B", "red"),
+    "unknown": ("?", "yellow"),
+    "foreign": ("F", "magenta"),
+    "unhealthy": ("X", "bold red"),
+}
+
+Answer = Any  # what the API answers: plain JSON
+
+
+class FleetWatcher:
+    """Reads the extender's API.
+
+    Args:
+        cluster: the simulated cluster, for what its nodes are described as.
+        url: base URL of the extender.
+        session: for the calls.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, url: str, session: aiohttp.ClientSession) -> None:
+        self._cluster = cluster
+        self._url = url
+        self._session = session
+
+    async def wait_ready(self) -> None:
+        """Wait until the extender has its inventory, telemetry and foreign use together."""
+
+        async def is_ready() -> bool:
+            async with self._session.get(f"{self._url}/readyz") as answer:
+                return answer.status == 200 and not (await answer.json())["degraded"]
+
+        async def sees_foreign_use() -> bool:
+            states = [gpu["state"] for gpu in (await self._get("/v1/gpus"))["gpus"]]
+            return "foreign" in states
+
+        await self._wait(is_ready, "the extender is ready")
+        await self._wait(sees_foreign_use, "two readings have shown the foreign processes")
+
+    async def wait_shown(self, placements: Sequence[Placement]) -> None:
+        """Wait until telemetry shows every pod that was placed on some GPU."""
+        placed = {f"default/{placement.pod}" for placement in placements if placement.node}
+
+        async def are_shown() -> bool:
+            gpus = (await self._get("/v1/gpus"))["gpus"]
+            return placed <= {tenant for gpu in gpus for tenant in gpu["tenants"]}
+
+        await self._wait(are_shown, "telemetry shows the pods that were placed")
+
+    async def wait_events(self) -> list[JsonObject]:
+        """Wait until the extender has written an event; return them all."""
+
+        async def has_events() -> bool:
+            return bool(self._cluster.control.events)
+
+        await self._wait(has_events, "the extender has written an event")
+        return self._cluster.control.events
+
+    async def why(self, placement: Placement) -> list[str]:
+        """Return why a pod got its node, from the extender's own record of the decision."""
+        answer = await self._get(f"/v1/decisions?limit=1&pod={placement.uid}")
+        (decision,) = answer["decisions"]
+        explained = {verdict["node"]: verdict for verdict in decision["explained"]}
+        lines = []
+        if placement.node in explained:
+            lines.append(f"because {_merits(explained[placement.node])}")
+        if decision["runner_up"] in explained:
+            runner_up = decision["runner_up"]
+            lines.append(f"next was {runner_up}: {_merits(explained[runner_up])}")
+        lines.extend(
+            f"refused: {count} {reason}"
+            for reason, count in Counter(placement.refused.values()).most_common()
+        )
+        return lines
+
+    async def table(self, title: str) -> Table:
+        """Return the fleet as a table."""
+        by_node: dict[str, list[Answer]] = {}
+        for gpu in (await self._get("/v1/gpus"))["gpus"]:
+            by_node.setdefault(gpu["node"], []).append(gpu)
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for heading in ("node", "model", "at the start", "GPUs"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("free", "load", "memory"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for node in (await self._get("/v1/nodes"))["nodes"]:
+            spec = self._cluster.fleet.node(node["name"]).spec
+            offers = node["resources"].values()
+            free = sum(offer["allocatable"] - offer["held"] for offer in offers)
+            table.add_row(
+                node["name"],
+                spec.model.name.replace("NVIDIA ", "")
+                .replace("Tesla ", "")
+                .replace("-", " ")
+                .split()[0],
+                spec.description,
+                _cells(by_node.get(node["name"], [])),
+                f"{free}/{sum(offer['allocatable'] for offer in offers)}",
+                _percent(node["utilization_mean_ratio"]),
+                _percent(node["memory_used_mean_ratio"]),
+            )
+        return table
+
+    async def _get(self, path: str) -> Answer:
+        async with self._session.get(f"{self._url}{path}") as answer:
+            answer.raise_for_status()
+            return await answer.json()
+
+    async def _wait(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Wait for a condition.
+
+        Raises:
+            TimeoutError: it did not come true.
+        """
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not await condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {WAIT_SECONDS:.0f} s in vain: {what}")
+            await asyncio.sleep(0.1)
+
+
+def _cells(gpus: Sequence[Answer]) -> Text:
+    """Return the GPUs of a node, a letter each."""
+    text = Text()
+    for gpu in gpus:
+        letter, style = _LETTERS[gpu["state"]]
+        text.append(letter.lower() if gpu["tenants"] else letter, style=style)
+    return text
+
+
+def _model(name: str) -> str:
+    """Return the model without its maker and its form.
+
+    Example:
+        >>> _model("NVIDIA A100-SXM4-40GB"), _model("Tesla T4")
+        ('A100', 'T4')
+    """
+    return re.split(r"[ -]", name.removeprefix("NVIDIA ").removeprefix("Tesla "))[0]
+
+
+def _percent(ratio: float | None) -> str:
+    """Return a ratio as people read it."""
+    return "?" if ratio is None else f"{ratio:.0%}"
+
+
+def _merits(verdict: Answer) -> str:
+    """Return what speaks for a node in one line."""
+    landing = [device for device in verdict["devices"] if device["can_land"]]
+    loads = [gpu["utilization_ratio"] for gpu in landing if gpu["utilization_ratio"] is not None]
+    rooms = [gpu["free_bytes"] for gpu in landing if gpu["free_bytes"] is not None]
+    open_count = verdict["landing"] - verdict["taken"]
+    parts = [f"{verdict['idle']} of {open_count} possible GPUs idle"]
+    parts.append(f"load {sum(loads) / len(loads):.0%}" if loads else "no telemetry")
+    if rooms:
+        parts.append(f"{min(rooms) / (1 << 30):.0f} GiB free")
+    parts.append(f"score {verdict['score']:.3f}")
+    return ", ".join(parts)

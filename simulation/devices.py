@@ -1,0 +1,297 @@
+"""The devices of a simulated node: what is mutable about them, and how a reading looks."""
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from simulation.models import MIB, GpuModel
+
+LOST_XID: Final = 79
+"""The GPU has fallen off the bus."""
+
+_HEAT_CELSIUS: Final = 50.0
+"""How much hotter a card is at full load than idle."""
+
+# Where boards of eight-way servers usually sit; further cards count on from there.
+_BUSES: Final = ("1A", "3D", "4E", "5E", "9B", "BA", "CB", "DB")
+
+# The driver starts an instance's id at a place that depends on its size in slices.
+_FIRST_INSTANCE_ID: Final = {"7": 0, "4": 1, "3": 1, "2": 3, "1": 7}
+
+
+class Loss(StrEnum):
+    """How a lost GPU shows in telemetry."""
+
+    VANISHED = "vanished"
+    """Its series are gone."""
+    XID_79 = "xid-79"
+    """Its last values stay, with XID 79."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What somebody does to a device.
+
+    Attributes:
+        utilization: ratio of time busy, 0 to 1.
+        memory_bytes: memory in use.
+    """
+
+    utilization: float = 0.0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodRef:
+    """A pod as the fleet knows it."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+    container: str = "main"
+
+    @property
+    def key(self) -> str:
+        """The pod as people write it: `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """A pod on a device.
+
+    Attributes:
+        pod: which pod.
+        replica: which share of the device it holds.
+        load: what it does once it is warm.
+        warm_at: from when its load shows, seconds since the epoch.
+    """
+
+    pod: PodRef
+    replica: int
+    load: Load
+    warm_at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Card:
+    """A physical GPU: what its MIG instances share.
+
+    Attributes:
+        index: DCGM's index of it on its node.
+        uuid: `GPU-…`.
+        pci_bus_id: with the eight-digit domain that DCGM prints.
+        model: its model.
+        power_watts: None: follows the load.
+        temperature_celsius: None: follows the load.
+        xid: last XID error, 0 for none.
+        row_remap_pending: 1 where a row waits for a reset.
+        row_remap_failure: 1 where remapping a row failed.
+        uncorrectable_remapped_rows: rows replaced so far.
+        double_bit_errors: uncorrectable memory errors since the last reset.
+        clock_event_reasons: NVML's bit mask.
+        is_vanished: no series speak of it.
+        is_unhealthy: the device plugin has taken it out of the node's allocatable.
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str
+    model: GpuModel
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    xid: int = 0
+    row_remap_pending: int = 0
+    row_remap_failure: int = 0
+    uncorrectable_remapped_rows: int = 0
+    double_bit_errors: int = 0
+    clock_event_reasons: int = 0
+    is_vanished: bool = False
+    is_unhealthy: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    """What the device plugin hands out: a card, or a MIG instance of one.
+
+    Attributes:
+        card: the physical GPU.
+        resource: name under which the kubelet offers it.
+        replicas: shares that it is sold as; 1 for a whole device.
+        memory_mib: framebuffer in all.
+        reserved_mib: part that the driver keeps.
+        gpu_instance_id: "" for a whole card.
+        profile: MIG profile, "" for a whole card.
+        base: load that no placed pod makes: what tests set.
+        foreign: load of processes outside Kubernetes.
+        tenants: pods on it.
+    """
+
+    card: Card
+    resource: str
+    replicas: int
+    memory_mib: int
+    reserved_mib: int
+    gpu_instance_id: str = ""
+    profile: str = ""
+    base: Load = Load()
+    foreign: Load = Load()
+    tenants: list[Tenant] = field(default_factory=list)
+
+    @property
+    def used_replicas(self) -> int:
+        """How many of its shares are held."""
+        return len(self.tenants)
+
+    @property
+    def free_replicas(self) -> int:
+        """How many of its shares are free."""
+        return self.replicas - len(self.tenants)
+
+    def next_replica(self) -> int:
+        """Return the smallest number of a free share."""
+        held = {tenant.replica for tenant in self.tenants}
+        return next(number for number in range(self.replicas) if number not in held)
+
+    def load_at(self, now: float) -> Load:
+        """Return the load in all: base, foreign and the pods that are warm by `now`."""
+        loads = [self.base, self.foreign]
+        loads += [tenant.load for tenant in self.tenants if tenant.warm_at <= now]
+        room_bytes = (self.memory_mib - self.reserved_mib) * MIB
+        return Load(
+            utilization=min(1.0, sum(load.utilization for load in loads)),
+            memory_bytes=min(room_bytes, sum(load.memory_bytes for load in loads)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantView:
+    """A pod on a device as the exporter sees it, with its own processes' load."""
+
+    pod: PodRef
+    replica: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceView:
+    """Everything that an exporter can say of one device at one time.
+
+    Attributes are those of `Card` and `Device`, and:
+        is_shared: sold in replicas.
+        memory_temperature_celsius: of HBM parts.
+        sm_clock_mhz: current SM clock.
+        energy_joules: since the driver was loaded.
+    """
+
+    index: int
+    uuid: str
+    pci_bus_id: str
+    model: GpuModel
+    memory_mib: int
+    reserved_mib: int
+    utilization: float
+    memory_used_bytes: int
+    is_shared: bool = False
+    gpu_instance_id: str = ""
+    profile: str = ""
+    power_watts: float = 0.0
+    temperature_celsius: int = 30
+    memory_temperature_celsius: int = 33
+    sm_clock_mhz: int = 345
+    energy_joules: float = 0.0
+    xid: int = 0
+    row_remap_pending: int = 0
+    row_remap_failure: int = 0
+    uncorrectable_remapped_rows: int = 0
+    double_bit_errors: int = 0
+    clock_event_reasons: int = 0
+    tenants: tuple[TenantView, ...] = ()
+
+
+def view_of(device: Device, now: float) -> DeviceView:
+    """Return what an exporter would say of a device."""
+    load = device.load_at(now)
+    card, model = device.card, device.card.model
+    watts = model.idle_watts + load.utilization * (model.max_watts - model.idle_watts)
+    power_watts = watts if card.power_watts is None else card.power_watts
+    celsius = 28.0 + _HEAT_CELSIUS * load.utilization
+    temperature_celsius = int(
+        celsius if card.temperature_celsius is None else card.temperature_celsius
+    )
+    is_working = load.utilization > 0
+    return DeviceView(
+        index=card.index,
+        uuid=card.uuid,
+        pci_bus_id=card.pci_bus_id,
+        model=model,
+        memory_mib=device.memory_mib,
+        reserved_mib=device.reserved_mib,
+        utilization=load.utilization,
+        memory_used_bytes=load.memory_bytes,
+        is_shared=device.replicas > 1,
+        gpu_instance_id=device.gpu_instance_id,
+        profile=device.profile,
+        power_watts=power_watts,
+        temperature_celsius=temperature_celsius,
+        memory_temperature_celsius=temperature_celsius + 8,
+        sm_clock_mhz=model.max_clock_mhz if is_working else model.idle_clock_mhz,
+        energy_joules=model.idle_watts * (now % 1e8),
+        xid=card.xid,
+        row_remap_pending=card.row_remap_pending,
+        row_remap_failure=card.row_remap_failure,
+        uncorrectable_remapped_rows=card.uncorrectable_remapped_rows,
+        double_bit_errors=card.double_bit_errors,
+        clock_event_reasons=card.clock_event_reasons,
+        tenants=tuple(
+            TenantView(
+                pod=tenant.pod,
+                replica=tenant.replica,
+                load=tenant.load if tenant.warm_at <= now else Load(),
+            )
+            for tenant in device.tenants
+        ),
+    )
+
+
+def card_uuid(node: str, index: int) -> str:
+    """Return the UUID of a card: always the same for the same node and index.
+
+    Example:
+        >>> card_uuid("gpu-h100-01", 0) == card_uuid("gpu-h100-01", 0)
+        True
+        >>> len(card_uuid("gpu-h100-01", 0))
+        40
+    """
+    digits = hashlib.sha256(f"{node}/{index}".encode()).hexdigest()
+    return "GPU-" + "-".join(
+        (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32])
+    )
+
+
+def pci_bus_id(index: int) -> str:
+    """Return the PCI address of the card with this index.
+
+    Example:
+        >>> pci_bus_id(0)
+        '00000000:1A:00.0'
+    """
+    bus = _BUSES[index] if index < len(_BUSES) else f"{0xE0 + index - len(_BUSES):02X}"
+    return f"00000000:{bus}:00.0"
+
+
+def instance_ids(profiles: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the GPU instance ids that the driver would give these MIG profiles.
+
+    Example:
+        >>> instance_ids(("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"))
+        ('1', '3', '7', '8')
+    """
+    ids: list[int] = []
+    for profile in profiles:
+        number = _FIRST_INSTANCE_ID[profile[0]]
+        while number in ids:
+            number += 1
+        ids.append(number)
+    return tuple(map(str, ids))

@@ -1,0 +1,283 @@
+"""The simulated fleet: nodes, their devices, and the pods that hold them."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from simulation.devices import (
+    LOST_XID,
+    Card,
+    Device,
+    DeviceView,
+    Load,
+    Loss,
+    PodRef,
+    Tenant,
+    view_of,
+)
+from simulation.models import GIB
+from simulation.nodes import (
+    Allocation,
+    ExporterState,
+    FleetError,
+    NodeSpec,
+    SimulatedNode,
+    build_node,
+)
+
+DEFAULT_LOAD: Final = Load(utilization=0.6, memory_bytes=8 * GIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What a pod was given.
+
+    Attributes:
+        pod: the pod.
+        node: its node's name.
+        resource: what it asked for.
+        count: how many.
+        devices: the device of each.
+        placed_at: seconds since the epoch.
+    """
+
+    pod: PodRef
+    node: str
+    resource: str
+    count: int
+    devices: tuple[Device, ...]
+    placed_at: float
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedFleet:
+    """All nodes; changed and read on one thread.
+
+    Attributes:
+        nodes: by name.
+        default_load: what a placed pod does on each of its devices unless told otherwise.
+        warm_up_seconds: how long a placed pod does nothing first.
+        clock: the time, seconds since the epoch.
+        placements: by pod UID.
+    """
+
+    nodes: dict[str, SimulatedNode] = field(default_factory=dict)
+    default_load: Load = DEFAULT_LOAD
+    warm_up_seconds: float = 0.0
+    clock: Callable[[], float] = time.time
+    placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
+
+    def add(self, spec: NodeSpec) -> SimulatedNode:
+        """Build a node and return it."""
+        node = build_node(spec)
+        self.nodes[spec.name] = node
+        return node
+
+    def node(self, name: str) -> SimulatedNode:
+        """Return a node.
+
+        Raises:
+            FleetError: there is none of that name.
+        """
+        try:
+            return self.nodes[name]
+        except KeyError:
+            raise FleetError(f"no such node in the simulated fleet: {name}") from None
+
+    def device(self, node: str, index: int, gpu_instance_id: str = "") -> Device:
+        """Return a device: a whole card, or one of its MIG instances.
+
+        Raises:
+            FleetError: there is none.
+        """
+        for device in self.node(node).devices:
+            if device.card.index == index and device.gpu_instance_id == gpu_instance_id:
+                return device
+        raise FleetError(f"node {node} has no device {index} {gpu_instance_id}".rstrip())
+
+    def place(
+        self, pod: PodRef, node: str, resource: str, count: int = 1, load: Load | None = None
+    ) -> Placement:
+        """Give a pod devices as kubelet and device plugin would.
+
+        Args:
+            pod: the pod; its UID names the placement.
+            node: where it was bound.
+            resource: what it asks for.
+            count: how many devices or replicas.
+            load: what it does on each, the fleet's default if None.
+
+        Raises:
+            FleetError: not enough are free, as the kubelet's UnexpectedAdmissionError.
+        """
+        target = self.node(node)
+        healthy = [
+            device
+            for device in target.devices
+            if device.resource == resource and not device.card.is_unhealthy
+        ]
+        free = sum(device.free_replicas for device in healthy)
+        if free < count:
+            raise FleetError(
+                f"cannot place {pod.key} on {node}: {free} of {count} {resource} are free"
+            )
+        now = self.clock()
+        devices: list[Device] = []
+        for _ in range(count):
+            device = _pick(healthy, target.spec.allocation)
+            device.tenants.append(
+                Tenant(
+                    pod=pod,
+                    replica=device.next_replica(),
+                    load=load or self.default_load,
+                    warm_at=now + self.warm_up_seconds,
+                )
+            )
+            devices.append(device)
+        placement = Placement(
+            pod=pod,
+            node=node,
+            resource=resource,
+            count=count,
+            devices=tuple(devices),
+            placed_at=now,
+        )
+        uid = pod.uid or pod.key
+        self.placements[uid] = (*self.placements.get(uid, ()), placement)
+        return placement
+
+    def release(self, uid: str) -> bool:
+        """Take a pod off its devices; return whether it held any.
+
+        Args:
+            uid: its UID, or `namespace/name` for a pod placed without one.
+        """
+        placements = self.placements.pop(uid, ())
+        for placement in placements:
+            for device in placement.devices:
+                device.tenants[:] = [
+                    tenant for tenant in device.tenants if (tenant.pod.uid or tenant.pod.key) != uid
+                ]
+        return bool(placements)
+
+    def adopt(self, pod: PodRef, node: str) -> bool:
+        """Know a pod that holds devices already by the UID that an API server gave it.
+
+        Returns:
+            Whether a pod of that name was placed on that node under another UID.
+        """
+        known = next(
+            (
+                uid
+                for uid, placements in self.placements.items()
+                if placements[0].pod.key == pod.key and placements[0].node == node
+            ),
+            None,
+        )
+        if known is None:
+            return False
+        placements = self.placements.pop(known)
+        self.placements[pod.uid] = tuple(replace(placement, pod=pod) for placement in placements)
+        for device in (device for placement in placements for device in placement.devices):
+            device.tenants[:] = [
+                replace(tenant, pod=pod) if tenant.pod.key == pod.key else tenant
+                for tenant in device.tenants
+            ]
+        return True
+
+    def set_utilization(
+        self, node: str, index: int, ratio: float, gpu_instance_id: str = ""
+    ) -> None:
+        """Set the activity that no placed pod makes, 0 to 1."""
+        device = self.device(node, index, gpu_instance_id)
+        device.base = replace(device.base, utilization=ratio)
+
+    def set_memory_used(
+        self, node: str, index: int, memory_bytes: int, gpu_instance_id: str = ""
+    ) -> None:
+        """Set the memory that no placed pod uses, in bytes."""
+        device = self.device(node, index, gpu_instance_id)
+        device.base = replace(device.base, memory_bytes=memory_bytes)
+
+    def set_foreign(
+        self, node: str, index: int, load: Load | None, gpu_instance_id: str = ""
+    ) -> None:
+        """Start processes outside Kubernetes on a device, or end them with None."""
+        self.device(node, index, gpu_instance_id).foreign = load or Load()
+
+    def set_xid(self, node: str, index: int, xid: int) -> None:
+        """Set a card's last XID error; 0 for none."""
+        self.card(node, index).xid = xid
+
+    def card(self, node: str, index: int) -> Card:
+        """Return a physical card; its other attributes may be set directly.
+
+        Raises:
+            FleetError: there is none.
+        """
+        cards = self.node(node).cards
+        if not 0 <= index < len(cards):
+            raise FleetError(f"node {node} has no card {index}")
+        return cards[index]
+
+    def kill_device(
+        self, node: str, index: int, loss: Loss = Loss.VANISHED, *, is_noticed: bool = False
+    ) -> None:
+        """Let a card fall off the bus.
+
+        Args:
+            node: the card's node.
+            index: which card.
+            loss: how telemetry shows it.
+            is_noticed: whether the device plugin takes it out of allocatable.
+        """
+        card = self.card(node, index)
+        card.is_vanished = loss is Loss.VANISHED
+        card.xid = LOST_XID
+        card.is_unhealthy = is_noticed
+
+    def freeze(self, *names: str) -> None:
+        """Let the exporters of these nodes, or of all, repeat what they say now."""
+        for name in names or self.nodes:
+            node = self.node(name)
+            node.frozen = tuple(self._views(node))
+
+    def thaw(self, *names: str) -> None:
+        """Let the exporters of these nodes, or of all, tell the truth again."""
+        for name in names or self.nodes:
+            self.node(name).frozen = None
+
+    def silence(self, name: str, age_seconds: float = 0.0) -> None:
+        """Let no sample of this node reach Prometheus any more: what is there grows stale.
+
+        A real Prometheus sees the scrape fail; the simulated one can keep the last sample, as
+        happens where an agent that forwards samples dies.
+
+        Args:
+            name: the node.
+            age_seconds: how old the last sample is already.
+        """
+        node = self.node(name)
+        self.freeze(name)
+        node.exporter = ExporterState.DOWN
+        node.silent_since = self.clock() - age_seconds
+
+    def views(self, name: str) -> tuple[DeviceView, ...]:
+        """Return what the exporter of a node says now, device by device."""
+        node = self.node(name)
+        return tuple(self._views(node)) if node.frozen is None else node.frozen
+
+    def _views(self, node: SimulatedNode) -> Iterator[DeviceView]:
+        now = self.clock()
+        return (view_of(device, now) for device in node.devices if not device.card.is_vanished)
+
+
+def _pick(devices: Iterable[Device], allocation: Allocation) -> Device:
+    """Return the device with the fewest (or, packed, the most) shares in use and one free.
+
+    For whole devices and MIG instances both mean: the first free one.
+    """
+    free = [device for device in devices if device.free_replicas > 0]
+    sign = 1 if allocation is Allocation.DISTRIBUTED else -1
+    return min(free, key=lambda device: sign * device.used_replicas)

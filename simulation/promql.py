@@ -1,0 +1,327 @@
+"""The small part of PromQL that the simulated Prometheus understands: parse, and evaluate.
+
+Selectors with matchers, timestamp(), last_over_time(), max, min, sum, avg, count and group with
+`by`, `or`, `and` with `on`. Anything else is refused by name.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from simulation.samples import LOOKBACK_SECONDS, NAME, SampleStore, Series
+
+
+class PromqlError(ValueError):
+    """The query is not understood."""
+
+
+class EvaluationError(ValueError):
+    """The query is understood, and has no answer, as in the real Prometheus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """One element of an instant vector."""
+
+    labels: Mapping[str, str]
+    value: float
+
+
+Vector = Sequence[Element]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matcher:
+    """One label matcher of a selector."""
+
+    label: str
+    operator: str
+    value: str
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether a series with these labels passes; an absent label is ""."""
+        actual = labels.get(self.label, "")
+        if self.operator in {"=", "!="}:
+            return (actual == self.value) is (self.operator == "=")
+        return bool(re.fullmatch(self.value, actual)) is (self.operator == "=~")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """Series by name and matchers; a range selector where `window_seconds` is set."""
+
+    name: str
+    matchers: tuple[Matcher, ...] = ()
+    window_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """`timestamp(…)` or `last_over_time(…[…])`."""
+
+    function: str
+    selector: Selector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregation:
+    """`max by (labels) (operand)`."""
+
+    operator: str
+    labels: tuple[str, ...]
+    operand: "Expression"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetOperation:
+    """`left or right`, `left and on (labels) right`; `on` is None for all labels."""
+
+    operator: str
+    left: "Expression"
+    right: "Expression"
+    on: tuple[str, ...] | None = None
+
+
+Expression = Selector | Call | Aggregation | SetOperation
+
+_AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
+    "max": max,
+    "min": min,
+    "sum": sum,
+    "avg": lambda values: sum(values) / len(values),
+    "count": lambda values: float(len(values)),
+    "group": lambda _: 1.0,
+}
+_FUNCTIONS: Final = frozenset({"timestamp", "last_over_time"})
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TOKEN: Final = re.compile(
+    r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)'
+    r"|(?P<span>[0-9]+(?:ms|s|m|h|d))|(?P<sign>=~|!~|!=|[=(){}\[\],]))"
+)
+
+
+def parse(text: str) -> Expression:
+    """Parse a query.
+
+    Raises:
+        PromqlError: it goes beyond the subset, or is no PromQL at all.
+    """
+    parser = _Parser(tokens=list(_tokens(text)))
+    expression = parser.expression()
+    if parser.peek():
+        parser.fail()
+    return expression
+
+
+def _tokens(text: str) -> Iterator[str]:
+    position, end = 0, len(text.rstrip())
+    while position < end:
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise PromqlError(f"the simulated Prometheus does not understand {text[position:]!r}")
+        yield match[0].strip()
+        position = match.end()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Parser:
+    """Recursive descent over the tokens; `""` is the end."""
+
+    tokens: list[str]
+    position: int = 0
+
+    def peek(self, ahead: int = 0) -> str:
+        index = self.position + ahead
+        return self.tokens[index] if index < len(self.tokens) else ""
+
+    def take(self, expected: str = "") -> str:
+        token = self.peek()
+        if not token or (expected and token != expected):
+            self.fail()
+        self.position += 1
+        return token
+
+    def fail(self) -> NoReturn:
+        rest = " ".join(self.tokens[self.position :]) or "the end of the query"
+        raise PromqlError(f"the simulated Prometheus does not understand {rest!r} here")
+
+    def expression(self) -> Expression:
+        left = self.conjunction()
+        while self.peek() == "or":
+            self.take()
+            left = SetOperation(operator="or", left=left, right=self.conjunction())
+        return left
+
+    def conjunction(self) -> Expression:
+        left = self.operand()
+        while self.peek() == "and":
+            self.take()
+            on = None
+            if self.peek() == "on":
+                self.take()
+                on = self.label_list()
+            left = SetOperation(operator="and", left=left, right=self.operand(), on=on)
+        return left
+
+    def operand(self) -> Expression:
+        head = self.peek()
+        if head == "(":
+            return self.parenthesized()
+        if head in _AGGREGATIONS and self.peek(1) in {"(", "by"}:
+            return self.aggregation()
+        if head in _FUNCTIONS and self.peek(1) == "(":
+            return self.call()
+        return self.selector()
+
+    def parenthesized(self) -> Expression:
+        self.take("(")
+        inner = self.expression()
+        self.take(")")
+        return inner
+
+    def aggregation(self) -> Expression:
+        operator = self.take()
+        labels: tuple[str, ...] = ()
+        if self.peek() == "by":
+            self.take()
+            labels = self.label_list()
+        operand = self.parenthesized()
+        if not labels and self.peek() == "by":
+            self.take()
+            labels = self.label_list()
+        return Aggregation(operator=operator, labels=labels, operand=operand)
+
+    def call(self) -> Expression:
+        function = self.take()
+        self.take("(")
+        selector = self.selector()
+        self.take(")")
+        if (selector.window_seconds is not None) is not (function == "last_over_time"):
+            raise PromqlError(f"{function}() of the wrong kind of vector")
+        return Call(function=function, selector=selector)
+
+    def selector(self) -> Selector:
+        name = ""
+        if self.peek() != "{":
+            name = self.take()
+            if not name[0].isalpha() and name[0] not in "_:":
+                self.position -= 1
+                self.fail()
+        matchers = tuple(self.matchers()) if self.peek() == "{" else ()
+        if not name and not matchers:
+            raise PromqlError("vector selector must contain at least one non-empty matcher")
+        return Selector(name=name, matchers=matchers, window_seconds=self.window())
+
+    def matchers(self) -> Iterator[Matcher]:
+        self.take("{")
+        while self.peek() != "}":
+            label, operator = self.take(), self.take()
+            if operator not in {"=", "!=", "=~", "!~"} or self.peek()[:1] != '"':
+                self.fail()
+            value = re.sub(r"\\(.)", r"\1", self.take()[1:-1])
+            yield Matcher(label=label, operator=operator, value=value)
+            if self.peek() != "}":
+                self.take(",")
+        self.take("}")
+
+    def window(self) -> float | None:
+        if self.peek() != "[":
+            return None
+        self.take("[")
+        match = re.fullmatch("([0-9]+)([a-z]+)", self.peek())
+        if match is None:
+            self.fail()
+        self.take()
+        self.take("]")
+        return float(match[1]) * _UNITS[match[2]]
+
+    def label_list(self) -> tuple[str, ...]:
+        self.take("(")
+        labels: list[str] = []
+        while self.peek() != ")":
+            labels.append(self.take())
+            if self.peek() != ")":
+                self.take(",")
+        self.take(")")
+        return tuple(labels)
+
+
+def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
+    """Answer a query.
+
+    Args:
+        expression: the parsed query.
+        store: the series.
+        at: time of evaluation, seconds since the epoch.
+
+    Raises:
+        EvaluationError: the real Prometheus would refuse to evaluate it.
+    """
+    match expression:
+        case Selector(window_seconds=None):
+            return [
+                Element(series.labels, sample[1])
+                for series in _selected(expression, store)
+                if (sample := series.at(at))
+            ]
+        case Selector():
+            raise EvaluationError("a range vector is no answer to an instant query")
+        case Call():
+            return _call(expression, store, at)
+        case Aggregation():
+            return _aggregated(expression, evaluate(expression.operand, store, at))
+        case SetOperation():
+            left = evaluate(expression.left, store, at)
+            return _combined(expression, left, evaluate(expression.right, store, at))
+
+
+def _selected(selector: Selector, store: SampleStore) -> Iterator[Series]:
+    for series in store.select(selector.name):
+        if all(matcher.accepts(series.labels) for matcher in selector.matchers):
+            yield series
+
+
+def _call(call: Call, store: SampleStore, at: float) -> Vector:
+    found = [
+        (series.labels, sample)
+        for series in _selected(call.selector, store)
+        if (sample := series.at(at, call.selector.window_seconds or LOOKBACK_SECONDS))
+    ]
+    if call.function == "last_over_time":
+        return [Element(labels, value) for labels, (_, value) in found]
+    times = [Element(_without_name(labels), time) for labels, (time, _) in found]
+    if len({_signature(element.labels, None) for element in times}) < len(times):
+        raise EvaluationError("vector cannot contain metrics with the same labelset")
+    return times
+
+
+def _aggregated(aggregation: Aggregation, operand: Vector) -> Vector:
+    groups: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    for element in operand:
+        key = tuple(
+            (label, element.labels[label])
+            for label in aggregation.labels
+            if element.labels.get(label)
+        )
+        groups.setdefault(key, []).append(element.value)
+    combine = _AGGREGATIONS[aggregation.operator]
+    return [Element(dict(key), combine(values)) for key, values in groups.items()]
+
+
+def _combined(operation: SetOperation, left: Vector, right: Vector) -> Vector:
+    if operation.operator == "and":
+        wanted = {_signature(element.labels, operation.on) for element in right}
+        return [item for item in left if _signature(item.labels, operation.on) in wanted]
+    known = {_signature(element.labels, None) for element in left}
+    return [*left, *(item for item in right if _signature(item.labels, None) not in known)]
+
+
+def _signature(labels: Mapping[str, str], on: tuple[str, ...] | None) -> frozenset[tuple[str, str]]:
+    if on is None:
+        return frozenset(_without_name(labels).items())
+    return frozenset((label, labels.get(label, "")) for label in on)
+
+
+def _without_name(labels: Mapping[str, str]) -> dict[str, str]:
+    return {label: value for label, value in labels.items() if label != NAME}

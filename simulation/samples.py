@@ -1,0 +1,131 @@
+"""What the simulated Prometheus remembers: series of samples, read at any time of the last hour."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+LOOKBACK_SECONDS: Final = 300.0
+"""A sample answers instant queries for so long, unless its series ended earlier."""
+
+RETENTION_SECONDS: Final = 2 * 3600.0
+
+NAME: Final = "__name__"
+
+_SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? (\S+)")
+_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
+_TRIM_POINTS: Final = 10_000
+
+Labels = tuple[tuple[str, str], ...]
+"""Labels of a series in the order of their names, the metric's name among them."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One series.
+
+    Attributes:
+        labels: its labels by name; `__name__` is one of them.
+        times: time of each sample, seconds since the epoch, ascending.
+        values: value of each; None marks that the series ended there.
+    """
+
+    labels: Mapping[str, str]
+    times: list[float] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+
+    def append(self, at: float, value: float | None) -> None:
+        """Add a sample; one that is not newer than the last is dropped."""
+        if self.times and at <= self.times[-1]:
+            return
+        self.times.append(at)
+        self.values.append(value)
+        if len(self.times) > _TRIM_POINTS:
+            keep = bisect_right(self.times, at - RETENTION_SECONDS)
+            del self.times[:keep], self.values[:keep]
+
+    def at(
+        self, time: float, window_seconds: float = LOOKBACK_SECONDS
+    ) -> tuple[float, float] | None:
+        """Return time and value of the newest sample in the window that ends at `time`."""
+        row = bisect_right(self.times, time) - 1
+        if row < 0 or self.times[row] <= time - window_seconds:
+            return None
+        value = self.values[row]
+        return None if value is None else (self.times[row], value)
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleStore:
+    """All series; changed and read on one event loop.
+
+    Attributes:
+        series: by metric name and labels.
+        targets: labels of the series that each target's last scrape had.
+    """
+
+    series: dict[str, dict[Labels, Series]] = field(default_factory=dict)
+    targets: dict[str, frozenset[Labels]] = field(default_factory=dict)
+
+    def ingest(
+        self, target: str, at: float, samples: Iterable[tuple[Mapping[str, str], float]]
+    ) -> None:
+        """Add one scrape of a target; its series that the scrape lacks end there."""
+        at = round(at, 3)  # Prometheus keeps milliseconds
+        seen: set[Labels] = set()
+        for labels, value in samples:
+            key = tuple(sorted(labels.items()))
+            seen.add(key)
+            family = self.series.setdefault(labels[NAME], {})
+            if key not in family:
+                family[key] = Series(labels=labels)
+            family[key].append(at, value)
+        for key in self.targets.get(target, frozenset()) - seen:
+            self.series[dict(key)[NAME]][key].append(at, None)
+        self.targets[target] = frozenset(seen)
+
+    def select(self, name: str = "") -> Iterator[Series]:
+        """Yield the series of a metric, of all metrics for ""."""
+        families = [self.series.get(name, {})] if name else self.series.values()
+        for family in families:
+            yield from family.values()
+
+
+def parse_scrape(text: str) -> Iterator[tuple[dict[str, str], float]]:
+    """Yield labels (with `__name__`) and value of each sample of an exposition.
+
+    prometheus_client's own parser is of no use here: it renames counters whose name does not
+    end in `_total`, and DCGM's do not.
+
+    Raises:
+        ValueError: a line is no sample; nothing of the scrape counts then.
+
+    Example:
+        >>> list(parse_scrape('up{job="a"} 1'))
+        [({'__name__': 'up', 'job': 'a'}, 1.0)]
+    """
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        match = _SAMPLE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"cannot parse scrape: {line!r} is no sample")
+        name, labels, value = match.groups()
+        yield {NAME: name, **dict(_LABEL.findall(labels or ""))}, float(value)
+
+
+def with_target_labels(
+    labels: Mapping[str, str], target_labels: Mapping[str, str]
+) -> dict[str, str]:
+    """Add a target's labels as Prometheus does with `honor_labels: false`.
+
+    Example:
+        >>> with_target_labels({"pod": "worker"}, {"pod": "exporter"})
+        {'exported_pod': 'worker', 'pod': 'exporter'}
+    """
+    renamed = {
+        f"exported_{name}" if name in target_labels else name: value
+        for name, value in labels.items()
+    }
+    return renamed | dict(target_labels)

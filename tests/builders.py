@@ -1,0 +1,245 @@
+"""Values for tests of the decision: every default is a healthy, idle GPU."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from extender.core.assessment import Ask, Assessment, assess
+from extender.core.decision import Decision, Overlay, decide, estimates, evaluate_pool
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request import GpuRequest, PodRef
+from extender.core.snapshot import (
+    Batch,
+    PoolRow,
+    Snapshot,
+    Telemetry,
+    batch_rows,
+    build_pool,
+)
+
+GIB = float(1 << 30)
+NOW = 1_800_000_000.0
+GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device and what pods hold of it, as `Telemetry` and `PoolRow` have it."""
+
+    utilization: float = 0.0
+    latest: float | None = None
+    spread: float = 0.0
+    freshness: float = 1.0
+    memory_used: float = 0.0
+    memory_free_bytes: float | None = None
+    memory_total_bytes: float = 80 * GIB
+    memory_freshness: float = 1.0
+    stress: float = 0.0
+    penalty: float = 0.0
+    is_excluded: bool = False
+    is_excluded_multi: bool = False
+    is_foreign: bool = False
+    is_in_use: bool = False
+    used: int = 0
+    assumed: int = 0
+    assumed_bytes: float = 0.0
+    assumed_shares: int = 0
+
+    def columns(self) -> dict[str, float | bool]:
+        """Return what `Telemetry` says of it."""
+        room = self.memory_total_bytes * (1 - self.memory_used)
+        return {
+            "utilization": self.utilization,
+            "latest": self.utilization if self.latest is None else self.latest,
+            "spread": self.spread,
+            "freshness": self.freshness,
+            "memory_used": self.memory_used,
+            "memory_free_bytes": room if self.memory_free_bytes is None else self.memory_free_bytes,
+            "memory_total_bytes": self.memory_total_bytes,
+            "memory_freshness": self.memory_freshness,
+            "stress": self.stress,
+            "penalty": self.penalty,
+            "is_excluded": self.is_excluded,
+            "is_excluded_multi": self.is_excluded_multi or self.is_excluded,
+            "is_foreign": self.is_foreign,
+            "is_in_use": self.is_in_use,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node's devices behind one resource; counts follow from the devices unless given."""
+
+    gpus: tuple[Gpu, ...]
+    replicas: int = 1
+    allocatable: int | None = None
+    withdrawn: int = 0
+    held: int | None = None
+    taken: int = 0
+    is_shared: bool = False
+    is_packed: bool = False
+    is_mps: bool = False
+    is_agreed: bool = True
+    is_reconfiguring: bool = False
+    model_id: int = 0
+    suspicion: float = 0.0
+
+    def row(self, first_slot: int) -> PoolRow:
+        """Return its row in a pool, its devices numbered from `first_slot`."""
+        used = sum(device.used for device in self.gpus) + self.taken
+        full = len(self.gpus) * self.replicas
+        return PoolRow(
+            slots=tuple(range(first_slot, first_slot + len(self.gpus))),
+            used=tuple(device.used for device in self.gpus),
+            assumed=tuple(device.assumed for device in self.gpus),
+            assumed_bytes=tuple(device.assumed_bytes for device in self.gpus),
+            assumed_shares=tuple(device.assumed_shares for device in self.gpus),
+            replicas=self.replicas,
+            allocatable=full if self.allocatable is None else self.allocatable,
+            withdrawn=self.withdrawn,
+            held=used if self.held is None else self.held,
+            taken=self.taken,
+            is_shared=self.is_shared,
+            is_packed=self.is_packed,
+            is_mps=self.is_mps,
+            is_agreed=self.is_agreed,
+            is_reconfiguring=self.is_reconfiguring,
+            model_id=self.model_id,
+        )
+
+
+def gpu(**changes: object) -> Gpu:
+    """Return a healthy, idle H100 that nobody holds, changed as said."""
+    return replace(Gpu(), **changes)  # type: ignore[arg-type]  # checked by the dataclass
+
+
+def busy(**changes: object) -> Gpu:
+    """Return a GPU that is known to be busy."""
+    return gpu(**{"utilization": 0.9, "memory_used": 0.7, **changes})
+
+
+def unknown(**changes: object) -> Gpu:
+    """Return a GPU of which no telemetry tells."""
+    return gpu(**{"freshness": 0.0, "memory_freshness": 0.0, "memory_free_bytes": 0.0, **changes})
+
+
+def node(*gpus: Gpu, **changes: object) -> Node:
+    """Return a node with these GPUs, or one idle GPU."""
+    return replace(Node(gpus=gpus or (gpu(),)), **changes)  # type: ignore[arg-type]
+
+
+def shared(*gpus: Gpu, replicas: int = 10, **changes: object) -> Node:
+    """Return a time-sliced node with these GPUs, or one idle GPU."""
+    return node(*(gpus or (gpu(),)), **{"replicas": replicas, "is_shared": True, **changes})
+
+
+def request(count: int = 1, **changes: object) -> GpuRequest:
+    """Return what a stock pod asks for."""
+    return replace(GpuRequest(resource=GPU, count=count), **changes)  # type: ignore[arg-type]
+
+
+def ask(count: int = 1, memory_bytes: float = 0.0, thresholds: Thresholds | None = None) -> Ask:
+    """Return what a stock pod asks of one resource."""
+    return Ask(count=count, memory_bytes=memory_bytes, thresholds=thresholds or Thresholds())
+
+
+def pod_ref(name: str = "pod") -> PodRef:
+    """Return a pod of namespace `ns`."""
+    return PodRef(uid=f"uid-{name}", namespace="ns", name=name)
+
+
+def telemetry_of(nodes: Mapping[str, Node]) -> Telemetry:
+    """Return the telemetry of all devices, in the order of the nodes."""
+    columns = [device.columns() for described in nodes.values() for device in described.gpus]
+    blank = Telemetry.missing(len(columns))
+    return replace(
+        blank,
+        **{
+            name: np.array([column[name] for column in columns], getattr(blank, name).dtype)
+            for name in Gpu().columns()
+        },
+    )
+
+
+def snapshot_of(
+    nodes: Mapping[str, Node], *, resource: str = GPU, models: tuple[str, ...] = ("",)
+) -> Snapshot:
+    """Return a snapshot of these nodes, all in the pool of one resource."""
+    telemetry = telemetry_of(nodes)
+    rows, slot = {}, 0
+    for name, described in nodes.items():
+        rows[name] = described.row(slot)
+        slot += len(described.gpus)
+    suspicion = {name: described.suspicion for name, described in nodes.items()}
+    return Snapshot(
+        version=1,
+        at=NOW,
+        nodes=frozenset(nodes),
+        pools={resource: build_pool(resource, rows, telemetry, suspicion)},
+        telemetry=telemetry,
+        models=models,
+    )
+
+
+def batch_of(*nodes: Node) -> Batch:
+    """Return nodes side by side."""
+    named = {str(index): described for index, described in enumerate(nodes)}
+    rows, slot = [], 0
+    for described in nodes:
+        rows.append(described.row(slot))
+        slot += len(described.gpus)
+    suspicion = np.array([described.suspicion for described in nodes])
+    return batch_rows(tuple(rows), telemetry_of(named), suspicion)
+
+
+def assessment_of(
+    *nodes: Node, asked: Ask | None = None, policy: Policy | None = None
+) -> Assessment:
+    """Return what the devices of nodes are worth to a pod."""
+    return assess(batch_of(*nodes), asked or ask(), estimates(policy or Policy()))
+
+
+def decide_on(
+    nodes: Mapping[str, Node],
+    asked: GpuRequest | None = None,
+    *,
+    candidates: tuple[str, ...] | None = None,
+    policy: Policy | None = None,
+    overlay: Overlay | None = None,
+    models: tuple[str, ...] = ("",),
+) -> Decision:
+    """Decide for a pod among these nodes, from scratch."""
+    rules = policy or Policy()
+    return decide(
+        snapshot_of(nodes, models=models),
+        asked or request(),
+        tuple(nodes) if candidates is None else candidates,
+        rules,
+        overlays={GPU: overlay or {}},
+        evaluate=lambda snapshot, pool, about, question: evaluate_pool(
+            snapshot, pool, about, question, rules
+        ),
+    )
+
+
+def ranking(decision: Decision) -> list[str]:
+    """Return the nodes that pass, best first."""
+    return [decision.candidates[index] for index in decision.order]
+
+
+def rejected(decision: Decision) -> dict[str, int]:
+    """Return the code against each node that does not pass."""
+    return {
+        name: int(code)
+        for name, code in zip(decision.candidates, decision.codes, strict=True)
+        if code
+    }
+
+
+def score_of(described: Node, asked: GpuRequest | None = None, **how: object) -> float:
+    """Return the score of one node."""
+    return float(decide_on({"node": described}, asked, **how).scores[0])  # type: ignore[arg-type]
+
+
+STRATEGIES = (Strategy.SPREAD, Strategy.PACK)

@@ -1,0 +1,1 @@
+"""Both sides of the wire read the same recorded messages."""

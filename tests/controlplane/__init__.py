@@ -1,0 +1,1 @@
+"""A real control plane without machines: etcd, kube-apiserver, kube-scheduler, Prometheus, kwok."""

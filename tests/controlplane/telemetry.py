@@ -1,0 +1,98 @@
+"""A real Prometheus that scrapes one simulated exporter as if it were one on each node."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from tests.controlplane.process import ServerProcess, free_port
+from tests.controlplane.tools import binary
+
+EXPORTER_PORT: Final = 9400  # of the real dcgm-exporter; only in the label `instance`
+JOB: Final = "dcgm-exporter"
+
+
+class PrometheusServer:
+    """Prometheus with one target for each node, all at the same exporter.
+
+    The exporter is told which node is meant by the URL parameter `node`. Targets may change
+    while it runs; the data survives a restart.
+
+    Attributes:
+        process: the server; kill and start it as a test needs.
+        url: base URL of its API.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        exporter_url: str,
+        *,
+        interval_seconds: float = 1.0,
+        name: str = "prometheus",
+    ) -> None:
+        """Describe a Prometheus; `set_targets`, then `await process.start()`.
+
+        Args:
+            folder: where data and logs go.
+            exporter_url: what to scrape, e.g. "http://127.0.0.1:9400/metrics".
+            interval_seconds: time between two scrapes of a target.
+            name: what its files are called.
+        """
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._exporter_url = urlsplit(exporter_url)
+        self._targets = folder / f"{name}.targets.json"
+        config = folder / f"{name}.config"
+        config.write_text(json.dumps(self._config(interval_seconds), indent=2))
+        self.set_targets(())
+        command = [
+            str(binary("prometheus")),
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder / name}",
+            "--storage.tsdb.retention.time=1d",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--scrape.discovery-reload-interval=100ms",  # not 5 s until new targets are scraped
+        ]
+        self.process = ServerProcess(
+            name=name, command=command, folder=folder, ready_url=f"{self.url}/-/ready"
+        )
+
+    def set_targets(
+        self, nodes: Iterable[str], labels: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
+        """Say which nodes have an exporter; a running Prometheus sees it within 5 s.
+
+        Args:
+            nodes: the nodes' names.
+            labels: labels of a node's target, by node, on top of `instance`, or in its place.
+        """
+        targets = [
+            {
+                "targets": [self._exporter_url.netloc],
+                "labels": {
+                    "__param_node": node,
+                    "instance": f"{node}:{EXPORTER_PORT}",
+                    **(labels or {}).get(node, {}),
+                },
+            }
+            for node in nodes
+        ]
+        partial = self._targets.with_suffix(".partial")
+        partial.write_text(json.dumps(targets, indent=2))
+        partial.replace(self._targets)  # Prometheus must never read half a file
+
+    def _config(self, interval_seconds: float) -> dict[str, object]:
+        interval = f"{round(interval_seconds * 1000)}ms"
+        return {
+            "global": {"scrape_interval": interval, "scrape_timeout": interval},
+            "scrape_configs": [
+                {
+                    "job_name": JOB,
+                    "scheme": self._exporter_url.scheme,
+                    "metrics_path": self._exporter_url.path or "/metrics",
+                    "file_sd_configs": [{"files": [str(self._targets)], "refresh_interval": "1s"}],
+                }
+            ],
+        }

@@ -1,0 +1,218 @@
+import asyncio
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.controlplane.client import ApiClient, ApiError
+from tests.controlplane.fixtures import StartPrometheus, StartScheduler
+from tests.controlplane.kubelets import ENDS_AFTER, FAILS
+from tests.controlplane.objects import Object, node, pod
+from tests.controlplane.plane import EXTENDER, ControlPlane
+from tests.controlplane.process import ProcessError, ServerProcess, free_port
+from tests.controlplane.record import record
+from tests.controlplane.scheduler import extender, scheduler_config
+from tests.controlplane.stub import StubExtender
+from tests.controlplane.waiting import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+async def test_the_real_scheduler_binds_a_stock_pod(
+    cluster: ApiClient, control_plane: ControlPlane, start_scheduler: StartScheduler
+) -> None:
+    await start_scheduler(scheduler_config())
+    await cluster.create_all([node("full", 0), node("free", 1)])
+    stock = pod("stock", 1)
+    await cluster.create(stock)
+
+    assert await cluster.wait_bound(stock) == "free"
+    assert "assigned default/stock to free" in await control_plane.kubectl(
+        "describe", "pod", "stock"
+    )
+
+
+async def test_an_extender_is_asked_and_its_first_choice_taken(
+    cluster: ApiClient, start_scheduler: StartScheduler
+) -> None:
+    async with StubExtender(best="b") as stub:
+        await start_scheduler(scheduler_config([extender(stub.url)]))
+        await cluster.create_all([node(name) for name in "abc"])
+        stock = pod("stock", 1)
+        await cluster.create(stock)
+
+        assert await cluster.wait_bound(stock) == "b"
+        for verb in ("filter", "prioritize"):
+            question = json.loads(stub.bodies[verb][-1])
+            assert sorted(question["NodeNames"]) == ["a", "b", "c"]
+            assert question["Pod"]["metadata"]["name"] == "stock"
+
+
+async def test_a_pod_that_fits_nowhere_says_why(
+    cluster: ApiClient, start_scheduler: StartScheduler
+) -> None:
+    await start_scheduler(scheduler_config())
+    await cluster.create(node("small", 1))
+    large = pod("large", 2)
+    await cluster.create(large)
+
+    assert "Insufficient nvidia.com/gpu" in await cluster.wait_unschedulable(large)
+
+
+async def test_a_killed_scheduler_goes_on_once_it_is_started_again(
+    cluster: ApiClient, start_scheduler: StartScheduler
+) -> None:
+    scheduler = await start_scheduler(scheduler_config())
+    await cluster.create(node("a"))
+    scheduler.kill()
+    stock = pod("stock", 1)
+    await cluster.create(stock)
+
+    await scheduler.start()
+
+    assert await cluster.wait_bound(stock) == "a"
+
+
+@pytest.mark.parametrize(
+    ("form", "node_cache_capable"),
+    [pytest.param("names", True, id="names"), pytest.param("objects", False, id="objects")],
+)
+async def test_golden_requests_have_the_shape_that_the_scheduler_sends(
+    control_plane: ControlPlane,
+    cluster: ApiClient,
+    form: str,
+    node_cache_capable: bool,
+) -> None:
+    del cluster  # only its being empty matters
+    golden = Path(__file__).parents[1] / "contract" / "golden"
+
+    recorded = await record(control_plane, node_cache_capable=node_cache_capable)
+
+    for verb, body in recorded.items():
+        kept = json.loads((golden / f"{verb}-{form}.json").read_bytes())
+        sent = json.loads(body)
+        assert shape(kept) == shape(sent), f"{verb}: python -m tests.controlplane.record"
+
+
+def shape(question: Object) -> Object:
+    """Keep what does not differ from run to run: which fields there are, and which are null."""
+    pod_fields = {"Pod.spec": sorted(question["Pod"]["spec"])}
+    return pod_fields | {name: type(value).__name__ for name, value in question.items()}
+
+
+async def test_kubelets_run_pods_and_end_them_as_told(
+    cluster: ApiClient, start_scheduler: StartScheduler, kubelets: ServerProcess
+) -> None:
+    del kubelets
+    await start_scheduler(scheduler_config())
+    await cluster.create(node("a"))
+    runs = pod("runs", 1)
+    ends = pod("ends", 1, annotations={ENDS_AFTER: "100ms"})
+    fails = pod("fails", 1, annotations={ENDS_AFTER: "100ms", FAILS: "true"})
+    await cluster.create_all([runs, ends, fails])
+
+    await cluster.wait_pod(ends, lambda pod: pod["status"]["phase"] == "Succeeded", "succeeds")
+    await cluster.wait_pod(fails, lambda pod: pod["status"]["phase"] == "Failed", "fails")
+    await cluster.wait_pod(runs, lambda pod: pod["status"]["phase"] == "Running", "runs")
+
+
+async def test_the_extender_may_do_what_it_was_granted_and_no_more(
+    cluster: ApiClient, control_plane: ControlPlane
+) -> None:
+    rules: list[Object] = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+
+    async def may_list(client: ApiClient) -> bool:
+        try:
+            await client.request("GET", "/api/v1/nodes")
+        except ApiError:  # until the API server's RBAC cache has seen the grant
+            return False
+        return True
+
+    async with (
+        cluster.granted(control_plane.users[EXTENDER], rules),
+        control_plane.client(EXTENDER) as client,
+    ):
+        await wait_for(partial(may_list, client), "the extender may list nodes")
+        with pytest.raises(ApiError, match="cannot list resource"):
+            await client.request("GET", "/api/v1/pods")
+
+
+@pytest.mark.prometheus
+async def test_prometheus_scrapes_one_exporter_as_if_it_were_one_on_each_node(
+    start_prometheus: StartPrometheus,
+) -> None:
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(text=f'DCGM_FI_DEV_GPU_UTIL{{Hostname="{request.query["node"]}"}} 7\n')
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        prometheus = await start_prometheus(f"http://{host}:{port}/metrics", ["a", "b"], 0.2)
+        found = await wait_for(partial(both_hosts, prometheus.url), "both nodes have samples")
+    finally:
+        await runner.cleanup()
+
+    assert found == {"a": "a:9400", "b": "b:9400"}
+
+
+async def both_hosts(url: str) -> dict[str, str] | None:
+    """Read the label `instance` by host name, once both hosts are there."""
+    query = {"query": "DCGM_FI_DEV_GPU_UTIL == 7"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/api/v1/query", params=query) as response,
+    ):
+        series = (await response.json())["data"]["result"]
+    hosts = {item["metric"]["Hostname"]: item["metric"]["instance"] for item in series}
+    return hosts if len(hosts) == 2 else None
+
+
+async def test_a_server_that_ends_at_once_shows_its_last_words(tmp_path: Path) -> None:
+    server = ServerProcess(
+        name="broken",
+        command=["/bin/sh", "-c", "echo no such flag; exit 3"],
+        folder=tmp_path,
+        ready_url=f"http://127.0.0.1:{free_port()}/",
+    )
+
+    with pytest.raises(ProcessError, match=r"(?s)exit status 3.*no such flag"):
+        await server.start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl")
+async def test_servers_die_with_whoever_started_them(tmp_path: Path) -> None:
+    start = (
+        "import asyncio, pathlib, time\n"
+        "from tests.controlplane.process import ServerProcess\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "server = ServerProcess(name='sleeper', folder=folder, ready_url='',\n"
+        "    command=['/bin/sh', '-c', 'echo $$ > pid.part; mv pid.part pid; exec sleep 600'])\n"
+        "server.spawn()\n"
+        "time.sleep(600)\n"
+    )
+    root = Path(__file__).parents[2]
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", start, cwd=root)
+
+    pid = await wait_for(partial(asyncio.to_thread, pid_in, tmp_path / "pid"), "the sleeper runs")
+    parent.kill()
+    await parent.wait()
+
+    await wait_for(partial(asyncio.to_thread, is_gone, pid), "the sleeper is gone")
+
+
+def pid_in(path: Path) -> int:
+    return int(path.read_text()) if path.exists() else 0
+
+
+def is_gone(pid: int) -> bool:
+    """Tell whether a process has ended; nobody may have collected its exit status yet."""
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"

@@ -1,0 +1,214 @@
+"""The programs that the tests run: found where they are installed, else built once into a cache.
+
+`python -m tests.controlplane.tools` makes all of them ready. In order, a program is taken from
+`KUBE_ASSETS`, the cache, PATH, and else built from the module that pins it.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tests.controlplane.gobuild import BuildError, GoProgram, GoToolchain, say
+
+KUBERNETES_VERSION: Final = "v1.36.3"
+PROMETHEUS_VERSION: Final = "3.15.0"
+MODULES: Final = Path(__file__).parent
+VERSION_TIMEOUT_SECONDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A program that the tests need.
+
+    Attributes:
+        program: how it is built.
+        version_arguments: arguments that make it print its version.
+        fitting: what a version that will do prints; a regular expression.
+    """
+
+    program: GoProgram
+    version_arguments: tuple[str, ...]
+    fitting: str
+
+
+def _kubernetes(name: str, *version_arguments: str) -> Tool:
+    program = GoProgram(
+        module=MODULES,
+        package=f"k8s.io/kubernetes/cmd/{name}",
+        variables={
+            "k8s.io/component-base/version.gitVersion": KUBERNETES_VERSION,
+            "k8s.io/component-base/version.gitMajor": "1",
+            "k8s.io/component-base/version.gitMinor": "36",
+        },
+    )
+    return Tool(program=program, version_arguments=version_arguments, fitting=r"\bv1\.36\.\d+\s")
+
+
+def _prometheus(name: str) -> Tool:
+    program = GoProgram(
+        module=MODULES / "prometheus",
+        package=f"github.com/prometheus/prometheus/cmd/{name}",
+        variables={"github.com/prometheus/common/version.Version": PROMETHEUS_VERSION},
+        tags=("remove_all_sd",),  # file_sd and static targets stay; the clouds' clients go
+    )
+    return Tool(program=program, version_arguments=("--version",), fitting=r"version 3\.\d+")
+
+
+TOOLS: Final = {
+    "etcd": Tool(
+        program=GoProgram(module=MODULES, package="go.etcd.io/etcd/server/v3", variables={}),
+        version_arguments=("--version",),
+        fitting=r"etcd Version: 3\.6\.",
+    ),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version"),
+    "kube-scheduler": _kubernetes("kube-scheduler", "--version"),
+    "kubectl": _kubernetes("kubectl", "version", "--client"),
+    "kwok": Tool(
+        program=GoProgram(
+            module=MODULES / "kwok",
+            package="sigs.k8s.io/kwok/cmd/kwok",
+            variables={},
+        ),
+        version_arguments=("--version",),
+        fitting=r"kwok version v?0\.8\.",
+    ),
+    "prometheus": _prometheus("prometheus"),
+    "promtool": _prometheus("promtool"),
+}
+
+
+@cache
+def binary(name: str) -> Path:
+    """Return the path of a tool, building first whatever is nowhere.
+
+    Args:
+        name: one of `TOOLS`.
+
+    Raises:
+        BuildError: the tool is nowhere and cannot be built.
+    """
+    path = _installed(name)
+    if path is None:
+        prepare(TOOLS)  # at once: one after another would compile what they share anew
+        path = cached_path(name)
+    return path
+
+
+def prepare(names: Iterable[str]) -> None:
+    """Build those of the tools that are nowhere, and remove what only the build needed.
+
+    Raises:
+        BuildError: a tool cannot be built.
+    """
+    missing = [name for name in names if _installed(name) is None]
+    if not missing:
+        return
+    say(f"building {', '.join(missing)} into {cache_folder()}: takes minutes, once")
+    with _build_lock():
+        toolchain = GoToolchain(cache_folder() / "scratch")
+        for name in missing:
+            _build(name, toolchain)
+        toolchain.discard()
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps what is built, shared by all checkouts."""
+    own = os.environ.get("IDLEGPU_CACHE")
+    if own:
+        return Path(own).expanduser().resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "idlegpu"
+
+
+def cached_path(name: str) -> Path:
+    """Return where the cache keeps a tool.
+
+    The key is what the binary is made from: the module files, the flags, the platform. Not the
+    Go that compiles it: the module names the oldest that will do, and a newer one on the machine
+    is no reason to build for minutes again.
+    """
+    program = TOOLS[name].program
+    digest = hashlib.sha256()
+    for file in ("go.mod", "go.sum"):
+        digest.update((program.module / file).read_bytes())
+    digest.update("\0".join([program.package, *program.flags()]).encode())
+    digest.update(f"{platform.system()} {platform.machine()}".encode())
+    return cache_folder() / "tools" / f"{name}-{digest.hexdigest()[:12]}" / name
+
+
+def main() -> int:
+    """Make every tool ready, and say where it is."""
+    started = time.monotonic()
+    try:
+        prepare(TOOLS)
+    except BuildError as error:
+        say(str(error))
+        return 1
+    for name in TOOLS:
+        say(f"{name:15} {binary(name)}")
+    say(f"ready after {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def _installed(name: str) -> Path | None:
+    assets = os.environ.get("KUBE_ASSETS")
+    if assets and _fits(name, Path(assets) / name):
+        return Path(assets) / name
+    if cached_path(name).exists():
+        return cached_path(name)
+    on_path = shutil.which(name)
+    return Path(on_path) if on_path and _fits(name, Path(on_path)) else None
+
+
+def _fits(name: str, path: Path) -> bool:
+    """Ask a program for its version; whatever goes wrong, it does not fit."""
+    tool = TOOLS[name]
+    try:
+        result = subprocess.run(  # noqa: S603 - a program of the user's choice, no shell
+            [str(path), *tool.version_arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=VERSION_TIMEOUT_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return re.search(tool.fitting, result.stdout + result.stderr) is not None
+
+
+def _build(name: str, toolchain: GoToolchain) -> None:
+    path = cached_path(name)
+    if path.exists():  # another process built it while we waited for the lock
+        return
+    started = time.monotonic()
+    say(f"building {name} ...")
+    toolchain.build(TOOLS[name].program, path)
+    say(f"built {name} in {time.monotonic() - started:.0f} s")
+
+
+@contextmanager
+def _build_lock() -> Iterator[None]:
+    """Let one process at a time build; the kernel frees the lock when its holder ends."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that builds the same tools ...")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

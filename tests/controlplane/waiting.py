@@ -1,0 +1,35 @@
+"""Wait for a condition with a deadline, so that no test sleeps and hopes."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+Value = TypeVar("Value")
+DEADLINE_SECONDS: Final = 30.0
+POLL_SECONDS: Final = 0.05
+
+
+async def wait_for(
+    condition: Callable[[], Awaitable[Value | None]],
+    what: str,
+    *,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> Value:
+    """Ask again and again until the answer is true, and return that answer.
+
+    Args:
+        condition: what to ask; anything that `bool` takes for true ends the wait.
+        deadline_seconds: when to give up.
+
+    Raises:
+        TimeoutError: the answer was not true in time; the message holds the last answer.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        answer = await condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not so after {deadline_seconds} s: last seen {answer!r}")
+        await asyncio.sleep(POLL_SECONDS)

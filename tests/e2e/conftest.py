@@ -1,0 +1,60 @@
+"""Fixtures of the scenarios. With `E2E_WITHOUT_EXTENDER=1` most of them must fail: see services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator, Iterator
+from itertools import count
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from tests.controlplane.client import ApiClient
+from tests.controlplane.deployed import grant_rights
+from tests.controlplane.plane import ControlPlane
+from tests.e2e.services import Services
+from tests.e2e.world import World, open_world
+
+LOG_CHARACTERS: Final = 4_000
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="package")
+def services(control_plane: ControlPlane) -> Iterator[Services]:
+    """Everything but the control plane; gone before another package's tests begin."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(grant_rights(control_plane))
+    running = Services(control_plane)
+    yield running
+    running.stop()
+
+
+@pytest_asyncio.fixture
+async def world(services: Services) -> AsyncIterator[World]:
+    """An empty cluster, with nodes and pods that no scenario had before."""
+    async with open_world(services, f"s{next(_numbers)}") as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def cluster(services: Services) -> AsyncIterator[ApiClient]:
+    """An empty cluster, for tests that bring a kube-scheduler of their own: ours are stopped."""
+    services.stop()
+    await services.ensure_plane()
+    await services.plane.reset()
+    async with services.plane.client() as client:
+        yield client
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the logs where a scenario fails."""
+    report = yield
+    services = getattr(item, "funcargs", {}).get("services") if report.failed else None
+    if isinstance(services, Services):
+        for process in (services.extender.process, services.scheduler):
+            text = process.log.read_text(errors="replace") if process.log.exists() else ""
+            report.sections.append((f"the end of {process.log}", text[-LOG_CHARACTERS:]))
+    return report

@@ -1,0 +1,104 @@
+"""Many pods at once, while no reading shows any of them yet."""
+
+import pytest
+
+from tests.controlplane.objects import pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World, spread
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+async def four_frozen_nodes(
+    world: World, *, kubelets: bool = True, ignorable: bool = True
+) -> set[str]:
+    """Start with four equal time-sliced nodes whose exporters repeat themselves from now on."""
+    nodes = [world.add_shared(f"equal-{number}", cards=2, replicas=8) for number in range(4)]
+    await world.start(kubelets=kubelets, extender={"ignorable": ignorable})
+    world.fleet.freeze()
+    await world.burden(*nodes[:2])
+    return set(nodes)
+
+
+@pytest.mark.parametrize(
+    "kubelets",
+    [pytest.param(True, id="pods-run"), pytest.param(False, id="pods-stay-pending")],
+)
+async def test_a_burst_spreads_evenly_although_no_metric_moves(
+    world: World, kubelets: bool
+) -> None:
+    nodes = await four_frozen_nodes(world, kubelets=kubelets)
+
+    placed = await world.place_all([pod(f"burst-{number}") for number in range(32)])
+
+    assert spread(placed) == dict.fromkeys(nodes, 8)
+
+
+async def test_a_burst_spreads_evenly_before_any_binding_is_seen(world: World) -> None:
+    nodes = await four_frozen_nodes(world, kubelets=False, ignorable=False)
+    pods = [pod(f"unseen-{number}") for number in range(32)]
+    services = world.services
+    scheduler, apiserver = services.scheduler, services.plane.apiserver
+    # Without an extender all pods get as far as kube-scheduler's queue, and stay there.
+    services.extender.process.kill()
+    await world.client.create_all(pods)
+    await wait_for(lambda: all_tried(world), "all pods were tried")
+
+    # Then only the extender answers: kube-scheduler places the pods in its own mind, while the
+    # API server hangs and nobody hears of it.
+    scheduler.pause()
+    try:
+        await services.extender.process.start()
+        await world.settled()
+        apiserver.pause()
+        scheduler.resume()
+        await wait_for(lambda: all_decided(world, len(pods)), "all pods are decided")
+    finally:
+        scheduler.resume()
+        apiserver.resume()
+
+    assert spread(await world.bound(pods)) == dict.fromkeys(nodes, 8)
+
+
+async def all_tried(world: World) -> bool:
+    """Tell whether kube-scheduler has tried, in vain, to place each pod that asks for a GPU."""
+    return all(
+        item["spec"].get("nodeName") or item["status"].get("conditions")
+        for item in await world.client.list_pods()
+    )
+
+
+async def all_decided(world: World, count: int) -> bool:
+    """Tell whether the extender has chosen nodes for so many pods since its start."""
+    answer = await world.services.extender.get("/v1/decisions", {"brief": "true"})
+    chosen: set[str] = {
+        decision["pod"] for decision in answer["decisions"] if decision["verb"] == "prioritize"
+    }
+    return len(chosen) >= count
+
+
+async def test_pods_that_hold_gpus_survive_a_restart_of_the_extender(world: World) -> None:
+    nodes = await four_frozen_nodes(world, ignorable=False)
+    pods = [pod(f"burst-{number}") for number in range(32)]
+    before = await world.place_all(pods[:16])
+    extender = world.services.extender.process
+
+    extender.kill()
+    await world.client.create_all(pods[16:])
+    await extender.start()
+    after = await world.bound(pods[16:])
+
+    assert spread(before) == dict.fromkeys(nodes, 4)
+    assert spread(after) == dict.fromkeys(nodes, 4)
+
+
+async def test_readings_take_over_from_what_was_assumed(world: World) -> None:
+    quiet, loud = world.add_shared("quiet"), world.add_shared("loud")
+    await world.start({"assumed": {"warm_up_seconds": 1}})
+    await world.tenants(quiet, 2, utilization=0.0, memory="64Mi")
+    await world.tenants(loud, 1, utilization=0.9, memory="64Mi")
+    await world.covered(quiet, loud)
+    await world.burden(quiet)
+
+    # By what was assumed the node with fewer pods would be the better one.
+    assert await world.place(pod("next")) == quiet

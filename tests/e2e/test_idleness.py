@@ -1,0 +1,141 @@
+"""Where pods go by load: each scenario makes kube-scheduler by itself prefer the other node."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from simulation.models import A100_40GB, H100, V100
+from tests.controlplane.objects import Object, pod
+from tests.e2e.world import World, spread
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+async def quiet_and_busy(
+    world: World, extender: Mapping[str, object] | None = None
+) -> tuple[str, str]:
+    """Start with two nodes that have equally many pods, and load only on the second."""
+    quiet, busy = world.add_shared("quiet"), world.add_shared("busy")
+    await world.start(extender=extender)
+    await world.tenants(quiet, 2, utilization=0.05)
+    await world.tenants(busy, 2, utilization=0.45)
+    await world.burden(quiet)
+    return quiet, busy
+
+
+async def test_an_idle_node_beats_a_busy_one(world: World) -> None:
+    quiet, _ = await quiet_and_busy(world)
+
+    assert await world.place(pod("stock")) == quiet
+
+
+async def test_a_stock_pod_needs_no_more_than_a_scheduler_name(world: World) -> None:
+    quiet, _ = await quiet_and_busy(world)
+
+    assert await world.place(pod("stock", schedulerName="idlegpu-scheduler")) == quiet
+
+
+async def test_whole_nodes_on_the_wire_lead_to_the_same_node(world: World) -> None:
+    quiet, _ = await quiet_and_busy(world, {"nodeCacheCapable": False})
+
+    assert await world.place(pod("stock")) == quiet
+
+
+async def test_a_pod_that_opts_out_is_left_to_kube_scheduler(world: World) -> None:
+    quiet, busy = await quiet_and_busy(world)
+    left_alone = pod("left-alone", annotations={"idlegpu.io/enabled": "false"})
+
+    assert await world.place(left_alone) == busy
+    assert await world.decisions(left_alone) == []
+    assert await world.place(pod("stock")) == quiet
+
+
+async def test_a_bad_annotation_gives_a_warning_and_the_pod_is_bound(world: World) -> None:
+    quiet, _ = await quiet_and_busy(world)
+    typo = pod("typo", annotations={"idlegpu.io/gpu-memory": "20 gigs"})
+
+    assert await world.place(typo) == quiet
+    shown = await world.describe(
+        typo,
+        'annotation idlegpu.io/gpu-memory: "20 gigs" is not allowed: must be a quantity from '
+        "1Mi to 16Ti, such as 20Gi",
+    )
+    assert "Warning" in shown
+    assert "InvalidAnnotation" in shown
+
+
+async def test_a_pod_that_requires_idle_gpus_waits_for_them(world: World) -> None:
+    busy = world.add_shared("busy")
+    await world.start()
+    (tenant,) = await world.tenants(busy, 1, utilization=0.9)
+    patient = pod("patient", annotations={"idlegpu.io/require-idle": "true"})
+    await world.client.create(patient)
+
+    assert "1 node(s) had too few GPUs known to be idle" in await world.client.wait_unschedulable(
+        patient
+    )
+
+    await world.end(tenant)
+    await world.touch(busy)
+
+    assert await world.bound([patient]) == [busy]
+
+
+async def test_the_preferred_model_comes_first(world: World) -> None:
+    old = world.add("old", model=V100)
+    middle = world.add("middle", model=A100_40GB)
+    new = world.add("new", model=H100)
+    await world.start()
+    await world.burden(old, middle)
+
+    def choosy(name: str, models: str) -> Object:
+        return pod(name, annotations={"idlegpu.io/prefer-models": models})
+
+    assert await world.place(choosy("a", "A100,H100")) == middle
+    assert await world.place(choosy("b", "V100")) == old
+    assert await world.place(choosy("c", "B200,H100,V100")) == new
+
+
+async def test_packing_keeps_whole_nodes_free(world: World) -> None:
+    started, empty = world.add("started", cards=4), world.add("empty", cards=4)
+    await world.start()
+    await world.tenants(started, 1, utilization=0.9)
+    await world.burden(started)
+    packing = [
+        pod(f"packing-{number}", annotations={"idlegpu.io/strategy": "pack"}) for number in range(3)
+    ]
+
+    assert await world.place_all(packing) == [started] * 3
+    assert await world.place(pod("large", 4)) == empty
+
+
+async def test_kube_schedulers_own_ties_do_not_undo_our_order(world: World) -> None:
+    nodes = [world.add(f"equal-{number}", cards=8) for number in range(6)]
+    await world.start({"strategy": "pack"})
+    pods = [pod(f"pod-{number}") for number in range(10)]
+
+    placed = [await world.place(item) for item in pods]
+
+    assert placed == [nodes[0]] * 8 + [nodes[1]] * 2
+
+
+async def test_the_first_choice_of_many_equal_nodes_wins_every_time(world: World) -> None:
+    nodes = [world.add(f"equal-{number}") for number in range(6)]
+    await world.start()
+
+    for number in range(10):
+        item = pod(f"pod-{number}")
+        placed = await world.place(item)
+        (decision, *_) = await world.decisions(item)
+        assert placed == decision["node"] == nodes[0]
+        await world.end(item)
+
+
+async def test_without_news_of_load_pods_still_spread(world: World) -> None:
+    nodes = [world.add(f"equal-{number}", cards=4) for number in range(3)]
+    await world.start()
+    await world.burden(*nodes[:2])
+
+    placed = await world.place_all([pod(f"pod-{number}") for number in range(9)])
+
+    assert spread(placed) == dict.fromkeys(nodes, 3)

@@ -1,0 +1,110 @@
+"""Preemption through the extender: nobody is evicted for load, and victims' readings count not."""
+
+import pytest
+
+from simulation.devices import Loss
+from tests.controlplane.client import address
+from tests.controlplane.objects import Object, pod, priority_class
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+
+async def test_nobody_is_evicted_for_load(world: World) -> None:
+    full, busy = world.add("full"), world.add_shared("busy")
+    await world.start()
+    tenants = await world.tenants(full, 2, utilization=0.9)
+    tenants += await world.tenants(busy, 1, utilization=0.9)
+    await world.client.create(priority_class("urgent", 1000))
+    urgent = pod(
+        "urgent",
+        annotations={"idlegpu.io/require-idle": "true"},
+        priorityClassName="urgent",
+    )
+    await world.client.create(urgent)
+
+    message = await world.client.wait_unschedulable(urgent)
+    for node in (full, busy):
+        tried = len(await world.decisions(urgent))
+        await world.touch(node)
+        await world.decided(urgent, more_than=tried)
+
+    assert "1 node(s) had too few GPUs known to be idle" in message
+    waiting = await world.client.get(urgent)
+    assert not waiting["status"].get("nominatedNodeName")
+    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
+    assert {item["metadata"]["name"] for item in tenants} <= left
+
+
+async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
+    world: World,
+) -> None:
+    full, other = world.add("full"), world.add("other")
+    await world.start()
+    victims = await world.tenants(full, 2, utilization=0.95, memory="70Gi")
+    world.fleet.kill_device(other, 0, Loss.XID_79)
+    await world.wait_state(other, 1, "unhealthy")
+    world.fleet.freeze()
+    for victim in victims:
+        await set_finalizers(world, victim, ["test.idlegpu.io/still-ending"])
+    await world.client.create(priority_class("urgent", 1000))
+    urgent = pod(
+        "urgent",
+        2,
+        annotations={"idlegpu.io/gpu-memory": "20Gi"},
+        priorityClassName="urgent",
+    )
+    await world.client.create(urgent)
+    await world.client.wait_pod(
+        urgent, lambda item: item["status"].get("nominatedNodeName") == full, "is nominated"
+    )
+
+    for victim in victims:
+        await world.client.wait_pod(
+            victim, lambda item: item["metadata"].get("deletionTimestamp"), "is being deleted"
+        )
+
+    # kube-scheduler looks again only once the victims are gone and readings newer than their end
+    # still show their memory.
+    scheduler = world.services.scheduler
+    scheduler.pause()
+    try:
+        for victim in victims:
+            await set_finalizers(world, victim, None)
+            await world.gone(victim)
+        for index in range(2):
+            await world.wait_gpu(
+                full,
+                index,
+                lambda gpu: not gpu["tenants"] and (gpu["memory_used_ratio"] or 0) > 0.8,
+                "shows its former pod's memory",
+            )
+    finally:
+        scheduler.resume()
+
+    assert await world.bound([urgent]) == [full]
+
+
+async def set_finalizers(world: World, item: Object, finalizers: list[str] | None) -> None:
+    """Let a pod that is deleted stay until its finalizers are taken away."""
+    await world.client.request(
+        "PATCH",
+        address(item),
+        {"metadata": {"finalizers": finalizers}},
+        content_type="application/merge-patch+json",
+    )
+
+
+async def test_a_preemptor_evicts_where_gpus_can_work(world: World) -> None:
+    sound, dead = world.add("sound"), world.add("dead")
+    world.fleet.set_xid(dead, 0, 79)
+    await world.start()
+    await world.tenants(sound, 1, gpus=2)
+    kept = await world.tenants(dead, 1, gpus=2)
+    await world.wait_state(dead, 1, "unhealthy")
+    await world.client.create(priority_class("urgent", 1000))
+    urgent = pod("urgent", 2, priorityClassName="urgent")
+
+    assert await world.place(urgent) == sound
+    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
+    assert {item["metadata"]["name"] for item in kept} <= left

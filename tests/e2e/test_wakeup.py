@@ -1,0 +1,232 @@
+"""Pods that we refused are tried again once a node would do, although no Kubernetes object moves.
+
+A foreign process is what keeps them waiting: it comes and goes without any trace but in metrics.
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Final
+
+import pytest
+
+from simulation.devices import Load
+from simulation.models import GIB
+from tests.controlplane.deployed import ExtenderServer
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.plane import EXTENDER
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+TRIES: Final = 20
+LIMIT_SECONDS: Final = 3.0
+WATCHED_SECONDS: Final = 6.0  # twice as long as a wake may take
+
+FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
+PATIENT: Final = {"idlegpu.io/require-idle": "true"}
+STATE: Final[Object] = {
+    "kind": "CSIStorageCapacity",
+    "metadata": {"name": "idlegpu-state", "namespace": "idlegpu"},
+}
+LEASE: Final = "/apis/coordination.k8s.io/v1/namespaces/idlegpu/leases/idlegpu-wake"
+
+
+async def make_busy(world: World, node: str) -> None:
+    """Start a foreign process, and wait until the extender knows."""
+    world.fleet.set_foreign(node, 0, FOREIGN)
+    await world.wait_state(node, 0, "foreign")
+
+
+async def make_idle(world: World, node: str) -> None:
+    """End the foreign process, and wait until the extender knows."""
+    world.fleet.set_foreign(node, 0, None)
+    await world.wait_state(node, 0, "idle")
+
+
+async def refused(world: World, name: str = "patient") -> Object:
+    """Create a pod that is refused, and wait until kube-scheduler would try it again at once."""
+    patient = pod(name, annotations=PATIENT)
+    await world.client.create(patient)
+    assert "node(s) had" in await world.client.wait_unschedulable(patient)
+    await world.decided(patient, more_than=0)
+    longest_backoff_seconds = 2.0
+
+    async def is_backed_off() -> bool:
+        latest = (await world.decisions(patient))[0]
+        return time.time() - _seconds(latest["at"]) > longest_backoff_seconds
+
+    await wait_for(is_backed_off, "the pod's back-off is over")
+    return patient
+
+
+def _seconds(at: str) -> float:
+    return datetime.fromisoformat(at).timestamp()
+
+
+async def stays_waiting(world: World, patient: Object) -> None:
+    """Watch a pod for a while: nobody tries it."""
+    tried = len(await world.decisions(patient))
+    started = time.monotonic()
+
+    async def is_over() -> bool:
+        assert await world.count_bound([patient]) == 0
+        assert len(await world.decisions(patient)) == tried
+        return time.monotonic() - started > WATCHED_SECONDS
+
+    await wait_for(is_over, "time is over")
+
+
+def lines(server: ExtenderServer, start: int, event: str) -> list[Object]:
+    """Return the log lines of an event that an extender wrote since its log was so long."""
+    text = server.process.log.read_bytes()[start:].decode()
+    logged = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return [line for line in logged if line["event"] == event]
+
+
+def log_length(server: ExtenderServer) -> int:
+    return server.process.log.stat().st_size if server.process.log.exists() else 0
+
+
+async def holds_lease(world: World, server: ExtenderServer) -> None:
+    """Wait until an extender is the one that wakes."""
+
+    async def is_holder() -> bool:
+        lease = await world.client.request("GET", LEASE)
+        taken = {line["identity"] for line in lines(server, 0, "took the lease")}
+        return lease["spec"].get("holderIdentity") in taken
+
+    await wait_for(is_holder, "the extender holds the lease")
+
+
+async def start(world: World, **wake: object) -> str:
+    """Start with one node of one GPU that somebody outside Kubernetes uses."""
+    node = world.add("only", cards=1)
+    await world.start({"wake": {"lease_seconds": 5, **wake}})
+    await make_busy(world, node)
+    return node
+
+
+@asynccontextmanager
+async def second_replica(world: World) -> AsyncIterator[ExtenderServer]:
+    """Run another extender with the same settings; kube-scheduler does not ask it."""
+    other = ExtenderServer(world.services.plane, name="extender-2")
+    try:
+        await other.ensure(world.services.extender.settings)
+        yield other
+    finally:
+        other.process.kill()
+
+
+@pytest.mark.timeout(600)
+async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = await start(world)
+    took: list[float] = []
+    for number in range(TRIES):
+        await make_busy(world, node)
+        patient = await refused(world, f"patient-{number}")
+        await make_idle(world, node)
+        started = time.monotonic()
+        assert await world.client.wait_bound(patient) == node
+        took.append(time.monotonic() - started)
+        await world.end(patient)
+
+    took.sort()
+    p95 = took[int(0.95 * (TRIES - 1) + 0.5)]
+    with capsys.disabled():
+        print(  # noqa: T201 - the figures are kept
+            f"\nfrom idle to bound, {TRIES} tries: median {took[TRIES // 2]:.2f} s, "
+            f"p95 {p95:.2f} s, most {took[-1]:.2f} s"
+        )
+    assert p95 <= LIMIT_SECONDS
+    annotations = (await world.client.get(STATE))["metadata"]["annotations"]
+    assert annotations["idlegpu.io/state"].startswith(
+        f"1 waiting pod may fit: default/patient-{TRIES - 1} on {node}; "
+    )
+
+
+async def test_without_waking_the_pod_waits_on(world: World) -> None:
+    node = await start(world, enabled=False)
+    patient = await refused(world)
+    await make_idle(world, node)
+
+    await stays_waiting(world, patient)
+
+    await world.touch(node)
+    assert await world.bound([patient]) == [node]
+
+
+async def test_without_the_rights_the_log_says_so_once_and_the_rest_works(world: World) -> None:
+    server = world.services.extender
+    since = log_length(server)
+    node = await start(world, namespace="default")  # the rights are for another one
+    patient = await refused(world)
+    await make_idle(world, node)
+
+    await stays_waiting(world, patient)
+
+    (warning,) = lines(server, since, "cannot take the lease")
+    assert warning["cause"].endswith(
+        "RBAC must allow this identity to get leases.coordination.k8s.io"
+    )
+    assert await world.place(pod("stock")) == node
+    assert (await server.get("/readyz"))["status"] == "ready"
+
+
+async def test_a_restarted_extender_still_knows_whom_it_refused(world: World) -> None:
+    node = await start(world)
+    patient = await refused(world)
+    extender = world.services.extender.process
+
+    extender.kill()
+    await extender.start()
+    await world.settled()
+    assert await world.decisions(patient) == []
+    await make_idle(world, node)
+
+    assert await world.client.wait_bound(patient) == node
+
+
+async def test_of_two_replicas_one_wakes_and_the_other_takes_over(world: World) -> None:
+    first = world.services.extender
+    since = log_length(first)
+    node = await start(world)
+    async with second_replica(world) as second:
+        await holds_lease(world, first)
+        patient = await refused(world)
+        await make_idle(world, node)
+        await world.client.wait_bound(patient)
+        assert len(lines(first, since, "woke waiting pods")) == 1
+        assert lines(second, 0, "woke waiting pods") == []
+        await world.end(patient)
+
+        await make_busy(world, node)
+        another = await refused(world, "another")
+        # What kube-scheduler asks is one thing, who wakes another: it gives the lease back.
+        await first.process.stop()
+        await holds_lease(world, second)
+        await first.process.start()
+        await make_idle(world, node)
+        await world.client.wait_bound(another)
+
+        assert len(lines(first, since, "woke waiting pods")) == 1
+        assert len(lines(second, 0, "woke waiting pods")) == 1
+
+
+async def test_a_nodes_annotation_wakes_as_well(world: World) -> None:
+    user = world.services.plane.users[EXTENDER]
+    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}]
+    async with world.client.granted(user, rules):
+        node = await start(world, target="node")
+        patient = await refused(world)
+        await make_idle(world, node)
+
+        assert await world.client.wait_bound(patient) == node
+
+        item = await world.client.get({"kind": "Node", "metadata": {"name": node}})
+        assert "default/patient" in item["metadata"]["annotations"]["idlegpu.io/state"]

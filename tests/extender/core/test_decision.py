@@ -1,0 +1,201 @@
+"""The verdict on each candidate, and their order."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.decision import decide, evaluate_pool, model_places
+from extender.core.filtering import Code
+from extender.core.policy import LoadFilter, Policy
+from extender.core.snapshot import Snapshot, Telemetry, Tenant, build_pool
+from tests.builders import (
+    GIB,
+    GPU,
+    NOW,
+    Node,
+    busy,
+    decide_on,
+    gpu,
+    node,
+    ranking,
+    rejected,
+    request,
+    shared,
+    snapshot_of,
+    unknown,
+)
+
+LOAD_FILTER = Policy(load_filter=LoadFilter(is_enabled=True))
+MIG = "nvidia.com/mig-1g.10gb"
+
+
+def test_equal_nodes_rank_by_name_whatever_the_order_of_the_question() -> None:
+    nodes = {name: node() for name in "dabc"}
+
+    assert ranking(decide_on(nodes, candidates=("c", "b", "d", "a"))) == ["a", "b", "c", "d"]
+
+
+def test_nodes_that_differ_in_the_order_of_their_devices_alone_are_equal() -> None:
+    loads = [0.1, 0.2, 0.07, 0.23, 0.11]
+    nodes = {
+        "b": node(*(gpu(utilization=load) for load in loads)),
+        "a": node(*(gpu(utilization=load) for load in reversed(loads))),
+    }
+
+    assert ranking(decide_on(nodes)) == ["a", "b"]
+
+
+def test_the_first_choice_is_the_best_of_those_that_pass() -> None:
+    nodes = {"dead": node(gpu(is_excluded=True)), "busy": node(busy())}
+
+    assert decide_on(nodes).best == "busy"
+    assert decide_on(nodes, candidates=("dead",)).best is None
+
+
+def test_nobody_is_asked_about() -> None:
+    decision = decide_on({"a": node()}, candidates=(), policy=LOAD_FILTER)
+
+    assert (decision.best, decision.candidates, len(decision.codes)) == (None, (), 0)
+
+
+def test_a_resource_that_no_node_is_known_to_offer_refuses_nobody() -> None:
+    asked = replace(request(), resource=MIG, resources=((MIG, 1),))
+
+    assert ranking(decide_on({"b": node(), "a": node()}, asked)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("preferred", "places"),
+    [
+        (("H100",), [0, 1, 0, 0]),
+        (("a100", "H100"), [0, 1, 2, 0]),
+        (("H100-80GB", "NVIDIA"), [0, 2, 1, 0]),
+        (("H10",), [0, 0, 0, 0]),
+        (("H100", "H100"), [0, 2, 0, 0]),
+        ((), [0, 0, 0, 0]),
+    ],
+)
+def test_a_preference_matches_whole_words_of_a_model(
+    preferred: tuple[str, ...], places: list[int]
+) -> None:
+    models = ["", "nvidia h100 80gb hbm3", "nvidia a100 sxm4 40gb", "tesla t4"]
+
+    assert model_places(models, preferred).tolist() == places
+
+
+def test_tentative_pods_count_on_their_node_at_once() -> None:
+    nodes = {"a": shared(), "b": shared()}
+
+    decision = decide_on(nodes, overlay={"a": (Tenant(uid="other", count=1),)})
+
+    assert ranking(decision) == ["b", "a"]
+
+
+def test_room_that_tentative_pods_asked_for_is_gone() -> None:
+    twenty = int(20 * GIB)
+    nodes = {"a": shared(gpu(memory_free_bytes=30 * GIB))}
+    other = Tenant(uid="other", count=1, memory_bytes=twenty)
+
+    decision = decide_on(nodes, request(memory_bytes=twenty), overlay={"a": (other,)})
+
+    assert rejected(decision) == {"a": Code.NO_MEMORY}
+
+
+def test_tentative_pods_on_a_node_that_is_gone_matter_to_nobody() -> None:
+    overlay = {"gone": (Tenant(uid="other", count=1),)}
+
+    assert ranking(decide_on({"a": node()}, overlay=overlay)) == ["a"]
+
+
+# --- the load filter ----------------------------------------------------------------------------
+
+
+def filtered(nodes: dict[str, Node], **asked: object) -> dict[str, int]:
+    return rejected(decide_on(nodes, request(**asked), policy=LOAD_FILTER))
+
+
+def test_the_load_filter_is_off_unless_turned_on() -> None:
+    assert rejected(decide_on({"idle": node(), "busy": node(busy())})) == {}
+
+
+def test_the_load_filter_refuses_busy_nodes_while_others_may_do() -> None:
+    nodes = {"idle": node(), "busy": node(busy()), "unknown": node(unknown())}
+
+    assert filtered(nodes) == {"busy": Code.BUSY}
+
+
+def test_the_load_filter_relaxes_to_the_least_loaded_nodes() -> None:
+    nodes = {
+        name: node(gpu(utilization=load)) for name, load in [("a", 0.5), ("b", 0.58), ("c", 0.9)]
+    }
+
+    assert filtered(nodes) == {"c": Code.BUSY}
+
+
+def test_the_load_filter_passes_a_node_that_we_do_not_know() -> None:
+    decision = decide_on({"busy": node(busy())}, policy=LOAD_FILTER, candidates=("busy", "new"))
+
+    assert ranking(decision) == ["new"]
+
+
+def test_the_load_filter_leaves_other_refusals_alone() -> None:
+    assert filtered({"dead": node(gpu(is_excluded=True))}) == {"dead": Code.UNHEALTHY}
+
+
+def test_the_load_filter_passes_the_nominated_node_while_readings_show_its_victims() -> None:
+    nodes = {"idle": node(), "made-room": node(busy())}
+
+    assert filtered(nodes, nominated_node="made-room") == {}
+
+
+def test_the_load_filter_passes_nodes_whose_held_devices_may_be_the_busy_ones() -> None:
+    """Without a mapping nobody knows; four of eight are idle, and four are held."""
+    half = node(*[gpu()] * 4, *[busy()] * 4, held=4, is_agreed=False)
+
+    assert filtered({"half": half, "idle": node(), "busy": node(busy())}) == {"busy": Code.BUSY}
+
+
+# --- several resources at once ------------------------------------------------------------------
+
+
+def two_pools(whole: dict[str, Node], instances: dict[str, Node]) -> Snapshot:
+    """Return a snapshot with whole GPUs and MIG instances; all devices are idle."""
+    snapshot = snapshot_of(whole)
+    first = len(snapshot.telemetry.utilization)
+    everything = [*whole.values(), *instances.values()]
+    telemetry: Telemetry = snapshot_of(
+        {str(index): each for index, each in enumerate(everything)}
+    ).telemetry
+    rows = {}
+    for name, described in instances.items():
+        rows[name] = described.row(first)
+        first += len(described.gpus)
+    pools = {
+        GPU: build_pool(
+            GPU, dict(zip(whole, snapshot.pools[GPU].rows, strict=True)), telemetry, {}
+        ),
+        MIG: build_pool(MIG, rows, telemetry, {}),
+    }
+    return Snapshot(
+        version=1, at=NOW, nodes=frozenset([*whole, *instances]), pools=pools, telemetry=telemetry
+    )
+
+
+def test_a_pod_that_asks_for_two_resources_is_as_well_off_as_with_the_worse_one() -> None:
+    snapshot = two_pools(
+        {"a": node(), "b": node(gpu(is_excluded=True)), "c": node()},
+        {"a": node(busy()), "b": node(), "c": node()},
+    )
+    asked = request(resources=((GPU, 1), (MIG, 1)))
+
+    decision = decide(
+        snapshot,
+        asked,
+        ("a", "b", "c", "d"),
+        Policy(),
+        overlays={},
+        evaluate=lambda *about: evaluate_pool(*about, Policy()),
+    )
+
+    assert ranking(decision) == ["c", "d", "a"]
+    assert rejected(decision) == {"b": Code.UNHEALTHY}

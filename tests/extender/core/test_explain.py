@@ -1,0 +1,117 @@
+"""Why a node got its verdict."""
+
+from collections import Counter
+
+import pytest
+
+from extender.core.explain import STATES, NodeVerdict, count_states, device_states, explain
+from extender.core.filtering import Rejection
+from extender.core.policy import Policy
+from tests.builders import (
+    GIB,
+    GPU,
+    Node,
+    ask,
+    assessment_of,
+    batch_of,
+    busy,
+    decide_on,
+    gpu,
+    node,
+    request,
+    shared,
+    snapshot_of,
+    unknown,
+)
+
+
+def verdict_on(described: Node, **asked: object) -> NodeVerdict:
+    snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
+    about = request(**asked)  # type: ignore[arg-type]
+    question = ask(about.count, float(about.memory_bytes or 0))
+    row = snapshot.pools[GPU].rows[0]
+    rows = [("node", row, described.suspicion)]
+    (verdict,) = explain(snapshot, GPU, question, about, Policy(), rows)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("device", "state"),
+    [
+        (gpu(), "idle"),
+        (busy(), "busy"),
+        (busy(freshness=0.5, memory_freshness=0.5), "busy"),
+        (unknown(), "unknown"),
+        (gpu(freshness=0.9), "unknown"),
+        (gpu(is_foreign=True), "foreign"),
+        (gpu(is_foreign=True, is_excluded=True), "unhealthy"),
+        (gpu(is_excluded_multi=True), "idle"),
+    ],
+)
+def test_each_device_has_its_state_in_words(device: object, state: str) -> None:
+    described = node(device)  # type: ignore[arg-type]
+
+    assert device_states(batch_of(described), assessment_of(described)) == [[state]]
+
+
+def test_to_a_pod_with_several_devices_a_link_fault_is_ill_health() -> None:
+    described = node(gpu(is_excluded_multi=True), gpu())
+
+    assert [each.state for each in verdict_on(described, count=2).devices] == ["unhealthy", "idle"]
+
+
+def test_the_record_says_what_the_decision_said() -> None:
+    described = shared(busy(used=2, assumed=1, assumed_shares=1), suspicion=0.5, model_id=1)
+    decided = decide_on({"node": described}, models=("", "nvidia h100"))
+
+    verdict = verdict_on(described)
+
+    assert verdict.score == decided.scores[0]
+    assert verdict.rejection == ""
+    assert (verdict.landing, verdict.idle, verdict.needed, verdict.taken) == (1, 0, 1, 0)
+    assert (verdict.suspicion, verdict.model, verdict.chance) == (0.5, "nvidia h100", 0.0)
+    (device,) = verdict.devices
+    assert (device.can_land, device.state, device.used, device.assumed) == (True, "busy", 2, 1)
+    assert (device.utilization_ratio, device.memory_used_ratio) == (0.9, 0.7)
+    assert device.free_bytes == int(16 * GIB)
+
+
+def test_a_refusal_is_named() -> None:
+    verdict = verdict_on(node(gpu(memory_total_bytes=GIB)), memory_bytes=int(20 * GIB))
+
+    assert verdict.rejection == Rejection.GPU_TOO_SMALL
+
+
+def test_what_is_unknown_is_said_to_be() -> None:
+    (device,) = verdict_on(node(unknown(memory_total_bytes=0.0))).devices
+
+    assert (device.utilization_ratio, device.memory_used_ratio, device.free_bytes) == (None,) * 3
+    assert device.freshness == 0.0
+
+
+def test_devices_that_the_pod_cannot_get_are_named_too() -> None:
+    devices = verdict_on(node(gpu(used=1), gpu())).devices
+
+    assert [each.can_land for each in devices] == [False, True]
+
+
+def test_no_nodes_need_no_explanation() -> None:
+    assert explain(snapshot_of({"a": node()}), GPU, ask(), request(), Policy(), []) == ()
+
+
+def test_states_are_counted_as_they_are_told() -> None:
+    nodes = (
+        node(gpu(), busy(), unknown()),
+        node(gpu(is_excluded=True)),
+        node(gpu(is_foreign=True)),
+    )
+    batch, assessment = batch_of(*nodes), assessment_of(*nodes)
+
+    told = Counter(
+        state
+        for states, present in zip(device_states(batch, assessment), batch.present, strict=True)
+        for state, is_there in zip(states, present, strict=True)
+        if is_there
+    )
+
+    assert count_states(batch, assessment) == dict.fromkeys(STATES, 1) == dict(told)

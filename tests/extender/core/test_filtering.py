@@ -1,0 +1,189 @@
+"""Which nodes would do, and why the others would not."""
+
+import pytest
+
+from extender.core.filtering import Code, Rejection
+from tests.builders import GIB, Node, busy, decide_on, gpu, node, rejected, request, shared, unknown
+
+DEAD = gpu(is_excluded=True)
+FOREIGN = gpu(is_foreign=True, is_in_use=True)
+ROOM_FOR_20 = {"memory_bytes": int(20 * GIB)}
+
+
+def verdict(described: Node, count: int = 1, **asked: object) -> Code:
+    decision = decide_on({"node": described}, request(count, **asked))
+    return Code(rejected(decision).get("node", 0))
+
+
+def test_a_healthy_idle_node_passes() -> None:
+    assert verdict(node()) is Code.PASSES
+
+
+@pytest.mark.parametrize(
+    "described",
+    [node(busy()), node(unknown()), shared(busy(used=9)), node(gpu(penalty=1.0), suspicion=1.0)],
+    ids=["busy", "unknown", "shared-and-busy", "under-suspicion"],
+)
+def test_load_and_doubt_alone_refuse_nobody(described: Node) -> None:
+    assert verdict(described) is Code.PASSES
+
+
+@pytest.mark.parametrize(
+    ("described", "count", "expected"),
+    [
+        pytest.param(node(DEAD), 1, Code.UNHEALTHY, id="dead"),
+        pytest.param(node(DEAD, gpu()), 1, Code.PASSES, id="one-works"),
+        pytest.param(node(DEAD, gpu()), 2, Code.UNHEALTHY, id="too-few-work"),
+        pytest.param(node(gpu(used=1), DEAD), 1, Code.UNHEALTHY, id="the-free-one-is-dead"),
+        pytest.param(node(FOREIGN), 1, Code.FOREIGN_USE, id="foreign"),
+        pytest.param(node(FOREIGN, gpu()), 1, Code.PASSES, id="one-is-clean"),
+        pytest.param(node(FOREIGN, gpu()), 2, Code.FOREIGN_USE, id="too-few-are-clean"),
+        pytest.param(node(DEAD, FOREIGN), 1, Code.FOREIGN_USE, id="working-but-foreign"),
+        pytest.param(shared(DEAD, gpu(used=3)), 1, Code.UNHEALTHY, id="shared-lands-on-the-dead"),
+        pytest.param(node(is_reconfiguring=True), 1, Code.RECONFIGURING, id="reconfiguring"),
+        pytest.param(node(DEAD, is_reconfiguring=True), 1, Code.RECONFIGURING, id="that-above-all"),
+    ],
+)
+def test_too_few_working_or_clean_devices_refuse_a_node(
+    described: Node, count: int, expected: Code
+) -> None:
+    assert verdict(described, count) is expected
+
+
+def in_use(count: int, of: int, held: int, **changes: object) -> Node:
+    """Return a node where nobody knows which devices the pods hold."""
+    devices = [gpu(is_in_use=index < count) for index in range(of)]
+    return node(*devices, held=held, is_agreed=False, **changes)
+
+
+@pytest.mark.parametrize(
+    ("described", "count", "expected"),
+    [
+        pytest.param(in_use(2, of=4, held=2), 2, Code.PASSES, id="as-many-in-use-as-held"),
+        pytest.param(in_use(3, of=4, held=2), 1, Code.PASSES, id="one-foreign-one-left"),
+        pytest.param(in_use(3, of=4, held=2), 2, Code.FOREIGN_USE, id="one-foreign-two-asked"),
+        pytest.param(in_use(4, of=4, held=4), 1, Code.PASSES, id="full-by-our-count-is-late"),
+    ],
+)
+def test_more_devices_in_use_than_held_are_foreign_whichever_they_are(
+    described: Node, count: int, expected: Code
+) -> None:
+    assert verdict(described, count) is expected
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        pytest.param(shared(gpu(memory_free_bytes=10 * GIB)), Code.NO_MEMORY, id="time-sliced"),
+        pytest.param(
+            shared(gpu(memory_free_bytes=10 * GIB), unknown(used=5)),
+            Code.NO_MEMORY,
+            id="time-sliced-lands-on-the-full-one",
+        ),
+        pytest.param(
+            shared(gpu(used=1), gpu(memory_free_bytes=10 * GIB, used=1)),
+            Code.PASSES,
+            id="one-of-those-it-may-land-on-has-room",
+        ),
+        pytest.param(
+            shared(gpu(assumed=1, assumed_bytes=70 * GIB)),
+            Code.NO_MEMORY,
+            id="assumed-pods-fill-it",
+        ),
+        pytest.param(shared(unknown()), Code.PASSES, id="unknown"),
+        pytest.param(
+            shared(gpu(memory_free_bytes=10 * GIB), replicas=4, is_mps=True),
+            Code.PASSES,
+            id="an-mps-share-has-20",
+        ),
+        pytest.param(
+            shared(gpu(), replicas=5, is_mps=True), Code.GPU_TOO_SMALL, id="an-mps-share-has-16"
+        ),
+        pytest.param(
+            node(gpu(memory_total_bytes=16 * GIB)), Code.GPU_TOO_SMALL, id="a-card-too-small"
+        ),
+        pytest.param(
+            shared(unknown(memory_total_bytes=16 * GIB)),
+            Code.GPU_TOO_SMALL,
+            id="a-card-too-small-by-its-label",
+        ),
+        pytest.param(
+            node(gpu(memory_free_bytes=10 * GIB), gpu()),
+            Code.PASSES,
+            id="another-whole-one-has-room",
+        ),
+        pytest.param(node(gpu(memory_free_bytes=10 * GIB)), Code.NO_MEMORY, id="whole"),
+        pytest.param(
+            node(gpu(memory_free_bytes=10 * GIB), held=1, is_agreed=False),
+            Code.PASSES,
+            id="a-tenant-that-leaves-takes-its-memory-along",
+        ),
+    ],
+)
+def test_a_pod_that_says_how_much_memory_gets_it_or_another_node(
+    described: Node, expected: Code
+) -> None:
+    assert verdict(described, **ROOM_FOR_20) is expected
+
+
+def test_each_whole_gpu_of_a_pod_must_have_the_room() -> None:
+    described = node(gpu(memory_free_bytes=10 * GIB), gpu())
+
+    assert verdict(described, 2, **ROOM_FOR_20) is Code.NO_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        pytest.param(node(gpu()), Code.PASSES, id="idle"),
+        pytest.param(node(gpu(), busy()), Code.PASSES, id="one-idle"),
+        pytest.param(node(busy()), Code.NOT_IDLE, id="busy"),
+        pytest.param(node(unknown()), Code.NOT_IDLE, id="unknown"),
+        pytest.param(node(gpu(freshness=0.9)), Code.NOT_IDLE, id="stale"),
+        pytest.param(node(gpu(memory_freshness=0.0)), Code.NOT_IDLE, id="memory-unknown"),
+        pytest.param(node(gpu(), busy(), taken=1), Code.NOT_IDLE, id="the-idle-one-may-be-held"),
+        pytest.param(shared(gpu(assumed=3)), Code.NOT_IDLE, id="assumed-pods-will-use-it"),
+    ],
+)
+def test_a_pod_that_requires_idle_gets_only_what_is_known_to_be_idle(
+    described: Node, expected: Code
+) -> None:
+    assert verdict(described, requires_idle=True) is expected
+
+
+def test_a_node_that_we_do_not_know_passes_unless_the_pod_requires_idle() -> None:
+    for requires_idle, expected in ((False, {}), (True, {"new": Code.NOT_IDLE})):
+        asked = request(requires_idle=requires_idle)
+
+        assert rejected(decide_on({"a": node()}, asked, candidates=("new",))) == expected
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        pytest.param(shared(gpu(memory_free_bytes=10 * GIB)), Code.PASSES, id="their-memory"),
+        pytest.param(node(busy()), Code.PASSES, id="their-load"),
+        pytest.param(node(FOREIGN), Code.PASSES, id="use-that-nobody-accounts-for-any-more"),
+        pytest.param(node(DEAD), Code.UNHEALTHY, id="but-a-dead-gpu-stays-dead"),
+        pytest.param(
+            node(gpu(memory_total_bytes=16 * GIB)), Code.GPU_TOO_SMALL, id="and-a-small-one-small"
+        ),
+    ],
+)
+def test_on_its_nominated_node_the_readings_may_still_show_a_pods_victims(
+    described: Node, expected: Code
+) -> None:
+    asked = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
+
+    assert verdict(described, **asked) is expected
+
+
+def test_only_memory_comes_free_by_preemption_and_only_load_falls() -> None:
+    assert [each for each in Rejection if each.is_resolvable] == [Rejection.NO_MEMORY]
+    assert [each for each in Rejection if each.is_for_load] == [Rejection.NOT_IDLE, Rejection.BUSY]
+
+
+def test_each_code_has_its_rejection_and_its_text() -> None:
+    assert [code.rejection for code in Code] == [None, *Rejection]
+    assert [code.text for code in Code] == ["", *(str(each) for each in Rejection)]
+    assert all(text.startswith("node(s) had ") for text in map(str, Rejection))

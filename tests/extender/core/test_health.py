@@ -1,0 +1,284 @@
+"""Whether a device can work."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.causes import Sign, decode, encode, ill_health, words
+from extender.core.health import HealthColumns, judge, stress, xid_action
+from extender.core.policy import Health, HealthAction
+from extender.core.readings import Column, Signal
+from extender.core.snapshot import Telemetry
+
+NAN = float("nan")
+IGNORE, PENALTY = HealthAction.IGNORE, HealthAction.PENALTY
+EXCLUDE, EXCLUDE_NODE = HealthAction.EXCLUDE, HealthAction.EXCLUDE_NODE
+EXCLUDE_MULTI_GPU = HealthAction.EXCLUDE_MULTI_GPU
+
+
+def one(**values: float) -> dict[Signal, Column]:
+    return {Signal[name]: np.array([value]) for name, value in values.items()}
+
+
+def verdict(
+    health: Health | None = None,
+    *,
+    is_recent: bool = True,
+    is_suspect: bool = False,
+    **values: float,
+) -> HealthColumns:
+    flags = np.array([is_recent]), np.array([is_suspect])
+    return judge(one(**values), 1, health or Health(), *flags)
+
+
+def action(found: HealthColumns) -> HealthAction:
+    """Return which action shows in the columns."""
+    if found.is_node_excluded[0]:
+        return EXCLUDE_NODE
+    if found.is_excluded[0]:
+        return EXCLUDE
+    if found.is_excluded_multi[0]:
+        return EXCLUDE_MULTI_GPU
+    return PENALTY if found.penalty[0] else IGNORE
+
+
+@pytest.mark.parametrize(
+    ("xid", "expected"),
+    [
+        *[(xid, IGNORE) for xid in (0, 13, 31, 43, 45, 68, 137)],
+        *[(xid, PENALTY) for xid in (63, 92, 94, 168)],
+        *[(xid, EXCLUDE) for xid in (46, 48, 62, 64, 78, 95, 109, 119, 140, 154, 167, 171)],
+        *[(xid, EXCLUDE_MULTI_GPU) for xid in (74, 144, 150)],
+        (79, EXCLUDE_NODE),
+        *[(xid, PENALTY) for xid in (7, 999)],
+    ],
+)
+def test_each_class_of_xids_has_its_consequence(xid: int, expected: HealthAction) -> None:
+    assert action(verdict(XID=float(xid))) is expected
+
+
+def test_what_an_xid_means_is_a_setting() -> None:
+    health = Health(xid={79: IGNORE}, unknown_xid=EXCLUDE)
+
+    assert xid_action(health, 79) is IGNORE
+    assert xid_action(health, 999) is EXCLUDE
+    assert xid_action(health, 48) is EXCLUDE
+
+
+def test_an_xid_that_is_too_old_counts_no_more() -> None:
+    assert action(verdict(is_recent=False, XID=79.0)) is IGNORE
+
+
+@pytest.mark.parametrize(
+    ("values", "means", "cause"),
+    [
+        ({"is_suspect": True}, EXCLUDE_NODE, "XID 79: fallen off the bus"),
+        ({"ROW_REMAP_FAILURE": 1.0}, EXCLUDE_NODE, "XID 79: fallen off the bus"),
+        ({"RECOVERY_ACTION": 2.0}, EXCLUDE_NODE, "XID 79: fallen off the bus"),
+        ({"HEALTH_STATUS": 20.0}, EXCLUDE_NODE, "XID 79: fallen off the bus"),
+        ({"HEALTH_STATUS": 10.0}, PENALTY, "DCGM health: warning"),
+        ({"ROW_REMAP_PENDING": 1.0}, PENALTY, "a remapped row waits for a reset"),
+    ],
+)
+def test_an_old_xid_that_excludes_counts_again_where_another_hard_sign_agrees(
+    values: dict[str, float], means: HealthAction, cause: str
+) -> None:
+    found = verdict(is_recent=False, XID=79.0, **values)  # type: ignore[arg-type]
+
+    assert (action(found), words(int(found.cause[0]))) == (means, cause)
+
+
+@pytest.mark.parametrize("xid", [31, 94])
+def test_an_old_xid_that_excludes_nothing_never_counts_again(xid: int) -> None:
+    assert action(verdict(is_recent=False, is_suspect=True, XID=float(xid))) is IGNORE
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        ({"XID": 79}, "XID 79: fallen off the bus"),
+        ({"XID": 999}, "XID 999"),
+        ({"XID": 31, "ROW_REMAP_FAILURE": 1}, "row remapping failed (RMA)"),
+        ({"XID": 94, "ROW_REMAP_FAILURE": 1}, "row remapping failed (RMA)"),
+        ({"UNCORRECTABLE_REMAPPED_ROWS": 12}, "12 uncorrectable remapped rows"),
+        ({"ECC_DOUBLE_BIT_VOLATILE": 3}, "3 double-bit memory errors since the last reset"),
+        ({"RETIRED_PAGES_DOUBLE_BIT": 70}, "70 retired memory pages"),
+        ({"RETIRED_PAGES_PENDING": 1}, "a memory page waits to be retired"),
+        ({"RECOVERY_ACTION": 1}, "recovery action: reset"),
+        ({"RECOVERY_ACTION": 3, "HEALTH_STATUS": 10}, "recovery action: drain P2P"),
+        ({"HEALTH_STATUS": 20}, "DCGM health: failure"),
+        ({"FABRIC_MANAGER_STATUS": 4}, "fabric manager failed"),
+        ({"FABRIC_MANAGER_STATUS": 2}, "fabric manager still starting"),
+        ({"HEALTH_STATUS": 10, "FABRIC_MANAGER_STATUS": 4}, "fabric manager failed"),
+        ({"XID": 31}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_gravest_cause_is_told(values: dict[str, float], cause: str) -> None:
+    found = verdict(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
+
+    assert words(int(found.cause[0])) == cause
+
+
+@pytest.mark.parametrize(
+    ("setting", "signal", "value"),
+    [
+        ("row_remap_failure", "ROW_REMAP_FAILURE", 1),
+        ("row_remap_pending", "ROW_REMAP_PENDING", 1),
+        ("double_bit_error", "ECC_DOUBLE_BIT_VOLATILE", 1),
+        ("worn_memory", "UNCORRECTABLE_REMAPPED_ROWS", 512),
+        ("worn_memory", "RETIRED_PAGES_DOUBLE_BIT", 63),
+        ("retired_pages_pending", "RETIRED_PAGES_PENDING", 1),
+        *[("recovery_reset", "RECOVERY_ACTION", wanted) for wanted in (1, 2, 4, 6, 7)],
+        ("recovery_drain_p2p", "RECOVERY_ACTION", 3),
+        ("recovery_imex", "RECOVERY_ACTION", 5),
+        ("dcgm_fail", "HEALTH_STATUS", 20),
+        ("dcgm_warn", "HEALTH_STATUS", 10),
+        ("fabric_manager_failed", "FABRIC_MANAGER_STATUS", 4),
+        ("fabric_manager_starting", "FABRIC_MANAGER_STATUS", 2),
+    ],
+)
+@pytest.mark.parametrize("means", [EXCLUDE_NODE, EXCLUDE_MULTI_GPU])
+def test_what_a_sign_means_is_a_setting(
+    setting: str, signal: str, value: float, means: HealthAction
+) -> None:
+    health = replace(Health(), **{setting: means})  # type: ignore[arg-type]
+
+    assert action(verdict(health, **{signal: float(value)})) is means  # type: ignore[arg-type]
+
+
+def test_limits_of_rows_and_pages_are_settings() -> None:
+    health = Health(
+        remapped_rows_warn=2, remapped_rows_limit=4, retired_pages_warn=2, retired_pages_limit=4
+    )
+
+    for signal in ("UNCORRECTABLE_REMAPPED_ROWS", "RETIRED_PAGES_SINGLE_BIT"):
+        found = [action(verdict(health, **{signal: float(rows)})) for rows in (1, 2, 4)]  # type: ignore[arg-type]
+        assert found == [IGNORE, PENALTY, EXCLUDE]
+
+
+def test_retired_pages_of_both_kinds_count_together() -> None:
+    pages = {"RETIRED_PAGES_SINGLE_BIT": 60.0, "RETIRED_PAGES_DOUBLE_BIT": 3.0}
+
+    assert action(verdict(**pages)) is EXCLUDE  # type: ignore[arg-type]
+
+
+def test_siblings_of_a_device_that_excludes_its_node_say_which_it_is() -> None:
+    found = judge(
+        {Signal.XID: np.array([0.0, 48.0, 79.0, 0.0])},
+        4,
+        Health(),
+        np.ones(4, dtype=np.bool_),
+        np.zeros(4, dtype=np.bool_),
+    )
+
+    found.exclude_siblings(np.array([7, 7, 7, 3]))
+
+    assert found.is_excluded.tolist() == [True, True, True, False]
+    assert [decode(int(cause)) for cause in found.cause] == [
+        (Sign.SIBLING, 2),
+        (Sign.XID, 48),
+        (Sign.XID, 79),
+        (Sign.NONE, 0),
+    ]
+
+
+def telemetry(**changes: object) -> Telemetry:
+    return replace(Telemetry.missing(2), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("effect", "words_before"),
+    [
+        ({"is_excluded": np.array([True, True])}, "cannot work: "),
+        ({"is_excluded_multi": np.array([True, True])}, "cannot work for pods with several GPUs: "),
+        ({"penalty": np.array([0.5, 0.5])}, "counts less: "),
+    ],
+)
+def test_ill_health_says_what_it_means(effect: dict[str, object], words_before: str) -> None:
+    cause = np.array([encode(Sign.XID, 79), encode(Sign.SIBLING, 0)])
+    seen = telemetry(cause=cause, **effect)
+
+    assert ill_health(seen, 0) == f"{words_before}XID 79: fallen off the bus"
+    assert ill_health(seen, 1) == (
+        f"{words_before}another GPU of its node has XID 79: fallen off the bus"
+    )
+    assert ill_health(seen, 1, lambda row: f"GPU {row + 2}") == (
+        f"{words_before}GPU 2 of its node has XID 79: fallen off the bus"
+    )
+
+
+def test_a_healthy_device_has_no_ill_health() -> None:
+    assert ill_health(telemetry(), 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("signal", "value", "expected"),
+    [
+        ("ROW_REMAP_FAILURE", 1, EXCLUDE),
+        ("ROW_REMAP_PENDING", 1, PENALTY),
+        ("ECC_DOUBLE_BIT_VOLATILE", 2, EXCLUDE),
+        ("RETIRED_PAGES_PENDING", 1, PENALTY),
+        ("RETIRED_PAGES_SINGLE_BIT", 14, IGNORE),
+        ("RETIRED_PAGES_SINGLE_BIT", 15, PENALTY),
+        ("RETIRED_PAGES_DOUBLE_BIT", 63, EXCLUDE),
+        ("UNCORRECTABLE_REMAPPED_ROWS", 7, IGNORE),
+        ("UNCORRECTABLE_REMAPPED_ROWS", 8, PENALTY),
+        ("UNCORRECTABLE_REMAPPED_ROWS", 511, PENALTY),
+        ("UNCORRECTABLE_REMAPPED_ROWS", 512, EXCLUDE),
+        *[("FABRIC_MANAGER_STATUS", status, EXCLUDE_NODE) for status in (1, 4, 5, 6)],
+        *[("FABRIC_MANAGER_STATUS", status, IGNORE) for status in (0, 3)],
+        ("FABRIC_MANAGER_STATUS", 2, PENALTY),
+        *[("RECOVERY_ACTION", wanted, EXCLUDE) for wanted in (1, 2, 4, 6, 7)],
+        ("RECOVERY_ACTION", 3, EXCLUDE_MULTI_GPU),
+        ("RECOVERY_ACTION", 5, PENALTY),
+        ("RECOVERY_ACTION", 0, IGNORE),
+        ("HEALTH_STATUS", 20, EXCLUDE),
+        ("HEALTH_STATUS", 10, PENALTY),
+        ("HEALTH_STATUS", 0, IGNORE),
+    ],
+)
+def test_each_other_sign_has_its_consequence(
+    signal: str, value: float, expected: HealthAction
+) -> None:
+    assert action(verdict(**{signal: float(value)})) is expected  # type: ignore[arg-type]
+    assert action(verdict(**{signal: NAN})) is IGNORE  # type: ignore[arg-type]
+
+
+def test_what_is_missing_speaks_against_nobody() -> None:
+    assert action(verdict()) is IGNORE
+
+
+def test_a_penalty_comes_with_the_exclusion_for_several_gpus() -> None:
+    found = verdict(Health(penalty=0.3), XID=74.0)
+
+    assert (bool(found.is_excluded[0]), found.penalty[0]) == (False, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, 0.0),
+        ({"TEMPERATURE": 60.0}, 0.0),
+        ({"TEMPERATURE": 85.0}, 0.5),
+        ({"TEMPERATURE": 95.0}, 1.0),
+        ({"MEMORY_TEMPERATURE": 95.0}, 0.0),
+        ({"MEMORY_TEMPERATURE": 100.0, "TEMPERATURE": 81.0}, 0.5),
+        ({"MEMORY_TEMPERATURE": 110.0}, 1.0),
+        ({"CLOCK_EVENT_REASONS": float(0x1 | 0x2 | 0x4 | 0x10 | 0x100)}, 0.0),
+        ({"CLOCK_EVENT_REASONS": float(0x20)}, 0.5),
+        *[({"CLOCK_EVENT_REASONS": float(bit)}, 1.0) for bit in (0x8, 0x40, 0x80, 0xA8)],
+        ({"CLOCK_EVENT_REASONS": 1e300}, 0.0),
+        ({"CLOCK_EVENT_REASONS": NAN, "TEMPERATURE": NAN}, 0.0),
+    ],
+)
+def test_heat_and_throttling_are_stress(values: dict[str, float], expected: float) -> None:
+    assert stress(one(**values), 1, Health())[0] == pytest.approx(expected)
+
+
+def test_temperature_bounds_that_are_equal_are_a_step() -> None:
+    health = Health(temperature_warn_celsius=80, temperature_high_celsius=80)
+
+    assert stress(one(TEMPERATURE=79.0), 1, health)[0] == 0.0
+    assert stress(one(TEMPERATURE=81.0), 1, health)[0] == 1.0

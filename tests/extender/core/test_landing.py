@@ -1,0 +1,127 @@
+"""Where the kubelet could put a pod."""
+
+import numpy as np
+import pytest
+
+from extender.core.landing import Landing, assume, landing_set
+from extender.core.snapshot import Tenant
+from tests.builders import GIB, Node, batch_of, gpu, node, shared
+
+
+def landing_on(described: Node, count: int = 1) -> Landing:
+    return landing_set(batch_of(described), count)
+
+
+def slots(described: Node, count: int = 1) -> list[int]:
+    return np.flatnonzero(landing_on(described, count).devices[0]).tolist()
+
+
+def used(*replicas: int, **changes: object) -> Node:
+    return shared(*(gpu(used=count) for count in replicas), **changes)
+
+
+def test_a_whole_gpu_pod_lands_on_any_free_device() -> None:
+    assert slots(node(gpu(used=1), gpu(), gpu(used=1), gpu())) == [1, 3]
+
+
+def test_a_pod_that_is_not_mapped_yet_takes_one_of_the_free_devices() -> None:
+    landing = landing_on(node(gpu(used=1), gpu(), gpu(), taken=1))
+
+    assert (landing.size[0], landing.taken[0], landing.needed[0]) == (2, 1, 1)
+
+
+def test_where_mapping_and_counts_disagree_any_device_may_be_landed_on() -> None:
+    landing = landing_on(node(gpu(used=1), gpu(), gpu(), gpu(), held=3, is_agreed=False))
+
+    assert landing.devices[0].all()
+    assert landing.taken[0] == 3
+
+
+def test_a_mapping_that_leaves_less_room_than_the_count_is_not_believed() -> None:
+    assert slots(node(gpu(used=1), gpu(used=1), gpu(), held=1), count=2) == [0, 1, 2]
+
+
+def test_where_everything_seems_held_any_device_may_be_the_one_that_is_given_back() -> None:
+    landing = landing_on(node(gpu(used=1), gpu(used=1), held=9))
+
+    assert landing.devices[0].all()
+    assert (landing.needed[0], landing.taken[0]) == (1, 2)
+
+
+def test_a_pod_needs_no_more_devices_than_there_are() -> None:
+    assert landing_on(node(gpu()), count=4).needed[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("described", "count", "expected"),
+    [
+        pytest.param(used(3, 1, 2), 1, [1], id="distributed-takes-the-least-used"),
+        pytest.param(used(1, 1, 2), 1, [0, 1], id="ties-all-count"),
+        pytest.param(used(0, 3, 3), 2, [0], id="distributed-takes-the-same-twice-if-still-least"),
+        pytest.param(used(0, 1, 1), 2, [0, 1, 2], id="distributed-reaches-the-next-level"),
+        pytest.param(used(3, 1, 2, is_packed=True), 1, [0], id="packed-takes-the-most-used"),
+        pytest.param(used(10, 4, 2, is_packed=True), 1, [1], id="packed-passes-over-full-ones"),
+        pytest.param(used(9, 0, is_packed=True), 2, [0, 1], id="packed-goes-on-with-the-next"),
+        pytest.param(used(4, 0, is_packed=True), 2, [0], id="packed-stays-while-there-is-room"),
+        pytest.param(used(10, 10), 1, [0, 1], id="full-by-our-count-means-any"),
+        pytest.param(used(0, 5, is_agreed=False), 1, [0, 1], id="disagreement-means-any"),
+        pytest.param(used(2, 2, replicas=3), 9, [0, 1], id="more-than-there-is-room-for"),
+    ],
+)
+def test_a_shared_pod_lands_where_the_device_plugins_policy_puts_it(
+    described: Node, count: int, expected: list[int]
+) -> None:
+    assert slots(described, count) == expected
+
+
+def test_whole_and_shared_nodes_stand_side_by_side() -> None:
+    landing = landing_set(batch_of(node(gpu(used=1), gpu()), used(2, 1, 0)), 1)
+
+    assert landing.devices.tolist() == [[False, True, False], [False, False, True]]
+
+
+def test_no_tenants_change_nothing() -> None:
+    row = node().row(0)
+
+    assert assume(row, ()) is row
+
+
+def test_tenants_of_whole_devices_are_taken_from_the_free_ones() -> None:
+    row = assume(node(gpu(), gpu(), gpu()).row(0), (Tenant(uid="a", count=2),))
+
+    assert (row.held, row.taken, row.used) == (2, 2, (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("is_packed", "expected"), [(False, (2, 2)), (True, (3, 1))], ids=["distributed", "packed"]
+)
+def test_shared_tenants_go_where_the_policy_puts_them(
+    is_packed: bool, expected: tuple[int, int]
+) -> None:
+    before = used(2, 0, replicas=3, is_packed=is_packed).row(0)
+
+    row = assume(before, (Tenant(uid="a", count=1), Tenant(uid="b", count=1)))
+
+    assert row.used == expected
+    assert sum(row.assumed) == row.held - before.held == 2
+
+
+def test_a_tenant_takes_the_room_that_it_said_else_an_even_share() -> None:
+    row = assume(
+        used(0).row(0),
+        (Tenant(uid="a", count=1, memory_bytes=int(20 * GIB)), Tenant(uid="b", count=2)),
+    )
+
+    assert row.assumed_bytes == (20 * GIB,)
+    assert row.assumed_shares == (2,)
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["distributed", "packed"])
+def test_more_tenants_than_replicas_are_counted_nevertheless(is_packed: bool) -> None:
+    row = assume(
+        used(1, 2, replicas=2, is_packed=is_packed).row(0),
+        (Tenant(uid="a", count=3), Tenant(uid="b", count=9)),
+    )
+
+    assert row.held == 15
+    assert sum(row.used) == 3 + 3 + 4

@@ -1,0 +1,168 @@
+"""What holds for every decision, whatever the fleet."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.decision import (
+    asks,
+    changed_rows,
+    correct,
+    decide,
+    evaluate_batch,
+    evaluate_pool,
+    model_places,
+)
+from extender.core.policy import Policy
+from extender.core.request import GpuRequest
+from extender.core.snapshot import batch_rows
+from tests.builders import GPU, Gpu, Node, decide_on, ranking, rejected, snapshot_of
+from tests.extender.core import strategies as fleet
+
+
+def decisions(data: st.DataObject, nodes: dict[str, Node], **how: object) -> dict[str, object]:
+    """Draw what a decision rests on besides the nodes."""
+    return {
+        "asked": data.draw(fleet.requests()),
+        "policy": data.draw(fleet.policies),
+        "overlay": data.draw(fleet.overlays(list(nodes))),
+        "models": fleet.MODELS,
+        **how,
+    }
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_each_candidate_is_either_feasible_or_rejected(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    candidates = (*nodes, "node-unknown")
+
+    decision = decide_on(nodes, **decisions(data, nodes, candidates=candidates))
+
+    assert sorted([*ranking(decision), *rejected(decision)]) == sorted(candidates)
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_scores_are_ratios_whatever_the_devices_say(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    decision = decide_on(nodes, **decisions(data, nodes))
+
+    assert np.all((decision.scores >= 0) & (decision.scores <= 1))
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_the_order_of_the_candidates_changes_nothing(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    how = decisions(data, nodes)
+    shuffled = tuple(data.draw(st.permutations(list(nodes))))
+
+    one, other = decide_on(nodes, **how), decide_on(nodes, candidates=shuffled, **how)
+
+    assert ranking(one) == ranking(other)
+    assert rejected(one) == rejected(other)
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_nodes_that_are_not_asked_about_change_nothing(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    asked_about = tuple(data.draw(st.lists(st.sampled_from(list(nodes)), min_size=1, unique=True)))
+    how = decisions(data, nodes)
+    alone = {name: nodes[name] for name in asked_about}
+
+    among_all = decide_on(nodes, candidates=asked_about, **how)
+    among_themselves = decide_on(alone, candidates=asked_about, **how)
+
+    assert ranking(among_all) == ranking(among_themselves)
+    assert rejected(among_all) == rejected(among_themselves)
+    assert among_all.scores.tolist() == among_themselves.scores.tolist()
+
+
+def more_loaded(data: st.DataObject, device: Gpu) -> Gpu:
+    """Draw the same device with at least as much load."""
+    changes: dict[str, float] = {}
+    if device.freshness:
+        changes["utilization"] = data.draw(st.floats(device.utilization, 1))
+        latest = device.latest or 0.0
+        changes["latest"] = data.draw(st.floats(latest, 1))
+    if device.memory_freshness:
+        changes["memory_used"] = data.draw(st.floats(device.memory_used, 1))
+    return replace(device, **changes)
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_more_load_never_raises_a_nodes_score_nor_lifts_its_rejection(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    how = decisions(data, nodes)
+    name = data.draw(st.sampled_from(list(nodes)))
+    devices = tuple(more_loaded(data, device) for device in nodes[name].gpus)
+    busier = {**nodes, name: replace(nodes[name], gpus=devices)}
+
+    before, after = decide_on(nodes, **how), decide_on(busier, **how)
+
+    at = before.candidates.index(name)
+    assert after.scores[at] <= before.scores[at]
+    assert after.codes[at] or not before.codes[at]
+
+
+@given(nodes=fleet.fleets(), asked=fleet.requests(), data=st.data())
+def test_corrected_rows_are_worth_what_they_are_from_scratch(
+    nodes: dict[str, Node], asked: GpuRequest, data: st.DataObject
+) -> None:
+    overlay = data.draw(fleet.overlays(list(nodes)))
+    nominated = data.draw(st.sampled_from(["", *nodes]))
+    about = replace(asked, nominated_node=nominated)
+    snapshot = snapshot_of(nodes, models=fleet.MODELS)
+    pool, ((_, question),) = snapshot.pools[GPU], asks(about)
+    changed = changed_rows(pool, overlay, nominated)
+
+    cached = evaluate_pool(snapshot, pool, asked, question, Policy())
+    corrected = correct(cached, pool, snapshot, changed, (about, question, Policy()))
+
+    rows = tuple(changed.get(index, row) for index, row in enumerate(pool.rows))
+    anew = evaluate_batch(
+        batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),
+        about,
+        question,
+        Policy(),
+        model_places(snapshot.models, about.preferred_models),
+        np.array([name == nominated for name in pool.nodes]),
+    )
+    for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
+        assert getattr(corrected, column).tolist() == getattr(anew, column).tolist()
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_the_load_filter_refuses_no_pod_that_would_else_have_a_node(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    how = decisions(data, nodes)
+
+    without = decide_on(nodes, **{**how, "policy": fleet.POLICY})
+    filtered = decide_on(nodes, **{**how, "policy": fleet.LOAD_FILTER})
+
+    assert bool(ranking(filtered)) == bool(ranking(without))
+    assert set(ranking(filtered)) <= set(ranking(without))
+
+
+@given(nodes=fleet.fleets(), asked=fleet.requests())
+def test_the_decision_reads_the_snapshot_and_never_writes_it(
+    nodes: dict[str, Node], asked: GpuRequest
+) -> None:
+    snapshot = snapshot_of(nodes, models=fleet.MODELS)
+    for column in (snapshot.telemetry.utilization, snapshot.pools[GPU].batch.used):
+        column.flags.writeable = False
+
+    decide(
+        snapshot,
+        asked,
+        tuple(nodes),
+        Policy(),
+        overlays={},
+        evaluate=lambda *about: evaluate_pool(*about, Policy()),
+    )

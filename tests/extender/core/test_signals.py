@@ -1,0 +1,384 @@
+"""From what was read to what is believed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.causes import words
+from extender.core.policy import Foreign, Health, HealthAction, Policy
+from extender.core.readings import Column, Signal
+from extender.core.signals import (
+    Evidence,
+    activity,
+    believe,
+    board_power,
+    memory,
+    shows_use,
+    step_streak,
+)
+from extender.core.snapshot import Telemetry
+from tests.builders import GIB, NOW
+
+NAN = float("nan")
+
+
+def one(**values: float) -> dict[Signal, Column]:
+    return {Signal[name]: np.array([value]) for name, value in values.items()}
+
+
+def busy(board_watts: float = 700.0, **values: float) -> float:
+    return float(activity(one(**values), np.array([board_watts]))[0][0])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, NAN, id="nothing"),
+        pytest.param({"GPU_UTILIZATION": 0.4}, 0.4, id="utilization"),
+        pytest.param({"GRAPHICS_ACTIVE": 0.4}, 0.4, id="mig-has-graphics-activity-alone"),
+        pytest.param({"GPU_UTILIZATION": 0.01, "GRAPHICS_ACTIVE": 0.3}, 0.3, id="the-busier"),
+        pytest.param({"GPU_UTILIZATION": 0.3, "GRAPHICS_ACTIVE": 0.01}, 0.3, id="whichever"),
+        pytest.param({"GRAPHICS_ACTIVE": 0.0, "SM_ACTIVE": 0.5}, 0.5, id="multiprocessors"),
+        pytest.param({"GRAPHICS_ACTIVE": 0.0, "TENSOR_ACTIVE": 0.5}, 0.5, id="tensor-cores"),
+        pytest.param({"GRAPHICS_ACTIVE": 0.0, "DRAM_ACTIVE": 0.5}, 0.5, id="memory-traffic"),
+        pytest.param({"GPU_UTILIZATION": 0.0, "POWER": 350.0}, 2 / 7, id="power"),
+        pytest.param({"GPU_UTILIZATION": 0.0, "POWER": 136.0}, 0.0, id="power-at-rest"),
+        pytest.param({"POWER": 690.0}, NAN, id="power-alone-tells-nothing"),
+        pytest.param({"GPU_UTILIZATION": 1.7}, 1.0, id="never-above-one"),
+        pytest.param(
+            {"GPU_UTILIZATION": 0.0, "POWER": 100.0, "POWER_LIMIT": 100.0}, 1.0, id="its-own-limit"
+        ),
+        pytest.param(
+            {"GPU_UTILIZATION": 0.0, "POWER": 700.0, "POWER_LIMIT": 0.0}, 1.0, id="limit-of-nothing"
+        ),
+    ],
+)
+def test_the_busiest_evidence_wins(values: dict[str, float], expected: float) -> None:
+    assert busy(**values) == pytest.approx(expected, nan_ok=True)
+
+
+def test_power_tells_nothing_of_a_model_that_we_do_not_know() -> None:
+    assert busy(board_watts=NAN, GPU_UTILIZATION=0.0, POWER=700.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"GPU_UTILIZATION": 0.0, "POWER": 530.0}, True),
+        ({"GPU_UTILIZATION": 0.01, "DRAM_ACTIVE": 0.25}, True),
+        ({"GPU_UTILIZATION": 0.06, "DRAM_ACTIVE": 0.9}, False),
+        ({"GPU_UTILIZATION": 0.0, "DRAM_ACTIVE": 0.1}, False),
+        ({"DRAM_ACTIVE": 0.9}, False),
+    ],
+)
+def test_idle_by_utilization_and_busy_by_other_evidence_is_a_disagreement(
+    values: dict[str, float], expected: bool
+) -> None:
+    assert bool(activity(one(**values), np.array([700.0]))[1][0]) is expected
+
+
+@pytest.mark.parametrize(
+    ("model", "watts"),
+    [
+        ("nvidia h100 pcie", 350.0),
+        ("nvidia h100 80gb hbm3", 700.0),
+        ("tesla t4", 70.0),
+        ("nvidia l40s", 350.0),
+        ("quadro", NAN),
+        ("", NAN),
+    ],
+)
+def test_board_power_goes_by_the_most_specific_words(model: str, watts: float) -> None:
+    assert board_power(model) == pytest.approx(watts, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "label", "expected"),
+    [
+        pytest.param({"MEMORY_USED": 10, "MEMORY_FREE": 70}, NAN, (10, 70, 80), id="the-sum"),
+        pytest.param(
+            {"MEMORY_USED": 10, "MEMORY_FREE": 69, "MEMORY_RESERVED": 1},
+            99,
+            (10, 69, 80),
+            id="reserved",
+        ),
+        pytest.param({"MEMORY_USED": 10, "MEMORY_TOTAL": 80}, NAN, (10, 70, 80), id="no-free"),
+        pytest.param({"MEMORY_FREE": 70, "MEMORY_TOTAL": 80}, NAN, (10, 70, 80), id="no-used"),
+        pytest.param({"MEMORY_USED": 10}, 80, (10, 70, 80), id="total-by-label"),
+        pytest.param({"MEMORY_USED": 90}, 80, (90, 0, 80), id="more-used-than-there-is"),
+        pytest.param({"MEMORY_USED": 10}, NAN, (10, NAN, NAN), id="total-unknown"),
+        pytest.param({}, 80, (NAN, NAN, 80), id="nothing-but-the-label"),
+        pytest.param(
+            {"MEMORY_USED": 0, "MEMORY_FREE": 0}, 80, (NAN, NAN, 80), id="all-zero-is-blank"
+        ),
+        pytest.param(
+            {"MEMORY_USED": 10, "MEMORY_FREE": 70, "MEMORY_TOTAL": 0},
+            NAN,
+            (10, 70, 80),
+            id="no-total",
+        ),
+    ],
+)
+def test_what_is_missing_of_memory_follows_from_the_rest(
+    values: dict[str, float], label: float, expected: tuple[float, float, float]
+) -> None:
+    believed = memory(one(**values), np.array([label]))
+
+    assert [float(each[0]) for each in believed] == pytest.approx(list(expected), nan_ok=True)
+
+
+def test_use_shows_by_memory_or_by_activity() -> None:
+    used = np.array([0.5, 1.5, 0.5, NAN, NAN]) * GIB
+    active = np.array([0.05, 0.05, 0.2, 0.2, NAN])
+
+    assert shows_use(used, active, Foreign()).tolist() == [False, True, True, True, False]
+
+
+def test_a_verdict_falls_and_is_lifted_by_as_many_readings() -> None:
+    streak, verdict = np.array([0]), np.array([False])
+
+    verdicts = []
+    for shown in (True, True, False, True, False, False, True, False):
+        streak, verdict = step_streak(streak, verdict, np.array([shown]), 2)
+        verdicts.append(bool(verdict[0]))
+
+    assert verdicts == [False, True, True, True, True, False, False, False]
+
+
+# --- what is believed ---------------------------------------------------------------------------
+
+
+def evidence(count: int = 1, **changes: object) -> Evidence:
+    """Return what is held of idle, healthy H100s, measured just now."""
+    columns = {
+        Signal.GRAPHICS_ACTIVE: np.zeros(count),
+        Signal.MEMORY_USED: np.zeros(count),
+        Signal.MEMORY_FREE: np.full(count, 80 * GIB),
+    }
+    described = Evidence(
+        columns=columns,
+        measured_at=np.full(count, NOW),
+        activity_at=changes.get("measured_at", np.full(count, NOW)),  # type: ignore[arg-type]
+        memory_at=changes.get("measured_at", np.full(count, NOW)),  # type: ignore[arg-type]
+        freed_at=np.full(count, -np.inf),
+        withdrawn=np.zeros(count, dtype=np.intp),
+        label_total_bytes=np.full(count, NAN),
+        board_watts=np.full(count, 700.0),
+        window_mean=np.zeros(count),
+        window_spread=np.zeros(count),
+        window_count=np.zeros(count, dtype=np.intp),
+        has_tenants=np.zeros(count, dtype=np.bool_),
+        is_unheld=np.ones(count, dtype=np.bool_),
+        is_in_use=np.zeros(count, dtype=np.bool_),
+        is_foreign=np.zeros(count, dtype=np.bool_),
+        xid_since=np.full(count, NAN),
+        is_lost=np.zeros(count, dtype=np.bool_),
+        node_row=np.zeros(count, dtype=np.intp),
+    )
+    return replace(described, **changes)  # type: ignore[arg-type]
+
+
+def reading(count: int = 1, **values: float | list[float]) -> dict[Signal, Column]:
+    columns = dict(evidence(count).columns)
+    for name, value in values.items():
+        columns[Signal[name]] = np.broadcast_to(np.array(value, dtype=float), (count,)).copy()
+    return columns
+
+
+def believed(seen: Evidence, *, after: float = 0.0, policy: Policy | None = None) -> Telemetry:
+    return believe(seen, policy or Policy(), NOW + after)[0]
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [(0, 1.0), (-5, 1.0), (120, 1.0), (270, 0.5), (420, 0.0), (9999, 0.0)],
+)
+def test_a_value_is_fresh_then_fades_by_when_it_was_measured(age: float, expected: float) -> None:
+    telemetry = believed(evidence(), after=age)
+
+    assert telemetry.freshness[0] == telemetry.memory_freshness[0] == pytest.approx(expected)
+
+
+def test_a_device_that_was_never_measured_is_unknown() -> None:
+    assert believed(evidence(measured_at=np.array([NAN]))).freshness[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("missing", "activity_fresh", "memory_fresh"),
+    [("GRAPHICS_ACTIVE", 0.0, 1.0), ("MEMORY_USED", 1.0, 1.0)],
+)
+def test_each_signal_is_missing_for_itself(
+    missing: str, activity_fresh: float, memory_fresh: float
+) -> None:
+    columns = reading(**{missing: NAN, "MEMORY_TOTAL": 80 * GIB})
+
+    telemetry = believed(evidence(columns=columns))
+
+    assert telemetry.freshness[0] == activity_fresh
+    assert telemetry.memory_freshness[0] == memory_fresh
+
+
+def test_memory_without_a_total_is_unknown() -> None:
+    telemetry = believed(evidence(columns=reading(MEMORY_FREE=NAN)))
+
+    assert (telemetry.memory_freshness[0], telemetry.memory_total_bytes[0]) == (0.0, 0.0)
+
+
+def test_what_was_measured_before_a_device_was_freed_is_nobodys() -> None:
+    telemetry = believed(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
+
+    assert telemetry.freshness[0] == telemetry.memory_freshness[0] == telemetry.stress[0] == 0.0
+
+
+def test_a_device_with_tenants_is_judged_over_its_window_and_one_without_by_its_latest() -> None:
+    seen = evidence(
+        2,
+        columns=reading(2, GRAPHICS_ACTIVE=0.1),
+        has_tenants=np.array([True, False]),
+        window_mean=np.full(2, 0.6),
+        window_spread=np.full(2, 0.2),
+        window_count=np.full(2, 9),
+    )
+
+    telemetry = believed(seen)
+
+    assert telemetry.utilization.tolist() == [0.6, 0.1]
+    assert telemetry.spread.tolist() == [0.2, 0.0]
+    assert telemetry.latest.tolist() == [0.1, 0.1]
+
+
+def test_one_reading_makes_no_window() -> None:
+    seen = evidence(
+        has_tenants=np.array([True]), window_mean=np.array([0.6]), window_count=np.array([1])
+    )
+
+    assert believed(seen).utilization[0] == 0.0
+
+
+def test_foreign_use_counts_where_no_pod_is_and_not_for_ever() -> None:
+    foreign = np.ones(1, dtype=np.bool_)
+
+    assert believed(evidence(is_foreign=foreign)).is_foreign[0]
+    assert not believed(evidence(is_foreign=foreign, is_unheld=~foreign)).is_foreign[0]
+    assert not believed(evidence(is_foreign=foreign), after=421).is_foreign[0]
+    assert not believed(evidence(is_in_use=foreign), after=421).is_in_use[0]
+
+
+def test_old_bad_health_locks_nobody_out_for_ever() -> None:
+    sick = evidence(columns=reading(ROW_REMAP_FAILURE=1.0))
+
+    assert believed(sick, after=899).is_excluded[0]
+    assert not believed(sick, after=900).is_excluded[0]
+
+
+def test_a_sticky_xid_counts_for_a_while_after_it_was_first_seen() -> None:
+    fallen = evidence(
+        columns=reading(XID=48.0), xid_since=np.array([NOW - 3599]), measured_at=np.array([NOW])
+    )
+
+    assert believed(fallen).is_excluded[0]
+    assert not believed(fallen, after=1).is_excluded[0]
+
+
+def test_a_card_that_has_fallen_off_the_bus_excludes_its_node_and_no_other() -> None:
+    seen = evidence(
+        3,
+        columns=reading(3, XID=[79.0, 0.0, 0.0]),
+        xid_since=np.array([NOW, NAN, NAN]),
+        node_row=np.array([5, 5, 6]),
+    )
+
+    telemetry = believed(seen)
+
+    assert telemetry.is_excluded.tolist() == [True, True, False]
+    assert telemetry.is_excluded_multi.tolist() == [True, True, False]
+
+
+def test_a_device_that_is_lost_or_silent_among_its_siblings_is_under_penalty_alone() -> None:
+    seen = evidence(
+        4,
+        is_lost=np.array([True, False, False, False]),
+        measured_at=np.array([NAN, NOW - 421, NOW, NOW - 421]),
+        node_row=np.array([1, 1, 1, 2]),
+    )
+
+    telemetry = believed(seen)
+
+    assert telemetry.penalty.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert not telemetry.is_excluded.any()
+
+
+def told(telemetry: Telemetry) -> list[str]:
+    return [words(int(cause)) for cause in telemetry.cause]
+
+
+def test_missing_devices_say_that_they_are_missing() -> None:
+    seen = evidence(2, is_lost=np.array([True, False]))
+
+    assert told(believed(seen)) == ["missing among its siblings", ""]
+
+
+def test_what_a_missing_device_means_is_a_setting() -> None:
+    seen = evidence(2, is_lost=np.array([True, False]))
+    policy = Policy(health=Health(missing_device=HealthAction.EXCLUDE))
+
+    assert believed(seen, policy=policy).is_excluded.tolist() == [True, False]
+
+
+def test_devices_of_a_node_of_which_the_kubelet_withdrew_some_are_under_penalty() -> None:
+    seen = evidence(3, withdrawn=np.array([1, 1, 0]), node_row=np.array([1, 1, 2]))
+
+    telemetry = believed(seen)
+
+    assert telemetry.penalty.tolist() == [0.5, 0.5, 0.0]
+    assert told(telemetry)[::2] == ["the kubelet offers fewer GPUs than its node has", ""]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": {Signal.ROW_REMAP_FAILURE: np.array([1.0, 0.0, 0.0])}},
+        {"is_lost": np.array([True, False, False])},
+        {"measured_at": np.array([NOW - 421, NOW, NOW])},
+    ],
+    ids=["excluded", "lost", "silent"],
+)
+def test_a_withdrawn_device_that_is_known_speaks_not_against_its_siblings(
+    changes: dict[str, object],
+) -> None:
+    one_known = evidence(3, withdrawn=np.full(3, 1), **changes)
+    one_unknown = evidence(3, withdrawn=np.full(3, 2), **changes)
+
+    assert believed(one_known).penalty.tolist()[1:] == [0.0, 0.0]
+    assert believed(one_unknown).penalty.tolist()[1:] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_excluded"),
+    [
+        ({}, False),
+        ({"withdrawn": np.full(2, 1)}, True),
+        ({"is_lost": np.array([True, False])}, True),
+        ({"measured_at": np.array([NOW - 421, NOW])}, True),
+        ({"measured_at": np.array([NOW, NOW - 421])}, False),
+    ],
+    ids=["nothing", "kubelet-offers-fewer", "lost", "silent", "another-is-silent"],
+)
+def test_an_old_xid_counts_again_where_the_device_is_gone_besides(
+    changes: dict[str, object], is_excluded: bool
+) -> None:
+    columns = {**reading(2), Signal.XID: np.array([48.0, 0.0])}
+    seen = evidence(2, columns=columns, xid_since=np.array([NOW - 9999, NAN]), **changes)
+
+    assert believed(seen).is_excluded.tolist() == [is_excluded, False]
+
+
+def test_nothing_seen_yet_is_believed_of_nothing() -> None:
+    assert len(believed(evidence(0)).utilization) == 0
+
+
+def test_the_penalty_is_a_setting() -> None:
+    seen = evidence(is_lost=np.array([True]))
+
+    assert believed(seen, policy=Policy(health=Health(penalty=0.2))).penalty[0] == 0.2

@@ -1,0 +1,114 @@
+"""Utilization over a window."""
+
+import numpy as np
+import pytest
+
+from extender.core.window import Windows
+
+ROWS = np.array([0, 1])
+NAN = float("nan")
+
+
+def windows(seconds: float = 600.0, steps: int = 10) -> Windows:
+    made = Windows(seconds, steps)
+    made.grow(2)
+    return made
+
+
+def means(made: Windows) -> list[float]:
+    return made.summarize()[0].tolist()
+
+
+def test_mean_and_spread_are_those_of_the_readings() -> None:
+    made = windows()
+    for at, values in [(0, [0.2, 0.5]), (30, [0.4, NAN]), (90, [0.6, 0.5])]:
+        made.add(at, ROWS, np.array(values))
+
+    mean, spread, count = made.summarize()
+
+    assert mean.tolist() == pytest.approx([0.4, 0.5])
+    assert spread.tolist() == pytest.approx([np.std([0.2, 0.4, 0.6]), 0.0], abs=1e-4)
+    assert count.tolist() == [3, 2]
+
+
+def test_a_mean_is_never_above_one() -> None:
+    made = windows()
+    for at in range(0, 600, 7):
+        made.add(at, ROWS, np.ones(2))
+
+    assert max(means(made)) <= 1.0
+
+
+def test_what_is_older_than_the_window_leaves_it() -> None:
+    made = windows()
+    made.add(0, ROWS, np.ones(2))
+    made.add(599, ROWS, np.zeros(2))
+    assert means(made) == [0.5, 0.5]
+
+    made.add(601, ROWS, np.zeros(2))
+
+    assert means(made) == [0.0, 0.0]
+    assert made.summarize()[2].tolist() == [2, 2]
+
+
+def test_a_long_silence_empties_the_window() -> None:
+    made = windows()
+    made.add(0, ROWS, np.ones(2))
+
+    made.add(1e9, ROWS, np.array([0.25, NAN]))
+
+    assert means(made) == [0.25, 0.0]
+
+
+def test_past_readings_fill_the_window_and_older_ones_do_not() -> None:
+    made = windows()
+    made.add(1000, ROWS, np.zeros(2))
+
+    made.add(700, ROWS, np.ones(2))
+    made.add(100, ROWS, np.ones(2))
+
+    assert means(made) == [0.5, 0.5]
+
+
+def test_a_device_starts_afresh_alone() -> None:
+    made = windows()
+    made.add(0, ROWS, np.ones(2))
+
+    made.reset(np.array([1]))
+
+    assert made.summarize()[2].tolist() == [1, 0]
+
+
+def test_what_was_read_after_its_tenant_came_stays() -> None:
+    made = windows()
+    for at, value in [(0, 1.0), (300, 1.0), (360, 0.2), (420, 0.2)]:
+        made.add(at, ROWS, np.full(2, value))
+
+    made.reset(np.array([0]), until=301)
+
+    assert means(made) == pytest.approx([0.2, 0.6])
+
+
+def test_growing_keeps_what_there_is() -> None:
+    made = windows()
+    made.add(0, ROWS, np.ones(2))
+
+    made.grow(3)
+    made.grow(1)
+
+    assert means(made) == [1.0, 1.0, 0.0]
+
+
+def test_the_totals_are_those_of_the_parts_whatever_came_and_went() -> None:
+    made, numbers = windows(), np.random.default_rng(0)
+    for at in range(0, 3000, 17):
+        made.add(at, ROWS, numbers.random(2))
+        if at % 5 == 0:
+            made.reset(ROWS[:1], until=at - 100)
+
+    mean, spread, count = made.summarize()
+
+    parts = made._sum.sum(axis=0, dtype=np.float64), made._count.sum(axis=0, dtype=np.int64)
+    assert count.tolist() == parts[1].tolist()
+    assert mean.tolist() == pytest.approx((parts[0] / parts[1]).tolist())
+    assert made.summarize(ROWS[1:])[1].tolist() == [spread[1]]

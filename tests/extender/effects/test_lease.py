@@ -1,0 +1,350 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from extender.effects.lease import Lease, make_identity
+from extender.kube import KubeClient, KubeError
+from tests.extender.fake_kube import eventually
+
+COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
+Object = dict[str, Any]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class LeaseServer:
+    """An API server that knows one Lease, and conflicts; as many clients as wanted."""
+
+    def __init__(self) -> None:
+        self.lease: Object | None = None
+        self.version = 0
+        self.refused: dict[str, int] = {}  # status by method
+        self.asked: list[str] = []
+        self.url = ""
+
+    def edit(self, **spec: object) -> None:
+        """Change the Lease as some other replica would."""
+        self.version += 1
+        before = self.lease["spec"] if self.lease else {}
+        self.lease = {
+            "metadata": {"name": "wake", "resourceVersion": str(self.version)},
+            "spec": {**before, **spec},
+        }
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.asked.append(request.method)
+        status = self.refused.get(request.method)
+        if status is not None:
+            return _status(status, f'User "x" cannot {request.method} leases')
+        return {"GET": self._get, "POST": self._create, "PATCH": self._patch}[request.method](
+            await request.json() if request.can_read_body else {}
+        )
+
+    def _get(self, _: Object) -> web.Response:
+        if self.lease is None:
+            return _status(404, "leases not found")
+        return web.json_response(self.lease)
+
+    def _create(self, body: Object) -> web.Response:
+        if self.lease is not None:
+            return _status(409, "already exists")
+        self.edit(**body["spec"])
+        return web.json_response(self.lease, status=201)
+
+    def _patch(self, body: Object) -> web.Response:
+        if self.lease is None:
+            return _status(404, "leases not found")
+        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            return _status(409, "the object has been modified")
+        spec = {**self.lease["spec"], **body["spec"]}
+        self.lease = None
+        self.edit(**{key: value for key, value in spec.items() if value is not None})
+        return web.json_response(self.lease)
+
+
+def _status(code: int, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "code": code, "message": message}, status=code)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LeaseServer]:
+    served = LeaseServer()
+    app = web.Application()
+    app.router.add_route("*", COLLECTION, served.handle)
+    app.router.add_route("*", f"{COLLECTION}/wake", served.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield served
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client(server: LeaseServer, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    path = tmp_path / "kubeconfig"
+    path.write_text(
+        '{"apiVersion": "v1", "kind": "Config", "current-context": "c",'
+        f'"clusters": [{{"name": "k", "cluster": {{"server": "{server.url}"}}}}],'
+        '"contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],'
+        '"users": [{"name": "u", "user": {}}]}'
+    )
+    connected = await KubeClient.connect(path)
+    yield connected
+    await connected.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def replica(
+    client: KubeClient, clock: Clock, identity: str, duration_seconds: float = 15.0
+) -> Lease:
+    return Lease(
+        client,
+        namespace="ns",
+        name="wake",
+        identity=identity,
+        duration_seconds=duration_seconds,
+        monotonic=clock,
+    )
+
+
+def holds(lease: Lease) -> bool:
+    return lease.is_held
+
+
+def holder(server: LeaseServer) -> str:
+    assert server.lease is not None
+    return str(server.lease["spec"].get("holderIdentity", ""))
+
+
+async def test_the_first_to_ask_creates_the_lease_and_holds_it(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    first, second = replica(client, clock, "a"), replica(client, clock, "b")
+
+    await first.attempt()
+    await second.attempt()
+
+    assert (first.is_held, second.is_held) == (True, False)
+    assert server.lease is not None
+    spec = server.lease["spec"]
+    assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("a", 15)
+    assert spec["leaseTransitions"] == 0
+
+
+async def test_of_many_that_ask_at_once_one_holds(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    replicas = [replica(client, clock, f"r{number}") for number in range(8)]
+
+    for _ in range(2):
+        async with asyncio.TaskGroup() as group:
+            for each in replicas:
+                group.create_task(each.attempt())
+
+        (held,) = [each for each in replicas if each.is_held]
+        assert holder(server) == held.identity
+        server.edit(holderIdentity="")  # given back: all ask again
+        held._held_until = 0.0
+
+
+async def test_the_holder_renews_without_becoming_another(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    lease = replica(client, clock, "a")
+    await lease.attempt()
+    assert server.lease is not None
+    acquired = server.lease["spec"]["acquireTime"]
+
+    for _ in range(10):
+        clock.now += 5
+        await lease.attempt()
+        assert holds(lease)
+
+    assert server.lease["spec"]["acquireTime"] == acquired
+    assert server.lease["spec"]["leaseTransitions"] == 0
+
+
+async def test_a_holder_that_cannot_renew_stops_before_another_may_begin(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    first, second = replica(client, clock, "a"), replica(client, clock, "b")
+    await first.attempt()
+    await second.attempt()
+    server.refused["PATCH"] = 503
+
+    clock.now += 9.9
+    with pytest.raises(KubeError):
+        await first.attempt()
+    assert holds(first)
+
+    clock.now += 0.2
+    assert not holds(first)
+    server.refused.clear()
+    await second.attempt()
+    assert not holds(second)
+
+    clock.now += 5
+    await second.attempt()
+    assert holds(second)
+    assert server.lease is not None
+    assert server.lease["spec"]["leaseTransitions"] == 1
+
+
+async def test_another_clock_does_not_matter_only_whether_the_lease_moves(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    server.edit(
+        holderIdentity="x", leaseDurationSeconds=15, renewTime="1999-01-01T00:00:00.000000Z"
+    )
+    lease = replica(client, clock, "a")
+
+    for _ in range(5):
+        await lease.attempt()
+        assert not holds(lease)
+        clock.now += 10
+        server.edit(renewTime="1999-01-01T00:00:00.000000Z")
+
+    await lease.attempt()
+    clock.now += 16
+    await lease.attempt()
+
+    assert holds(lease)
+
+
+async def test_the_duration_that_the_holder_wrote_is_respected(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    server.edit(holderIdentity="x", leaseDurationSeconds=60)
+    lease = replica(client, clock, "a")
+    await lease.attempt()
+
+    clock.now += 59
+    await lease.attempt()
+    assert not holds(lease)
+
+    clock.now += 2
+    await lease.attempt()
+    assert holds(lease)
+
+
+async def test_who_loses_the_lease_to_another_knows_at_the_next_attempt(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    lease = replica(client, clock, "a")
+    await lease.attempt()
+    server.edit(holderIdentity="b")
+
+    await lease.attempt()
+
+    assert not holds(lease)
+
+
+@pytest.mark.parametrize("spec", [{}, {"holderIdentity": None}, {"leaseDurationSeconds": "soon"}])
+async def test_a_lease_that_nobody_holds_is_taken(
+    client: KubeClient, server: LeaseServer, clock: Clock, spec: Object
+) -> None:
+    server.edit(**spec)
+    lease = replica(client, clock, "a")
+
+    await lease.attempt()
+
+    assert holds(lease)
+    assert holder(server) == "a"
+
+
+async def test_at_the_end_the_lease_is_given_back(client: KubeClient, clock: Clock) -> None:
+    first, second = replica(client, clock, "a"), replica(client, clock, "b")
+    task = asyncio.create_task(first.run(), name="lease")
+    await eventually(lambda: first.is_held)
+    await second.attempt()
+    assert not holds(second)
+
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await second.attempt()
+
+    assert (first.is_held, second.is_held) == (False, True)
+
+
+async def test_nothing_is_given_back_that_is_not_held(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    server.edit(holderIdentity="b", leaseDurationSeconds=15)
+    lease = replica(client, clock, "a")
+
+    await lease.release()
+
+    assert server.asked == []
+    assert holder(server) == "b"
+
+
+async def test_a_missing_right_is_logged_once_and_named(
+    client: KubeClient, server: LeaseServer, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.refused["GET"] = 403
+    lease = replica(client, clock, "a")
+
+    for _ in range(5):
+        await lease._try()
+    assert not holds(lease)
+    server.refused.clear()
+    await lease._try()
+
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.message == "cannot take the lease"
+    assert (
+        "RBAC must allow this identity to get leases.coordination.k8s.io"
+        in warning.__dict__["cause"]
+    )
+    assert holds(lease)
+
+
+async def test_who_is_refused_asks_less_and_less_often(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    server.refused["GET"] = 403
+    lease = replica(client, clock, "a")
+    pauses = []
+    for _ in range(20):
+        await lease._try()
+        pauses.append(lease._pause_seconds())
+
+    assert pauses[0] <= 6.0
+    assert 48.0 <= pauses[-1] <= 60.0
+
+
+async def test_a_broken_connection_ends_nothing(
+    client: KubeClient, server: LeaseServer, clock: Clock
+) -> None:
+    lease = replica(client, clock, "a", duration_seconds=0.05)
+    server.refused["GET"] = 500
+    task = asyncio.create_task(lease.run(), name="lease")
+    await eventually(lambda: len(server.asked) >= 2)
+    server.refused.clear()
+
+    await eventually(lambda: lease.is_held)
+
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def test_no_two_processes_have_one_name() -> None:
+    assert make_identity() != make_identity()

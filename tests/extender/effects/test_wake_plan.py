@@ -1,0 +1,254 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from extender.core.inventory import PodRecord
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request import GpuRequest, PodRef
+from extender.effects.wake_plan import (
+    MAX_REPEAT_SECONDS,
+    Hope,
+    Prospect,
+    WakePlan,
+    nodes_with_room,
+    read_request,
+)
+from extender.settings.wake import Wake
+from tests.builders import GPU, pod_ref, request
+from tests.worlds import World
+
+SETTINGS = Wake(
+    confirmations=1,
+    min_interval_seconds=2,
+    max_interval_seconds=30,
+    repeat_seconds=10,
+    retries_per_second=50,
+)
+A, B = pod_ref("a"), pod_ref("b")
+
+
+def prospect(*nodes: str, pods: tuple[PodRef, ...] = (A,), **changes: object) -> Prospect:
+    return Prospect(request=request(**changes), pods=pods, nodes=nodes)  # type: ignore[arg-type]
+
+
+class Planned:
+    """A plan, the pods that wait, and a clock."""
+
+    def __init__(self, settings: Wake = SETTINGS, *waiting: PodRef) -> None:
+        self.plan = WakePlan(settings)
+        self.waiting = {pod.uid for pod in waiting or (A, B)}
+        self.now = 1000.0
+
+    def look(self, *prospects: Prospect) -> list[str]:
+        """Look once and wake at once; return who was woken for which node."""
+        hopes = self.plan.next_wake(prospects, self.waiting, self.now)
+        if hopes:
+            self.plan.note_woken(hopes, self.now)
+        return [f"{hope.pod.name} on {hope.node}" for hope in hopes]
+
+    def wakes(self, seconds: float, *prospects: Prospect, step: float = 0.5) -> list[float]:
+        """Look every half second; return after how many seconds there was a wake."""
+        start, found = self.now, []
+        while self.now < start + seconds:
+            if self.look(*prospects):
+                found.append(self.now - start)
+            self.now += step
+        return found
+
+    def gone(self, *pods: PodRef) -> None:
+        self.waiting -= {pod.uid for pod in pods}
+
+
+def test_a_pod_that_a_node_would_do_for_is_woken_for_the_best_one() -> None:
+    assert Planned().look(prospect("good", "fair")) == ["a on good"]
+
+
+def test_pods_that_no_node_would_do_for_are_no_reason() -> None:
+    assert Planned().look(prospect()) == []
+
+
+def test_pods_alike_are_not_all_promised_the_same_node() -> None:
+    assert Planned().look(prospect("x", "y", pods=(A, B))) == ["a on x", "b on y"]
+
+
+def test_only_so_many_looks_in_a_row_are_convincing() -> None:
+    planned = Planned(SETTINGS.model_copy(update={"confirmations": 3}))
+
+    looks = [planned.look(prospect(*nodes)) for nodes in (["x"], ["x"], [], ["x"], ["x"], ["x"])]
+
+    assert looks == [[], [], [], [], [], ["a on x"]]
+
+
+def test_the_same_pod_is_not_woken_for_the_same_nodes_again_for_longer_and_longer() -> None:
+    woken = Planned().wakes(1000, prospect("x"))
+
+    assert woken[:6] == [0, 10, 30, 70, 150, 310]
+    assert woken[6:] == [610, 910]  # no later than kube-scheduler would try by itself
+    assert MAX_REPEAT_SECONDS == 300
+
+
+def test_another_node_is_news_at_once() -> None:
+    planned = Planned()
+    planned.look(prospect("x"))
+    planned.now += 2
+
+    assert planned.look(prospect("x", "y")) == ["a on y"]
+
+
+def test_what_was_long_ago_counts_no_more() -> None:
+    planned = Planned()
+    planned.wakes(100, prospect("x"))
+    planned.now += 1000
+
+    assert planned.wakes(60, prospect("x")) == [0, 10, 30]
+
+
+def test_wakes_keep_their_distance() -> None:
+    planned = Planned()
+    planned.look(prospect("x"))
+    planned.now += 1.9
+    assert planned.look(prospect("y", pods=(B,))) == []
+
+    planned.now += 0.1
+    assert planned.look(prospect("y", pods=(B,))) == ["b on y"]
+
+
+def test_wakes_that_help_nobody_become_rare_whomever_they_are_for() -> None:
+    pods = [pod_ref(f"p{number}") for number in range(200)]
+    planned = Planned(SETTINGS, *pods)
+    woken: list[float] = []
+    for number, pod in enumerate(pods):  # one after another is found to fit somewhere
+        if planned.look(prospect(f"node-{number}", pods=(pod,))):
+            woken.append(planned.now - 1000)
+        planned.now += 1
+
+    assert woken[:5] == [0, 4, 8, 16, 32]
+    # 200 waiting pods alone keep wakes 4 s apart, and the distance doubles to 30 s.
+    assert [after - before for before, after in pairwise(woken[4:])] == [30] * 5
+
+
+def test_a_wake_that_helped_ends_the_back_off_for_all_and_for_pods_alike() -> None:
+    c = pod_ref("c")
+    planned = Planned(SETTINGS, A, B, c)
+    odd = prospect("x", pods=(c,), count=4)
+    planned.wakes(40, prospect("x", pods=(A, B)), odd)
+    planned.gone(A)
+
+    assert planned.look(prospect("x", pods=(B,)), odd) == ["b on x"]
+    assert planned.plan.helped == 1
+
+
+def test_many_waiting_pods_make_wakes_rarer() -> None:
+    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
+    planned.look(prospect("x", pods=(pod_ref("0"),)))
+
+    assert planned.wakes(60, prospect("y", pods=(pod_ref("1"),)))[0] == 10  # 500 / 50 a second
+
+
+def test_a_wake_that_failed_is_tried_again_ever_more_slowly() -> None:
+    planned = Planned()
+    failures: list[float] = []
+    while planned.now < 1200:
+        if planned.plan.next_wake([prospect("x")], planned.waiting, planned.now):
+            failures.append(planned.now - 1000)
+            planned.plan.note_failed(planned.now)
+        planned.now += 0.5
+
+    assert failures == [0, 2, 6, 14, 30, 60, 90, 120, 150, 180]
+
+
+def test_what_is_remembered_goes_with_the_pods() -> None:
+    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(100)))
+    planned.look(prospect("x", pods=tuple(pod_ref(str(number)) for number in range(100))))
+    planned.waiting.clear()
+
+    planned.look()
+
+    assert not planned.plan._pods
+    assert not planned.plan._hoping
+
+
+def test_a_woken_pod_that_is_gone_by_then_is_no_trouble() -> None:
+    WakePlan(SETTINGS).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
+
+
+# --- what waits, and where there is room --------------------------------------------------------
+
+
+def record(**changes: object) -> PodRecord:
+    described = PodRecord(uid="u", namespace="ns", name="p", resources={GPU: 2}, is_refused=True)
+    return replace(described, **changes)  # type: ignore[arg-type]
+
+
+def test_a_refused_pod_is_read_as_kube_schedulers_questions_are() -> None:
+    waiting = record(
+        nominated_node="n",
+        wishes=(
+            ("idlegpu.io/gpu-memory", "2Gi"),
+            ("idlegpu.io/max-utilization", "20"),
+            ("idlegpu.io/require-idle", "true"),
+            ("idlegpu.io/strategy", "pack"),
+        ),
+    )
+
+    assert read_request(waiting, Policy()) == GpuRequest(
+        resource=GPU,
+        count=2,
+        memory_bytes=2 << 30,
+        requires_idle=True,
+        thresholds=Thresholds(utilization=0.2),
+        strategy=Strategy.PACK,
+        nominated_node="n",
+    )
+
+
+def test_the_settings_hold_where_the_pod_does_not_say() -> None:
+    policy = Policy(thresholds=Thresholds(utilization=0.1, memory=0.2), strategy=Strategy.PACK)
+
+    read = read_request(record(), policy)
+
+    assert read is not None
+    assert (read.thresholds, read.strategy) == (policy.thresholds, Strategy.PACK)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"resources": {}}, {"wishes": (("idlegpu.io/enabled", "false"),)}]
+)
+def test_a_pod_that_is_none_of_ours_asks_nothing(changes: dict[str, object]) -> None:
+    assert read_request(record(**changes), Policy()) is None
+
+
+def room(world: World, asked: GpuRequest) -> tuple[str, ...]:
+    return nodes_with_room(world.fleet.snapshot(), world.fleet.nodes, asked)
+
+
+def test_room_is_where_enough_devices_are_left() -> None:
+    world = World()
+    for name in ("empty", "full", "half"):
+        world.add_node(name, 2)
+    world.bind("a", "full", 2)
+    world.bind("b", "half", 1)
+
+    assert room(world, request(1)) == ("empty", "half")
+    assert room(world, request(2)) == ("empty",)
+    assert room(world, request(3)) == ()
+
+
+def test_no_room_is_where_kube_scheduler_does_not_look() -> None:
+    world = World()
+    world.add_node("ready")
+    world.add_node("cordoned", is_unschedulable=True)
+    world.add_node("lost", is_ready=False)
+
+    assert room(world, request()) == ("ready",)
+
+
+def test_room_must_be_there_for_every_resource() -> None:
+    world = World()
+    for name, resources in (("both", {GPU: 1, "nvidia.com/mig-1g.5gb": 7}), ("one", {GPU: 1})):
+        world.add_node(name, allocatable=resources, capacity=resources)
+    asked = request(resources=((GPU, 1), ("nvidia.com/mig-1g.5gb", 1)))
+
+    assert room(world, asked) == ("both",)
+    assert room(world, GpuRequest(resource="nvidia.com/unheard-of", count=1)) == ()

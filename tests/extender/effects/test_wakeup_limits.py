@@ -1,0 +1,158 @@
+"""A waker that is refused, fails, does not lead, or has much to do."""
+
+import pytest
+
+from extender.effects.wakeup import LOOKED_AT, MAX_REQUESTS
+from extender.kube import KubeClient
+from tests.extender.effects.waking import (
+    IDLE_ONLY,
+    Clock,
+    Leading,
+    count_ranks,
+    running,
+    turn_idle,
+    waits,
+    waker,
+)
+from tests.extender.fake_kube import FakeKube, eventually, refusal
+from tests.worlds import World
+
+
+async def test_a_missing_right_is_logged_once_and_named(
+    kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    kube.faults["write"].extend([refusal(403, "forbidden")] * 5)
+    waits(world)
+    turn_idle(world, "y")
+    clock = Clock()
+    waking = waker(client, world, clock=clock)
+
+    for _ in range(6):
+        await waking.look()
+        clock.now += 60
+
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.message == "cannot wake waiting pods"
+    assert (
+        "RBAC must allow this identity to patch csistoragecapacities.storage.k8s.io"
+        in warning.__dict__["cause"]
+    )
+    assert (waking.counts.failed, waking.counts.wakes) == (5, 1)
+    assert "waiting pods can be woken again" in caplog.messages
+
+
+async def test_the_right_to_create_is_named_where_that_one_is_missing(
+    kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    kube.faults["write"].extend([refusal(404, "not found"), refusal(403, "forbidden")])
+    waits(world)
+    turn_idle(world, "y")
+
+    await waker(client, world).look()
+
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "to create csistoragecapacities.storage.k8s.io" in warning.__dict__["cause"]
+
+
+async def test_a_fault_of_ours_is_counted_and_ends_nothing(
+    kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits(world)
+    turn_idle(world, "y")
+    waking = waker(client, world)
+    rank, faults = world.placer.rank, [ZeroDivisionError("oops")]
+
+    def fail_once(*args: object, **named: object) -> object:
+        if faults:
+            raise faults.pop()
+        return rank(*args, **named)  # type: ignore[arg-type]
+
+    world.placer.rank = fail_once  # type: ignore[method-assign, assignment]
+    async with running(waking):
+        await eventually(lambda: kube.writes)
+
+    assert waking.counts.faults == 1
+    assert any(record.exc_info for record in caplog.records)
+
+
+async def test_who_does_not_lead_writes_nothing_and_asks_nothing(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world)
+    turn_idle(world, "y")
+    leading = Leading(leads=False)
+    waking = waker(client, world, leading=leading)
+    looks = count_ranks(world)
+
+    async with running(waking):
+        await eventually(lambda: leading.asked >= 3)
+        assert (kube.writes, looks) == ([], [])
+
+        leading.leads = True
+        await eventually(lambda: kube.writes)
+
+
+async def test_who_stops_leading_during_a_look_writes_nothing(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world)
+    turn_idle(world, "y")
+    leading = Leading()
+    waking = waker(client, world, leading=leading)
+    rank = world.placer.rank
+
+    def rank_and_lose(*args: object, **named: object) -> object:
+        leading.leads = False
+        return rank(*args, **named)  # type: ignore[arg-type]
+
+    world.placer.rank = rank_and_lose  # type: ignore[method-assign, assignment]
+    await waking.look()
+
+    assert kube.writes == []
+
+
+async def test_each_distinct_request_is_asked_about_once(client: KubeClient, world: World) -> None:
+    turn_idle(world, "y")
+    for number in range(50):
+        waits(world, f"p{number}")
+    asked = count_ranks(world)
+
+    await waker(client, world).look()
+
+    assert len(asked) == 1
+
+
+async def test_one_look_is_bounded_and_the_next_goes_on_where_it_ended(
+    client: KubeClient, world: World
+) -> None:
+    turn_idle(world, "y")
+    for number in range(2 * MAX_REQUESTS):
+        wish = ("idlegpu.io/max-utilization", str(20 + number))
+        waits(world, f"p{number}", wishes=(*IDLE_ONLY, wish))
+    asked = count_ranks(world)
+    waking = waker(client, world)
+
+    await waking.look()
+    assert len(asked) == MAX_REQUESTS
+    await waking.look()
+
+    assert len(set(asked)) == 2 * MAX_REQUESTS
+
+
+async def test_of_very_many_alike_some_are_looked_at_in_turn(
+    client: KubeClient, world: World
+) -> None:
+    for number in range(LOOKED_AT + 10):
+        waits(world, f"p{number:05}")
+    waking = waker(client, world)
+    waiting = await waking._waiting()
+
+    first, second = (
+        [pod.name for pods in waking._next_in_turn(waiting).values() for pod in pods]
+        for _ in range(2)
+    )
+
+    assert len(first) == len(second) == LOOKED_AT
+    assert second[0] == f"p{LOOKED_AT:05}"
+    assert len({*first, *second}) == LOOKED_AT + 10

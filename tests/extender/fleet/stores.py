@@ -1,0 +1,59 @@
+"""Device stores for tests: every device is a free, idle H100."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from extender.core.policy import Policy
+from extender.core.readings import DeviceInfo, Readings, Signal
+from extender.core.signals import believe
+from extender.core.snapshot import Telemetry
+from extender.fleet.store import DeviceStore
+from tests.builders import GIB, NOW
+
+NAN = float("nan")
+CARD = DeviceInfo(node="node", uuid="GPU-0", index=0, model="NVIDIA H100 80GB HBM3")
+INSTANCE = replace(CARD, gpu_instance_id="7", mig_profile="1g.10gb")
+
+
+def readings(
+    *devices: DeviceInfo, at: float = NOW, measured_at: float | None = None, **values: float
+) -> Readings:
+    """Return one answer; every device is idle unless said otherwise."""
+    count = len(devices)
+    said = {"GRAPHICS_ACTIVE": 0.0, "MEMORY_USED": 0.0, "MEMORY_FREE": 80 * GIB, **values}
+    return Readings(
+        source="prometheus",
+        at=at,
+        devices=devices,
+        columns={Signal[name]: np.full(count, value) for name, value in said.items()},
+        measured_at=np.full(count, at if measured_at is None else measured_at),
+        tenants=None,
+    )
+
+
+def store_of(*devices: DeviceInfo, **values: float) -> DeviceStore:
+    """Return a store that has read these devices once, as devices that no pod holds."""
+    store = DeviceStore(Policy())
+    store.apply(readings(*devices, **values), NOW)
+    for row in range(len(store)):
+        free(store, row)
+    return store
+
+
+def free(store: DeviceStore, row: int, *, for_sure: bool = True) -> None:
+    store.set_tenancy(row, has_tenants=False, is_unheld=True, is_free_for_sure=for_sure)
+
+
+def row_of(store: DeviceStore, info: DeviceInfo = CARD) -> int:
+    row = store.row_of(info.key)
+    assert row is not None
+    return row
+
+
+def believed(store: DeviceStore, at: float = NOW) -> Telemetry:
+    return believe(store.evidence(), Policy(), at)[0]
+
+
+def infos(store: DeviceStore, node: str = "node") -> list[DeviceInfo | None]:
+    return [store.info(row) for row in store.rows_of_node(node)]

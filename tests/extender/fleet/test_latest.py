@@ -1,0 +1,226 @@
+"""What stays of a signal that an answer lacks: the last good value, growing older."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.policy import Policy
+from extender.core.readings import Readings, Signal
+from extender.fleet.store import DeviceStore
+from tests.builders import GIB, NOW
+from tests.extender.fleet.stores import CARD, INSTANCE, NAN, believed, free, readings, store_of
+
+ACTIVITY, MEMORY = {"GRAPHICS_ACTIVE"}, {"MEMORY_USED", "MEMORY_FREE"}
+
+
+def without(answer: Readings, names: set[str]) -> Readings:
+    """Return the answer as it is when the queries for these signals have failed."""
+    lost = {Signal[name] for name in names}
+    kept = {signal: column for signal, column in answer.columns.items() if signal not in lost}
+    return replace(answer, columns=kept)
+
+
+def later(store: DeviceStore, seconds: float, lost: set[str], **values: float) -> None:
+    """Let an answer arrive that lacks some signals."""
+    at = NOW + seconds
+    store.apply(without(readings(CARD, at=at, **values), lost), at)
+
+
+@pytest.mark.parametrize("blank", [False, True], ids=["query-failed", "blank-value"])
+def test_a_missing_utilization_stays_then_fades_and_is_unknown_however_fresh_the_rest(
+    blank: bool,  # a parameter of the test
+) -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.9)
+    seen = []
+
+    for seconds in range(30, 931, 30):
+        if blank:
+            later(store, seconds, set(), GRAPHICS_ACTIVE=NAN)
+        else:
+            later(store, seconds, ACTIVITY)
+        telemetry = believed(store, NOW + seconds)
+        assert telemetry.memory_freshness[0] == 1.0
+        seen.append((seconds, float(telemetry.freshness[0]), float(telemetry.latest[0])))
+
+    freshness = {seconds: fresh for seconds, fresh, _ in seen}
+    assert (freshness[120], freshness[270], freshness[420]) == (1.0, 0.5, 0.0)
+    assert all(fresh == 0.0 for seconds, fresh in freshness.items() if seconds >= 420)
+    assert {latest for _, fresh, latest in seen if fresh > 0} == {0.9}
+
+
+def test_a_missing_memory_stays_then_fades_though_utilization_is_fresh() -> None:
+    store = store_of(CARD, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
+
+    for seconds, fresh, free_bytes in ((60, 1.0, 20 * GIB), (270, 0.5, 20 * GIB), (420, 0.0, 0.0)):
+        later(store, seconds, MEMORY)
+        telemetry = believed(store, NOW + seconds)
+
+        assert telemetry.freshness[0] == 1.0
+        assert telemetry.memory_freshness[0] == pytest.approx(fresh)
+        assert telemetry.memory_free_bytes[0] == free_bytes
+        assert telemetry.memory_total_bytes[0] == 80 * GIB
+
+
+@pytest.mark.parametrize("lost", ["MEMORY_USED", "MEMORY_FREE"])
+def test_old_free_memory_never_stands_beside_new_used_memory(lost: str) -> None:
+    store = store_of(CARD)
+
+    later(store, 30, {lost}, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
+
+    telemetry = believed(store, NOW + 30)
+    assert telemetry.memory_free_bytes[0] == 20 * GIB
+    assert telemetry.memory_used[0] == pytest.approx(0.75)
+
+
+def test_a_device_that_says_it_has_no_memory_keeps_what_it_said_before() -> None:
+    store = store_of(CARD, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
+
+    later(store, 30, set(), MEMORY_USED=0.0, MEMORY_FREE=0.0)
+
+    assert believed(store, NOW + 30).memory_free_bytes[0] == 20 * GIB
+
+
+def test_where_one_way_to_measure_utilization_is_lost_the_other_takes_over() -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
+
+    for seconds, latest in ((60, 0.9), (120, 0.9), (150, 0.1)):
+        later(store, seconds, ACTIVITY, GPU_UTILIZATION=0.1)
+        telemetry = believed(store, NOW + seconds)
+
+        assert telemetry.freshness[0] == 1.0
+        assert telemetry.latest[0] == pytest.approx(latest)
+
+
+@pytest.mark.parametrize("active", [0.0, 0.25, 0.8])
+def test_other_evidence_never_makes_up_for_a_utilization_that_is_gone(active: float) -> None:
+    store = store_of(CARD, DRAM_ACTIVE=0.0)
+
+    later(store, 150, ACTIVITY, DRAM_ACTIVE=active)
+    assert believed(store, NOW + 150).freshness[0] == pytest.approx(0.9)
+
+    later(store, 450, ACTIVITY, DRAM_ACTIVE=active)
+    assert believed(store, NOW + 450).freshness[0] == 0.0
+
+
+def test_other_evidence_alone_counts_where_there_never_was_a_utilization() -> None:
+    store = DeviceStore(Policy())
+    store.apply(without(readings(CARD, SM_ACTIVE=0.4), ACTIVITY), NOW)
+
+    assert believed(store).freshness[0] == 1.0
+    assert believed(store).latest[0] == pytest.approx(0.4)
+
+
+def test_heat_that_is_not_told_any_more_is_soon_forgotten() -> None:
+    store = store_of(CARD, TEMPERATURE=95.0)
+
+    later(store, 120, set())
+    assert believed(store, NOW + 120).stress[0] == 1.0
+
+    later(store, 150, set())
+    assert believed(store, NOW + 150).stress[0] == 0.0
+    assert store.value(Signal.TEMPERATURE, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "sick"),
+    [
+        ("XID", 48.0),
+        ("ROW_REMAP_FAILURE", 1.0),
+        ("ECC_DOUBLE_BIT_VOLATILE", 2.0),
+        ("RECOVERY_ACTION", 1.0),
+        ("FABRIC_MANAGER_STATUS", 1.0),
+        ("HEALTH_STATUS", 20.0),
+    ],
+)
+def test_ill_health_that_is_not_told_any_more_lasts_until_the_device_would_be_forgotten(
+    name: str, sick: float
+) -> None:
+    store = store_of(CARD, **{name: sick})
+
+    for seconds, is_excluded in ((30, True), (600, True), (900, True), (930, False)):
+        later(store, seconds, set())
+
+        assert bool(believed(store, NOW + seconds).is_excluded[0]) is is_excluded, seconds
+
+
+def test_good_health_that_is_told_lifts_the_verdict_at_once() -> None:
+    store = store_of(CARD, XID=48.0)
+    later(store, 30, set())
+
+    later(store, 60, set(), XID=0.0)
+
+    assert not believed(store, NOW + 60).is_excluded[0]
+
+
+def test_a_server_that_dies_in_the_middle_of_a_round_leaves_what_was_known() -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.9, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB, XID=79)
+    before = believed(store, NOW + 30)
+    later(store, 30, {"GRAPHICS_ACTIVE", "MEMORY_FREE", "MEMORY_USED", "XID"}, TEMPERATURE=40.0)
+
+    for seconds, fresh in ((30, 1.0), (120, 1.0), (270, 0.5)):
+        after = believed(store, NOW + seconds)
+        assert after.freshness[0] == after.memory_freshness[0] == pytest.approx(fresh)
+        assert after.memory_free_bytes[0] == before.memory_free_bytes[0]
+        assert after.is_excluded[0]
+
+    recovered = readings(CARD, at=NOW + 300, XID=0.0)
+    store.apply(recovered, NOW + 300)
+    assert believed(store, NOW + 300).latest[0] == 0.0
+    assert believed(store, NOW + 300).memory_free_bytes[0] == 80 * GIB
+    assert not believed(store, NOW + 300).is_excluded[0]
+
+
+def test_what_stays_from_before_a_device_was_freed_is_nobodys() -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.9, MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
+    store.start_afresh((0,), NOW + 10, is_freed=True)
+
+    later(store, 30, ACTIVITY | MEMORY, TEMPERATURE=40.0)
+
+    telemetry = believed(store, NOW + 30)
+    assert telemetry.freshness[0] == telemetry.memory_freshness[0] == 0.0
+
+
+def test_what_stays_fills_no_window_and_shows_no_foreign_use() -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.9)
+    free(store, 0)
+
+    for seconds in (30, 60, 90):
+        later(store, seconds, ACTIVITY, DRAM_ACTIVE=0.0)
+
+    assert store.evidence().window_count[0] == 1
+    assert not store.is_foreign(0)
+
+
+def test_a_pods_load_is_covered_only_once_both_activity_and_memory_are_told() -> None:
+    store = store_of(CARD)
+
+    later(store, 300, MEMORY)
+    assert store.told_at(0) == NOW
+
+    later(store, 330, set())
+    assert store.told_at(0) == NOW + 330
+
+
+def test_an_instance_that_never_had_a_utilization_waits_for_none() -> None:
+    store = DeviceStore(Policy())
+    store.apply(without(readings(INSTANCE), ACTIVITY), NOW)
+
+    assert store.told_at(0) == NOW
+
+
+def test_some_devices_may_lack_what_others_tell() -> None:
+    other = replace(CARD, uuid="GPU-1", index=1)
+    store = store_of(CARD, other, GRAPHICS_ACTIVE=0.5, XID=48.0)
+    answer = readings(CARD, other, at=NOW + 60)
+    columns = {
+        **answer.columns,
+        Signal.GRAPHICS_ACTIVE: np.array([NAN, 0.2]),
+        Signal.XID: np.array([0.0, NAN]),
+    }
+
+    store.apply(replace(answer, columns=columns), NOW + 60)
+
+    assert believed(store, NOW + 60).latest.tolist()[:2] == [0.5, 0.2]
+    assert believed(store, NOW + 60).is_excluded.tolist()[:2] == [False, True]
+    assert believed(store, NOW + 150).freshness.tolist()[:2] == [pytest.approx(0.9), 1.0]

@@ -1,0 +1,327 @@
+"""Who holds which devices, and what becomes of those that change hands."""
+
+import numpy as np
+import pytest
+
+from extender.core.inventory import PodPhase
+from extender.core.policy import Policy, SharedPolicy
+from extender.core.readings import DeviceKey, History, Signal
+from tests.builders import GIB, NOW
+from tests.worlds import BUSY, IDLE, World, one_node
+
+# --- tenants --------------------------------------------------------------------------------------
+
+
+def test_mapping_and_counts_together_say_which_devices_are_free() -> None:
+    made = one_node(4)
+    made.bind("a", count=2, on=[made.card(index=1), made.card(index=3)])
+    assert (made.row().taken, made.row().used) == (2, (0, 0, 0, 0))
+
+    made.read_after(30)
+
+    assert (made.row().taken, made.row().used) == (0, (0, 1, 0, 1))
+    row = made.row()
+    assert made.fleet.tenants_of(row.slots[1]) == ("ns/a",)
+    assert made.fleet.tenants_of(row.slots[0]) == ()
+
+
+def test_an_old_pod_that_the_mapping_does_not_show_leaves_nothing_agreed() -> None:
+    made = one_node(4)
+    made.bind("a")
+    assert made.row().is_agreed
+
+    made.read_after(120)
+
+    assert not made.row().is_agreed
+
+
+def test_a_source_that_cannot_tell_who_holds_what_leaves_nothing_agreed() -> None:
+    made = one_node(4)
+    made.is_mapped = False
+    made.bind("a", on=[made.card()])
+    made.read_after(150)
+
+    assert not made.row().is_agreed
+    made.is_mapped = True
+    made.read_after(30)
+    assert made.row().is_agreed
+
+
+def test_a_mapping_that_is_missing_from_an_answer_or_two_still_holds() -> None:
+    made = one_node(4)
+    made.bind("a", on=[made.card()])
+    made.read_after(30)
+
+    made.is_mapped = False
+    made.read_after(60, times=2)
+    assert (made.row().used, made.row().is_agreed) == ((1, 0, 0, 0), True)
+
+    made.bind("b", on=[made.card(index=1)])
+    made.read_after(600)
+    assert not made.row().is_agreed
+
+
+@pytest.mark.parametrize("how", ["its-label-is-lost", "no-mapping-at-all"])
+def test_a_pod_that_was_shown_once_is_known_to_be_there_still(how: str) -> None:
+    made = one_node(2)
+    pod = made.bind("a", on=[made.card()])
+    made.read_after(60, times=4, GRAPHICS_ACTIVE=0.5)
+
+    made.card().tenants = ()
+    made.is_mapped = how != "no-mapping-at-all"
+    made.read_after(60, times=2, GRAPHICS_ACTIVE=0.5)
+
+    assert (made.row().used, made.row().is_agreed) == ((1, 0), True)
+    assert made.believed(made.card(), "utilization") == 0.5
+    made.end(pod)
+    assert made.row().used == (0, 0)
+
+
+def test_pods_that_are_named_one_at_a_time_on_a_shared_device_all_count_there() -> None:
+    made = one_node(2, replicas=10)
+    for name in "abc":
+        made.bind(name)
+    for name in "abc":
+        made.card().tenants = (f"ns/{name}",)
+        made.read_after(60)
+
+    assert (made.row().used, made.row().is_agreed) == ((3, 0), True)
+
+
+def test_a_pod_of_the_same_name_as_one_that_ended_is_another_pod() -> None:
+    made = one_node(2)
+    first = made.bind("a", on=[made.card()])
+    made.read_after(60)
+    made.clock.now += 1
+    made.end(first)
+
+    made.bind("a", uid="second")
+
+    assert (made.row().used, made.row().taken) == ((0, 0), 1)
+
+
+def test_pods_that_hold_devices_through_claims_are_tenants() -> None:
+    made = one_node(4, allocatable={}, capacity={})
+    made.bind("a", resources={}, has_claims=True, on=[made.card(index=2)])
+    assert not made.row().is_agreed
+
+    made.read_after(30)
+
+    assert (made.row().used, made.row().held, made.row().is_agreed) == ((0, 0, 1, 0), 1, True)
+
+
+def test_a_claim_for_something_else_is_no_reason_to_distrust_a_node() -> None:
+    made = one_node(2)
+    made.read_after(30)
+
+    claims = made.bind("nic", resources={}, has_claims=True)
+    assert made.row().is_agreed
+    before = made.fleet.snapshot().telemetry.freshness.copy()
+    made.clock.now += 1
+    made.end(claims)
+
+    assert made.fleet.snapshot().telemetry.freshness.tolist() == before.tolist()
+
+
+def test_ended_pods_hold_nothing() -> None:
+    made = one_node(2)
+    made.bind("a", phase=PodPhase.SUCCEEDED)
+    ended = made.bind("b")
+
+    made.end(ended)
+
+    assert (made.row().held, made.fleet.pods_on("node")) == (0, ())
+    assert set(made.fleet.pods) == {"uid-a", "uid-b"}
+
+
+def test_a_list_of_pods_replaces_what_was_known() -> None:
+    made = one_node(2)
+    made.bind("gone")
+    kept = made.bind("kept")
+
+    made.fleet.replace_pods([kept])
+    made.fleet.remove_pod("never-known", NOW)
+
+    assert made.fleet.pods_on("node") == (kept,)
+    assert set(made.fleet.pods) == {kept.uid}
+    assert made.row().held == 1
+
+
+def test_pods_of_a_node_that_is_not_known_yet_count_once_it_is() -> None:
+    made = World()
+    made.bind("a", node="late")
+    made.fleet.snapshot()
+
+    made.add_node("late", 2)
+
+    assert made.row("late").held == 1
+
+
+def test_a_pods_load_on_a_shared_device_is_assumed_until_readings_cover_it() -> None:
+    made = one_node(1, replicas=10)
+    made.bind("a", on=[made.card()], memory_bytes=int(20 * GIB))
+
+    made.read_after(119)
+    assert (made.row().assumed, made.row().assumed_bytes) == ((1,), (20 * GIB,))
+    made.read_after(1)
+    assert (made.row().assumed, made.row().used) == ((0,), (1,))
+
+
+def test_the_policy_of_the_device_plugin_is_a_setting() -> None:
+    made = one_node(2, replicas=10, policy=Policy(shared_policy=SharedPolicy.PACKED))
+    for name in "abc":
+        made.bind(name)
+
+    assert made.row().used == (3, 0)
+
+
+# --- devices that change hands --------------------------------------------------------------------
+
+
+def test_a_device_that_was_just_freed_is_unknown_until_it_is_measured_again() -> None:
+    made = one_node(1)
+    pod = made.bind("a", on=[made.card()])
+    made.read_after(60, times=5, **{signal.name: value for signal, value in BUSY.items()})
+    assert made.believed(made.card(), "utilization") == pytest.approx(0.9)
+
+    made.clock.now += 10
+    made.end(pod)
+    assert made.believed(made.card(), "freshness") == 0.0
+    made.clock.now += 5
+    made.read(measured_at=made.clock.now - 6)
+    assert made.believed(made.card(), "freshness") == 0.0
+
+    made.read_after(10, **{signal.name: value for signal, value in IDLE.items()})
+    assert made.believed(made.card(), "freshness") == 1.0
+    assert made.believed(made.card(), "utilization") == 0.0
+
+
+def test_the_former_tenants_window_is_not_the_next_ones() -> None:
+    made = one_node(1)
+    first = made.bind("a", on=[made.card()])
+    made.read_after(60, times=5, GRAPHICS_ACTIVE=0.9)
+    made.end(first)
+    made.bind("b", on=[made.card()])
+
+    made.read_after(60, times=3, GRAPHICS_ACTIVE=0.2)
+
+    assert made.believed(made.card(), "utilization") == pytest.approx(0.2)
+
+
+def test_where_nobody_knows_which_device_was_freed_all_that_nobody_holds_are_unknown() -> None:
+    made = one_node(3)
+    made.bind("a", on=[made.card()])
+    made.read_after(60)
+    short_lived = made.bind("b")
+
+    made.clock.now += 1
+    made.end(short_lived)
+
+    freshness = [made.believed(made.card(index=index), "freshness") for index in range(3)]
+    assert freshness == [1.0, 0.0, 0.0]
+
+
+def test_of_a_shared_device_only_the_last_tenants_end_makes_it_unknown() -> None:
+    made = one_node(1, replicas=10)
+    pods = [made.bind(name, on=[made.card()]) for name in "ab"]
+    made.read_after(60, times=3, GRAPHICS_ACTIVE=0.5)
+
+    made.clock.now += 1
+    made.end(pods[0])
+    assert made.believed(made.card(), "freshness") == 1.0
+    made.end(pods[1])
+    assert made.believed(made.card(), "freshness") == 0.0
+
+
+def read_use(made: World, seconds: float = 30.0) -> bool:
+    """Read use of the first card; return whether it counts as foreign."""
+    made.clock.now += seconds
+    made.card().values[Signal.MEMORY_USED] = 9 * GIB
+    made.read()
+    return bool(made.believed(made.card(), "is_foreign"))
+
+
+def test_use_that_no_pod_accounts_for_is_foreign_after_two_measurements() -> None:
+    made = one_node(2)
+
+    assert [read_use(made), read_use(made), read_use(made)] == [False, True, True]
+
+
+def test_what_a_tenant_leaves_behind_is_foreign_only_after_two_measurements_since_its_end() -> None:
+    made = one_node(1)
+    pod = made.bind("a", on=[made.card()])
+    assert not any(read_use(made) for _ in range(5))
+
+    made.end(pod)
+
+    assert [read_use(made), read_use(made)] == [False, True]
+
+
+def test_what_a_young_pod_uses_is_not_foreign_though_no_snapshot_was_taken() -> None:
+    made = one_node(2)
+    made.bind("a")
+
+    assert [read_use(made) for _ in range(3)] == [False] * 3
+
+
+def test_a_young_pod_makes_nobody_forget_what_was_foreign_before() -> None:
+    made = one_node(2)
+    read_use(made)
+    assert read_use(made)
+
+    pod = made.bind("a")
+    assert made.believed(made.card(), "is_foreign")
+    assert read_use(made)
+    made.end(pod)
+    assert made.believed(made.card(), "is_foreign")
+
+
+def test_without_a_mapping_a_pods_end_makes_nobodys_use_foreign_at_once() -> None:
+    made = one_node(2)
+    made.is_mapped = False
+    made.clock.now += 600
+    pods = [made.bind(name) for name in "ab"]
+    for _ in range(3):
+        read_use(made)
+    assert made.believed(made.card(), "is_in_use")
+
+    made.end(pods[0])
+
+    assert not made.believed(made.card(), "is_in_use")
+    assert made.believed(made.card(), "freshness") == 1.0
+
+
+def test_two_shared_cards_whose_young_pod_is_not_mapped_are_not_foreign() -> None:
+    made = one_node(2, replicas=10)
+    made.bind("a")
+
+    for index in (0, 1):
+        made.card(index=index).values[Signal.MEMORY_USED] = 9 * GIB
+    made.read_after(30, times=3)
+
+    assert not any(made.believed(device, "is_foreign") for device in made.devices.values())
+
+
+def test_history_fills_the_windows_of_devices_and_their_tenants() -> None:
+    made = one_node(1)
+    made.bind("a", on=[made.card()], bound_at=NOW - 150, started_at=NOW - 150)
+    made.read()
+    times = NOW - 60.0 * np.arange(31)[::-1]
+    load = np.where(times < NOW - 150, 0.9, 0.2)[:, None]
+
+    made.fleet.apply_history(
+        History(times=times, devices=(DeviceKey(("GPU-node-0", "")),), utilization=load)
+    )
+
+    assert 0.1 < made.believed(made.card(), "utilization") < 0.5
+
+
+def test_what_a_source_said_is_shown_to_people() -> None:
+    made = one_node(2)
+    made.card().values[Signal.POWER] = 690.0
+    made.card().values[Signal.POWER_LIMIT] = 700.0
+    made.read()
+
+    state = made.fleet.sources["prometheus"]
+
+    assert (state.at, state.devices, state.disagreements) == (NOW, 2, 1)

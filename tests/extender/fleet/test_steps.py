@@ -1,0 +1,247 @@
+"""Bulk work is done in steps, what is patched is as if made anew, and nothing grows for ever."""
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.readings import Readings, Signal
+from extender.core.snapshot import Batch, Telemetry
+from extender.fleet.fleet import PIECE_NODES, Fleet
+from extender.fleet.layouts import MAX_DEVICES
+from extender.placement.history import DecisionHistory
+from extender.placement.placer import Placer
+from tests.builders import GPU, pod_ref, request
+from tests.worlds import World, one_node
+
+
+def answer(world: World, **values: float) -> Readings:
+    """Return an answer about all devices of a world, without delivering it."""
+    taken: list[Readings] = []
+    fleet, world.fleet = world.fleet, _Recorder(taken)  # type: ignore[assignment]
+    world.read(**values)
+    world.fleet = fleet
+    return taken[0]
+
+
+class _Recorder:
+    """Takes readings in a fleet's place."""
+
+    def __init__(self, taken: list[Readings]) -> None:
+        self._taken = taken
+
+    def apply_readings(self, readings: Readings) -> None:
+        self._taken.append(readings)
+
+
+def columns(*parts: Telemetry | Batch) -> dict[str, list[object]]:
+    """Return all columns of telemetry and batches as lists."""
+    return {
+        f"{type(part).__name__}.{column.name}": np.asarray(getattr(part, column.name)).tolist()
+        for part in parts
+        for column in fields(part)
+        if column.name != "telemetry"
+    }
+
+
+# --- in steps -------------------------------------------------------------------------------------
+
+
+def test_whoever_asks_between_two_steps_gets_an_answer() -> None:
+    world = one_node()
+    world.clock.now += 30
+    steps = world.fleet.readings_in_steps(answer(world, GRAPHICS_ACTIVE=0.9))
+
+    for _ in steps:
+        assert world.place("a") == "node"
+
+    assert world.believed(world.card(), "latest") == 0.9
+
+
+def test_a_row_that_becomes_anothers_between_two_steps_takes_nothing_of_the_answer() -> None:
+    steps_taken = 0
+    while True:
+        world = World()
+        for name in ("leaving", "staying"):
+            world.add_node(name, 2)
+        world.read()
+        world.clock.now += 30
+        steps = world.fleet.readings_in_steps(answer(world, GRAPHICS_ACTIVE=0.9))
+        if sum(1 for _, _ in zip(range(steps_taken), steps, strict=False)) < steps_taken:
+            break
+        world.fleet.remove_node("leaving")
+        world.fleet.apply_node(NodeRecord(name="new", allocatable={GPU: 2}, capacity={GPU: 2}))
+        world.fleet.snapshot()
+
+        for _ in steps:
+            pass
+
+        telemetry = world.fleet.snapshot().telemetry
+        assert not telemetry.freshness[list(world.row("new").slots)].any(), steps_taken
+        assert telemetry.latest[list(world.row("staying").slots)].tolist() == [0.9, 0.9]
+        steps_taken += 1
+    assert steps_taken > 5
+
+
+def node_record(number: int, gpus: int = 8) -> NodeRecord:
+    return NodeRecord(name=f"node-{number}", allocatable={GPU: gpus}, capacity={GPU: gpus})
+
+
+def bulk(world: World, count: int, gpus: int = 8) -> None:
+    world.fleet.replace_nodes([node_record(number, gpus) for number in range(count)])
+
+
+def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -> None:
+    world = World()
+    fleet = world.fleet = Fleet(world.policy, world.clock, in_steps=True)
+    bulk(world, 3 * PIECE_NODES)
+    assert not fleet.snapshot().pools
+
+    for _ in fleet.settle_in_steps():
+        fleet.snapshot()
+    assert fleet.is_settled
+    assert len(fleet.snapshot().pools[GPU].nodes) == 3 * PIECE_NODES
+
+    bulk(world, 3 * PIECE_NODES, gpus=4)
+    world.bind("a", "node-0", 2)
+    assert world.row("node-0").held == 2
+    assert (world.row("node-0").allocatable, world.row("node-1").allocatable) == (4, 8)
+
+
+# --- patched is made anew -------------------------------------------------------------------------
+
+CHANGES = ("bind", "end", "read", "show", "add", "remove", "widen", "fail", "place", "ask")
+
+
+def change(world: World, what: str, number: int, pods: list[PodRecord]) -> None:
+    """Let one thing happen."""
+    node = f"node-{number % 4}"
+    known = node in world.fleet.nodes
+    if what == "bind" and known:
+        device = [world.card(node, number % 2)] if number % 3 else []
+        pods.append(world.bind(f"pod-{len(pods)}", node, on=device))
+    elif what == "end" and pods:
+        world.end(pods.pop(number % len(pods)))
+    elif what == "read":
+        world.clock.now += 30
+        world.read(GRAPHICS_ACTIVE=number / 20, XID=79.0 if number == 13 else 0.0)
+    elif what == "show":
+        world.card(node, 1).is_shown = not world.card(node, 1).is_shown
+    elif what == "add":
+        world.fleet.apply_node(node_record(number % 7, gpus=2))
+    elif what == "remove":
+        world.fleet.remove_node(node)
+    elif what == "widen" and known:
+        record = replace(world.fleet.nodes[node], allocatable={GPU: 2 + number % 3}, capacity={})
+        world.fleet.apply_node(record)
+    elif what == "fail" and known:
+        world.bind(f"bad-{number}", node, is_failed_early=True)
+    elif what == "place":
+        world.place(f"assumed-{number}")
+    else:
+        world.rank(request(1 + number % 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=25))
+def test_what_was_patched_is_what_is_made_anew(changes: Iterable[tuple[str, int]]) -> None:
+    world, pods = World(), list[PodRecord]()
+    for number in range(4):
+        world.add_node(f"node-{number}", 2)
+    world.read()
+    for what, number in changes:
+        change(world, what, number, pods)
+        world.fleet.snapshot()
+
+    patched, ranked = world.fleet.snapshot(), world.rank(request(1))
+    world.fleet._snapshot, world.fleet._is_believed = None, False
+    anew = world.fleet.snapshot()
+    again = Placer(world.fleet, DecisionHistory(1), world.clock).rank(
+        request(1), tuple(world.fleet.nodes)
+    )
+
+    assert patched.nodes == anew.nodes
+    assert set(patched.pools) == set(anew.pools)
+    assert columns(patched.telemetry) == columns(anew.telemetry)
+    for resource, pool in patched.pools.items():
+        other = anew.pools[resource]
+        assert (pool.nodes, pool.rows, dict(pool.row_of)) == (
+            other.nodes,
+            other.rows,
+            dict(other.row_of),
+        )
+        assert columns(pool.batch, pool.batch.telemetry) == columns(
+            other.batch, other.batch.telemetry
+        )
+    assert ranked.codes.tolist() == again.codes.tolist()
+    assert ranked.scores.tolist() == again.scores.tolist()
+    assert ranked.order.tolist() == again.order.tolist()
+
+
+def test_snapshots_share_what_has_not_changed() -> None:
+    world = one_node()
+    before = world.fleet.snapshot()
+
+    world.bind("a", on=[world.card()])
+
+    after = world.fleet.snapshot()
+    assert after.telemetry.memory_free_bytes is before.telemetry.memory_free_bytes
+    assert after.pools[GPU].batch.slots is before.pools[GPU].batch.slots
+    assert after.pools[GPU].batch.held is not before.pools[GPU].batch.held
+
+
+# --- nothing grows for ever -----------------------------------------------------------------------
+
+
+def test_stand_ins_are_gone_once_their_devices_are_seen() -> None:
+    world = World()
+    world.add_node("node", 8)
+    world.fleet.snapshot()
+
+    world.read()
+
+    world.fleet.snapshot()
+    assert len(world.fleet.store) == 8
+
+
+def test_stand_ins_are_gone_with_what_they_stood_for() -> None:
+    world = World()
+    world.fleet.apply_node(node_record(0))
+    world.fleet.snapshot()
+
+    world.fleet.apply_node(node_record(0, gpus=2))
+    assert len(world.row("node-0").slots) == 2
+
+    infos = [world.fleet.store.info(row) for row in range(len(world.fleet.store))]
+    assert sum(info is not None for info in infos) == 2
+
+
+def test_a_kubelet_that_says_it_has_a_million_devices_costs_no_million_rows() -> None:
+    world = World()
+    world.fleet.apply_node(node_record(0, gpus=1_000_000))
+
+    assert len(world.row("node-0").slots) == MAX_DEVICES
+    assert world.place("a") == "node-0"
+
+
+def test_pods_that_have_ended_leave_nothing_at_their_node() -> None:
+    world = one_node()
+    world.end(world.bind("a"))
+    world.fleet.remove_pod(world.bind("b").uid, world.clock.now)
+
+    assert world.fleet._pods_of_node == {}
+
+
+def test_pods_that_are_placed_are_counted_though_evaluations_are_kept() -> None:
+    world = World()
+    for number in range(2):
+        world.add_node(f"node-{number}", 1)
+    world.read()
+
+    chosen = [world.place(pod_ref(name).name) for name in ("a", "b")]
+
+    assert sorted(str(name) for name in chosen) == ["node-0", "node-1"]
+    assert world.fleet.store.value(Signal.MEMORY_USED, 0) == 0.0

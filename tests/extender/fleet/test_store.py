@@ -1,0 +1,267 @@
+"""What is held of each device between two answers of a source."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.policy import Policy
+from extender.core.readings import DeviceInfo, DeviceKey, History, Signal
+from extender.fleet.store import DeviceStore
+from tests.builders import GIB, NOW
+from tests.extender.fleet.stores import (
+    CARD,
+    INSTANCE,
+    NAN,
+    believed,
+    free,
+    readings,
+    store_of,
+)
+
+# --- what was read of them ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nonsense", [NAN, -1.0, float("inf")])
+def test_values_that_cannot_be_are_missing(nonsense: float) -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=nonsense, MEMORY_USED=nonsense)
+
+    assert store.value(Signal.GRAPHICS_ACTIVE, 0) is None
+    assert believed(store).freshness[0] == 0.0
+
+
+def test_a_signal_that_was_never_told_is_missing() -> None:
+    store = store_of(CARD, TEMPERATURE=50.0)
+
+    assert store.value(Signal.TEMPERATURE, 0) == 50.0
+    assert store.value(Signal.POWER_LIMIT, 0) is None
+
+
+def test_an_older_answer_makes_nothing_older() -> None:
+    store = store_of(CARD)
+
+    store.apply(readings(CARD, measured_at=NOW - 60), NOW)
+
+    assert store.measured_at(0) == NOW
+
+
+def test_the_power_of_a_card_says_nothing_of_its_instances() -> None:
+    store = store_of(INSTANCE, POWER=700.0)
+
+    assert believed(store).latest[0] == 0.0
+    assert store.value(Signal.POWER, 0) is None
+
+
+def test_contradictory_devices_are_told() -> None:
+    disagree = DeviceStore(Policy()).apply(readings(CARD, POWER=690.0), NOW).disagree
+
+    assert disagree.tolist() == [True]
+
+
+def test_a_device_names_its_source_and_its_age() -> None:
+    store = store_of(CARD, DeviceInfo(node="node", uuid="GPU-1"))
+    (stand_in,) = store.stand_ins("node", "gpu", 1, None)
+    store.apply(replace(readings(CARD, at=NOW + 10), source="agent"), NOW + 10)
+
+    assert [store.source(row) for row in (0, 1, stand_in)] == ["agent", "prometheus", ""]
+    assert {name: ages.tolist() for name, ages in store.ages(NOW + 30).items()} == {
+        "prometheus": [30.0],
+        "agent": [20.0],
+    }
+
+
+def test_windows_count_each_measurement_once() -> None:
+    store = store_of(CARD, GRAPHICS_ACTIVE=0.5)
+    store.set_tenancy(0, has_tenants=True, is_unheld=False, is_free_for_sure=False)
+
+    for _ in range(3):
+        store.apply(readings(CARD, at=NOW + 30, measured_at=NOW), NOW + 30)
+    assert store.evidence().window_count[0] == 1
+
+    store.apply(readings(CARD, at=NOW + 60, GRAPHICS_ACTIVE=0.1), NOW + 60)
+    assert believed(store, NOW + 60).utilization[0] == pytest.approx(0.3)
+
+
+# --- foreign use ----------------------------------------------------------------------------------
+
+
+def use(store: DeviceStore, *amounts: float, start: float = 30.0) -> list[bool]:
+    """Read these activities, one each 30 s; return the verdict after each."""
+    verdicts = []
+    for number, amount in enumerate(amounts):
+        at = NOW + start + 30 * number
+        store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=amount), at)
+        verdicts.append(store.is_foreign(0))
+    return verdicts
+
+
+def test_foreign_use_takes_two_measurements_and_lifting_it_takes_two() -> None:
+    store = store_of(CARD)
+
+    assert use(store, 0.5, 0.5, 0.0, 0.5, 0.0, 0.0, 0.5) == [
+        False, True, True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_the_same_measurement_read_twice_is_one() -> None:
+    store = store_of(CARD)
+
+    for at in (NOW + 30, NOW + 45):
+        store.apply(readings(CARD, at=at, measured_at=NOW + 30, MEMORY_USED=9 * GIB), at)
+
+    assert not store.is_foreign(0)
+
+
+def test_a_missing_reading_speaks_neither_for_nor_against_foreign_use() -> None:
+    store = store_of(CARD)
+    blank = {"GRAPHICS_ACTIVE": NAN, "MEMORY_USED": NAN, "MEMORY_FREE": NAN}
+
+    assert use(store, 0.5) == [False]
+    store.apply(readings(CARD, at=NOW + 45, **blank), NOW + 45)
+    assert use(store, 0.5, start=60) == [True]
+    for step in range(1, 9):
+        store.apply(readings(CARD, at=NOW + 60 + step, **blank), NOW + 60 + step)
+    assert store.is_foreign(0)
+
+
+def test_use_before_the_last_tenants_end_is_the_tenants() -> None:
+    store = store_of(CARD)
+
+    store.start_afresh((0,), NOW + 60, is_freed=True)
+
+    assert use(store, 0.5, 0.5, 0.5, start=30) == [False, False, False]
+    assert use(store, 0.5, start=120) == [True]
+
+
+def test_use_that_a_young_pod_may_have_made_is_not_foreign_but_what_was_known_stays() -> None:
+    store = store_of(CARD)
+    free(store, 0, for_sure=False)
+    assert use(store, 0.5, 0.5, 0.5) == [False, False, False]
+    assert store.evidence().is_in_use[0]
+
+    known = store_of(CARD)
+    use(known, 0.5, 0.5)
+    free(known, 0, for_sure=False)
+
+    assert use(known, 0.5, 0.0, 0.0, start=90) == [True, True, False]
+
+
+def test_a_new_tenant_starts_a_device_afresh() -> None:
+    store = store_of(CARD)
+    use(store, 0.5, 0.5)
+
+    store.start_afresh((0,), NOW + 90, is_freed=False)
+
+    assert not store.is_foreign(0)
+    assert store.evidence().window_count[0] == 0
+    assert believed(store, NOW + 90).freshness[0] == 1.0
+
+
+# --- sticky XIDs and history ----------------------------------------------------------------------
+
+
+def excluded(store: DeviceStore, at: float) -> bool:
+    return bool(believed(store, at).is_excluded[0])
+
+
+def test_a_sticky_xid_stops_counting_though_it_is_still_shown() -> None:
+    store = store_of(CARD, XID=48.0)
+    store.apply(readings(CARD, at=NOW + 3599, XID=48.0), NOW + 3599)
+    assert excluded(store, NOW + 3599)
+
+    store.apply(readings(CARD, at=NOW + 3601, XID=48.0), NOW + 3601)
+
+    assert not excluded(store, NOW + 3601)
+
+
+def test_another_xid_counts_from_when_it_was_first_seen() -> None:
+    store = store_of(CARD, XID=13.0)
+
+    store.apply(readings(CARD, at=NOW + 9000, XID=48.0), NOW + 9000)
+
+    assert excluded(store, NOW + 9000)
+
+
+@pytest.mark.parametrize(
+    ("gap", "counts_again"), [(60.0, False), (1200.0, True)], ids=["a-missed-answer", "a-reset"]
+)
+def test_an_old_xid_counts_anew_only_if_it_was_gone(gap: float, counts_again: bool) -> None:
+    store = store_of(CARD, XID=48.0)
+    later = NOW + 4000
+    for at in (later, later + gap / 2, later + gap):
+        store.apply(readings(CARD, at=at, XID=NAN if at > later else 48.0), at)
+
+    back = later + gap + 1
+    store.apply(readings(CARD, at=back, XID=48.0), back)
+
+    assert excluded(store, back) is counts_again
+
+
+def history(utilization: list[float], xid: list[float] | None = None) -> History:
+    """Return what was read of the card each minute until now, and of one that nobody knows."""
+    times = NOW - 60.0 * np.arange(len(utilization))[::-1]
+    columns = np.column_stack([utilization, np.ones(len(utilization))])
+    return History(
+        times=times,
+        devices=(CARD.key, DeviceKey(("GPU-unknown", ""))),
+        utilization=columns,
+        xid=None if xid is None else np.column_stack([xid, np.full(len(xid), 79.0)]),
+    )
+
+
+def hold(store: DeviceStore, since: float = 0.0) -> None:
+    store.start_afresh((0,), since, is_freed=False)
+    store.set_tenancy(0, has_tenants=True, is_unheld=False, is_free_for_sure=False)
+
+
+def test_history_fills_the_windows_once_at_start() -> None:
+    store = store_of(CARD)
+    hold(store)
+
+    store.apply_history(history([0.4, NAN, -1.0, 0.8, 5.0]))
+
+    mean, count = store.evidence().window_mean[0], store.evidence().window_count[0]
+    assert (count, mean) == (4, pytest.approx((0.0 + 0.4 + 0.8 + 1.0) / 4))
+
+
+def test_history_from_before_the_tenant_came_is_not_its_own() -> None:
+    for first in ("tenant", "history"):
+        store = store_of(CARD)
+        if first == "tenant":
+            hold(store, NOW - 150)
+        store.apply_history(history([0.9] * 30 + [0.2, 0.2]))
+        hold(store, NOW - 150)
+
+        assert store.evidence().window_mean[0] < 0.5, first
+
+
+def test_history_tells_how_old_a_sticky_xid_is() -> None:
+    store = store_of(CARD, XID=48.0)
+
+    store.apply_history(history([0.0] * 61, [48.0] * 61))
+
+    assert not excluded(store, NOW + 1)
+
+
+@pytest.mark.parametrize(
+    "xids",
+    [[13.0] * 60 + [48.0], [48.0] * 60 + [0.0], [NAN] * 60 + [48.0], [48.0, NAN] * 30 + [48.0]],
+    ids=["new", "gone-and-back", "absent-before", "with-gaps"],
+)
+def test_history_makes_no_new_xid_old(xids: list[float]) -> None:
+    store = store_of(CARD, XID=48.0)
+
+    store.apply_history(history([0.0] * 61, xids))
+
+    store.apply(readings(CARD, at=NOW + 3000, XID=48.0), NOW + 3000)
+    assert excluded(store, NOW + 3000)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_history_without_xids_or_without_steps_is_taken(steps: int) -> None:
+    store = store_of(CARD)
+
+    store.apply_history(history([0.0] * steps))
+    store.apply_history(history([0.0] * steps, [0.0] * steps))
+
+    assert store.evidence().window_count[0] == 1 + 2 * steps

@@ -1,0 +1,1 @@
+"""Tests of what people and programs see of the extender."""

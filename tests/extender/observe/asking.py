@@ -1,0 +1,28 @@
+"""Questions of people and programs over HTTP."""
+
+import json
+from typing import Any
+
+from tests.extender.served import Client, names_question, pod
+
+
+def strict(text: str) -> Any:  # noqa: ANN401 - JSON
+    """Read JSON as its standard has it: NaN and Infinity are none."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+async def get(client: Client, path: str, status: int = 200, **query: str) -> Any:  # noqa: ANN401
+    response = await client.get(path, params=query)
+    text = await response.text()
+    assert response.status == status, text
+    assert response.content_type == "application/json"
+    return strict(text)
+
+
+async def decide(client: Client, *nodes: str, **wishes: Any) -> None:  # noqa: ANN401 - a pod's
+    question = names_question(*nodes, asker=pod(**wishes))
+    assert (await client.post("/prioritize", data=json.dumps(question))).status == 200

@@ -1,0 +1,330 @@
+"""Pods placed one after another, as kube-scheduler asks for them."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from extender.core.filtering import Code
+from extender.core.inventory import PodRecord
+from extender.core.readings import Signal
+from tests.builders import GIB, GPU, pod_ref, rejected, request
+from tests.worlds import BUSY, World, time_sliced
+
+TWENTY = int(20 * GIB)
+
+
+def burst(world: World, pods: int, *, bound_after: int, seconds: float = 0.05) -> Counter[str]:
+    """Place pods one after another; return how many each node got.
+
+    Args:
+        world: the cluster.
+        pods: how many.
+        bound_after: the watch shows a pod bound after so many more were placed.
+        seconds: time from pod to pod.
+    """
+    chosen: list[str] = []
+    for number in range(pods):
+        node = world.place(f"pod-{number}")
+        assert node is not None
+        chosen.append(node)
+        world.clock.now += seconds
+        late = number - bound_after
+        if late >= 0:
+            world.bind(f"pod-{late}", chosen[late], started_at=None)
+    return Counter(chosen)
+
+
+@pytest.mark.parametrize("bound_after", [0, 3, 32], ids=["at-once", "late", "never"])
+@pytest.mark.parametrize(("cards", "replicas"), [(1, 10), (2, 5)])
+@pytest.mark.parametrize("load", [0.0, 0.28, 0.95], ids=["idle", "nearly-busy", "busy"])
+def test_a_burst_spreads_evenly_over_equal_nodes_while_metrics_are_frozen(
+    cards: int, replicas: int, bound_after: int, load: float
+) -> None:
+    world = time_sliced(4, cards, replicas, GRAPHICS_ACTIVE=load)
+
+    assert burst(world, 32, bound_after=bound_after) == {f"node-{index}": 8 for index in range(4)}
+
+
+@pytest.mark.parametrize("bound_after", [0, 32], ids=["at-once", "never"])
+def test_a_burst_spreads_evenly_where_nothing_tells_who_holds_what(bound_after: int) -> None:
+    world = World()
+    world.is_mapped = False
+    for index in range(4):
+        world.add_node(f"node-{index}", 2, replicas=5)
+    world.read()
+
+    assert set(burst(world, 32, bound_after=bound_after).values()) == {8}
+
+
+def test_a_burst_spreads_evenly_without_any_telemetry() -> None:
+    world = World()
+    for index in range(4):
+        world.add_node(f"node-{index}", 1, replicas=10)
+    world.devices.clear()
+
+    assert set(burst(world, 32, bound_after=2).values()) == {8}
+
+
+def test_a_burst_of_whole_gpu_pods_takes_each_gpu_once() -> None:
+    world = World()
+    for index in range(4):
+        world.add_node(f"node-{index}", 8)
+    world.read()
+
+    assert set(burst(world, 32, bound_after=5).values()) == {8}
+
+
+def test_pods_that_say_how_much_memory_never_share_room_that_is_not_there() -> None:
+    world = time_sliced(2)
+    chosen = [world.place(f"pod-{number}", request(memory_bytes=TWENTY)) for number in range(9)]
+
+    assert Counter(chosen) == {"node-0": 4, "node-1": 4, None: 1}
+
+
+def test_twenty_gibibytes_never_go_where_ten_are_free() -> None:
+    world = time_sliced(2)
+    world.card("node-0").values.update({Signal.MEMORY_USED: 70 * GIB, Signal.MEMORY_FREE: 10 * GIB})
+    world.card("node-1").values.update(BUSY)
+    world.read()
+
+    decision = world.rank(request(memory_bytes=TWENTY))
+
+    assert (decision.best, rejected(decision)) == ("node-1", {"node-0": Code.NO_MEMORY})
+
+
+# --- what is assumed ------------------------------------------------------------------------------
+
+
+def on(world: World) -> dict[str, list[str]]:
+    overlay = world.fleet.ledger.overlays(without="").get(GPU, {})
+    return {node: [tenant.uid for tenant in tenants] for node, tenants in overlay.items()}
+
+
+def test_a_pod_counts_from_our_answer_and_never_against_itself() -> None:
+    world = time_sliced(2)
+
+    first = world.place("a")
+
+    assert on(world) == {first: ["uid-a"]}
+    assert world.place("a") == first
+    assert world.place("b") != first
+
+
+def test_prioritize_replaces_what_filter_assumed() -> None:
+    world = time_sliced(2)
+    world.placer.place("filter", pod_ref("a"), request(), ("node-0", "node-1"))
+
+    world.placer.place("prioritize", pod_ref("a"), request(), ("node-1",))
+
+    assert on(world) == {"node-1": ["uid-a"]}
+
+
+def test_a_pod_that_finds_no_node_is_assumed_nowhere() -> None:
+    world = time_sliced(1)
+    world.place("a")
+
+    world.placer.place("filter", pod_ref("a"), request(), ())
+
+    assert on(world) == {}
+
+
+def test_a_tentative_pod_counts_until_its_time_is_up() -> None:
+    world = time_sliced(1)
+    world.place("a")
+
+    world.clock.now += 29.9
+    world.fleet.snapshot()
+    assert on(world) == {"node-0": ["uid-a"]}
+    world.clock.now += 0.1
+    world.fleet.snapshot()
+    assert on(world) == {}
+
+
+def test_a_tentative_pod_that_binds_elsewhere_counts_there() -> None:
+    world = time_sliced(2)
+    assert world.place("a") == "node-0"
+
+    world.bind("a", "node-1")
+
+    assert on(world) == {}
+    assert (world.row("node-0").held, world.row("node-1").held) == (0, 1)
+
+
+def pending(name: str = "a", **changes: object) -> PodRecord:
+    described = PodRecord(uid=f"uid-{name}", namespace="ns", name=name, resources={GPU: 1})
+    return replace(described, **changes)  # type: ignore[arg-type]
+
+
+def test_a_tentative_pod_that_is_reported_unschedulable_counts_no_more() -> None:
+    world = time_sliced(2)
+    world.fleet.apply_pod(pending())
+    world.place("a")
+
+    world.fleet.apply_pod(pending(is_unscheduled=True))
+
+    assert on(world) == {}
+
+
+def test_what_was_said_of_an_earlier_attempt_says_nothing_of_this_one() -> None:
+    world = time_sliced(2)
+    world.fleet.apply_pod(pending(is_unscheduled=True))
+    node = world.place("a")
+
+    world.fleet.apply_pod(pending(is_unscheduled=True, memory_bytes=1))
+
+    assert on(world) == {node: ["uid-a"]}
+
+
+def test_a_tentative_pod_that_is_deleted_counts_no_more() -> None:
+    world = time_sliced(1)
+    world.fleet.apply_pod(pending())
+    world.place("a")
+
+    world.fleet.remove_pod("uid-a", world.clock.now)
+
+    assert on(world) == {}
+
+
+def test_a_nominated_pod_stays_where_it_is_nominated_whatever_we_rank_first() -> None:
+    world = time_sliced(2)
+    world.fleet.apply_pod(pending(nominated_node="node-1"))
+
+    assert world.place("a", request(nominated_node="node-1")) == "node-0"
+
+    assert on(world) == {"node-1": ["uid-a"]}
+
+
+def test_a_pod_that_is_already_bound_is_not_counted_twice() -> None:
+    world = time_sliced(1)
+    world.bind("a", "node-0")
+
+    world.place("a")
+
+    assert (on(world), world.row("node-0").held) == ({}, 1)
+
+
+def test_asking_what_a_pod_would_get_assumes_and_remembers_nothing() -> None:
+    world = time_sliced(1)
+
+    assert world.rank().best == "node-0"
+    assert (on(world), len(world.history)) == ({}, 0)
+
+
+def test_cached_answers_are_those_of_a_fresh_placer() -> None:
+    world = time_sliced(3)
+    for number in range(7):
+        world.place(f"pod-{number}", request(memory_bytes=TWENTY if number % 2 else None))
+
+        for asked in (request(), request(memory_bytes=TWENTY), request(nominated_node="node-1")):
+            cached, fresh = world.rank(asked), World.rank(_with_fresh_placer(world), asked)
+            assert cached.scores.tolist() == fresh.scores.tolist()
+            assert cached.codes.tolist() == fresh.codes.tolist()
+
+
+def _with_fresh_placer(world: World) -> World:
+    other = World()
+    other.fleet, other.clock = world.fleet, world.clock
+    other.placer = type(world.placer)(world.fleet, world.history, world.clock)
+    return other
+
+
+def test_more_kinds_of_requests_than_are_cached_are_answered() -> None:
+    world = time_sliced(1)
+
+    for size in range(1, 80):
+        assert world.rank(request(memory_bytes=size)).best == "node-0"
+
+
+# --- what is known of nodes -----------------------------------------------------------------------
+
+
+def test_a_node_where_pods_died_early_is_no_longer_first_choice_and_recovers() -> None:
+    world = time_sliced(2)
+    for number in range(5):
+        world.bind(f"dead-{number}", "node-0", is_failed_early=True)
+    for number in range(5):
+        world.fleet.remove_pod(f"uid-dead-{number}", world.clock.now)
+    world.read_after(30, times=2)
+    assert world.rank().best == "node-1"
+
+    world.clock.now += 2 * 3600
+    world.read()
+
+    assert world.rank().best == "node-0"
+
+
+def test_a_busy_node_comes_last_and_is_refused_to_a_pod_that_requires_idle() -> None:
+    world = time_sliced(2)
+    world.card("node-0").values.update(BUSY)
+    world.read()
+
+    assert world.rank().best == "node-1"
+    assert rejected(world.rank(request(requires_idle=True))) == {"node-0": Code.NOT_IDLE}
+
+
+def test_stale_telemetry_is_never_idle_to_a_pod_that_requires_it() -> None:
+    world = time_sliced(1)
+
+    world.clock.now += 121
+
+    assert rejected(world.rank(request(requires_idle=True))) == {"node-0": Code.NOT_IDLE}
+    assert rejected(world.rank()) == {}
+
+
+def test_a_whole_gpu_that_no_pod_holds_but_somebody_uses_is_refused() -> None:
+    world = World()
+    world.add_node("node-0")
+    world.add_node("node-1")
+    world.card("node-0").values[Signal.MEMORY_USED] = 9 * GIB
+    world.read()
+    world.rank()
+
+    world.read_after(30, times=2)
+
+    assert rejected(world.rank()) == {"node-0": Code.FOREIGN_USE}
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_an_answer_is_remembered_with_what_it_was_made_from() -> None:
+    world = time_sliced(3)
+    record = world.placer.place("filter", pod_ref("a"), request(), tuple(world.fleet.nodes))
+
+    world.placer.detail(record)
+
+    assert [detail.node for detail in record.details] == ["node-0", "node-1", "node-2"]
+    assert record.details[0].score == record.decision.scores[0]
+    assert world.history.last_of("uid-a") is record
+
+
+def test_an_answer_is_explained_as_it_was_and_not_as_it_would_be_now() -> None:
+    world = time_sliced(1)
+    record = world.placer.place("filter", pod_ref("a"), request(), ("node-0",))
+    world.read_after(30, GRAPHICS_ACTIVE=0.9)
+    world.place("b")
+
+    world.placer.detail(record)
+
+    assert record.details[0].score == record.decision.scores[0]
+    assert record.details[0].devices[0].state == "idle"
+
+
+def test_nodes_and_resources_that_nobody_knows_are_not_explained() -> None:
+    world = time_sliced(1)
+    unknown = replace(request(), resource="b", resources=(("b", 1),))
+
+    assert world.placer.explain_nodes(request(), ["node-9"]) == ()
+    assert world.placer.explain_nodes(unknown, ["node-0"]) == ()
+
+
+def test_an_answer_that_was_explained_in_full_is_left_alone() -> None:
+    world = time_sliced(1)
+    record = world.placer.place("filter", pod_ref("a"), request(), ("node-0",))
+    world.placer.detail(record)
+    details = record.details
+
+    world.placer.detail(record)
+
+    assert record.details is details

@@ -1,0 +1,117 @@
+"""Which nodes are accepted once preemption has made room there."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.filtering import Code
+from extender.core.policy import LoadFilter, Policy
+from extender.core.readings import Signal
+from extender.core.request import GpuRequest
+from extender.placement.placer import Victims
+from tests.builders import GIB, GPU, pod_ref, rejected, request
+from tests.worlds import BUSY, World, time_sliced
+
+TWENTY = int(20 * GIB)
+
+
+def accepts(world: World, asked: GpuRequest, *victims: str, node: str = "node-0") -> bool:
+    uids = frozenset(f"uid-{name}" for name in victims)
+    accepted = world.placer.accepts_without(pod_ref("new"), asked, [Victims(node=node, uids=uids)])
+    return accepted == {node}
+
+
+def full_node(replicas: int = 1, *, is_mapped: bool = True, started: float = 300.0) -> World:
+    """Return a node whose one card pod `a` fills, as the readings show."""
+    world = World()
+    world.is_mapped = is_mapped
+    world.add_node("node-0", 1, replicas=replicas)
+    world.read()
+    world.bind("a", "node-0", replicas, on=[world.card("node-0")])
+    world.card("node-0").values.update({**BUSY, Signal.MEMORY_FREE: 10 * GIB})
+    world.read_after(started)
+    world.rank()
+    return world
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize("started", [300.0, 30.0], ids=["old", "young"])
+@pytest.mark.parametrize("replicas", [1, 4], ids=["whole", "shared"])
+def test_a_node_is_accepted_once_its_victims_are_gone_though_readings_show_them(
+    is_mapped: bool, started: float, replicas: int
+) -> None:
+    world = full_node(replicas, is_mapped=is_mapped, started=started)
+
+    assert accepts(world, request(memory_bytes=TWENTY), "a")
+
+
+def test_victims_elsewhere_on_a_shared_node_make_no_room() -> None:
+    world = World()
+    world.add_node("node-0", 2, replicas=4)
+    for index, name in enumerate("ab"):
+        world.bind(name, "node-0", 4, on=[world.card("node-0", index)])
+    world.read(MEMORY_USED=78 * GIB, MEMORY_FREE=2 * GIB)
+    world.read_after(300)
+
+    assert accepts(world, request(memory_bytes=TWENTY), "a")
+    assert not accepts(world, request(memory_bytes=TWENTY))
+
+
+def test_a_pod_that_waits_for_load_alone_gets_no_candidate() -> None:
+    assert not accepts(full_node(), request(requires_idle=True), "a")
+
+
+def test_what_preemption_cannot_mend_is_no_candidate() -> None:
+    world = full_node()
+
+    assert not accepts(world, request(memory_bytes=int(90 * GIB)), "a")
+    world.card("node-0").values[Signal.XID] = 48.0
+    world.read_after(30)
+    assert not accepts(world, request(), "a")
+
+
+def test_a_victim_or_a_node_that_we_do_not_know_is_no_reason_to_refuse() -> None:
+    world = full_node()
+
+    assert accepts(world, request(), "nobody")
+    assert accepts(world, request(memory_bytes=TWENTY), "a", "nobody")
+    assert accepts(world, request(), "a", node="node-9")
+    assert accepts(world, replace(request(), resource="b", resources=(("b", 1),)), "a")
+
+
+def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> None:
+    world = time_sliced(1, replicas=4)
+    for name in "ab":
+        world.place(name, request(memory_bytes=int(35 * GIB)))
+
+    assert not accepts(world, request(memory_bytes=TWENTY), "c")
+    assert accepts(world, request(memory_bytes=TWENTY), "a")
+
+
+def test_a_preemptor_passes_on_its_nominated_node_while_readings_show_its_victims() -> None:
+    world = full_node(4)
+    asked = request(memory_bytes=TWENTY, nominated_node="node-0")
+
+    assert rejected(world.rank(replace(asked, nominated_node=""))) == {"node-0": Code.NO_MEMORY}
+    assert rejected(world.rank(asked)) == {}
+    explained = world.placer.explain_nodes(asked, ["node-0"])
+    assert explained[0].rejection == ""
+
+
+def test_the_load_filter_passes_the_least_loaded_of_busy_nodes() -> None:
+    world = World(Policy(load_filter=LoadFilter(is_enabled=True)))
+    for index, load in enumerate((0.9, 0.5, 0.95)):
+        world.add_node(f"node-{index}")
+        world.card(f"node-{index}").values[Signal.GRAPHICS_ACTIVE] = load
+    world.read()
+
+    assert set(rejected(world.rank())) == {"node-0", "node-2"}
+
+
+def test_where_nothing_is_known_to_be_idle_a_pod_that_requires_it_evicts_nobody() -> None:
+    world = full_node()
+    elsewhere = request(requires_idle=True, resources=((GPU, 1), ("b", 1)))
+
+    assert not accepts(world, request(requires_idle=True), "a", node="node-9")
+    assert not accepts(world, replace(elsewhere, resource=GPU), "a")
+    assert accepts(world, replace(elsewhere, requires_idle=False), "a")

@@ -1,0 +1,25 @@
+"""Settings files for tests, and what is said about them."""
+
+from pathlib import Path
+
+import pytest
+
+from extender.config import ConfigError, Settings, load_settings
+
+
+def write_settings(folder: Path, text: str) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load(folder: Path, text: str, **environ: str) -> Settings:
+    return load_settings(write_settings(folder, text), environ)
+
+
+def problems(folder: Path, text: str, **environ: str) -> tuple[str, ...]:
+    """The problems that are found, without the folder's name."""
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text, **environ)
+    assert str(caught.value).splitlines() == list(caught.value.problems)
+    return tuple(problem.removeprefix(f"{folder}/") for problem in caught.value.problems)

@@ -1,0 +1,78 @@
+"""A cluster source that follows a fake API server, and a sink that keeps what it is told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Final
+
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.resources import ResourceNames
+from extender.kube import KubeClient
+from extender.sources.cluster import ClusterSource
+from extender.sources.kube_reflector import FollowSettings
+from tests.extender.fake_kube import FakeKube, eventually
+
+FAST: Final = FollowSettings(
+    page_size=2,
+    page_timeout_seconds=5.0,
+    silence_seconds=5.0,
+    resync_seconds=3600.0,
+    backoff_first_seconds=0.01,
+    backoff_max_seconds=0.05,
+)
+
+
+class Sink:
+    """Keeps what it is told, and how."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeRecord] = {}
+        self.pods: dict[str, PodRecord] = {}
+        self.calls: list[str] = []
+        self.removed_at: dict[str, float] = {}
+
+    def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
+        self.nodes = {record.name: record for record in records}
+        self.calls.append("replace nodes")
+
+    def apply_node(self, record: NodeRecord) -> None:
+        self.nodes[record.name] = record
+        self.calls.append(f"apply {record.name}")
+
+    def remove_node(self, name: str) -> None:
+        del self.nodes[name]
+        self.calls.append(f"remove {name}")
+
+    def replace_pods(self, records: Iterable[PodRecord]) -> None:
+        self.pods = {record.uid: record for record in records}
+        self.calls.append("replace pods")
+
+    def apply_pod(self, record: PodRecord) -> None:
+        self.pods[record.uid] = record
+        self.calls.append(f"apply {record.uid}")
+
+    def remove_pod(self, uid: str, at: float) -> None:
+        del self.pods[uid]
+        self.removed_at[uid] = at
+        self.calls.append(f"remove {uid}")
+
+
+@contextlib.asynccontextmanager
+async def following(
+    kube: FakeKube, folder: Path, settings: FollowSettings = FAST, *, is_awaited: bool = True
+) -> AsyncIterator[tuple[ClusterSource, Sink]]:
+    client = await KubeClient.connect(kube.write_kubeconfig(folder / "kubeconfig"))
+    sink = Sink()
+    source = ClusterSource(client, sink, resources=ResourceNames(), settings=settings)
+    task = asyncio.create_task(source.run(), name="source")
+    try:
+        if is_awaited:
+            await eventually(lambda: source.is_synced and len(kube.watchers) == 2)
+        yield source, sink
+        assert not task.done(), "the source must never end by itself"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await client.close()

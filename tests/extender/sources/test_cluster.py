@@ -1,0 +1,253 @@
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from extender.kube import KubeClient
+from extender.sources.cluster import NODES
+from extender.sources.kube_reflector import FollowSettings, Reflector
+from extender.sources.kube_shelf import Pace
+from tests.extender.fake_kube import (
+    FakeKube,
+    eventually,
+    line,
+    running_kube,
+)
+from tests.extender.kube_objects import node, pod
+from tests.extender.sources.following import following
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[FakeKube]:
+    async with running_kube() as server:
+        yield server
+
+
+async def test_the_first_list_comes_whole_and_in_pages(kube: FakeKube, tmp_path: Path) -> None:
+    for number in range(5):
+        kube.put("nodes", node(f"n{number}"))
+        kube.put("pods", pod(f"p{number}"))
+
+    async with following(kube, tmp_path) as (source, sink):
+        assert sorted(sink.nodes) == [f"n{number}" for number in range(5)]
+        assert sorted(sink.pods) == [f"p{number}" for number in range(5)]
+        assert sorted(sink.calls) == ["replace nodes", "replace pods"]
+        assert source.nodes == sink.nodes
+        assert source.pods == sink.pods
+    assert [query.get("limit") for resource, query in kube.lists if resource == "nodes"] == [
+        "2"
+    ] * 3
+    assert not any("resourceVersion" in query for _, query in kube.lists)
+
+
+async def test_it_is_synced_only_once_both_kinds_are_listed(kube: FakeKube, tmp_path: Path) -> None:
+    async with following(kube, tmp_path, is_awaited=False) as (source, _):
+        assert not source.is_synced
+
+        await eventually(lambda: source.is_synced)
+
+
+async def test_changes_arrive_by_the_watch(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("nodes", node("n"))
+    async with following(kube, tmp_path) as (_, sink):
+        kube.put("nodes", node("n", gpus=7))
+        kube.put("nodes", node("m"))
+        kube.put("pods", pod("p"))
+        kube.put("pods", pod("p", node="n", phase="Running"))
+        kube.put("pods", pod("cpu-only", gpus=0))
+        kube.delete("nodes", "/m")
+
+        await eventually(lambda: "m" not in sink.nodes and sink.pods and sink.pods["p"].node)
+
+        assert sink.nodes["n"].allocatable == {"nvidia.com/gpu": 7}
+        assert list(sink.pods) == ["p"]
+
+
+async def test_a_change_that_does_not_matter_is_not_passed_on(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("nodes", node("n"))
+    async with following(kube, tmp_path) as (_, sink):
+        heartbeat = node("n")
+        heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:00:00Z"
+        kube.put("nodes", heartbeat)
+        kube.put("nodes", node("last"))
+
+        await eventually(lambda: "last" in sink.nodes)
+
+        assert "apply n" not in sink.calls
+
+
+async def test_a_pod_that_succeeds_leaves_at_once(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("pods", pod("old", phase="Succeeded"))
+    kube.put("pods", pod("p", node="n", phase="Running"))
+    async with following(kube, tmp_path) as (_, sink):
+        assert list(sink.pods) == ["p"]
+        before = time.time()
+
+        kube.put("pods", pod("p", node="n", phase="Succeeded"))
+
+        await eventually(lambda: not sink.pods)
+        assert before <= sink.removed_at["p"] <= time.time()
+
+
+async def test_the_last_state_of_a_deleted_pod_is_told_before_its_end(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("pods", pod("p", node="n", phase="Running"))
+    async with following(kube, tmp_path) as (_, sink):
+        last = pod("p", node="n", phase="Failed", reason="UnexpectedAdmissionError")
+        kube.say("pods", line("DELETED", last))
+
+        await eventually(lambda: not sink.pods)
+
+        assert sink.calls[-2:] == ["apply p", "remove p"]
+
+
+async def test_the_watch_goes_on_from_the_last_version_it_heard(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with following(kube, tmp_path) as (source, sink):
+        kube.bookmark()
+        version = kube.version
+        await eventually(
+            lambda: (
+                all(status.last_event_at for status in source.status.values())
+                and not any(watcher.lines.qsize() for watcher in kube.watchers)
+            )
+        )
+        kube.put("nodes", node("n"))
+        await eventually(lambda: sink.nodes)
+        lists = len(kube.lists)
+
+        kube.end_watches()
+
+        await eventually(lambda: len(kube.watches) >= 4 and len(kube.watchers) == 2)
+        resumed = {resource: query["resourceVersion"] for resource, query in kube.watches[2:]}
+        assert resumed["pods"] == str(version)
+        assert resumed["nodes"] == str(version + 1)
+        assert len(kube.lists) == lists
+        assert all(query["allowWatchBookmarks"] == "true" for _, query in kube.watches)
+
+
+async def test_what_a_watch_has_lost_a_resync_corrects(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("nodes", node("stays"))
+    kube.put("nodes", node("goes"))
+    kube.put("pods", pod("p"))
+    settings = FollowSettings(page_size=1, resync_seconds=0.2)
+    async with following(kube, tmp_path, settings) as (source, sink):
+        kube.put("nodes", node("stays", gpus=3), is_told=False)
+        kube.delete("nodes", "/goes", is_told=False)
+        kube.delete("pods", "ns/p", is_told=False)
+
+        await eventually(lambda: list(sink.nodes) == ["stays"] and not sink.pods)
+
+        assert sink.nodes["stays"].allocatable == {"nvidia.com/gpu": 3}
+        assert source.status["nodes"].corrections == 2
+        assert source.status["pods"].corrections == 1
+        assert source.status["nodes"].watches == 1
+
+
+async def test_a_list_never_undoes_what_the_watch_said_meanwhile(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        kube.put("nodes", node(name))
+    settings = FollowSettings(page_size=1, resync_seconds=0.2)
+    async with following(kube, tmp_path, settings) as (source, sink):
+        pages: list[str] = []
+
+        def change_meanwhile(resource: str) -> None:
+            if resource == "nodes":
+                pages.append(resource)
+                if len(pages) == 2:  # the list is as of the first page
+                    kube.delete("nodes", "/a")
+                    kube.put("nodes", node("b", gpus=1))
+                    kube.put("nodes", node("d"))
+
+        kube.before_page = change_meanwhile
+
+        await eventually(lambda: source.status["nodes"].lists >= 2)
+
+        await eventually(lambda: sorted(sink.nodes) == ["b", "c", "d"])
+        assert sink.nodes["b"].allocatable == {"nvidia.com/gpu": 1}
+        assert sink.calls.count("apply d") == 1
+        assert sink.calls.count("apply b") == 1
+
+
+async def test_exporters_are_known_by_name_and_address(kube: FakeKube, tmp_path: Path) -> None:
+    exporter = pod(
+        "nvidia-dcgm-exporter-x", gpus=0, node="n", phase="Running", podIP="10.1.0.7",
+        podIPs=[{"ip": "10.1.0.7"}, {"ip": "fd00::7"}],
+    )  # fmt: skip
+    kube.put("pods", exporter)
+    async with following(kube, tmp_path) as (source, sink):
+        assert source.exporter_pods == {"nvidia-dcgm-exporter-x": "n"}
+        assert source.exporter_addresses == {"10.1.0.7": "n", "fd00::7": "n"}
+        assert source.exporter_pods is source.exporter_pods
+        assert not sink.pods
+
+        kube.delete("pods", "ns/nvidia-dcgm-exporter-x")
+
+        await eventually(lambda: not source.exporter_pods)
+
+
+class SlowFeed:
+    """Takes a millisecond of the loop for each object of a list, and for each record kept."""
+
+    def __init__(self) -> None:
+        self.turns = 0  # of the loop, as somebody else counts them
+        self.turns_at: list[int] = []
+
+    def begin_list(self) -> None:
+        pass
+
+    def add_listed(self, _: Mapping[str, object]) -> None:
+        time.sleep(0.001)
+        self.turns_at.append(self.turns)
+
+    async def end_list(self, _: Pace) -> int:
+        return 0
+
+    def abort_list(self) -> None:
+        raise AssertionError("no list may break off")
+
+    def put(self, raw: Mapping[str, object]) -> None:
+        self.add_listed(raw)
+
+    def drop(self, _: Mapping[str, object]) -> None:
+        raise AssertionError("nothing is dropped")
+
+
+@pytest.mark.parametrize("how", ["list", "watch"])
+async def test_a_burst_leaves_the_loop_to_others_in_between(
+    kube: FakeKube, tmp_path: Path, how: str
+) -> None:
+    feed = SlowFeed()
+    client = await KubeClient.connect(kube.write_kubeconfig(tmp_path / "kubeconfig"))
+    reflector = Reflector(client, NODES, feed, FollowSettings(page_size=100), clock=time.time)
+
+    async def count_turns() -> None:
+        while True:
+            feed.turns += 1
+            await asyncio.sleep(0)
+
+    burst = [node(f"n{number}") for number in range(100)]
+    if how == "list":
+        for raw in burst:
+            kube.put("nodes", raw)
+    tasks = [asyncio.create_task(work) for work in (reflector.run(), count_turns())]
+    if how == "watch":
+        await eventually(lambda: kube.watchers)
+        kube.say("nodes", b"".join(line("ADDED", raw) for raw in burst))
+    await eventually(lambda: len(feed.turns_at) == 100)
+    for task in tasks:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await client.close()
+
+    assert len(set(feed.turns_at)) >= 25  # a turn for others every 2 ms would make 50

@@ -1,0 +1,227 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from extender.sources.kube_reflector import FollowSettings
+from tests.extender.fake_kube import (
+    FakeKube,
+    Fault,
+    answer,
+    eventually,
+    line,
+    refusal,
+    running_kube,
+    status_object,
+)
+from tests.extender.kube_objects import node, pod
+from tests.extender.sources.following import following
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[FakeKube]:
+    async with running_kube() as server:
+        yield server
+
+
+@pytest.mark.parametrize("where", ["status", "event"])
+async def test_a_version_that_is_too_old_is_listed_anew(
+    kube: FakeKube, tmp_path: Path, where: str
+) -> None:
+    kube.put("nodes", node("stays"))
+    kube.put("nodes", node("goes"))
+    async with following(kube, tmp_path) as (source, sink):
+        kube.put("nodes", node("new"), is_told=False)
+        kube.delete("nodes", "/goes", is_told=False)
+        if where == "status":
+            kube.expire()
+            kube.end_watches()
+        else:
+            kube.say("nodes", line("ERROR", status_object(410, "too old resource version")))
+
+        await eventually(lambda: sorted(sink.nodes) == ["new", "stays"])
+
+        assert source.status["nodes"].expired >= 1
+        await eventually(lambda: source.status["nodes"].is_connected)
+        assert source.status["nodes"].last_error == ""
+        assert sink.calls.count("replace nodes") == 1
+
+
+async def test_a_list_that_expires_between_pages_starts_anew(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    for number in range(5):
+        kube.put("nodes", node(f"n{number}"))
+    pages: list[str] = []
+
+    def expire_once(resource: str) -> None:
+        pages.append(resource)
+        if pages.count("nodes") == 2 and resource == "nodes":
+            kube.expire()
+
+    kube.before_page = expire_once
+    async with following(kube, tmp_path) as (_, sink):
+        assert len(sink.nodes) == 5
+        assert sink.calls.count("replace nodes") == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"<html>bad gateway</html>\n", id="a proxy's page"),
+        pytest.param(b"[1,2]\n", id="JSON that is no event"),
+        pytest.param(b'{"type":"SURPRISE","object":{}}\n', id="unknown kind of event"),
+        pytest.param(line("ERROR", status_object(500, "etcd is gone")), id="error event"),
+        pytest.param(line("ERROR", {"code": "x", "message": 7}), id="error event of wrong shape"),
+        pytest.param(b"", id="a clean end"),
+        pytest.param(b'{"type":"ADDED","obj', id="half a line, then the end"),
+    ],
+)
+async def test_a_broken_watch_is_taken_up_again(
+    kube: FakeKube, tmp_path: Path, data: bytes
+) -> None:
+    async with following(kube, tmp_path) as (source, sink):
+        if data:
+            kube.say("nodes", data)
+        kube.end_watches()
+        await eventually(lambda: len(kube.watches) >= 4)
+        kube.put("nodes", node("n"))
+
+        await eventually(lambda: "n" in sink.nodes)
+
+        await eventually(lambda: source.status["nodes"].is_connected)
+
+
+async def test_objects_of_any_shape_do_no_harm(kube: FakeKube, tmp_path: Path) -> None:
+    async with following(kube, tmp_path) as (source, sink):
+        for raw in ({}, {"metadata": None}, {"metadata": {"name": 7}, "spec": [], "status": "x"}):
+            for kind in ("ADDED", "DELETED"):
+                kube.say("nodes", line(kind, raw))
+                kube.say("pods", line(kind, raw))
+        kube.say("nodes", b'{"type":"ADDED","object":null}\n\n\n')
+        kube.put("nodes", node("n"))
+        kube.put("pods", pod("p"))
+
+        await eventually(lambda: sink.nodes and sink.pods)
+
+        assert all(status.errors == 0 for status in source.status.values())
+
+
+async def test_an_event_of_five_megabytes_is_read(kube: FakeKube, tmp_path: Path) -> None:
+    async with following(kube, tmp_path) as (_, sink):
+        large = node("large")
+        large["metadata"]["annotations"] = {"note": "x" * 5_000_000}
+        kube.put("nodes", large)
+
+        await eventually(lambda: "large" in sink.nodes)
+
+
+async def test_an_event_beyond_the_limit_breaks_the_watch_and_not_the_source(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    settings = FollowSettings(
+        line_limit_bytes=10_000, backoff_first_seconds=0.01, backoff_max_seconds=0.05
+    )
+    async with following(kube, tmp_path, settings) as (source, sink):
+        kube.say("nodes", b"x" * 50_000)
+
+        await eventually(lambda: source.status["nodes"].errors)
+        kube.put("nodes", node("n"))
+        await eventually(lambda: "n" in sink.nodes)
+
+
+async def test_a_silent_connection_is_given_up(kube: FakeKube, tmp_path: Path) -> None:
+    settings = FollowSettings(
+        silence_seconds=0.1, backoff_first_seconds=0.01, backoff_max_seconds=0.05
+    )
+    async with following(kube, tmp_path, settings) as (source, sink):
+        await eventually(lambda: "silent for 0.1 s" in source.status["nodes"].last_error)
+
+        kube.put("nodes", node("n"))
+        await eventually(lambda: "n" in sink.nodes)
+
+
+async def test_a_resync_that_fails_leaves_everything_as_it_is(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("nodes", node("n"))
+    async with following(kube, tmp_path, FollowSettings(resync_seconds=0.1)) as (source, sink):
+        kube.faults["list"].extend([refusal(500, "oops")] * 2)
+
+        await eventually(lambda: sum(status.errors for status in source.status.values()) == 2)
+        await eventually(lambda: all(status.lists >= 2 for status in source.status.values()))
+
+        assert list(sink.nodes) == ["n"]
+        assert source.status["nodes"].watches == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(answer(b"{}"), id="an empty object"),
+        pytest.param(answer(b"<html>", "text/html"), id="a proxy's page"),
+        pytest.param(answer(b'{"kind":"Status","metadata":{}}'), id="another kind"),
+        pytest.param(answer(b"null"), id="null"),
+        pytest.param(refusal(500, "oops"), id="status 500"),
+        pytest.param(refusal(429, "slow down", **{"Retry-After": "1"}), id="too many requests"),
+    ],
+)
+async def test_a_bad_answer_never_empties_the_inventory(
+    kube: FakeKube, tmp_path: Path, fault: Fault
+) -> None:
+    kube.put("nodes", node("n"))
+    async with following(kube, tmp_path) as (source, sink):
+        kube.faults["list"].extend([fault] * 2)
+        kube.expire()
+        kube.version += 1
+        kube.oldest = kube.version
+        kube.end_watches()
+
+        await eventually(lambda: all(status.lists == 2 for status in source.status.values()))
+
+        assert list(sink.nodes) == ["n"]
+        assert "remove n" not in sink.calls
+
+
+async def test_a_missing_right_is_named_once(
+    kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = 'pods is forbidden: User "u" cannot list resource "pods"'
+
+    async with following(kube, tmp_path, is_awaited=False) as (source, _):
+        kube.faults["list"].extend([refusal(403, message)] * 8)
+
+        await eventually(lambda: sum(status.errors for status in source.status.values()) >= 6)
+        await eventually(lambda: source.is_synced)
+
+    causes = [record.__dict__["cause"] for record in caplog.records if "cause" in record.__dict__]
+    assert len(causes) <= 2
+    assert any("RBAC must allow this identity to list" in cause for cause in causes)
+    assert any(message in cause for cause in causes)
+
+
+async def test_the_api_server_may_go_and_come_back(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("nodes", node("n"))
+    async with following(kube, tmp_path) as (source, sink):
+        await kube.stop()
+        await eventually(lambda: "is the API server up?" in source.status["nodes"].last_error)
+        assert source.is_synced
+        assert not source.status["nodes"].is_connected
+        kube.put("nodes", node("m"))
+
+        await kube.start()
+
+        await eventually(lambda: "m" in sink.nodes)
+        assert source.status["nodes"].is_connected
+        assert source.status["nodes"].last_error == ""
+
+
+async def test_a_version_from_the_future_leads_to_a_new_list(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with following(kube, tmp_path) as (source, _):
+        kube.faults["watch"].extend([refusal(504, "Too large resource version")] * 6)
+
+        kube.end_watches()
+
+        await eventually(lambda: all(status.lists >= 2 for status in source.status.values()))

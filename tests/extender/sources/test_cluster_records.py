@@ -1,0 +1,372 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.inventory import PodPhase, PodRecord, Taint
+from extender.core.resources import ResourceNames
+from extender.sources.kube_failures import is_failed_early
+from extender.sources.kube_records import (
+    ExporterPod,
+    parse_time,
+    reduce_exporter,
+    reduce_node,
+    reduce_pod,
+)
+from tests.extender.kube_objects import Object, node, pod
+
+NAMES = ResourceNames()
+T0 = "2026-01-01T00:00:00Z"
+T30 = "2026-01-01T00:00:30Z"
+T61 = "2026-01-01T00:01:01Z"
+EPOCH = "1970-01-01T00:00:00Z"
+START = 1767225600.0
+
+
+def reduced(raw: Object) -> PodRecord:
+    record = reduce_pod(raw, NAMES, early_seconds=60)
+    assert record is not None
+    return record
+
+
+def container(kind: str = "state", **state: Object) -> Object:
+    return {"name": "main", kind: state}
+
+
+def ended(
+    code: int = 1, start: str | None = T0, end: str | None = T30, reason: str = "Error"
+) -> Object:
+    return {"exitCode": code, "startedAt": start, "finishedAt": end, "reason": reason}
+
+
+def test_a_node_is_reduced_to_what_placing_needs() -> None:
+    raw = node("n", **{
+        "nvidia.com/gpu.product": "NVIDIA-H100",
+        "nvidia.com/gfd.timestamp": "1",
+        "nvidia.com/gpu.deploy.driver": "true",
+        "nvidia.com/mig-1g.10gb.engines.copy": "1",
+        "nvidia.com/mig-1g.10gb.count": "7",
+        "topology.kubernetes.io/zone": "a",
+        "karpenter.sh/nodepool": "gpu",
+        "kubernetes.io/hostname": "n",
+    })  # fmt: skip
+    raw["spec"] = {
+        "unschedulable": True,
+        "taints": [
+            {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
+            {"key": "gpu-soft", "value": "v", "effect": "PreferNoSchedule"},
+            {"key": "soft", "effect": "PreferNoSchedule"},
+            {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},
+        ],
+    }
+    raw["status"]["allocatable"] = {"nvidia.com/gpu": "7", "cpu": "64", "nvidia.com/mig-x": "bad"}
+    raw["status"]["addresses"].append({"type": "Hostname", "address": "n"})
+
+    record = reduce_node(raw, NAMES)
+
+    assert record is not None
+    assert (record.name, record.addresses) == ("n", ("10.0.0.1",))
+    assert (record.allocatable, record.capacity) == ({"nvidia.com/gpu": 7}, {"nvidia.com/gpu": 8})
+    assert sorted(record.labels) == [
+        "karpenter.sh/nodepool",
+        "nvidia.com/gpu.product",
+        "nvidia.com/mig-1g.10gb.count",
+        "topology.kubernetes.io/zone",
+    ]
+    assert record.taints == (
+        Taint(key="nvidia.com/gpu"),
+        Taint(key="gpu-soft", value="v", effect="PreferNoSchedule"),
+        Taint(key="node.kubernetes.io/not-ready", effect="NoExecute"),
+    )
+    assert record.is_unschedulable
+    assert record.is_ready
+
+
+@pytest.mark.parametrize(
+    ("conditions", "is_ready"),
+    [
+        ([{"type": "Ready", "status": "True"}], True),
+        ([{"type": "Ready", "status": "False"}], False),
+        ([{"type": "Ready", "status": "Unknown"}], False),
+        ([], True),
+    ],
+    ids=["ready", "not ready", "kubelet is silent", "nobody has said"],
+)
+def test_a_node_is_ready_unless_it_is_said_not_to_be(
+    conditions: list[Object], is_ready: bool
+) -> None:
+    raw = node("n")
+    raw["status"]["conditions"] = conditions
+
+    record = reduce_node(raw, NAMES)
+
+    assert record is not None
+    assert record.is_ready is is_ready
+
+
+def test_a_node_whose_devices_are_all_unhealthy_still_shows_its_capacity() -> None:
+    raw = node("n", gpus=8)
+    raw["status"]["allocatable"] = {"nvidia.com/gpu": "0"}
+
+    record = reduce_node(raw, NAMES)
+
+    assert record is not None
+    assert (record.allocatable, record.capacity) == ({"nvidia.com/gpu": 0}, {"nvidia.com/gpu": 8})
+
+
+def test_a_pod_that_waits_is_reduced() -> None:
+    raw = pod(
+        "p",
+        gpus=2,
+        nominatedNodeName="n",
+        conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+    )
+    raw["metadata"]["annotations"] = {"idlegpu.io/gpu-memory": "2Gi"}
+
+    record = reduced(raw)
+
+    assert record == PodRecord(
+        uid="p",
+        namespace="ns",
+        name="p",
+        nominated_node="n",
+        resources={"nvidia.com/gpu": 2},
+        memory_bytes=2 << 30,
+        is_unscheduled=True,
+        scheduler_name="idle",
+        created_at=START,
+    )
+
+
+def test_a_pod_that_runs_is_reduced() -> None:
+    raw = pod(
+        "p",
+        node="n",
+        phase="Running",
+        conditions=[{"type": "PodScheduled", "status": "True", "lastTransitionTime": T30}],
+        containerStatuses=[container(running={"startedAt": T61})],
+    )
+    raw["metadata"]["deletionTimestamp"] = T61
+
+    record = reduced(raw)
+
+    assert (record.node, record.phase, record.holds_devices) == ("n", PodPhase.RUNNING, True)
+    assert (record.bound_at, record.started_at) == (START + 30, START + 61)
+    assert record.ended_at is None
+    assert record.is_deleting
+
+
+@pytest.mark.parametrize(
+    ("status", "bound_at"),
+    [
+        ({"startTime": T30}, START + 30),
+        ({}, START),
+        ({"conditions": [{"type": "PodScheduled", "lastTransitionTime": T61}]}, START),
+    ],
+    ids=["by its kubelet", "by its creation", "by a condition that is late"],
+)  # fmt: skip
+def test_a_pod_created_on_its_node_is_bound_from_the_start(status: Object, bound_at: float) -> None:
+    assert reduced(pod("p", node="n", **status)).bound_at == bound_at
+
+
+def test_an_ended_pod_says_when_it_ended() -> None:
+    raw = pod(
+        "p",
+        node="n",
+        phase="Failed",
+        containerStatuses=[
+            container(terminated=ended(start=T0, end=T30)),
+            container(terminated=ended(start=T0, end=T61)),
+        ],
+    )
+
+    record = reduced(raw)
+
+    assert (record.started_at, record.ended_at) == (START, START + 61)
+    assert not record.holds_devices
+
+
+def test_a_pod_without_devices_is_no_record() -> None:
+    assert reduce_pod(pod("p", gpus=0), NAMES, early_seconds=60) is None
+
+
+def test_an_unknown_phase_is_unknown() -> None:
+    assert reduced(pod("p", phase="Dreaming")).phase is PodPhase.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"containerStatuses": [container(terminated=ended())]}, id="an error"),
+        pytest.param(
+            {"initContainerStatuses": [container(terminated=ended())]}, id="in an init container"
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": ended()},
+                    }
+                ]
+            },
+            id="again and again",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(terminated=ended(137, reason="Error"))]}, id="killed"
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    container(terminated=ended(128, EPOCH, T0, reason="StartError"))
+                ]
+            },
+            id="it could not be started",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(waiting={"reason": "RunContainerError"})]},
+            id="the runtime cannot run it",
+        ),
+        pytest.param({"reason": "UnexpectedAdmissionError"}, id="the device plugin refused"),
+    ],
+)
+def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None:
+    assert is_failed_early(pod("p", node="n", **status), 60)
+    assert reduced(pod("p", node="n", **status)).is_failed_early
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"containerStatuses": [container(terminated=ended(0))]}, id="success"),
+        pytest.param({"containerStatuses": [container(terminated=ended(end=T61))]}, id="later"),
+        pytest.param(
+            {"containerStatuses": [container(terminated=ended(137, reason="OOMKilled"))]},
+            id="its own memory limit",
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    container(terminated=ended(137, None, None, "ContainerStatusUnknown"))
+                ]
+            },
+            id="the node was lost",
+        ),
+        pytest.param(
+            {"reason": "Evicted", "containerStatuses": [container(terminated=ended())]},
+            id="evicted",
+        ),
+        pytest.param(
+            {
+                "conditions": [{"type": "DisruptionTarget", "status": "True"}],
+                "containerStatuses": [container(terminated=ended(143))],
+            },
+            id="preempted",
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {"state": {"running": {"startedAt": T61}}, "lastState": {"terminated": ended()}}
+                ]
+            },
+            id="recovered",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(waiting={"reason": "ImagePullBackOff"})]},
+            id="no image",
+        ),
+        pytest.param({"reason": "OutOfnvidia.com/gpu"}, id="two schedulers raced"),
+        pytest.param({"containerStatuses": [None, 7, {"state": "x"}]}, id="nonsense"),
+    ],
+)
+def test_what_is_not_the_nodes_fault_is_no_early_failure(status: Object) -> None:
+    assert not is_failed_early(pod("p", node="n", **status), 60)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "grace_seconds", "is_failure"),
+    [(T61, 32, False), (T61, 31, False), (T61, 30, True), (T0, 0, False)],
+    ids=["before its end", "in the second of its end", "after its end", "at once"],
+)
+def test_an_end_that_follows_from_deletion_is_no_failure(
+    deletion: str, grace_seconds: int, is_failure: bool
+) -> None:
+    raw = pod("p", node="n", containerStatuses=[container(terminated=ended(143))])
+    raw["metadata"] |= {"deletionTimestamp": deletion, "deletionGracePeriodSeconds": grace_seconds}
+
+    assert is_failed_early(raw, 60) is is_failure
+
+
+def test_a_pod_that_was_never_bound_fails_nowhere() -> None:
+    assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("nvidia-dcgm-exporter-abcde", {}),
+        ("x", {"app": "dcgm-exporter"}),
+        ("x", {"app.kubernetes.io/name": "dcgm-exporter"}),
+    ],
+    ids=["by its name", "by app", "by app.kubernetes.io/name"],
+)
+def test_an_exporter_is_known_by_name_or_label(name: str, labels: dict[str, str]) -> None:
+    raw = pod(name, gpus=0, uid="u", node="n", phase="Running", podIP="10.0.0.9")
+    raw["metadata"]["labels"] = labels
+
+    assert reduce_exporter(raw, ("dcgm-exporter",)) == ExporterPod(
+        uid="u", name=name, node="n", addresses=("10.0.0.9",)
+    )
+
+
+def test_a_pod_that_is_no_running_exporter_is_none() -> None:
+    for raw in (
+        pod("web", node="n"),
+        pod("dcgm-exporter"),
+        pod("dcgm-exporter", node="n", phase="Failed"),
+    ):
+        assert reduce_exporter(raw, ("dcgm-exporter",)) is None
+
+
+@pytest.mark.parametrize("value", ["", "yesterday", None, 7, "2026-13-01T00:00:00Z"])
+def test_what_is_no_time_is_none(value: object) -> None:
+    assert parse_time(value) is None
+
+
+def test_times_with_fractions_and_offsets_are_read() -> None:
+    assert parse_time("2026-01-01T01:00:00.500000+01:00") == START + 0.5
+    assert parse_time("2026-01-01T00:00:00") == START
+
+
+def test_equal_counts_are_one_object() -> None:
+    assert reduced(pod("a")).resources is reduced(pod("b")).resources
+
+
+WORDS = """
+    metadata spec status name uid conditions containerStatuses state lastState terminated running
+    waiting startedAt finishedAt type taints key effect labels addresses allocatable reason
+    containers resources limits nvidia.com/gpu nodeName podIPs ip
+""".split()  # noqa: SIM905 - easier to read
+json_values: st.SearchStrategy[object] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(T0),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(WORDS),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(json_values, json_values, json_values)
+def test_no_object_whatever_raises(metadata: object, spec: object, status: object) -> None:
+    raw = {"metadata": metadata, "spec": spec, "status": status}
+    if isinstance(metadata, dict):
+        metadata |= {"uid": "u", "name": "dcgm-exporter"}
+
+    reduce_node(raw, NAMES)
+    reduce_pod(raw, NAMES, early_seconds=60)
+    reduce_exporter(raw, ("dcgm-exporter",))
+    is_failed_early(raw, 60)

@@ -1,0 +1,88 @@
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.sources.kube_shelf import Pace, Shelf
+
+changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
+
+
+class Copy:
+    """What a sink makes of what a shelf tells it."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[str, int]] = {}
+        self.shelf: Shelf[tuple[str, int]] = Shelf(
+            replace=self.replace, apply=self.apply, remove=self.held.__delitem__
+        )
+
+    def replace(self, records: Iterable[tuple[str, int]]) -> None:
+        self.held.clear()
+        self.held.update((record[0], record) for record in records)
+
+    def apply(self, record: tuple[str, int]) -> None:
+        assert self.held.get(record[0]) != record, "an equal record is not told twice"
+        self.held[record[0]] = record
+
+    def watch(self, key: str, value: int | None) -> None:
+        self.shelf.put(key, None if value is None else (key, value))
+
+    async def list(self, objects: dict[str, int]) -> None:
+        for key, value in objects.items():
+            self.shelf.add_listed(key, (key, value))
+        await self.shelf.end_list(Pace())
+
+
+def apply_all(objects: dict[str, int], told: list[tuple[str, int | None]]) -> dict[str, int]:
+    after = dict(objects)
+    for key, value in told:
+        if value is None:
+            after.pop(key, None)
+        else:
+            after[key] = value
+    return after
+
+
+@given(changes, changes, changes)
+async def test_a_list_mends_what_was_lost_and_keeps_what_the_watch_said_meanwhile(
+    first: list[tuple[str, int | None]],
+    lost: list[tuple[str, int | None]],
+    meanwhile: list[tuple[str, int | None]],
+) -> None:
+    copy = Copy()
+    objects = apply_all({}, first)
+    copy.shelf.begin_list()
+    await copy.list(objects)
+
+    copy.shelf.begin_list()
+    objects = apply_all(objects, lost)
+    for key, value in meanwhile:
+        copy.watch(key, value)
+    await copy.list(objects)
+
+    truth = {key: (key, value) for key, value in apply_all(objects, meanwhile).items()}
+    assert copy.held == truth
+    assert copy.shelf.records == truth
+
+
+async def test_a_list_that_breaks_off_changes_nothing() -> None:
+    copy = Copy()
+    copy.shelf.begin_list()
+    await copy.list({"a": 1})
+
+    copy.shelf.begin_list()
+    copy.shelf.add_listed("b", ("b", 1))
+    copy.shelf.abort_list()
+
+    assert copy.held == {"a": ("a", 1)}
+
+
+def test_an_object_that_loses_its_interest_is_removed() -> None:
+    copy = Copy()
+    copy.watch("a", 1)
+
+    copy.watch("a", None)
+    copy.watch("never held", None)
+
+    assert copy.held == {}

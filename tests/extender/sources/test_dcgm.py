@@ -1,0 +1,169 @@
+"""What the exporter's numbers mean."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from extender.config import Prometheus
+from extender.core.readings import Signal
+from extender.sources.dcgm import DEFAULT_METRICS, Aggregation, Metric, Unit, build_table, convert
+
+ANY_SIGNAL = {
+    Unit.RATIO: Signal.GPU_UTILIZATION,
+    Unit.PERCENT: Signal.GPU_UTILIZATION,
+    Unit.BYTES: Signal.MEMORY_USED,
+    Unit.MIB: Signal.MEMORY_USED,
+    Unit.WATTS: Signal.POWER,
+    Unit.MILLIWATTS: Signal.POWER,
+    Unit.CELSIUS: Signal.TEMPERATURE,
+    Unit.COUNT: Signal.ECC_DOUBLE_BIT_VOLATILE,
+}
+
+
+def converted(value: float, unit: Unit, signal: Signal | None = None) -> float:
+    return float(convert(np.array([value]), unit, signal or ANY_SIGNAL[unit])[0])
+
+
+@pytest.mark.parametrize(
+    ("unit", "signal", "highest", "beyond"),
+    [
+        (Unit.MIB, Signal.MEMORY_USED, 16 << 20, (16 << 20) + 1),
+        (Unit.BYTES, Signal.MEMORY_TOTAL, 16 << 40, 9e15),
+        (Unit.WATTS, Signal.POWER, 5_000, 5_001),
+        (Unit.MILLIWATTS, Signal.POWER_LIMIT, 5_000_000, 5_000_001),
+        (Unit.CELSIUS, Signal.TEMPERATURE, 200, 201),
+        (Unit.CELSIUS, Signal.MEMORY_TEMPERATURE, 200, 201),
+        (Unit.COUNT, Signal.CLOCK_EVENT_REASONS, 0x1FF, 1 << 20),
+        (Unit.COUNT, Signal.XID, 1000, 1001),
+        (Unit.COUNT, Signal.ROW_REMAP_FAILURE, 1, 2),
+        (Unit.COUNT, Signal.ROW_REMAP_PENDING, 1, 2),
+        (Unit.COUNT, Signal.UNCORRECTABLE_REMAPPED_ROWS, 100_000, 100_001),
+        (Unit.COUNT, Signal.ECC_DOUBLE_BIT_VOLATILE, 1_000_000, 9e12),
+        (Unit.COUNT, Signal.RETIRED_PAGES_PENDING, 64, 9e12),
+        (Unit.COUNT, Signal.RETIRED_PAGES_SINGLE_BIT, 64, 9e12),
+        (Unit.COUNT, Signal.RETIRED_PAGES_DOUBLE_BIT, 64, 9e12),
+        (Unit.COUNT, Signal.RECOVERY_ACTION, 7, 101),
+        (Unit.COUNT, Signal.FABRIC_MANAGER_STATUS, 6, 101),
+        (Unit.COUNT, Signal.HEALTH_STATUS, 20, 101),
+    ],
+)
+def test_a_magnitude_that_a_signal_cannot_have_is_missing(
+    unit: Unit, signal: Signal, highest: float, beyond: float
+) -> None:
+    assert not math.isnan(converted(highest, unit, signal))
+    assert math.isnan(converted(beyond, unit, signal))
+
+
+@pytest.mark.parametrize("metric", DEFAULT_METRICS, ids=lambda metric: metric.name)
+def test_no_garbage_counts_for_any_metric(metric: Metric) -> None:
+    assert math.isnan(converted(9e12 / 0.001, metric.unit, metric.signal))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        pytest.param(73, Unit.PERCENT, 0.73, id="percent-becomes-ratio"),
+        pytest.param(0.73, Unit.RATIO, 0.73, id="ratio-stays"),
+        pytest.param(1.03, Unit.RATIO, 1.0, id="overshooting-ratio-is-full"),
+        pytest.param(71344, Unit.MIB, 71344 * 2**20, id="mebibytes-become-bytes"),
+        pytest.param(2147483632, Unit.BYTES, 2147483632, id="two-gibibytes-are-no-blank"),
+        pytest.param(250_500, Unit.MILLIWATTS, 250.5, id="milliwatts-become-watts"),
+        pytest.param(0, Unit.COUNT, 0, id="zero-is-a-value"),
+    ],
+)
+def test_value_is_converted_to_base_units(value: float, unit: Unit, expected: float) -> None:
+    assert converted(value, unit) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [
+        pytest.param(math.nan, Unit.PERCENT, id="not-a-number"),
+        pytest.param(math.inf, Unit.PERCENT, id="infinite"),
+        pytest.param(-math.inf, Unit.MIB, id="minus-infinite"),
+        pytest.param(-1, Unit.COUNT, id="negative"),
+        pytest.param(2147483632, Unit.MIB, id="blank-of-32-bits"),
+        pytest.param(2147483647, Unit.COUNT, id="last-blank-of-32-bits"),
+        pytest.param(9223372036854775794, Unit.COUNT, id="blank-of-64-bits"),
+        pytest.param(9223372036854775794, Unit.BYTES, id="blank-of-64-bits-in-bytes"),
+        pytest.param(140737488355330, Unit.WATTS, id="blank-of-doubles"),
+        pytest.param(140737488355330, Unit.BYTES, id="blank-of-doubles-in-bytes"),
+        pytest.param(50, Unit.RATIO, id="percent-where-a-ratio-is-due"),
+        pytest.param(250, Unit.PERCENT, id="more-than-all"),
+    ],
+)
+def test_what_cannot_be_a_value_is_missing(value: float, unit: Unit) -> None:
+    assert math.isnan(converted(value, unit))
+
+
+@given(st.floats(), st.sampled_from(Unit))
+def test_converted_value_is_missing_or_within_bounds(value: float, unit: Unit) -> None:
+    result = converted(value, unit)
+
+    if not math.isnan(result):
+        assert result >= 0
+        assert result < 9.2e18
+        if unit in {Unit.RATIO, Unit.PERCENT}:
+            assert result <= 1
+
+
+@given(st.floats(0, 2e9), st.floats(0, 2e9), st.sampled_from(Unit))
+def test_conversion_keeps_order(one: float, other: float, unit: Unit) -> None:
+    low, high = converted(min(one, other), unit), converted(max(one, other), unit)
+
+    assert math.isnan(low) or math.isnan(high) or low <= high
+
+
+def test_each_metric_stands_once_in_the_table() -> None:
+    names = [metric.name for metric in DEFAULT_METRICS]
+
+    assert len(names) == len(set(names))
+
+
+def test_table_covers_every_signal() -> None:
+    assert {metric.signal for metric in DEFAULT_METRICS} == set(Signal)
+
+
+def test_row_of_the_user_replaces_the_default() -> None:
+    name = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+    row = Metric(name=name, signal=Signal.GPU_UTILIZATION, unit=Unit.PERCENT)
+
+    table = build_table([(name, row)])
+
+    assert [metric.unit for metric in table if metric.name == name] == [Unit.PERCENT]
+
+
+def test_row_of_the_user_may_remove_a_metric() -> None:
+    table = build_table([("DCGM_FI_DEV_XID_ERRORS", None)])
+
+    assert "DCGM_FI_DEV_XID_ERRORS" not in {metric.name for metric in table}
+
+
+def test_of_several_values_the_busier_one_counts() -> None:
+    by_name = {metric.name: metric.aggregation for metric in DEFAULT_METRICS}
+
+    assert by_name["DCGM_FI_DEV_FB_FREE"] is Aggregation.MIN
+    assert by_name["DCGM_FI_DEV_FB_USED"] is Aggregation.MAX
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        pytest.param(
+            {"metrics": {"mine": {"signal": "speed", "unit": "count"}}},
+            "signal 'speed' must be one of gpu_utilization_ratio, ",
+            id="unknown-signal",
+        ),
+        pytest.param({"metrics": {"a b": None}}, "'a b' is no name of a metric", id="no-metric"),
+        pytest.param({"node_labels": ["no de"]}, "'no de' is no name of a label", id="no-label"),
+    ],
+)
+def test_setting_that_would_break_a_query_is_refused(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Prometheus.model_validate(values)

@@ -1,0 +1,117 @@
+"""Which pods hold which device, whatever Prometheus's labels mean."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import pytest
+
+from extender.core.readings import DeviceKey
+from tests.extender.sources.asking import EXPORTER, NODES, PLAIN, Asked
+from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series
+
+NOW: Final = 1_800_000_000.0
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakePrometheus]:
+    fake = FakePrometheus(clock=lambda: NOW)
+    server = await fake.start()
+    yield fake
+    await server.close()
+
+
+def util(value: object, at: float | None = None, **labels: str) -> Series:
+    return series(
+        "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
+    )
+
+
+def _up(target: dict[str, str]) -> Series:
+    return Series(labels={"__name__": "up", **target}, value="1")
+
+
+@pytest.mark.parametrize("has_up", [True, False])
+@pytest.mark.parametrize(
+    ("target", "honor_labels"),
+    [
+        pytest.param(EXPORTER, False, id="service-monitor"),
+        pytest.param(EXPORTER, True, id="honor-labels"),
+        pytest.param(PLAIN, False, id="plain"),
+    ],
+)
+async def test_every_way_to_scrape_gives_the_same_tenants(
+    fake: FakePrometheus, target: dict[str, str], honor_labels: bool, has_up: bool
+) -> None:
+    fake.series = read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=honor_labels)
+    if has_up:
+        fake.series.append(_up(target))
+    asked = Asked(fake.url)
+
+    await asked.round(NOW)
+
+    assert len(asked.rows) == 8
+    assert asked.held() == {
+        **{str(index): ("team-llm/llama-ft-worker-0",) for index in range(4)},
+        "4": ("serving/vllm-70b-6d5f9c7b8d-x2k4p",),
+        "5": ("serving/triton-asr-0",),
+    }
+
+
+@pytest.mark.parametrize("name", ["gpu-metrics-x7z", "surprising-name-0"])
+async def test_exporter_with_any_name_is_no_tenant(fake: FakePrometheus, name: str) -> None:
+    target = {**EXPORTER, "pod": name, "container": "exporter", "service": "gpus", "job": "gpus"}
+    fake.series = [*read_sample("h100_8x_partial_4.5.x.prom", target, honor_labels=True)]
+    if name not in NODES.exporter_pods:
+        fake.series.append(_up(target))
+    asked = Asked(fake.url)
+
+    await asked.round(NOW)
+
+    assert sorted(asked.held()) == ["0", "1", "2", "3", "4", "5"]
+
+
+async def test_pods_of_an_old_exporter_are_found(fake: FakePrometheus) -> None:
+    fake.series = [
+        series(
+            "dcgm_gpu_utilization", 5, uuid="GPU-1", node="gpu-1", pod_name="a", pod_namespace="ns"
+        )
+    ]
+    asked = Asked(fake.url)
+
+    await asked.round(NOW)
+
+    assert asked.held() == {"1": ("ns/a",)}
+
+
+async def test_without_any_workload_nothing_is_known_of_tenants(fake: FakePrometheus) -> None:
+    fake.series = [util(0)]
+
+    assert (await Asked(fake.url).round(NOW)).tenants is None
+
+
+async def test_after_a_workload_was_seen_no_pods_means_that_all_is_idle(
+    fake: FakePrometheus,
+) -> None:
+    fake.series = [util(0, pod="a", namespace="ns")]
+    asked = Asked(fake.url)
+    await asked.round(NOW)
+    assert asked.held() == {"1": ("ns/a",)}
+    fake.series = [util(0)]
+
+    found = await asked.round(NOW)
+
+    assert found.tenants == {DeviceKey(("GPU-1", "")): ()}
+    assert (await asked.round(NOW)).tenants == {}
+    assert (await asked.round(NOW + 4000)).tenants is None
+
+
+async def test_tenants_are_unknown_in_a_round_in_which_their_query_fails(
+    fake: FakePrometheus,
+) -> None:
+    fake.series = [util(0, pod="a", namespace="ns")]
+    fake.failing = {"exported_pod!="}
+
+    found = await Asked(fake.url).round(NOW)
+
+    assert found.tenants is None
+    assert "tenants" in found.failed

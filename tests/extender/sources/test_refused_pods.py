@@ -1,0 +1,82 @@
+"""Whom we refused is read off the pods themselves, so that every replica knows."""
+
+import pytest
+
+from extender.core.filtering import Rejection
+from extender.core.inventory import PodRecord
+from extender.core.resources import ResourceNames
+from extender.sources.kube_records import reduce_pod
+from tests.extender.kube_objects import Object, pod
+
+PREEMPTION = (
+    " no new claims to deallocate, preemption: 0/4 nodes are available: 4 Preemption is not "
+    "helpful for scheduling."
+)
+
+
+def waiting(message: str, *, reason: str = "Unschedulable", status: str = "False") -> Object:
+    condition = {"type": "PodScheduled", "status": status, "reason": reason, "message": message}
+    raw = pod("p", conditions=[condition])
+    raw["metadata"]["annotations"] = {
+        "team": "a",
+        "idlegpu.io/require-idle": "true",
+        "idlegpu.io/gpu-memory": "2Gi",
+    }
+    return raw
+
+
+def reduced(raw: Object) -> PodRecord:
+    record = reduce_pod(raw, ResourceNames(), early_seconds=60)
+    assert record is not None
+    return record
+
+
+@pytest.mark.parametrize("rejection", Rejection)
+def test_a_pod_whose_message_names_a_rejection_is_refused(rejection: Rejection) -> None:
+    record = reduced(
+        waiting(f"0/4 nodes are available: 1 Insufficient cpu, 3 {rejection.value}.{PREEMPTION}")
+    )
+
+    assert record.is_refused
+    assert record.wishes == (
+        ("idlegpu.io/gpu-memory", "2Gi"),
+        ("idlegpu.io/require-idle", "true"),
+    )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        waiting(f"0/4 nodes are available: 4 Insufficient nvidia.com/gpu.{PREEMPTION}"),
+        waiting(f"1 {Rejection.NOT_IDLE.value}.", reason="SchedulerError"),
+        waiting(f"1 {Rejection.NOT_IDLE.value}.", status="True"),
+        pod("p"),
+    ],
+    ids=["others refused it", "an error", "bound", "nobody has said"],
+)
+def test_any_other_pod_is_not_and_its_annotations_are_not_kept(raw: Object) -> None:
+    record = reduced(raw)
+
+    assert not record.is_refused
+    assert record.wishes == ()
+
+
+def test_a_pod_that_has_its_node_by_now_waits_no_more() -> None:
+    raw = waiting(f"1 {Rejection.NOT_IDLE.value}.")
+    raw["spec"]["nodeName"] = "n"
+
+    assert not reduced(raw).is_refused
+
+
+def test_counts_that_change_in_the_message_change_no_record() -> None:
+    few, many = (waiting(f"0/9: {count} {Rejection.NOT_IDLE.value}.") for count in (1, 9))
+
+    assert reduced(few) == reduced(many)
+
+
+@pytest.mark.parametrize("annotations", [None, [], {"idlegpu.io/strategy": 7}])
+def test_annotations_of_any_shape_are_taken(annotations: object) -> None:
+    raw = waiting(f"1 {Rejection.NOT_IDLE.value}.")
+    raw["metadata"]["annotations"] = annotations
+
+    assert reduced(raw).is_refused

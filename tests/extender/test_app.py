@@ -1,0 +1,191 @@
+"""The whole extender over a simulated cluster: everything between the sockets is real."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from extender.app import Extender, start
+from extender.config import Prometheus, Settings
+from simulation.cluster import SimulatedCluster, run_cluster
+from simulation.demo_fleet import demo_fleet
+from simulation.objects import JsonObject, pod_object
+from tests.extender.fake_kube import eventually
+
+DEADLINE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Running:
+    cluster: SimulatedCluster
+    extender: Extender
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.extender.addresses[0]
+
+    async def get(self, path: str) -> tuple[int, JsonObject]:
+        async with self.session.get(f"{self.url}{path}") as answer:
+            return answer.status, await answer.json()
+
+    async def filter(self, pod: JsonObject, *nodes: str) -> JsonObject:
+        question = {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)}
+        async with self.session.post(f"{self.url}/filter", json=question) as answer:
+            return await answer.json()
+
+
+@asynccontextmanager
+async def running(**changes: object) -> AsyncIterator[Running]:
+    """Run an extender over the demo's fleet, and wait until it is ready and not degraded."""
+    async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
+        values: dict[str, object] = {
+            "listen": "127.0.0.1:0",
+            "kubeconfig": cluster.kubeconfig,
+            "prometheus": Prometheus(url=cluster.prometheus_url, interval_seconds=0.5),
+            **changes,
+        }
+        async with (
+            start(Settings(**values)) as extender,  # type: ignore[arg-type] # a test's
+            aiohttp.ClientSession() as session,
+        ):
+            part = Running(cluster, extender, session)
+            await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
+            yield part
+
+
+async def until(part: Running, path: str, is_so: Callable[[JsonObject], bool]) -> JsonObject:
+    """Ask until the answer is so; return it."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        _, body = await part.get(path)
+        while not is_so(body):
+            await asyncio.sleep(0.05)
+            _, body = await part.get(path)
+    return body
+
+
+async def until_degraded(part: Running, *words: str) -> JsonObject:
+    """Wait until these words, or none, say what is degraded; return the answer of /readyz."""
+
+    def is_so(body: JsonObject) -> bool:
+        told = str(body["degraded"]) if body["degraded"] else ""
+        return all(word in told for word in words) and bool(told) == bool(words)
+
+    return await until(part, "/readyz", is_so)
+
+
+async def test_ready_and_undegraded_once_inventory_and_telemetry_are_there() -> None:
+    async with running() as part:
+        body = await until_degraded(part)
+
+        assert body["status"] == "ready"
+
+
+async def test_telemetry_that_is_down_degrades_and_leaves_it_ready() -> None:
+    down = Prometheus(url="http://127.0.0.1:1", interval_seconds=0.5)
+
+    async with running(prometheus=down) as part:
+        body = await until_degraded(part, "prometheus", "http://127.0.0.1:1")
+
+        assert body["status"] == "degraded"
+        assert (await part.get("/readyz"))[0] == 200
+
+
+async def test_without_a_prometheus_it_says_what_to_set() -> None:
+    async with running(prometheus=Prometheus()) as part:
+        await until_degraded(part, "prometheus", "set prometheus.url")
+
+
+async def test_not_ready_before_the_first_inventory() -> None:
+    async with (
+        run_cluster(demo_fleet()) as cluster,
+        aiohttp.ClientSession() as session,
+    ):
+        kubeconfig = cluster.kubeconfig.read_text(encoding="utf-8")
+        cluster.kubeconfig.write_text(
+            kubeconfig.replace(cluster.apiserver_url, "http://127.0.0.1:1"), encoding="utf-8"
+        )
+        settings = Settings(listen="127.0.0.1:0", kubeconfig=cluster.kubeconfig)
+
+        async with start(settings) as extender:
+            part = Running(cluster, extender, session)
+            status, body = await part.get("/readyz")
+            passed = await part.filter(pod_object("early"), "gpu-h100-01", "gpu-h100-02")
+
+    assert (status, body["status"]) == (503, "starting")
+    assert passed["NodeNames"] == ["gpu-h100-01", "gpu-h100-02"]
+
+
+async def test_bad_annotation_is_logged_once_and_becomes_an_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pod = pod_object("typo", annotations={"idlegpu.io/gpu-memory": "20Gb"})
+
+    async with running() as part:
+        created = part.cluster.control.create_pod(pod)
+        with caplog.at_level(logging.WARNING, logger="extender.app"):
+            await part.filter(created, "gpu-h100-01")
+            await part.filter(created, "gpu-h100-01")
+        events = part.cluster.control.events
+        await eventually(lambda: events, deadline_seconds=DEADLINE_SECONDS)
+
+    lines = [record for record in caplog.records if "annotation" in record.message]
+    assert len(lines) == 1
+    assert (lines[0].annotation, lines[0].value) == ("idlegpu.io/gpu-memory", "20Gb")  # type: ignore[attr-defined]
+    assert "20Gi" in lines[0].allowed  # type: ignore[attr-defined]
+    assert "20Gb" in str(events[0]["note"])
+
+
+async def test_question_that_is_still_arriving_at_the_end_is_answered() -> None:
+    body = orjson.dumps({"Pod": pod_object("late"), "NodeNames": ["gpu-h100-01", "unknown"]})
+    head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async with running() as part:
+        port = urlsplit(part.url).port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + body[:20])
+        await writer.drain()
+        in_flight = part.extender.in_flight
+        await eventually(lambda: in_flight.requests == 1, deadline_seconds=DEADLINE_SECONDS)
+
+        async def finish() -> bytes:
+            await eventually(lambda: in_flight.is_draining, deadline_seconds=DEADLINE_SECONDS)
+            writer.write(body[20:])
+            await writer.drain()
+            return await reader.read()
+
+        answering = asyncio.create_task(finish())
+
+    answer = await answering
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
+
+
+async def test_bound_pod_is_counted_and_the_decision_says_where_it_went() -> None:
+    async with running() as part:
+        created = part.cluster.control.create_pod(pod_object("stock"))
+        await part.filter(created, "gpu-h100-01", "gpu-v100-01")
+        part.cluster.control.bind("default", "stock", "gpu-v100-01")
+
+        def is_bound(answer: JsonObject) -> bool:
+            decisions = answer["decisions"]
+            return [decision["bound_node"] for decision in decisions] == ["gpu-v100-01"]  # type: ignore[attr-defined]
+
+        await until(part, "/v1/decisions?pod=default/stock", is_bound)
+        async with part.session.get(f"{part.url}/metrics") as answer:
+            families = list(text_string_to_metric_families(await answer.text()))
+
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    assert samples["idlegpu_bound_pods_total", "other"] == 1

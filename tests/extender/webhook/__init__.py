@@ -1,0 +1,1 @@
+"""Tests of the HTTP verbs that kube-scheduler calls."""

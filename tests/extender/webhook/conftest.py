@@ -1,0 +1,31 @@
+"""The fleet that these tests ask about, and the server that they ask."""
+
+import pytest
+
+from tests.extender.served import BUSY, IDLE, Client, Gpu, MakeClient, World
+
+DEAD = Gpu(xid=79.0)
+FOREIGN = Gpu(busy=0.0, used_gib=30.0)
+
+
+@pytest.fixture
+def world() -> World:
+    """Two idle nodes, a busy one, one whose GPUs are dead and one with foreign processes."""
+    world = World()
+    world.add(
+        {
+            "idle-b": [IDLE, IDLE],
+            "idle-a": [IDLE, IDLE],
+            "busy": [BUSY, BUSY],
+            "dead": [DEAD, DEAD],
+            "foreign": [FOREIGN, FOREIGN],
+        }
+    )
+    for index in range(2):
+        world.add_pod(f"holder-{index}", "busy")
+    return world
+
+
+@pytest.fixture
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())

@@ -1,0 +1,281 @@
+import logging
+
+import pytest
+
+from tests.extender.served import Client, MakeClient, World, names_question, objects_question, pod
+from tests.extender.webhook.asking import ask, meta, scores_of
+
+# --- filter ---------------------------------------------------------------------------------------
+
+
+async def test_filter_keeps_the_order_of_the_question(client: Client) -> None:
+    answer = await ask(client, "filter", names_question("busy", "idle-b", "dead", "idle-a"))
+
+    assert answer["NodeNames"] == ["busy", "idle-b", "idle-a"]
+    assert answer["Nodes"] is None
+    assert answer["Error"] == ""
+
+
+async def test_filter_gives_a_reason_for_each_refused_node(client: Client) -> None:
+    answer = await ask(client, "filter", names_question("dead", "foreign", "idle-a"))
+
+    assert answer["NodeNames"] == ["idle-a"]
+    assert answer["FailedNodes"] == {}
+    assert answer["FailedAndUnresolvableNodes"] == {
+        "dead": "node(s) had too few working GPUs",
+        "foreign": "node(s) had GPUs in use by processes outside Kubernetes",
+    }
+
+
+async def test_filter_answers_whole_nodes_with_whole_nodes(client: Client) -> None:
+    nodes = [
+        {"metadata": {"name": name, "labels": {"a/b": "c"}}, "status": {"big": 2**64 + 1}}
+        for name in ("dead", "idle-b", "idle-a")
+    ]
+    body = {"Pod": pod(), "Nodes": {"items": nodes}, "NodeNames": None}
+
+    answer = await ask(client, "filter", body)
+
+    assert answer["Nodes"] == {"items": nodes[1:]}
+    assert answer["NodeNames"] is None
+
+
+async def test_filter_says_that_nothing_passes_with_an_empty_list(client: Client) -> None:
+    by_name = await ask(client, "filter", names_question("dead"))
+    whole = await ask(client, "filter", objects_question("dead"))
+
+    assert by_name["NodeNames"] == []
+    assert whole["Nodes"] == {"items": []}
+
+
+async def test_filter_passes_a_node_that_the_watch_has_not_seen(client: Client) -> None:
+    answer = await ask(client, "filter", names_question("new", "dead", ""))
+
+    assert answer["NodeNames"] == ["new", ""]
+
+
+@pytest.mark.parametrize(
+    "asker",
+    [
+        pytest.param(None, id="null"),
+        pytest.param({}, id="empty"),
+        pytest.param(pod(gpus=None), id="no-gpu"),
+        pytest.param(pod(enabled="false"), id="disabled"),
+    ],
+)
+async def test_filter_leaves_a_pod_that_is_not_ours_alone(client: Client, asker: object) -> None:
+    question = names_question("dead", "idle-a") | {"Pod": asker}
+
+    assert (await ask(client, "filter", question))["NodeNames"] == ["dead", "idle-a"]
+    assert scores_of(await ask(client, "prioritize", question)) == {"dead": 0, "idle-a": 0}
+
+
+async def test_everything_passes_until_the_inventory_is_complete(
+    world: World, client: Client
+) -> None:
+    world.is_ready = False
+
+    answer = await ask(client, "filter", names_question("dead", "idle-a"))
+
+    assert answer["NodeNames"] == ["dead", "idle-a"]
+    assert world.count("idlegpu_requests_total", verb="filter", outcome="not-ready") == 1
+
+
+async def test_a_pod_that_requires_idle_nodes_waits_for_the_inventory(
+    world: World, client: Client
+) -> None:
+    world.is_ready = False
+    asker = pod(require_idle="true")
+
+    answer = await ask(client, "filter", names_question("not-listed-yet", asker=asker))
+    preemption = await ask(client, "preempt", {"Pod": asker, **meta("not-listed-yet")})
+
+    assert answer["NodeNames"] == []
+    assert list(answer["FailedAndUnresolvableNodes"]) == ["not-listed-yet"]
+    assert preemption == {"NodeNameToMetaVictims": {}}
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"NodeNames":7}', b"\xff", b"100%"])
+async def test_a_malformed_filter_question_is_answered_200_with_an_error(
+    world: World, client: Client, body: bytes
+) -> None:
+    response = await client.post("/filter", data=body)
+
+    answer = await response.json()
+    assert response.status == 200
+    assert answer["Error"].startswith("cannot read ExtenderArgs: $")
+    assert "%" not in answer["Error"]
+    assert answer["NodeNames"] is None
+    assert answer["Nodes"] is None
+    assert world.count("idlegpu_requests_total", verb="filter", outcome="malformed") == 1
+
+
+@pytest.mark.parametrize("verb", ["prioritize", "preempt"])
+async def test_another_malformed_question_is_answered_400_with_an_error(
+    client: Client, verb: str
+) -> None:
+    response = await client.post(f"/{verb}", data=b"{")
+
+    assert response.status == 400
+    assert (await response.json())["Error"].startswith("cannot read Extender")
+
+
+async def test_an_annotation_that_cannot_be_used_is_told_and_costs_no_node(
+    world: World, client: Client
+) -> None:
+    question = names_question("idle-a", asker=pod(gpu_memory="lots", max_utilisation="20"))
+
+    answer = await ask(client, "filter", question)
+
+    assert answer["NodeNames"] == ["idle-a"]
+    assert [problem.annotation for problem in world.problems] == [
+        "idlegpu.io/gpu-memory",
+        "idlegpu.io/max-utilisation",
+    ]
+    name = "idlegpu_annotation_problems_total"
+    assert world.count(name, annotation="idlegpu.io/gpu-memory") == 1
+    assert world.count(name, annotation="unknown") == 1
+
+
+# --- prioritize -----------------------------------------------------------------------------------
+
+
+async def test_prioritize_ranks_idle_before_busy_and_one_node_highest(client: Client) -> None:
+    question = names_question("busy", "idle-b", "idle-a", "dead", "unknown")
+
+    scores = scores_of(await ask(client, "prioritize", question))
+
+    assert list(scores) == ["busy", "idle-b", "idle-a", "dead", "unknown"]
+    assert scores["idle-a"] == 10
+    assert 0 < scores["idle-b"] < 10
+    assert scores["dead"] == scores["busy"] == 0
+
+
+@pytest.mark.parametrize("max_score", [1, 100, 1000])
+async def test_scores_reach_as_high_as_they_are_set_to(
+    world: World, aiohttp_client: MakeClient, max_score: int
+) -> None:
+    world.max_score = max_score
+    client = await aiohttp_client(world.build_app())
+
+    scores = scores_of(await ask(client, "prioritize", objects_question("busy", "idle-a")))
+
+    assert scores["idle-a"] == max_score
+    assert 0 <= scores["busy"] < max_score
+
+
+async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) -> None:
+    first = names_question("idle-a", "idle-b", asker=pod("first"))
+    second = names_question("idle-a", "idle-b", asker=pod("second"))
+
+    before = scores_of(await ask(client, "prioritize", first))
+    after = scores_of(await ask(client, "prioritize", second))
+
+    assert (before["idle-a"], after["idle-b"]) == (10, 10)
+
+
+# --- preempt --------------------------------------------------------------------------------------
+
+
+async def test_preempt_keeps_what_filter_would_accept_and_returns_victims_unchanged(
+    client: Client,
+) -> None:
+    question = {"Pod": pod(), **meta("busy", "dead", "idle-a", "unknown")}
+
+    answer = await ask(client, "preempt", question)
+
+    expected = {"Pods": [{"UID": "uid-holder-0"}], "NumPDBViolations": 1}
+    assert answer == {
+        "NodeNameToMetaVictims": dict.fromkeys(["busy", "idle-a", "unknown"], expected)
+    }
+
+
+async def test_preempt_answers_whole_pods_with_uids(client: Client) -> None:
+    victims = {"Pods": [{"metadata": {"uid": "uid-holder-1", "name": "x"}}], "NumPDBViolations": 0}
+
+    answer = await ask(
+        client, "preempt", {"Pod": pod(), "NodeNameToVictims": {"busy": victims, "dead": victims}}
+    )
+
+    assert answer == {
+        "NodeNameToMetaVictims": {
+            "busy": {"Pods": [{"UID": "uid-holder-1"}], "NumPDBViolations": 0}
+        }
+    }
+
+
+@pytest.mark.parametrize("uids", [("never-seen",), ("uid-holder-0", "never-seen")])
+async def test_an_unknown_victim_is_no_reason_to_drop_a_node(
+    client: Client, uids: tuple[str, ...]
+) -> None:
+    answer = await ask(client, "preempt", {"Pod": pod(), **meta("busy", uids=uids)})
+
+    assert list(answer["NodeNameToMetaVictims"]) == ["busy"]
+
+
+@pytest.mark.parametrize(
+    "asker",
+    [pod(), pod(gpus=None), pod(enabled="false"), None],
+    ids=["gpu", "no-gpu", "disabled", "null"],
+)
+async def test_preempt_never_returns_a_candidate_without_victims(
+    client: Client, asker: object
+) -> None:
+    with_victims = meta("busy")["NodeNameToMetaVictims"]
+    assert isinstance(with_victims, dict)
+    question = {
+        "Pod": asker,
+        "NodeNameToMetaVictims": {"idle-a": {"Pods": []}, "idle-b": None, **with_victims},
+    }
+
+    answer = await ask(client, "preempt", question)
+
+    assert list(answer["NodeNameToMetaVictims"]) == ["busy"]
+
+
+@pytest.mark.parametrize("asker", [pod(gpus=None), pod(enabled="false"), None])
+async def test_preempt_leaves_a_pod_that_is_not_ours_alone(client: Client, asker: object) -> None:
+    answer = await ask(client, "preempt", {"Pod": asker, **meta("dead", "busy")})
+
+    assert list(answer["NodeNameToMetaVictims"]) == ["dead", "busy"]
+
+
+async def test_nobody_is_evicted_for_a_pod_that_waits_for_load_alone(client: Client) -> None:
+    question = {"Pod": pod(require_idle="true"), **meta("busy", "never-seen")}
+
+    assert await ask(client, "preempt", question) == {"NodeNameToMetaVictims": {}}
+
+
+async def test_questions_are_counted_and_timed_by_verb_and_outcome(
+    world: World, client: Client
+) -> None:
+    await ask(client, "filter", names_question("idle-a", "idle-b", "dead"))
+    await ask(client, "prioritize", names_question("idle-a", "idle-b"))
+    await ask(client, "filter", names_question("idle-a", asker=pod(gpus=None)))
+    await ask(client, "preempt", {"Pod": pod(), **meta("busy")})
+
+    seconds = "idlegpu_request_duration_seconds_count"
+    for verb, outcome in [
+        ("filter", "answered"),
+        ("prioritize", "answered"),
+        ("filter", "no-gpu"),
+        ("preempt", "answered"),
+    ]:
+        assert world.count("idlegpu_requests_total", verb=verb, outcome=outcome) == 1
+        assert world.count(seconds, verb=verb, outcome=outcome) == 1
+    assert world.count("idlegpu_candidates_sum", verb="filter") == 4
+    assert world.count("idlegpu_candidates_sum", verb="preempt") == 1
+    assert world.count("idlegpu_feasible_sum") == 2
+    assert world.count("idlegpu_rejections_total", reason="unhealthy") == 1
+
+
+async def test_every_decision_is_one_line(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="extender")
+
+    await ask(client, "prioritize", names_question("idle-b", "idle-a", "dead"))
+
+    (line,) = [record for record in caplog.records if record.message == "decision"]
+    said = vars(line)
+    assert said["pod"] == "team/asker"
+    assert (said["node"], said["runner_up"]) == ("idle-a", "idle-b")
+    assert (said["candidates"], said["feasible"]) == (3, 2)

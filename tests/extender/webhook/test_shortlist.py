@@ -1,0 +1,71 @@
+"""Filter's answer names the best nodes only, and never leaves a pod without one for it."""
+
+import json
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.decision import Decision
+from extender.core.filtering import Code
+from extender.webhook import wire
+
+
+def decided(codes: list[Code], scores: list[float]) -> tuple[wire.Question, Decision]:
+    names = tuple(f"n{index}" for index in range(len(codes)))
+    passing = [index for index, code in enumerate(codes) if code is Code.PASSES]
+    decision = Decision(
+        candidates=names,
+        codes=np.array(codes, dtype=np.uint8),
+        scores=np.array(scores),
+        order=np.array(sorted(passing, key=lambda at: (-scores[at], at)), dtype=np.intp),
+    )
+    return wire.decode_question(json.dumps({"NodeNames": names}).encode()), decision
+
+
+def answered(codes: list[Code], scores: list[float], shortlist: int) -> dict[str, object]:
+    question, decision = decided(codes, scores)
+    answer = json.loads(wire.encode_filter(question, decision, shortlist))
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_the_best_nodes_are_named_in_the_order_of_the_question() -> None:
+    answer = answered([Code.PASSES] * 4, [0.1, 0.9, 0.3, 0.8], shortlist=2)
+
+    assert answer["NodeNames"] == ["n1", "n3"]
+
+
+def test_nodes_beyond_the_shortlist_carry_no_reason_and_refused_ones_keep_theirs() -> None:
+    answer = answered(
+        [Code.PASSES, Code.UNHEALTHY, Code.PASSES, Code.NO_MEMORY], [0.1, 0.9, 0.3, 0.8], 1
+    )
+
+    assert answer["NodeNames"] == ["n2"]
+    assert answer["FailedNodes"] == {"n3": Code.NO_MEMORY.text}
+    assert answer["FailedAndUnresolvableNodes"] == {"n1": Code.UNHEALTHY.text}
+
+
+def test_where_none_passes_all_carry_their_reason() -> None:
+    answer = answered([Code.UNHEALTHY, Code.NO_MEMORY], [0.1, 0.9], shortlist=1)
+
+    assert answer["NodeNames"] == []
+    assert len({**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}) == 2  # type: ignore[dict-item]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(Code), st.floats(0, 1)), min_size=1, max_size=30),
+    st.integers(0, 12),
+)
+def test_a_pod_that_some_node_would_take_is_never_left_without_one(
+    verdicts: list[tuple[Code, float]], shortlist: int
+) -> None:
+    codes = [code for code, _ in verdicts]
+    scores = [score for _, score in verdicts]
+    question, decision = decided(codes, scores)
+
+    named = json.loads(wire.encode_filter(question, decision, shortlist))["NodeNames"]
+
+    assert bool(named) == (Code.PASSES in codes)
+    assert decision.best is None or decision.best in named
+    assert len(named) == min(len(decision.order), shortlist or len(codes))

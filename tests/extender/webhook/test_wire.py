@@ -1,0 +1,307 @@
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.webhook import wire
+
+ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
+
+
+def decode(document: object) -> wire.Question:
+    return wire.decode_question(json.dumps(document).encode())
+
+
+def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
+    return wire.decode_preemption(json.dumps(document).encode()).candidates
+
+
+# --- the question ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({}, id="nothing-at-all"),
+        pytest.param(ARGS, id="everything-null"),
+        pytest.param({"NodeNames": []}, id="no-names"),
+        pytest.param({"Pod": {}, "NodeNames": [], "Nodes": None}, id="empty-pod"),
+        pytest.param({"Unknown": {"a": [1]}, "NodeNames": None}, id="unknown-key"),
+    ],
+)
+def test_a_question_without_candidates_is_one_about_no_names(document: object) -> None:
+    question = decode(document)
+
+    assert question.nodes == ()
+    assert question.node_objects is None
+
+
+@pytest.mark.parametrize(
+    "node_list", [{}, {"items": None}, {"items": []}, {"metadata": {}, "Items": []}]
+)
+def test_a_list_of_no_nodes_keeps_the_form_of_whole_nodes(node_list: object) -> None:
+    question = decode({"Nodes": node_list})
+
+    assert question.nodes == ()
+    assert question.node_objects == ()
+
+
+@pytest.mark.parametrize("key", ["NodeNames", "nodenames", "NODENAMES", "nodeNames"])
+def test_keys_are_matched_in_any_case(key: str) -> None:
+    assert decode({key: ["b", "a"]}).nodes == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"nodes": {"ITEMS": [{"METADATA": {"Name": "a"}}]}},
+        {"NODES": {"Items": [{"Metadata": {"NAME": "a"}}]}},
+        {"Nodes": {"items": [{"metadata": {"name": "a"}}]}, "NodeNames": []},
+    ],
+)
+def test_whole_nodes_are_found_in_any_case(document: object) -> None:
+    assert decode(document).nodes == ("a",)
+
+
+def test_a_pods_fields_are_found_in_any_case_and_its_annotations_keep_theirs() -> None:
+    pod = {
+        "Metadata": {"NAME": "a", "Annotations": {"X/Y": "Z"}},
+        "SPEC": {
+            "Containers": [{"Resources": {"LIMITS": {"nvidia.com/GPU": 1}}}, None],
+            "initcontainers": [{"RestartPolicy": "Always"}],
+        },
+        "status": {"nominatednodename": "n"},
+    }
+
+    assert decode({"POD": pod}).pod == {
+        "metadata": {"name": "a", "annotations": {"X/Y": "Z"}},
+        "spec": {
+            "containers": [{"resources": {"limits": {"nvidia.com/GPU": 1}}}, None],
+            "initContainers": [{"restartPolicy": "Always"}],
+        },
+        "status": {"nominatedNodeName": "n"},
+    }
+
+
+def test_a_node_named_twice_is_asked_about_once() -> None:
+    assert decode({"NodeNames": ["b", "a", "b"]}).nodes == ("b", "a")
+
+    nodes = [{"metadata": {"name": name, "uid": str(at)}} for at, name in enumerate("bab")]
+    question = decode({"Nodes": {"items": nodes}})
+
+    assert question.nodes == ("b", "a")
+    assert question.node_objects is not None
+    assert [json.loads(bytes(node))["metadata"]["uid"] for node in question.node_objects] == [
+        "0",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({"NodeNames": [None, "a"]}, id="null-name"),
+        pytest.param({"NodeNames": ["", "a"]}, id="empty-name"),
+        pytest.param({"Nodes": {"items": [None, {"metadata": {"name": "a"}}]}}, id="null-node"),
+        pytest.param({"Nodes": {"items": [{}, {"metadata": {"name": "a"}}]}}, id="empty-node"),
+        pytest.param(
+            {"Nodes": {"items": [{"metadata": {"name": None}}, {"metadata": {"name": "a"}}]}},
+            id="node-with-null-name",
+        ),
+    ],
+)
+def test_a_node_without_a_name_is_the_empty_name_as_it_is_to_go(document: object) -> None:
+    assert decode(document).nodes == ("", "a")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        pytest.param(b"", "$ is not JSON", id="empty"),
+        pytest.param(b"{", "$ is not JSON", id="truncated"),
+        pytest.param(b'{"NodeNames":["a"', "$ is not JSON", id="truncated-list"),
+        pytest.param(b'{"NodeNames":["a"]} {}', "$ is not JSON", id="trailing"),
+        pytest.param(b'{"Pod":NaN}', "$ is not JSON", id="NaN"),
+        pytest.param(b"\xef\xbb\xbf{}", "$ is not JSON", id="byte-order-mark"),
+        pytest.param(b"[]", "$ is a list, must be an object", id="list"),
+        pytest.param(b"null", "$ is null, must be an object", id="null"),
+        pytest.param(b'"%s"', '$ is "%s", must be an object', id="text"),
+        pytest.param(b'{"Pod":[1]}', "$.Pod is a list, must be an object or null", id="pod"),
+        pytest.param(b'{"Nodes":[{}]}', "$.Nodes is a list", id="nodes-as-list"),
+        pytest.param(b'{"Nodes":{"items":{}}}', "$.Nodes.items is an object", id="items"),
+        pytest.param(b'{"Nodes":{"items":[7]}}', "$.Nodes.items[0] is 7", id="node"),
+        pytest.param(
+            b'{"Nodes":{"items":[{"metadata":{"name":7}}]}}',
+            "$.Nodes.items[0].metadata.name is 7, must be a string",
+            id="node-name",
+        ),
+        pytest.param(
+            b'{"NodeNames":{"a":1}}', "$.NodeNames is an object, must be a list", id="names"
+        ),
+        pytest.param(
+            b'{"NodeNames":["a",{"b":"c"}]}',
+            "$.NodeNames[1] is an object, must be a string",
+            id="name",
+        ),
+        pytest.param(b'{"NodeNames":["\xff"]}', "$.NodeNames[0] is not JSON", id="not-utf-8"),
+        pytest.param(b'{"NodeNames":["\\ud800"]}', "is not JSON", id="half-a-surrogate"),
+        pytest.param(
+            b'{"Pod":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply", id="deep"
+        ),
+        pytest.param(
+            b'{"NodeNames":["a",' + b"1" * 5000 + b"]}", f"is {'1' * 80}..., must", id="huge"
+        ),
+    ],
+)
+def test_a_malformed_question_is_refused_with_the_place(body: bytes, message: str) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.decode_question(body)
+
+    assert str(caught.value).startswith("cannot read ExtenderArgs: $")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+# --- preemption -----------------------------------------------------------------------------------
+
+
+META = {"a": {"Pods": [{"UID": "1"}, {"UID": "2"}], "NumPDBViolations": 3}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({"NodeNameToMetaVictims": META}, id="by-uid"),
+        pytest.param({"NodeNameToMetaVictims": META, "NodeNameToVictims": None}, id="other-null"),
+        pytest.param({"NodeNameToMetaVictims": {}, "NodeNameToVictims": META}, id="other-empty"),
+        pytest.param(
+            {
+                "nodenametometavictims": {
+                    "a": {"pods": [{"uid": "1"}, {"Uid": "2"}], "numpdbviolations": 3}
+                }
+            },
+            id="lower-case",
+        ),
+        pytest.param(
+            {
+                "NodeNameToVictims": {
+                    "a": {
+                        "Pods": [{"metadata": {"uid": "1"}}, {"Metadata": {"UID": "2"}}],
+                        "NumPDBViolations": 3,
+                    }
+                }
+            },
+            id="whole-pods",
+        ),
+    ],
+)
+def test_victims_come_back_as_they_came(document: object) -> None:
+    candidates = victims(document)
+
+    assert json.loads(wire.encode_preemption(candidates)) == {"NodeNameToMetaVictims": META}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{}, {"NodeNameToMetaVictims": None}, {"NodeNameToVictims": {}}, {"Pod": None}],
+)
+def test_a_question_without_victims_has_no_candidates(document: object) -> None:
+    assert victims(document) == ()
+
+
+@pytest.mark.parametrize(
+    "value", [None, {}, {"Pods": None}, {"Pods": [], "NumPDBViolations": None}]
+)
+def test_a_candidate_may_have_no_victims(value: object) -> None:
+    (candidate,) = victims({"NodeNameToMetaVictims": {"a": value}})
+
+    assert candidate == wire.PreemptionCandidate(node="a", uids=(), pdb_violations=0)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 2**63 - 1])
+def test_violations_are_given_back_unchanged(count: int) -> None:
+    document = {"NodeNameToMetaVictims": {"a": {"Pods": [], "NumPDBViolations": count}}}
+
+    assert victims(document)[0].pdb_violations == count
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        pytest.param([], "[\"'a'\"] is a list", id="list"),
+        pytest.param({"Pods": {}}, ".Pods is an object, must be a list or null", id="pods"),
+        pytest.param({"Pods": [7]}, ".Pods[0] is 7, must be an object", id="pod"),
+        pytest.param({"Pods": [None]}, ".Pods[0] has no UID", id="null-pod"),
+        pytest.param({"Pods": [{"UID": ""}]}, ".Pods[0] has no UID", id="empty-uid"),
+        pytest.param({"Pods": [{"UID": 7}]}, ".Pods[0].UID is 7, must be a string", id="uid"),
+        pytest.param({"NumPDBViolations": True}, "NumPDBViolations is true, must", id="boolean"),
+        pytest.param({"NumPDBViolations": 1.5}, "NumPDBViolations is 1.5, must", id="fraction"),
+        pytest.param({"NumPDBViolations": 2**63}, "must be a whole number", id="too-big"),
+        pytest.param({"NumPDBViolations": "1"}, 'is "1", must be a whole number', id="text"),
+    ],
+)
+def test_malformed_victims_are_refused_with_the_place(value: object, message: str) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        victims({"NodeNameToMetaVictims": {"a": value}})
+
+    assert str(caught.value).startswith("cannot read ExtenderPreemptionArgs: $.NodeNameTo")
+    assert message.replace("[\"'a'\"]", "['a']") in str(caught.value)
+
+
+# --- anything -------------------------------------------------------------------------------------
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["Pod", "metadata", "name", "uid", "UID", "Pods", "items", "spec", ""]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=12,
+)
+ALMOST = st.dictionaries(
+    st.sampled_from(
+        ["Pod", "Nodes", "nodes", "NodeNames", "NodeNameToVictims", "NodeNameToMetaVictims"]
+    ),
+    ANYTHING,
+    max_size=4,
+)
+
+
+@given(ANYTHING | ALMOST)
+def test_any_json_is_a_question_or_refused(document: object) -> None:
+    body = msgspec.json.encode(document)
+
+    try:
+        question = wire.decode_question(body)
+    except wire.WireError:
+        pass
+    else:
+        answer = json.loads(wire.encode_filter(question, None))
+        kept = answer["NodeNames"] if question.node_objects is None else answer["Nodes"]["items"]
+        assert len(kept) == len(question.nodes)
+    try:
+        preemption = wire.decode_preemption(body)
+    except wire.WireError:
+        return
+    assert json.loads(wire.encode_preemption(preemption.candidates)).keys() == {
+        "NodeNameToMetaVictims"
+    }
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_question_or_refused(body: bytes) -> None:
+    for decode_any in (wire.decode_question, wire.decode_preemption):
+        try:
+            decode_any(body)
+        except wire.WireError as error:
+            assert str(error).startswith("cannot read Extender")  # noqa: PT017 - both ways are right
