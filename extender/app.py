@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import orjson
@@ -15,16 +15,17 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from extender.config import Settings
 from extender.core.annotations import AnnotationProblem
-from extender.core.inventory import PodRecord
 from extender.core.request import PodRef
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.wakeup import build_waker
 from extender.fleet.fleet import Fleet
 from extender.fleet.steps import Steps
+from extender.in_flight import InFlight
 from extender.kube import KubeClient
 from extender.metrics import Metrics
 from extender.observe.api import Api
 from extender.observe.collector import FleetCollector, SourceStatus
+from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from extender.sources.cluster import ClusterSource
@@ -36,7 +37,6 @@ from extender.webhook.handlers import Webhooks
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 WARNINGS_REMEMBERED = 10_000
 """Annotations that were complained about, so that each is complained about once."""
@@ -248,86 +248,6 @@ def _prometheus_state(told: PrometheusStatus) -> SourceStatus:
         partial_answers=told.partial_answers,
         restarts=max(told.worker_starts - 1, 0),
     )
-
-
-class InFlight:
-    """Counts the requests that have been accepted and not answered yet.
-
-    Attributes:
-        requests: how many there are.
-        is_draining: no more are asked for: the end is near.
-    """
-
-    def __init__(self) -> None:
-        self.is_draining = False
-        self.requests = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    @web.middleware
-    async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count a request from its headers to the end of its answer."""
-        self.requests += 1
-        self._none.clear()
-        try:
-            response = await handler(request)
-            if self.is_draining:
-                response.force_close()
-            return response
-        finally:
-            self.requests -= 1
-            if not self.requests:
-                self._none.set()
-
-    async def drain(self, timeout_seconds: float) -> None:
-        """Wait until every accepted request is answered, or the time is up."""
-        self.is_draining = True
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._none.wait()
-        except TimeoutError:
-            logger.warning("requests left unanswered", extra={"requests": self.requests})
-
-
-class InventoryTap:
-    """Passes the inventory to the fleet, and notes where pods that we decided for were bound."""
-
-    def __init__(self, fleet: Fleet, history: DecisionHistory, metrics: Metrics) -> None:
-        self._fleet = fleet
-        self._history = history
-        self._metrics = metrics
-        self.replace_nodes = fleet.replace_nodes
-        self.apply_node = fleet.apply_node
-        self.remove_node = fleet.remove_node
-        self.remove_pod = fleet.remove_pod
-
-    def replace_pods(self, records: Iterable[PodRecord]) -> None:
-        """Take a complete list of GPU pods."""
-        listed = list(records)
-        self._fleet.replace_pods(listed)
-        for record in listed:
-            self._note(record)
-
-    def apply_pod(self, record: PodRecord) -> None:
-        """Take a GPU pod that was added or changed."""
-        self._fleet.apply_pod(record)
-        self._note(record)
-
-    def _note(self, record: PodRecord) -> None:
-        if not record.node:
-            return
-        decided = self._history.note_bound(record.uid, record.node)
-        if decided is not None:
-            choice = "first" if decided.decision.best == record.node else "other"
-            self._metrics.followed.labels(choice).inc()
-            logger.info(
-                "bound",
-                extra={
-                    "pod": record.key,
-                    "node": record.node,
-                    "first_choice": decided.decision.best,
-                },
-            )
 
 
 async def _healthz(_: web.Request) -> web.Response:

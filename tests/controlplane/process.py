@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import random
 import signal
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import aiohttp
 
@@ -21,6 +23,8 @@ from tests.controlplane.leash import leashed
 # Below the ports that kernels give to outgoing connections (Linux 32768, macOS and BSD 49152): a
 # server that is stopped and started again would else find its port taken by a client.
 PORTS: Final = range(20_000, 32_000)
+_KEPT: Final[dict[int, TextIO]] = {}
+"""Ports that were given away, each with the lock that keeps it."""
 START_TIMEOUT_SECONDS: Final = 60.0
 STOP_TIMEOUT_SECONDS: Final = 5.0
 PROBE_TIMEOUT_SECONDS: Final = 2.0
@@ -151,14 +155,26 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Find a port on 127.0.0.1 that nobody listens on."""
+    """Find a port on 127.0.0.1 that nobody listens on, and that no other caller was given.
+
+    Between this answer and the server's start anybody else would find the same port free: it is
+    kept for this process by a locked file until the process ends.
+    """
+    folder = Path(tempfile.gettempdir()) / f"idlegpu-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
     for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe:
-            try:
+        if port in _KEPT:
+            continue
+        lock = (folder / str(port)).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            lock.close()
+            continue
+        _KEPT[port] = lock
+        return port
     raise ProcessError(f"cannot find a free port: all of {PORTS} are taken")
 
 

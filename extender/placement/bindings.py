@@ -1,0 +1,52 @@
+"""Where kube-scheduler put the pods that it asked us about."""
+
+import logging
+from collections.abc import Iterable
+
+from extender.core.inventory import PodRecord
+from extender.fleet.fleet import Fleet
+from extender.metrics import Metrics
+from extender.placement.history import DecisionHistory
+
+logger = logging.getLogger(__name__)
+
+
+class InventoryTap:
+    """Passes the inventory to the fleet, and notes where pods that we decided for were bound."""
+
+    def __init__(self, fleet: Fleet, history: DecisionHistory, metrics: Metrics) -> None:
+        self._fleet = fleet
+        self._history = history
+        self._metrics = metrics
+        self.replace_nodes = fleet.replace_nodes
+        self.apply_node = fleet.apply_node
+        self.remove_node = fleet.remove_node
+        self.remove_pod = fleet.remove_pod
+
+    def replace_pods(self, records: Iterable[PodRecord]) -> None:
+        """Take a complete list of GPU pods."""
+        listed = list(records)
+        self._fleet.replace_pods(listed)
+        for record in listed:
+            self._note(record)
+
+    def apply_pod(self, record: PodRecord) -> None:
+        """Take a GPU pod that was added or changed."""
+        self._fleet.apply_pod(record)
+        self._note(record)
+
+    def _note(self, record: PodRecord) -> None:
+        if not record.node:
+            return
+        decided = self._history.note_bound(record.uid, record.node)
+        if decided is not None:
+            choice = "first" if decided.decision.best == record.node else "other"
+            self._metrics.followed.labels(choice).inc()
+            logger.info(
+                "bound",
+                extra={
+                    "pod": record.key,
+                    "node": record.node,
+                    "first_choice": decided.decision.best,
+                },
+            )
