@@ -11,8 +11,7 @@ from typing import Final
 
 from extender import logs
 from extender.config import ConfigError, Settings, all_settings, load_settings
-from extender.settings.problems import HIDDEN, redact
-from extender.settings.spec import Setting, format_value, is_secret
+from extender.settings.changes import show_value
 from extender.settings.table import render_table
 
 logger = logging.getLogger(__name__)
@@ -60,39 +59,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.check_config:
         sys.stdout.write(f"{path}: ok\n{describe_settings(settings)}")
         return EXIT_OK
-    return _serve(settings)
+    return _serve(settings, path)
 
 
 def describe_settings(settings: Settings) -> str:
     """Return a line for each setting that matters or differs from its default; no secrets."""
     lines = []
-    for path, setting in all_settings().items():
-        shown = _shown(settings, path, setting)
+    for setting in all_settings().values():
+        shown = show_value(settings, setting)
         if setting.name in _ALWAYS_SHOWN or shown != setting.default:
             lines.append(f"  {setting.name}: {shown or _WHERE_NONE.get(setting.name, '')}\n")
     return "".join(lines)
 
 
-def _shown(settings: Settings, path: tuple[str, ...], setting: Setting) -> str:
-    """Return a setting's value for people."""
-    value: object = settings
-    for name in path:
-        value = getattr(value, name)
-    is_hidden = is_secret(setting.name) and not isinstance(value, Path) and bool(value)
-    return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
-
-
-def _serve(settings: Settings) -> int:
-    """Serve until a signal ends it."""
+def _serve(settings: Settings, path: Path | None) -> int:
+    """Serve until a signal ends it; changes of the settings file are taken over."""
     # Only now: checking settings is quick without what serving needs.
     import uvloop  # noqa: PLC0415 - checking a file needs none of these
 
     from extender.app import serve  # noqa: PLC0415 - likewise
     from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
+    from extender.settings_file import SettingsFile  # noqa: PLC0415 - likewise
 
     logs.configure(settings.log.level, settings.log.format)
     try:
-        uvloop.run(serve(settings))
+        uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
     except KubeConfigError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CANNOT_SERVE

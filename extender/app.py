@@ -1,38 +1,44 @@
 """Joins the parts; owns every background task."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import orjson
 from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from extender import logs
 from extender.config import Settings
 from extender.core.annotations import AnnotationProblem
 from extender.core.request import PodRef
 from extender.effects.events import EventSettings, EventWriter
-from extender.effects.wakeup import build_waker
+from extender.effects.peers import Peers
+from extender.effects.wakeup import Waker, build_waker
 from extender.fleet.fleet import Fleet
-from extender.fleet.steps import Steps
+from extender.following import Following, Tasks, in_turns
 from extender.in_flight import InFlight
 from extender.kube import KubeClient
+from extender.memory import Garbage
 from extender.metrics import Metrics
 from extender.observe.api import Api
-from extender.observe.collector import FleetCollector, SourceStatus
+from extender.observe.collector import FleetCollector
+from extender.observe.unasked import unasked_routes
+from extender.placement.asked import AskedLog
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
-from extender.sources.cluster import ClusterSource
-from extender.sources.identity import NodeIdentity
-from extender.sources.kube_reflector import FollowSettings
-from extender.sources.prometheus import PrometheusSource, PrometheusStatus
+from extender.placement.unasked import UnaskedPods
+from extender.reload import Reloader
+from extender.settings_file import SettingsFile
 from extender.webhook.handlers import Webhooks
+from extender.webhook.lost import noting_wrong_paths
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +50,15 @@ WARNINGS_REMEMBERED = 10_000
 LAY_OUT_SECONDS = 0.05
 """Time between looks for nodes that have changed in bulk."""
 
+QUIET_SECONDS = 1.0
+"""Where nobody has asked for so long, the next question may be some time away as well."""
+
 LAST_WORDS_SECONDS = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
+
+
+WAKER = "waker"
+"""Name of a task."""
 
 
 class Extender:
@@ -59,84 +72,112 @@ class Extender:
 
     def __init__(self, settings: Settings, client: KubeClient, clock: Clock = time.time) -> None:
         self.settings = settings
+        self._clock = clock
         self.fleet = Fleet(settings.policy(), clock, in_steps=True)
         self._is_laid_out = False
+        self._touched = asyncio.Event()
+        self.fleet.on_tenant = self._touched.set
         self.history = DecisionHistory(settings.decisions.history)
         self.placer = Placer(
             self.fleet, self.history, clock, detailed=settings.decisions.detailed_nodes
         )
         self.metrics = Metrics()
+        self.metrics.settings_loaded_at.set(clock())
+        self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
+        self.peers = (
+            Peers(settings.peers, self.asked.take, self.metrics, listen=settings.listen_address[0])
+            if settings.peers.is_used
+            else None
+        )
+        if self.peers is not None:
+            self.asked.tell = self.peers.tell
+        self.unasked = UnaskedPods(
+            self.asked,
+            self.metrics,
+            settings.unasked,
+            hearing=self.peers,
+            is_ready=lambda: self.is_ready,
+        )
         self.events = EventWriter(
             client,
             instance=socket.gethostname(),
-            settings=EventSettings(per_second=settings.events.rate_per_second),
+            settings=_event_settings(settings),
             clock=clock,
         )
-        self.waker = (
-            build_waker(client, self.placer, settings.wake, kubeconfig=settings.kubeconfig)
-            if settings.wake.enabled
-            else None
-        )
-        self.cluster = ClusterSource(
+        self._client = client
+        self.waker = self._build_waker(settings)
+        self.tasks = Tasks()
+        self.following = Following(
+            settings,
             client,
-            InventoryTap(self.fleet, self.history, self.metrics),
-            resources=settings.resource_patterns,
-            early_seconds=settings.early_failures.within_seconds,
-            settings=FollowSettings(
-                page_size=settings.cluster.page_size,
-                page_timeout_seconds=settings.cluster.page_timeout_seconds,
-                exporter_words=settings.cluster.exporter_words,
-                silence_seconds=settings.cluster.inactivity_timeout_seconds,
-                resync_seconds=settings.cluster.resync_seconds,
-                backoff_max_seconds=settings.cluster.max_backoff_seconds,
-            ),
+            InventoryTap(self.fleet, self.history, self.metrics, self.unasked),
+            fleet=self.fleet,
+            tasks=self.tasks,
             clock=clock,
         )
-        self.prometheus = self._prometheus_source(clock) if settings.prometheus.url else None
+        self.webhooks = Webhooks(
+            placer=self.placer,
+            resources=settings.resource_patterns,
+            metrics=self.metrics,
+            max_score=settings.wire.max_score,
+            shortlist=settings.wire.shortlist,
+            is_ready=lambda: self._is_laid_out,
+            warn_annotation=self._warn_annotation,
+            asked=self.asked,
+        )
+        self.api = Api(self.fleet, self.placer, settings.resource_patterns)
+        self.reloader: Reloader | None = None
         self.addresses: tuple[str, ...] = ()
         self.in_flight = InFlight()
+        self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         self._warned: OrderedDict[tuple[str, str, str], None] = OrderedDict()
-        self._identity = NodeIdentity()
         self.metrics.registry.register(
             FleetCollector(
-                self.fleet, self.source_states, lambda: self.events.counts.dropped, clock
+                self.fleet, self.following.states, lambda: self.events.counts.dropped, clock
             )
         )
 
-    def _prometheus_source(self, clock: Clock) -> PrometheusSource:
-        return PrometheusSource(
-            self.settings.prometheus,
-            identity=self.node_identity,
-            deliver=lambda readings: in_turns(self.fleet.readings_in_steps(readings)),
-            deliver_history=lambda past: in_turns(self.fleet.history_in_steps(past)),
-            clock=clock,
-            window_seconds=self.settings.window_seconds,
+    def _build_waker(self, settings: Settings, before: Waker | None = None) -> Waker | None:
+        if not settings.wake.enabled:
+            return None
+        return build_waker(
+            self._client,
+            self.placer,
+            settings.wake,
+            kubeconfig=settings.kubeconfig,
+            before=before,
         )
 
-    def node_identity(self) -> NodeIdentity:
-        """Return by what names nodes are known; the same object as long as nothing changed."""
-        nodes = self.cluster.nodes if self.cluster.is_synced else {}
-        addresses = {ip: name for name, node in nodes.items() for ip in node.addresses}
-        identity = NodeIdentity(
-            names=frozenset(nodes),
-            addresses=addresses | dict(self.cluster.exporter_addresses),
-            exporter_pods=self.cluster.exporter_pods,
-        )
-        if identity != self._identity:
-            self._identity = identity
-        return self._identity
+    def follow_settings(self, file: SettingsFile) -> None:
+        """Take over what changes in the settings file, once this runs."""
+        self.reloader = Reloader(file, self.settings, self.adopt, self.metrics, self._clock)
 
-    def source_states(self) -> Iterable[SourceStatus]:
-        """Return how each source fares."""
-        for resource, status in self.cluster.status.items():
-            yield SourceStatus(
-                name=f"apiserver/{resource}",
-                last_success_at=status.last_event_at,
-                failures=status.errors,
-                error=status.last_error,
-            )
-        if self.prometheus is not None:
-            yield _prometheus_state(self.prometheus.status())
+    async def adopt(self, settings: Settings) -> None:
+        """Go by other settings from now on; what is known, assumed and remembered stays.
+
+        Whatever nothing changed for is left alone, and no question waits for this.
+        """
+        before = self.settings
+        if settings.policy() != before.policy():
+            await self.following.decide_by(settings.policy())
+        # In one turn: no question is answered by half of each.
+        self.settings = settings
+        self.placer.detailed = settings.decisions.detailed_nodes
+        self.webhooks.resources = self.api.resources = settings.resource_patterns
+        self.webhooks.max_score = settings.wire.max_score
+        self.webhooks.shortlist = settings.wire.shortlist
+        self.webhooks.max_body_bytes = settings.max_body_bytes
+        self.events.settings = _event_settings(settings)
+        self.unasked.change(settings.unasked)
+        if settings.log != before.log:
+            logs.configure(settings.log.level, settings.log.format)
+        await in_turns(self.history.resize_in_steps(settings.decisions.history))
+        await self.following.adopt(settings)
+        if settings.wake != before.wake:
+            await self.tasks.stop(WAKER)
+            self.waker = self._build_waker(settings, self.waker)
+            if self.waker is not None:
+                self.tasks.start(WAKER, self.waker.run)
 
     @property
     def is_ready(self) -> bool:
@@ -145,20 +186,13 @@ class Extender:
 
     def build_app(self) -> web.Application:
         """Return the HTTP side: webhooks, health, metrics and API."""
-        app = web.Application(
-            client_max_size=self.settings.max_body_bytes, middlewares=[self.in_flight.count]
-        )
-        webhooks = Webhooks(
-            placer=self.placer,
-            resources=self.settings.resource_patterns,
-            metrics=self.metrics,
-            max_score=self.settings.wire.max_score,
-            shortlist=self.settings.wire.shortlist,
-            is_ready=lambda: self._is_laid_out,
-            warn_annotation=self._warn_annotation,
-        )
-        app.add_routes(webhooks.routes())
-        app.add_routes(Api(self.fleet, self.placer, self.settings.resource_patterns).routes())
+        middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
+        app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=middlewares)
+        app.add_routes(self.webhooks.routes())
+        app.add_routes(unasked_routes(self.unasked))
+        app.add_routes(self.api.routes())
+        if self.peers is not None:
+            app.add_routes(self.peers.routes())
         app.add_routes(
             [
                 web.get("/healthz", _healthz),
@@ -191,10 +225,12 @@ class Extender:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         """Tell whether questions can be answered well; telemetry that is down only degrades."""
-        sources = list(self.source_states())
+        sources = list(self.following.states())
         degraded = {source.name: source.error for source in sources if source.error}
-        if self.prometheus is None:
+        if self.following.prometheus is None:
             degraded["prometheus"] = "not configured: set prometheus.url"
+        if self.reloader is not None and self.reloader.problem:
+            degraded["settings"] = self.reloader.problem
         body = {
             "status": ("degraded" if degraded else "ready") if self.is_ready else "starting",
             "degraded": degraded,
@@ -206,48 +242,40 @@ class Extender:
         )
 
     async def _lay_out(self) -> None:
-        """Lay out what changes in bulk, so that no question has to wait for it."""
+        """Lay out, believe and evaluate what changes, so that no question has to wait for it."""
         while True:
+            self._touched.clear()
             await in_turns(self.fleet.settle_in_steps())
-            if self.cluster.is_synced and not self._is_laid_out:
+            if self.following.cluster.is_synced and not self._is_laid_out:
                 self.fleet.snapshot()
+                self.garbage.tidy()  # now, for it takes long: nobody is answered yet
                 self._is_laid_out = True
-            await asyncio.sleep(LAY_OUT_SECONDS)
+            if self._is_laid_out:
+                self.placer.warm()
+                await self.following.renew(self.placer.prepare_in_steps)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAY_OUT_SECONDS):
+                    await self._touched.wait()
 
     async def run(self) -> None:
         """Follow the sources and write events until cancelled; none of these ends by itself."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.cluster.run(), name="inventory")
+            self.tasks.own(group)
+            group.create_task(self.garbage.run(), name="garbage")
+            self.following.start()
             group.create_task(self._lay_out(), name="layouts")
             group.create_task(self.events.run(), name="events")
+            group.create_task(self.unasked.run(), name="unasked")
+            if self.peers is not None:
+                group.create_task(self.peers.run(), name="peers")
             if self.waker is not None:
-                group.create_task(self.waker.run(), name="waker")
-            if self.prometheus is not None:
-                group.create_task(self.prometheus.run(), name="prometheus")
+                self.tasks.start(WAKER, self.waker.run)
+            if self.reloader is not None:
+                group.create_task(self.reloader.run(), name="settings")
 
 
-async def in_turns(steps: Steps[None]) -> None:
-    """Do work in steps, and let whoever waits have a turn between them."""
-    for _ in steps:
-        await asyncio.sleep(0)
-
-
-def _prometheus_state(told: PrometheusStatus) -> SourceStatus:
-    """Return how Prometheus fares; a query that fails is worth telling too."""
-    error = told.last_error or ("" if told.rounds else "not asked yet")
-    failed = told.failed_queries
-    if failed and not error:
-        name, reason = next(iter(failed.items()))
-        error = f"{len(failed)} queries fail, the signals are missing: {name}: {reason}"
-    return SourceStatus(
-        name="prometheus",
-        last_success_at=told.last_success_at,
-        failures=told.failures,
-        error=error,
-        failed_queries=len(failed),
-        partial_answers=told.partial_answers,
-        restarts=max(told.worker_starts - 1, 0),
-    )
+def _event_settings(settings: Settings) -> EventSettings:
+    return EventSettings(per_second=settings.events.rate_per_second)
 
 
 async def _healthz(_: web.Request) -> web.Response:
@@ -255,8 +283,15 @@ async def _healthz(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def start(settings: Settings, clock: Clock = time.time) -> AsyncIterator[Extender]:
+async def start(
+    settings: Settings, clock: Clock = time.time, *, file: SettingsFile | None = None
+) -> AsyncIterator[Extender]:
     """Run an extender while the context is open; on the way out it answers what it accepted.
+
+    Args:
+        settings: every setting.
+        clock: seconds since the epoch.
+        file: where they are from; what changes there is taken over. None for nowhere.
 
     Raises:
         OSError: the listen address cannot be used.
@@ -265,6 +300,8 @@ async def start(settings: Settings, clock: Clock = time.time) -> AsyncIterator[E
     client = await KubeClient.connect(settings.kubeconfig)
     try:
         extender = Extender(settings, client, clock)
+        if file is not None:
+            extender.follow_settings(file)
         runner = web.AppRunner(
             extender.build_app(),
             access_log=None,
@@ -286,7 +323,7 @@ async def start(settings: Settings, clock: Clock = time.time) -> AsyncIterator[E
                 # aiohttp throws away what still arrives of a question once it cleans up: first no
                 # new connections, then the answers, then the end.
                 await site.stop()
-                await extender.in_flight.drain(settings.shutdown_seconds)
+                await extender.in_flight.drain(extender.settings.shutdown_seconds)
                 await runner.cleanup()
                 background.cancel()
         finally:
@@ -301,12 +338,12 @@ def _url(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
     return f"http://{host}:{address[1]}"
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT."""
+async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
+    """Serve until SIGTERM or SIGINT; what changes in the settings file is taken over."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
-    async with start(settings):
+    async with start(settings, file=file):
         await stopping.wait()
         logger.info("shutting down")

@@ -21,7 +21,8 @@ from extender.core.policy import Policy, SharedPolicy, Strategy
 from extender.core.readings import Signal
 from extender.core.resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
-from extender.settings.layers import Layer, read_environment, read_file, without
+from extender.settings.layers import Layer, parse_file, read_environment, read_file, without
+from extender.settings.peers import Peers, Unasked
 from extender.settings.problems import Origin, describe
 from extender.settings.section import MIB, TIB, AnyCase, Form, Quantity, Section
 from extender.settings.spec import Setting, list_settings
@@ -193,6 +194,8 @@ class Settings(Section, BaseSettings):
     cluster: service.Cluster = service.Cluster()
     events: service.Events = service.Events()
     wake: Wake = Wake()
+    peers: Peers = Peers()
+    unasked: Unasked = Unasked()
     decisions: service.Decisions = service.Decisions()
     log: service.Log = service.Log()
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
@@ -282,18 +285,21 @@ def all_settings() -> dict[tuple[str, ...], Setting]:
     return list_settings(Settings)
 
 
-def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
+def load_settings(
+    path: Path | None, environ: Mapping[str, str], content: bytes | None = None
+) -> Settings:
     """Return the settings: the environment's before the file's before the defaults.
 
     Args:
         path: the settings file, None for none.
         environ: variables by name; those that start with IDLEGPU_ count.
+        content: what the file holds, where it has been read already.
 
     Raises:
         ConfigError: with every problem that was found.
     """
     settings = all_settings()
-    file = read_file(path) if path is not None else Layer()
+    file = _read_layer(path, content)
     environment = read_environment(environ, settings)
     problems = [*file.problems, *environment.problems]
     origin = Origin(file="" if path is None else str(path), variables=environment.variables)
@@ -311,6 +317,12 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     if problems:
         raise ConfigError(tuple(problems))
     return loaded
+
+
+def _read_layer(path: Path | None, content: bytes | None) -> Layer:
+    if path is None:
+        return Layer()
+    return read_file(path) if content is None else parse_file(path, content)
 
 
 def _is_url(url: str) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -22,6 +23,7 @@ class InFlight:
     def __init__(self) -> None:
         self.is_draining = False
         self.requests = 0
+        self._answered_at = time.monotonic()
         self._none = asyncio.Event()
         self._none.set()
 
@@ -37,8 +39,13 @@ class InFlight:
             return response
         finally:
             self.requests -= 1
+            self._answered_at = time.monotonic()
             if not self.requests:
                 self._none.set()
+
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether nothing is under way, and nothing was for so long."""
+        return not self.requests and time.monotonic() - self._answered_at >= seconds
 
     async def drain(self, timeout_seconds: float) -> None:
         """Wait until every accepted request is answered, or the time is up."""

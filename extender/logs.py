@@ -14,7 +14,7 @@ from typing import Final, TextIO
 import orjson
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from extender.settings.service import LogFormat, LogLevel
+from extender.settings.log_choices import LogFormat, LogLevel
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What each record has; all else came in `extra`."""

@@ -1,6 +1,12 @@
 """Counters and timings of the extender, in Prometheus' form; labels only from small sets."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
 
 # When a counter was born is noise to whoever watches it: rate() sees a restart without it.
 disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
@@ -22,6 +28,14 @@ class Metrics:
         faults: faults of our own, by verb.
         followed: bound pods by whether kube-scheduler took our first choice.
         annotation_problems: annotations that could not be used, by annotation.
+        settings_reloads: changes of the settings file by outcome.
+        settings_loaded_at: when the settings file was last found good, seconds since the epoch.
+        settings_restart_needed: changed settings that wait for a restart.
+        settings_file_bad: whether the settings file cannot be used as it is now.
+        unasked: pods that were bound without our answer, by scheduler and reason.
+        unjudged: bound pods of which it is not known whether a replica was asked.
+        peer_messages: messages between replicas, by direction and outcome.
+        peers: other replicas, by state.
     """
 
     def __init__(self) -> None:
@@ -74,5 +88,51 @@ class Metrics:
             "idlegpu_annotation_problems",
             "Annotations of pods that could not be used.",
             ["annotation"],
+            registry=self.registry,
+        )
+        self.unasked = Counter(
+            "idlegpu_pods_bound_unasked",
+            "GPU pods that were bound without our answer: no replica was asked about them, the "
+            "answer came too late, or scores are never asked for.",
+            ["scheduler", "reason"],
+            registry=self.registry,
+        )
+        self.unjudged = Counter(
+            "idlegpu_pods_bound_unjudged",
+            "GPU pods that were bound, and of which a replica that is silent may have been asked.",
+            registry=self.registry,
+        )
+        self.peer_messages = Counter(
+            "idlegpu_peer_messages",
+            "Messages between replicas about what they were asked.",
+            ["direction", "outcome"],
+            registry=self.registry,
+        )
+        self.peers = Gauge(
+            "idlegpu_peers",
+            "Other replicas: known by their address, and those of them that answer.",
+            ["state"],
+            registry=self.registry,
+        )
+        self.settings_reloads = Counter(
+            "idlegpu_settings_reloads",
+            "Changes of the settings file that were applied, rejected because the file is bad, or "
+            "changed nothing that is in force.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.settings_loaded_at = Gauge(
+            "idlegpu_settings_loaded_timestamp_seconds",
+            "When the settings were last loaded well.",
+            registry=self.registry,
+        )
+        self.settings_restart_needed = Gauge(
+            "idlegpu_settings_restart_needed",
+            "Settings that were changed in the file and wait for a restart.",
+            registry=self.registry,
+        )
+        self.settings_file_bad = Gauge(
+            "idlegpu_settings_file_bad",
+            "Whether the settings file is bad: the settings before it stay in force.",
             registry=self.registry,
         )

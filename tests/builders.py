@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from extender.core.assessment import Ask, Assessment, assess
-from extender.core.decision import Decision, Overlay, decide, estimates, evaluate_pool
+from extender.core.decision import Decision, decide
+from extender.core.evaluation import Overlay, estimates
+from extender.core.names import Roll
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request import GpuRequest, PodRef
 from extender.core.snapshot import (
@@ -179,6 +181,7 @@ def snapshot_of(
         pools={resource: build_pool(resource, rows, telemetry, suspicion)},
         telemetry=telemetry,
         models=models,
+        roll=Roll(nodes, {resource: sorted(rows)}),
     )
 
 
@@ -210,16 +213,12 @@ def decide_on(
     models: tuple[str, ...] = ("",),
 ) -> Decision:
     """Decide for a pod among these nodes, from scratch."""
-    rules = policy or Policy()
     return decide(
         snapshot_of(nodes, models=models),
         asked or request(),
         tuple(nodes) if candidates is None else candidates,
-        rules,
+        policy or Policy(),
         overlays={GPU: overlay or {}},
-        evaluate=lambda snapshot, pool, about, question: evaluate_pool(
-            snapshot, pool, about, question, rules
-        ),
     )
 
 

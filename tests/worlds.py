@@ -53,10 +53,10 @@ class Device:
 class World:
     """A cluster whose fleet and placer see what a test lets happen; every node is idle at first."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
+    def __init__(self, policy: Policy | None = None, *, in_steps: bool = False) -> None:
         self.policy = policy or Policy()
         self.clock = Clock()
-        self.fleet = Fleet(self.policy, self.clock)
+        self.fleet = Fleet(self.policy, self.clock, in_steps=in_steps)
         self.history = DecisionHistory(100)
         self.placer = Placer(self.fleet, self.history, self.clock)
         self.devices: dict[DeviceKey, Device] = {}

@@ -15,7 +15,7 @@ from extender.core.snapshot import (
 )
 
 
-def take_batch(batch: Batch, index: Rows) -> Batch:
+def take_batch(batch: Batch, index: Rows | slice) -> Batch:
     """Return some rows of a batch."""
     columns = {
         column.name: getattr(batch, column.name)[index]
@@ -52,7 +52,7 @@ def rearrange_batch(batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetr
             column[~is_new], column[is_new] = old[kept], new
         else:
             blank = NO_DEVICE if name == "slots" else 0
-            column = np.full((len(index), width), blank, dtype=old.dtype)
+            column = np.full((len(index), width), blank, dtype=old.dtype, order="F")
             same = min(width, old.shape[1])
             column[np.flatnonzero(~is_new), :same] = old[kept, :same]
             same = min(width, new.shape[1])

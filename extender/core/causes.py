@@ -33,6 +33,11 @@ class Sign(IntEnum):
     DCGM_HEALTH = 11  # DCGM's verdict
     MISSING = 12
     NOT_OFFERED = 13
+    SRAM_ERRORS = 14
+    FABRIC_HEALTH = 15  # NVML's summary
+    NVLINKS_DOWN = 16  # how many
+    INFOROM_CORRUPTED = 17
+    SHUTDOWN_TEMPERATURE = 18  # degrees Celsius
 
 
 _WORDS: Mapping[Sign, str] = MappingProxyType(
@@ -51,6 +56,11 @@ _WORDS: Mapping[Sign, str] = MappingProxyType(
         Sign.DCGM_HEALTH: "DCGM health: {value}",
         Sign.MISSING: "missing among its siblings",
         Sign.NOT_OFFERED: "the kubelet offers fewer GPUs than its node has",
+        Sign.SRAM_ERRORS: "uncorrectable SRAM errors beyond their threshold",
+        Sign.FABRIC_HEALTH: "NVLink fabric {value}",
+        Sign.NVLINKS_DOWN: "{value} NVLinks that have gone down",
+        Sign.INFOROM_CORRUPTED: "a damaged infoROM",
+        Sign.SHUTDOWN_TEMPERATURE: "{value} °C, at which it switches itself off",
     }
 )
 
@@ -98,6 +108,7 @@ _NAMES: Mapping[Sign, Mapping[int, str]] = MappingProxyType(
             6: "not supported by the driver",
         },
         Sign.DCGM_HEALTH: {10: "warning", 20: "failure"},
+        Sign.FABRIC_HEALTH: {2: "unhealthy", 3: "of limited capacity"},
     }
 )
 
@@ -145,22 +156,40 @@ def words(cause: int) -> str:
     return _WORDS[sign].format(value=_NAMES.get(sign, {}).get(value, value))
 
 
-def ill_health(telemetry: Telemetry, row: int, name: Callable[[int], str] | None = None) -> str:
+def blamed_siblings(causes: Rows, all_causes: Rows) -> Mapping[int, int]:
+    """Return what speaks against the devices that some causes blame, by their rows.
+
+    Args:
+        causes: of some devices.
+        all_causes: of every device, by row.
+    """
+    blaming = causes[causes >> _VALUE_BITS == Sign.SIBLING] & _LARGEST_VALUE
+    return {int(row): int(all_causes[row]) for row in np.unique(blaming)}
+
+
+def ill_health(
+    telemetry: Telemetry,
+    at: int | tuple[int, int],
+    name: Callable[[int], str] | None = None,
+    siblings: Mapping[int, int] | None = None,
+) -> str:
     """Return what speaks against a device and what that means, "" where nothing does.
 
     Args:
-        telemetry: of every device.
-        row: the device.
+        telemetry: of every device, or of a batch.
+        at: the device's row, or its place in the batch.
         name: names another device of its node by its row, e.g. "GPU 2".
+        siblings: what speaks against such others, by row; without it `telemetry` is every device's.
     """
-    cause = int(telemetry.cause[row])
+    cause = int(telemetry.cause[at])
     sign, value = decode(cause)
     why = words(cause)
     if sign is Sign.SIBLING:
         other = f"{name(value)} of its node" if name else why
-        why = f"{other} has {words(int(telemetry.cause[value]))}"
-    if telemetry.is_excluded[row]:
+        of_other = int(telemetry.cause[value]) if siblings is None else siblings[value]
+        why = f"{other} has {words(of_other)}"
+    if telemetry.is_excluded[at]:
         return f"cannot work: {why}"
-    if telemetry.is_excluded_multi[row]:
+    if telemetry.is_excluded_multi[at]:
         return f"cannot work for pods with several GPUs: {why}"
-    return f"counts less: {why}" if telemetry.penalty[row] else ""
+    return f"counts less: {why}" if telemetry.penalty[at] else ""

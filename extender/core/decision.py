@@ -1,58 +1,22 @@
 """The decision: which candidate nodes would do for a request, and in which order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
 
-from extender.core.assessment import Ask, Assessment, Estimates, assess
-from extender.core.batches import take_batch
-from extender.core.filtering import Code, Codes, reject
-from extender.core.landing import assume
+from extender.core.evaluation import Evaluation, Overlay, Question, asks, nominate, stand
+from extender.core.filtering import Code, Codes
+from extender.core.names import NamesAt
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
-from extender.core.scoring import UNKNOWN_SCORE, mean, score
-from extender.core.snapshot import (
-    Batch,
-    Flags,
-    Pool,
-    PoolRow,
-    Ratios,
-    Rows,
-    Snapshot,
-    Tenant,
-    batch_rows,
-    patched,
-)
+from extender.core.scoring import UNKNOWN_SCORE
+from extender.core.snapshot import Flags, Pool, Ratios, Rows, Snapshot
 
 RELAXED_MARGIN = 0.10
 """Where no node has enough idle devices, the load filter lets those pass whose load is within
 this ratio of the least."""
-
-Overlay = Mapping[str, tuple[Tenant, ...]]
-"""Tentative tenants by node name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """What every node of a pool is worth to one request; one row per node.
-
-    Attributes:
-        codes: the first reason against the node, `Code.PASSES` where there is none.
-        scores: ratio from 0 to 1.
-        idle: landing devices known to suit.
-        needed: distinct devices that the pod will get.
-        possible: landing devices that suit or may suit for all that is known.
-        utilization: mean ratio of the landing devices.
-    """
-
-    codes: Codes
-    scores: Ratios
-    idle: Rows
-    needed: Rows
-    possible: Rows
-    utilization: Ratios
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +27,34 @@ class Decision:
         candidates: node names.
         codes: the first reason against each, `Code.PASSES` where there is none.
         scores: ratio from 0 to 1; full precision, meaningful for every candidate.
-        order: indexes of the candidates that pass, best first; ties go by node name.
+        order: indexes of the candidates that pass, best first; ties go by node name. Only of the
+            best ones where no more were asked for.
     """
 
-    candidates: tuple[str, ...]
+    candidates: Sequence[str]
     codes: Codes
     scores: Ratios
     order: Rows
+
+    def slim(self, kept: int) -> "Decision":
+        """Return the decision as it is remembered: small, the order of the first `kept` only.
+
+        Scores keep seven digits, which is what people are shown.
+        """
+        names = self.candidates
+        if isinstance(names, NamesAt) and len(names.names) <= np.iinfo(np.uint16).max:
+            names = NamesAt(names.names, names.rows.astype(np.uint16))
+        return replace(
+            self,
+            candidates=names,
+            scores=self.scores.astype(np.float32),
+            order=self.order[:kept].copy(),
+        )
+
+    @property
+    def feasible(self) -> int:
+        """How many candidates pass."""
+        return int(np.count_nonzero(self.codes == Code.PASSES))
 
     @property
     def best(self) -> str | None:
@@ -77,175 +62,24 @@ class Decision:
         return self.candidates[self.order[0]] if len(self.order) else None
 
 
-Evaluate = Callable[[Snapshot, Pool, GpuRequest, Ask], Evaluation]
+Evaluate = Callable[[Snapshot, Pool, Question], Evaluation]
 """How a pool is evaluated; a cache may stand between."""
 
 
-def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
-    """Return by model id how early the pod's list names the model; 0 where it does not.
-
-    A preference matches a model that contains it as a word, so `H100` is `NVIDIA H100 80GB HBM3`.
-
-    Example:
-        >>> model_places(["", "nvidia a100 sxm4 40gb", "nvidia h100 80gb hbm3"], ["H100", "A100"])
-        array([0, 1, 2])
-    """
-    places = [0] * len(models)
-    for place, preference in enumerate(preferred):
-        words = f" {normalize_model(preference)} "
-        for model_id, model in enumerate(models):
-            if not places[model_id] and words in f" {model} ":
-                places[model_id] = len(preferred) - place
-    return np.array(places, dtype=np.intp)
+def evaluate_pool(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+    """Evaluate every node of a pool."""
+    return stand(snapshot, pool, question).evaluation
 
 
-def normalize_model(model: str) -> str:
-    """Return a model in lower-case words, however its source joins them.
-
-    Example:
-        >>> normalize_model("NVIDIA-A100-SXM4-40GB")
-        'nvidia a100 sxm4 40gb'
-    """
-    return " ".join(model.lower().replace("-", " ").replace("_", " ").split())
-
-
-def evaluate_batch(
-    batch: Batch, request: GpuRequest, ask: Ask, policy: Policy, places: Rows, nominated: Flags
-) -> Evaluation:
-    """Evaluate each node of a batch."""
-    assessment = assess(batch, ask, estimates(policy))
-    codes = reject(batch, ask, assessment, requires_idle=request.requires_idle, nominated=nominated)
-    return Evaluation(
-        codes=codes,
-        scores=score(batch, assessment, request.strategy, places),
-        idle=assessment.idle,
-        needed=assessment.landing.needed,
-        possible=_possible(assessment),
-        utilization=mean(
-            assessment.utilization, assessment.landing.devices, assessment.landing.size
-        ),
-    )
-
-
-def _possible(assessment: Assessment) -> Rows:
-    """Return how many landing devices suit, or may suit for all that is known.
-
-    The held ones may be the busy ones; where all are held by our count, that is late.
-    """
-    landing = assessment.landing
-    may_suit = (assessment.fits & (assessment.idle_chance > 0)).sum(axis=1)
-    possible: Rows = np.minimum(may_suit, np.maximum(landing.size - landing.taken, landing.needed))
-    return possible
-
-
-def estimates(policy: Policy) -> Estimates:
-    """Return what the policy believes of tenants that the readings do not show."""
-    return Estimates(
-        utilization=policy.assumed.utilization,
-        mps_share_bytes=policy.mps_share_bytes,
-    )
-
-
-def asks(request: GpuRequest) -> tuple[tuple[str, Ask], ...]:
-    """Return what the request asks of each resource."""
-    return tuple(
-        (
-            resource,
-            Ask(
-                count=count,
-                memory_bytes=float(request.memory_bytes or 0),
-                thresholds=request.thresholds,
-            ),
-        )
-        for resource, count in request.resources
-    )
-
-
-def evaluate_pool(
-    snapshot: Snapshot, pool: Pool, request: GpuRequest, ask: Ask, policy: Policy
-) -> Evaluation:
-    """Evaluate every node of a pool as the snapshot has it, without tentative tenants."""
-    places = model_places(snapshot.models, request.preferred_models)
-    nominated = np.zeros(len(pool.nodes), dtype=np.bool_)
-    return evaluate_batch(pool.batch, request, ask, policy, places, nominated)
-
-
-def evaluate_again(
-    evaluation: Evaluation,
-    snapshot: Snapshot,
-    pool: Pool,
-    rows: Sequence[int],
-    rest: tuple[GpuRequest, Ask, Policy],
-) -> Evaluation:
-    """Return an evaluation of the pool as it was with some rows evaluated as they are now."""
-    if not rows:
-        return evaluation
-    request, ask, policy = rest
-    index = np.unique(np.array(rows, dtype=np.intp))
-    places = model_places(snapshot.models, request.preferred_models)
-    nominated = np.zeros(len(index), dtype=np.bool_)
-    batch = take_batch(pool.batch, index)
-    fresh = evaluate_batch(batch, request, ask, policy, places, nominated)
-    return _with_rows(evaluation, index, fresh)
-
-
-def _with_rows(evaluation: Evaluation, index: Rows, fresh: Evaluation) -> Evaluation:
-    """Return an evaluation with those of `fresh` at `index`."""
-    return Evaluation(
-        **{
-            column.name: patched(
-                getattr(evaluation, column.name), index, getattr(fresh, column.name)
-            )
-            for column in fields(evaluation)
-        }
-    )
-
-
-def correct(
-    evaluation: Evaluation,
-    pool: Pool,
-    snapshot: Snapshot,
-    changed: Mapping[int, PoolRow],
-    rest: tuple[GpuRequest, Ask, Policy],
-) -> Evaluation:
-    """Return `evaluation` with the rows of `changed` evaluated anew from their new records."""
-    if not changed:
-        return evaluation
-    request, ask, policy = rest
-    index = np.fromiter(changed, dtype=np.intp, count=len(changed))
-    batch = batch_rows(
-        tuple(changed.values()),
-        snapshot.telemetry,
-        pool.batch.suspicion[index],
-        width=pool.batch.slots.shape[1],
-    )
-    nominated = np.array([pool.nodes[row] == request.nominated_node for row in changed])
-    places = model_places(snapshot.models, request.preferred_models)
-    fresh = evaluate_batch(batch, request, ask, policy, places, nominated)
-    return _with_rows(evaluation, index, fresh)
-
-
-def changed_rows(pool: Pool, overlay: Overlay, nominated_node: str) -> dict[int, PoolRow]:
-    """Return the rows on which tentative tenants or the pod's own nomination make a difference."""
-    changed = {
-        pool.row_of[node]: assume(pool.rows[pool.row_of[node]], tenants)
-        for node, tenants in overlay.items()
-        if node in pool.row_of
-    }
-    if nominated_node in pool.row_of:
-        row = pool.row_of[nominated_node]
-        changed.setdefault(row, pool.rows[row])
-    return changed
-
-
-def decide(
+def decide(  # noqa: PLR0913 - what a decision rests on is just so much
     snapshot: Snapshot,
     request: GpuRequest,
-    candidates: tuple[str, ...],
+    candidates: Sequence[str],
     policy: Policy,
     *,
     overlays: Mapping[str, Overlay],
-    evaluate: Evaluate,
+    evaluate: Evaluate = evaluate_pool,
+    ranked: int | None = None,
 ) -> Decision:
     """Decide which candidates would do for `request`, and in which order.
 
@@ -259,24 +93,28 @@ def decide(
         policy: the settings of the decision.
         overlays: tentative tenants by resource and node; never the pod itself.
         evaluate: how a whole pool is evaluated: `evaluate_pool`, or a cache before it.
+        ranked: so many of the best are put in order, None for all that pass.
     """
+    # By number they are neither made into strings nor compared as such.
+    candidates = snapshot.roll.number(candidates)
     is_nominated = np.zeros(len(candidates), dtype=np.bool_)
     if request.nominated_node:
         is_nominated[:] = [node == request.nominated_node for node in candidates]
     unknown_code = Code.NOT_IDLE if request.requires_idle else Code.PASSES
-    tally = _Tally(np.where(is_nominated, Code.PASSES, unknown_code).astype(np.uint8))
+    tally = _Tally(
+        np.where(is_nominated, np.uint8(Code.PASSES), np.uint8(unknown_code)),
+        weighs_load=policy.load_filter.is_enabled,
+    )
     for resource, ask in asks(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
             tally.add_unknown(np.ones(len(candidates), dtype=np.bool_))
             continue
-        changed = changed_rows(pool, overlays.get(resource, {}), request.nominated_node)
-        evaluation = correct(
-            evaluate(snapshot, pool, request, ask), pool, snapshot, changed, (request, ask, policy)
+        question = Question(
+            request=request, ask=ask, policy=policy, overlay=overlays.get(resource, {})
         )
-        found = map(pool.row_of.get, candidates, repeat(-1))
-        rows = np.fromiter(found, np.intp, len(candidates))
-        tally.add(evaluation, rows)
+        evaluation = nominate(evaluate(snapshot, pool, question), snapshot, pool, question)
+        tally.add(evaluation, _rows_in(snapshot, pool, candidates))
     codes = tally.codes
     if policy.load_filter.is_enabled:
         codes = _refuse_busy(codes, tally, is_nominated)
@@ -284,8 +122,17 @@ def decide(
         candidates=candidates,
         codes=codes,
         scores=tally.scores,
-        order=_order(candidates, codes, tally.scores),
+        order=_order(candidates, codes, tally.scores, ranked),
     )
+
+
+def _rows_in(snapshot: Snapshot, pool: Pool, candidates: Sequence[str]) -> Rows:
+    """Return the row of each candidate in a pool, -1 where it is not in it."""
+    rows = snapshot.roll.rows(pool.resource, candidates)
+    if rows is None:
+        found = map(pool.row_of.get, candidates, repeat(-1))
+        rows = np.fromiter(found, np.intp, len(candidates))
+    return rows
 
 
 class _Tally:
@@ -293,11 +140,13 @@ class _Tally:
 
     Args:
         unknown_codes: per candidate, the verdict where we do not know that it offers a resource.
+        weighs_load: whether `load`, `is_enough` and `is_busy` are wanted.
     """
 
-    def __init__(self, unknown_codes: Codes) -> None:
+    def __init__(self, unknown_codes: Codes, *, weighs_load: bool) -> None:
         count = len(unknown_codes)
         self._unknown_codes = unknown_codes
+        self._weighs_load = weighs_load
         self.codes: Codes = np.zeros(count, dtype=np.uint8)
         self.scores = np.ones(count)
         self.load = np.zeros(count)
@@ -306,14 +155,17 @@ class _Tally:
 
     def add(self, evaluation: Evaluation, rows: Rows) -> None:
         """Add the evaluation of one resource; row -1 is a node that does not offer it."""
-        known = rows >= 0
+        is_known = rows >= 0
+        known = slice(None) if is_known.all() else is_known  # a slice makes no copies
         at = rows[known]
         self._refuse(known, evaluation.codes[at])
         self.scores[known] = np.minimum(self.scores[known], evaluation.scores[at])
-        self.load[known] = np.maximum(self.load[known], evaluation.utilization[at])
-        self.is_enough[known] &= evaluation.idle[at] >= evaluation.needed[at]
-        self.is_busy[known] |= evaluation.possible[at] < evaluation.needed[at]
-        self.add_unknown(~known)
+        if self._weighs_load:
+            self.load[known] = np.maximum(self.load[known], evaluation.utilization[at])
+            self.is_enough[known] &= evaluation.idle[at] >= evaluation.needed[at]
+            self.is_busy[known] |= evaluation.possible[at] < evaluation.needed[at]
+        if not isinstance(known, slice):
+            self.add_unknown(~known)
 
     def add_unknown(self, which: Flags) -> None:
         """Add a resource that the candidates in `which` do not offer as far as we know."""
@@ -321,7 +173,7 @@ class _Tally:
         self.scores[which] = np.minimum(self.scores[which], UNKNOWN_SCORE)
         self.is_enough[which] = False
 
-    def _refuse(self, which: Flags, codes: Codes) -> None:
+    def _refuse(self, which: Flags | slice, codes: Codes) -> None:
         before = self.codes[which]
         self.codes[which] = np.where(before == Code.PASSES, codes, before)
 
@@ -341,17 +193,17 @@ def _refuse_busy(codes: Codes, tally: _Tally, is_nominated: Flags) -> Codes:
     return np.where(refused & ~is_nominated, np.uint8(Code.BUSY), codes)
 
 
-def _order(candidates: tuple[str, ...], codes: Codes, scores: Ratios) -> Rows:
-    """Return the candidates that pass, best first; ties by name, whatever order was asked in."""
+def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int | None) -> Rows:
+    """Return the best candidates that pass, best first; ties by name, however they were asked."""
     passing = np.flatnonzero(codes == Code.PASSES)
-    ranked = passing[np.argsort(-scores[passing], kind="stable")]
-    if not len(ranked):
-        return ranked
-    # Names are compared only within runs of equal scores: sorting 5,000 strings is dear.
-    values = scores[ranked]
-    starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
-    ends = np.r_[starts[1:], len(ranked)]
-    for start, end in zip(starts, ends, strict=True):
-        if end - start > 1:
-            ranked[start:end] = sorted(ranked[start:end], key=candidates.__getitem__)
-    return ranked
+    if ranked is not None and ranked < len(passing):
+        # All that are as good as the last one wanted: which of them it is goes by name.
+        values = -scores[passing]
+        passing = passing[values <= np.partition(values, ranked)[ranked]]
+    if isinstance(candidates, NamesAt):
+        # Numbers go by name: no name has to be looked at.
+        by_name = passing[np.argsort(candidates.rows[passing], kind="stable")]
+    else:
+        by_name = np.array(sorted(passing.tolist(), key=candidates.__getitem__), dtype=np.intp)
+    order: Rows = by_name[np.argsort(-scores[by_name], kind="stable")][:ranked]
+    return order

@@ -1,17 +1,24 @@
 """Why a node got its verdict: the same columns that the decision was made from, as records."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from extender.core.assessment import Ask, Assessment, assess
-from extender.core.causes import ill_health
-from extender.core.decision import estimates, evaluate_batch, model_places
+from extender.core.batches import take_batch
+from extender.core.causes import blamed_siblings, ill_health
+from extender.core.evaluation import (
+    Question,
+    estimates,
+    evaluate_batch,
+    model_places,
+    row_under,
+)
 from extender.core.filtering import Code
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
-from extender.core.snapshot import Batch, PoolRow, Rows, Snapshot, batch_rows
+from extender.core.snapshot import Batch, Pool, Rows, Snapshot, patch_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,37 +127,79 @@ def _state_codes(batch: Batch, assessment: Assessment, *, multi: bool) -> Rows:
     )
 
 
-def explain(
-    snapshot: Snapshot,
-    resource: str,
-    ask: Ask,
-    request: GpuRequest,
-    policy: Policy,
-    rows: Sequence[tuple[str, PoolRow, float]],
-) -> tuple[NodeVerdict, ...]:
-    """Explain the verdict on some nodes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What the verdict on some nodes was made from: kept as columns, put in words when asked for.
 
-    Args:
-        snapshot: the snapshot that the decision was made from.
+    Attributes:
+        nodes: the nodes.
+        batch: their rows with the assumed tenants on them, as they were decided about.
         resource: the resource that was asked for.
         ask: what was asked of it.
         request: the pod's whole request.
         policy: the settings.
-        rows: (node, row with assumed tenants on it, suspicion).
+        models: model names by model id.
+        siblings: what speaks against the devices that the verdict on another blames, by row.
     """
-    if not rows:
+
+    nodes: tuple[str, ...]
+    batch: Batch
+    resource: str
+    ask: Ask
+    request: GpuRequest
+    policy: Policy
+    models: tuple[str, ...]
+    siblings: Mapping[int, int]
+
+
+def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[str]) -> Evidence:
+    """Keep what the verdict on some nodes is made from.
+
+    Args:
+        snapshot: the snapshot that the decision was made from.
+        pool: of the resource that was asked for.
+        question: what the pod asked of it.
+        nodes: the nodes; those that are not in the pool are left out.
+    """
+    rows = [pool.row_of[node] for node in nodes if node in pool.row_of]
+    batch = take_batch(pool.batch, np.array(rows, dtype=np.intp))
+    assumed = {
+        at: row_under(pool, row, question.overlay)
+        for at, row in enumerate(rows)
+        if pool.nodes[row] in question.overlay
+    }
+    batch = patch_batch(batch, assumed)
+    return Evidence(
+        nodes=tuple(pool.nodes[row] for row in rows),
+        batch=batch,
+        resource=pool.resource,
+        ask=question.ask,
+        request=question.request,
+        policy=question.policy,
+        models=snapshot.models,
+        siblings=blamed_siblings(batch.telemetry.cause, snapshot.telemetry.cause),
+    )
+
+
+def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
+    """Put the verdict on each node of the evidence in words."""
+    if not evidence.nodes:
         return ()
-    suspicions = np.array([suspicion for _, _, suspicion in rows])
-    batch = batch_rows(tuple(row for _, row, _ in rows), snapshot.telemetry, suspicions, width=1)
-    assessment = assess(batch, ask, estimates(policy))
-    nominated = np.array([node == request.nominated_node for node, _, _ in rows])
-    places = model_places(snapshot.models, request.preferred_models)
-    evaluation = evaluate_batch(batch, request, ask, policy, places, nominated)
-    states = device_states(batch, assessment, multi=ask.count > 1)
+    batch, request, models = evidence.batch, evidence.request, evidence.models
+    assessment = assess(batch, evidence.ask, estimates(evidence.policy))
+    evaluation = evaluate_batch(
+        batch,
+        request,
+        evidence.ask,
+        evidence.policy,
+        model_places(models, request.preferred_models),
+        np.array([node == request.nominated_node for node in evidence.nodes]),
+    )
+    states = device_states(batch, assessment, multi=evidence.ask.count > 1)
     return tuple(
         NodeVerdict(
             node=node,
-            resource=resource,
+            resource=evidence.resource,
             rejection=Code(int(evaluation.codes[index])).text,
             score=float(evaluation.scores[index]),
             landing=int(assessment.landing.size[index]),
@@ -158,18 +207,20 @@ def explain(
             needed=int(assessment.landing.needed[index]),
             taken=int(assessment.landing.taken[index]),
             chance=float(assessment.chance[index]),
-            is_agreed=row.is_agreed,
-            suspicion=suspicion,
-            model=snapshot.models[row.model_id],
+            is_agreed=bool(batch.is_agreed[index]),
+            suspicion=float(batch.suspicion[index]),
+            model=models[int(batch.model_id[index])],
             devices=tuple(
                 replace(
-                    _device(batch, assessment, (index, slot), states[index][slot]),
-                    health=ill_health(snapshot.telemetry, device),
+                    _device(batch, assessment, (index, int(slot)), states[index][int(slot)]),
+                    health=ill_health(
+                        batch.telemetry, (index, int(slot)), siblings=evidence.siblings
+                    ),
                 )
-                for slot, device in enumerate(row.slots)
+                for slot in np.flatnonzero(batch.present[index])
             ),
         )
-        for index, (node, row, suspicion) in enumerate(rows)
+        for index, node in enumerate(evidence.nodes)
     )
 
 

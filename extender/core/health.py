@@ -35,10 +35,10 @@ DEFAULT_XID_ACTIONS: Mapping[int, HealthAction] = MappingProxyType(
 )
 """What each XID means unless configured: NVIDIA's catalog and what device plugins agree on."""
 
-_SEVERITY: Mapping[HealthAction, int] = MappingProxyType(
+SEVERITY: Mapping[HealthAction, int] = MappingProxyType(
     {IGNORE: 0, PENALTY: 1, EXCLUDE_MULTI_GPU: 2, EXCLUDE: 3, EXCLUDE_NODE: 4}
 )
-"""Of several causes the one with the gravest consequence is told."""
+"""How grave each action is: of several causes the one with the gravest consequence is told."""
 
 # Actions that DCGM's field 1523 asks for: reset, reboot, drain and reset, bus reset, system reboot.
 _RECOVERY_RESETS = (1, 2, 4, 6, 7)
@@ -47,6 +47,7 @@ _RECOVERY_IMEX = 5
 _FABRIC_MANAGER_FAILED = (1, 4, 5, 6)
 _FABRIC_MANAGER_STARTING = 2
 _DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
+_FABRIC_UNHEALTHY, _FABRIC_LIMITED = 2.0, 3.0
 
 _MASK_LIMIT = float(1 << 53)  # no bit mask is larger, and larger ones are not exact
 
@@ -106,10 +107,10 @@ class HealthColumns:
             self.is_excluded_multi |= which
         if action in {PENALTY, EXCLUDE_MULTI_GPU}:
             self.penalty = np.where(which, np.maximum(self.penalty, self._weight), self.penalty)
-        is_graver = which & (self._severity < _SEVERITY[action])
+        is_graver = which & (self._severity < SEVERITY[action])
         at_these = values[is_graver] if isinstance(values, np.ndarray) else values
         self.cause[is_graver] = encode(sign, at_these)
-        self._severity[is_graver] = _SEVERITY[action]
+        self._severity[is_graver] = SEVERITY[action]
 
     def exclude_siblings(self, node_row: Rows) -> None:
         """Exclude every device of the nodes on which one excludes them all.
@@ -162,7 +163,7 @@ def judge(
     xids = column(Signal.XID)
     for xid in np.unique(xids[~np.isnan(xids)]):
         action = xid_action(health, int(xid))
-        counts = xid_is_recent | agrees if _SEVERITY[action] > _SEVERITY[PENALTY] else xid_is_recent
+        counts = xid_is_recent | agrees if SEVERITY[action] > SEVERITY[PENALTY] else xid_is_recent
         verdict.apply(action, counts & (xids == xid), Sign.XID, float(xid))
     return verdict
 
@@ -207,6 +208,25 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
         (health.retired_pages_pending, page_pending, Sign.RETIRED_PAGES_PENDING, 0.0),
         (health.dcgm_fail, status >= _DCGM_FAIL, Sign.DCGM_HEALTH, _DCGM_FAIL),
         (health.dcgm_warn, is_warned, Sign.DCGM_HEALTH, _DCGM_WARN),
+        *_signs_of_nvml(column, health),
+    )
+
+
+def _signs_of_nvml(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
+    """Return the signs that the node agent alone sees."""
+    summary = column(Signal.FABRIC_HEALTH)
+    links = column(Signal.NVLINKS_DOWN)
+    celsius = column(Signal.TEMPERATURE)
+    too_hot = celsius >= column(Signal.TEMPERATURE_SHUTDOWN)
+    sram = column(Signal.SRAM_THRESHOLD_EXCEEDED) > 0
+    inforom = column(Signal.INFOROM_CORRUPTED) > 0
+    return (
+        (health.sram_errors, sram, Sign.SRAM_ERRORS, 0.0),
+        (health.fabric_unhealthy, summary == _FABRIC_UNHEALTHY, Sign.FABRIC_HEALTH, summary),
+        (health.fabric_limited, summary == _FABRIC_LIMITED, Sign.FABRIC_HEALTH, summary),
+        (health.nvlink_down, links > 0, Sign.NVLINKS_DOWN, links),
+        (health.inforom_corrupted, inforom, Sign.INFOROM_CORRUPTED, 0.0),
+        (health.shutdown_temperature, too_hot, Sign.SHUTDOWN_TEMPERATURE, celsius),
     )
 
 

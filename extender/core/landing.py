@@ -63,7 +63,7 @@ def _policy_choice(batch: Batch, open_devices: Flags, count: int) -> Flags:
     if not batch.is_shared.any():
         return open_devices
     sign = np.where(batch.is_packed, -1, 1)[:, None]
-    used = batch.used.copy()
+    used = batch.used.copy(order="K")
     nodes = np.arange(len(batch))
     chosen = np.zeros_like(open_devices)
     for _ in range(min(count, int((batch.replicas * batch.present.sum(axis=1)).max()))):

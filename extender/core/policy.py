@@ -138,6 +138,12 @@ class Health:
         dcgm_warn: DCGM's own verdict is warning.
         fabric_manager_failed: CUDA cannot start on an NVSwitch system.
         fabric_manager_starting: the fabric manager is not ready yet.
+        sram_errors: the SRAM has more uncorrectable errors than the driver tolerates.
+        fabric_unhealthy: the driver calls the NVLink fabric unhealthy ...
+        fabric_limited: ... or of limited capacity.
+        nvlink_down: an NVLink has gone down.
+        inforom_corrupted: the card's own memory of its configuration is damaged.
+        shutdown_temperature: as hot as where the card switches itself off.
         missing_device: a device is not seen, although its siblings are.
         not_offered: the kubelet offers fewer devices than the node has, for no cause that is seen.
         temperature_warn_celsius: from here a device counts less ...
@@ -166,6 +172,12 @@ class Health:
     dcgm_warn: HealthAction = HealthAction.PENALTY
     fabric_manager_failed: HealthAction = HealthAction.EXCLUDE_NODE
     fabric_manager_starting: HealthAction = HealthAction.PENALTY
+    sram_errors: HealthAction = HealthAction.EXCLUDE
+    fabric_unhealthy: HealthAction = HealthAction.EXCLUDE
+    fabric_limited: HealthAction = HealthAction.PENALTY
+    nvlink_down: HealthAction = HealthAction.EXCLUDE_MULTI_GPU
+    inforom_corrupted: HealthAction = HealthAction.PENALTY
+    shutdown_temperature: HealthAction = HealthAction.EXCLUDE
     missing_device: HealthAction = HealthAction.PENALTY
     not_offered: HealthAction = HealthAction.PENALTY
     temperature_warn_celsius: float = 80.0

@@ -53,6 +53,26 @@ class Signal(StrEnum):
     FABRIC_MANAGER_STATUS = "fabric_manager_status"
     HEALTH_STATUS = "health_status"
     """DCGM's health verdict: 0 pass, 10 warn, 20 fail."""
+    SRAM_THRESHOLD_EXCEEDED = "sram_threshold_exceeded"
+    FABRIC_HEALTH = "fabric_health"
+    """NVML's summary of the fabric's health: 1 healthy, 2 unhealthy, 3 limited capacity."""
+    NVLINKS_DOWN = "nvlinks_down"
+    """NVLinks that were up and are not any more."""
+    INFOROM_CORRUPTED = "inforom_corrupted"
+    TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
+    """From here the card switches itself off."""
+
+
+NVML_ONLY = frozenset(
+    {
+        Signal.SRAM_THRESHOLD_EXCEEDED,
+        Signal.FABRIC_HEALTH,
+        Signal.NVLINKS_DOWN,
+        Signal.INFOROM_CORRUPTED,
+        Signal.TEMPERATURE_SHUTDOWN,
+    }
+)
+"""Signals that the node agent alone can tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

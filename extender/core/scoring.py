@@ -107,7 +107,10 @@ def _prospect(assessment: Assessment) -> Ratios:
     landing = assessment.landing
     chances = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0)
     last = np.clip(landing.needed + landing.taken, 1, np.maximum(landing.size, 1)) - 1
-    worst = np.take_along_axis(np.sort(chances, axis=1)[:, ::-1], last[:, None], axis=1)[:, 0]
+    if last.any():
+        worst = np.take_along_axis(np.sort(chances, axis=1)[:, ::-1], last[:, None], axis=1)[:, 0]
+    else:
+        worst = chances.max(axis=1, initial=0.0)
     prospect: Ratios = np.minimum(2 * worst, 1.0)
     return prospect
 
@@ -134,6 +137,10 @@ def _pack_steps(batch: Batch, assessment: Assessment) -> Ratios:
 
 
 def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:
-    """Return per node the mean of `values` over `devices`; 0 where there are none."""
-    result: Ratios = np.where(devices, values, 0.0).sum(axis=1) / np.maximum(size, 1)
+    """Return per node the mean of `values` over `devices`; 0 where there are none.
+
+    Rounded: how many rows lie side by side must make no difference.
+    """
+    total = np.where(devices, values, 0.0).sum(axis=1)
+    result: Ratios = np.round(total / np.maximum(size, 1), DECIMALS)
     return result

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from extender.core.names import EMPTY_ROLL, Roll
 
 Ratios = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -106,7 +107,7 @@ def patched(column: Patched, rows: Rows, values: Patched) -> Patched:
     """
     if np.array_equal(column[rows], values):
         return column
-    column = column.copy()
+    column = column.copy(order="K")
     column[rows] = values
     return column
 
@@ -115,7 +116,8 @@ def _take(column: AnyColumn, slots: Rows, absent: Flags) -> AnyColumn:
     """Return the column's values at `slots`, zero or False where no device is."""
     if not len(column):
         return np.zeros(slots.shape, dtype=column.dtype)
-    values = column[slots]
+    # In the memory order of the slots: `take` would not keep it.
+    values = column[slots.T].T
     values[absent] = 0
     return values
 
@@ -201,6 +203,9 @@ def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> Pool
 class Batch:
     """Rows of a pool side by side: one row per node, one column per device slot.
 
+    Matrices lie in memory column by column: there are thousands of nodes and a handful of slots,
+    and a sum over the slots is then one vector operation for each.
+
     Attributes:
         slots: row of each device in the telemetry, `NO_DEVICE` where there is none.
         present: whether there is a device.
@@ -255,7 +260,7 @@ def batch_rows(
     filled = np.arange(width) < lengths[:, None]
 
     def per_slot(name: str, dtype: type, blank: int = 0) -> npt.NDArray[np.generic]:
-        matrix: npt.NDArray[np.generic] = np.full((len(rows), width), blank, dtype=dtype)
+        matrix: npt.NDArray[np.generic] = np.full((len(rows), width), blank, dtype=dtype, order="F")
         values = chain.from_iterable(getattr(row, name) for row in rows)
         matrix[filled] = np.fromiter(values, dtype, int(lengths.sum()))
         return matrix
@@ -322,7 +327,7 @@ class Pool:
         row_of: row by node name.
         rows: each node's row.
         batch: the same rows as arrays.
-        base: version of the snapshot from which on the pool was only patched.
+        base: another for every pool that was not made by patching the one before.
         patched: rows that were patched since, the last ones last.
     """
 
@@ -348,7 +353,7 @@ def build_pool(
     return Pool(
         resource=resource,
         nodes=nodes,
-        row_of=MappingProxyType({node: index for index, node in enumerate(nodes)}),
+        row_of={node: index for index, node in enumerate(nodes)},
         rows=ordered,
         batch=batch_rows(ordered, telemetry, suspicions),
     )
@@ -362,6 +367,7 @@ class Snapshot:
         version: grows with every change; equal versions are equal snapshots.
         at: when it was taken, seconds since the epoch.
         nodes: every node that the API server knows.
+        roll: where each of their names stands among all, and in each pool.
         pools: by resource name.
         telemetry: of every device.
         models: model names, normalized; a pool row's `model_id` points here, 0 is "unknown".
@@ -373,3 +379,4 @@ class Snapshot:
     pools: Mapping[str, Pool]
     telemetry: Telemetry
     models: tuple[str, ...] = ("",)
+    roll: Roll = EMPTY_ROLL

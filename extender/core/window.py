@@ -1,5 +1,6 @@
 """Utilization of each device over a window: mean and spread since its tenants last changed."""
 
+from collections.abc import Generator
 from typing import TypeVar
 
 import numpy as np
@@ -33,11 +34,14 @@ class Windows:
         self._total_count = np.zeros(0, dtype=np.int64)
         self._filled: set[int] = set()
         self._step = -1
+        self._version = 0
+        self._resets: list[tuple[Rows, float | None]] | None = None
 
     def grow(self, devices: int) -> None:
         """Make room for so many devices."""
         missing = devices - self._sum.shape[1]
         if missing > 0:
+            self._version += 1
             self._sum = self._grown(self._sum, devices)
             self._square = self._grown(self._square, devices)
             self._count = self._grown(self._count, devices)
@@ -61,6 +65,7 @@ class Windows:
             values: ratios, in the order of `rows`.
         """
         step = int(at // self.step_seconds)
+        self._version += 1
         self._advance(step)
         if step <= self._step - self._steps:
             return
@@ -96,6 +101,69 @@ class Windows:
             self._count[part] = 0
         self._step = max(self._step, step)
 
+    def resize_in_steps(self, window_seconds: float) -> Generator[None, None, None]:
+        """Reach so far back from the last step on; what is held stays as far as it is that young.
+
+        Between the steps these may be reset as ever; where readings come, the work begins anew.
+        Each part goes whole where its middle belongs: readings keep no time of their own.
+        """
+        version = -1
+        fresh = self
+        while version != self._version:
+            version, self._resets = self._version, []
+            fresh = Windows(window_seconds, self._steps)
+            yield from fresh.grow_in_steps(self._sum.shape[1])
+            for since, part in sorted(((self._step - at) % self._steps, at) for at in self._filled):
+                middle = (self._step - since + 0.5) * self.step_seconds
+                if version == self._version:
+                    fresh.merge(middle, self._sum[part], self._square[part], self._count[part])
+                    yield
+        for rows, until in self._resets or ():
+            fresh.reset(rows, until)
+        vars(self).update(vars(fresh))
+
+    def grow_in_steps(self, devices: int) -> Generator[None, None, None]:
+        """Make room for so many devices in windows that have none, a part at a time."""
+        shape = (self._steps, devices)
+        self._sum, self._square = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        self._count = np.empty(shape, np.uint16)
+        self._total_sum, self._total_square = np.zeros(devices), np.zeros(devices)
+        self._total_count = np.zeros(devices, dtype=np.int64)
+        for part in range(self._steps):
+            self._sum[part] = self._square[part] = 0.0
+            self._count[part] = 0
+            yield
+
+    def merge(
+        self,
+        at: float,
+        sums: npt.NDArray[np.float32],
+        squares: npt.NDArray[np.float32],
+        counts: npt.NDArray[np.uint16],
+    ) -> None:
+        """Add many readings of each device, of about the same time.
+
+        Args:
+            at: when they were read, seconds since the epoch; older than the window: ignored.
+            sums: of the ratios, one for each device.
+            squares: of their squares.
+            counts: how many they are.
+        """
+        step = int(at // self.step_seconds)
+        self._advance(step)
+        if step <= self._step - self._steps:
+            return
+        part = step % self._steps
+        self._total_sum -= self._sum[part]
+        self._total_square -= self._square[part]
+        self._sum[part] += sums
+        self._square[part] += squares
+        self._count[part] += counts
+        self._total_sum += self._sum[part]
+        self._total_square += self._square[part]
+        self._total_count += counts
+        self._filled.add(part)
+
     def reset(self, rows: Rows, until: float | None = None) -> None:
         """Forget the history of devices: their tenants have changed.
 
@@ -104,6 +172,8 @@ class Windows:
             until: when, seconds since the epoch; what was read after its time step stays. None
                 forgets everything.
         """
+        if self._resets is not None:
+            self._resets.append((rows, until))
         passed = (self._step - np.arange(self._steps)) % self._steps  # by part, steps since
         begins = (self._step - passed) * self.step_seconds
         is_old = begins <= (np.inf if until is None else until)

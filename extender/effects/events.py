@@ -110,7 +110,7 @@ class EventWriter:
     Args:
         client: the API server.
         instance: which extender writes (its pod's name).
-        settings: how many Events are written.
+        settings: how many Events are written; may be changed, but for the size of the queue.
         clock: seconds since the epoch.
     """
 
@@ -125,9 +125,9 @@ class EventWriter:
         self.counts = EventCounts()
         self._client = client
         self._instance = instance[:MAX_INSTANCE] or "extender"
-        self._settings = settings or EventSettings()
+        self.settings = settings or EventSettings()
         self._clock = clock
-        self._queue: asyncio.Queue[_Text] = asyncio.Queue(self._settings.queue_size)
+        self._queue: asyncio.Queue[_Text] = asyncio.Queue(self.settings.queue_size)
         self._known: OrderedDict[_Text, _Series] = OrderedDict()
         self._per_pod: dict[str, int] = {}
         self._last_failure = ""
@@ -151,11 +151,11 @@ class EventWriter:
 
     async def run(self) -> None:
         """Write what is posted until cancelled."""
-        settings = self._settings
         loop = asyncio.get_running_loop()
-        tokens, counted_at = float(settings.burst), loop.time()
+        tokens, counted_at = float(self.settings.burst), loop.time()
         while True:
             text = await self._queue.get()
+            settings = self.settings
             now = loop.time()
             tokens = min(tokens + (now - counted_at) * settings.per_second, settings.burst)
             counted_at = now
@@ -176,9 +176,9 @@ class EventWriter:
         series = self._known.get(text)
         if series is not None:
             series.count += 1
-            if now - series.written_at < self._settings.repeat_seconds:
+            if now - series.written_at < self.settings.repeat_seconds:
                 return
-        elif self._per_pod.get(text.pod.uid, 0) >= self._settings.per_pod:
+        elif self._per_pod.get(text.pod.uid, 0) >= self.settings.per_pod:
             self.counts.dropped += 1
             return
         try:
@@ -195,7 +195,7 @@ class EventWriter:
     def _remember(self, text: _Text, series: _Series) -> None:
         self._known[text] = series
         self._per_pod[text.pod.uid] = self._per_pod.get(text.pod.uid, 0) + 1
-        if len(self._known) > self._settings.remembered:
+        if len(self._known) > self.settings.remembered:
             self._forget(next(iter(self._known)))
 
     def _forget(self, text: _Text) -> None:
@@ -260,7 +260,7 @@ class EventWriter:
             path,
             body,
             action=f"{'create' if method == 'POST' else 'patch'} events.events.k8s.io",
-            timeout_seconds=self._settings.timeout_seconds,
+            timeout_seconds=self.settings.timeout_seconds,
         )
 
     def _note_failure(self, error: KubeError) -> None:

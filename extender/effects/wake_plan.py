@@ -80,13 +80,13 @@ class WakePlan:
     """Says whom to wake.
 
     Args:
-        settings: limits of rate and repetition.
+        settings: limits of rate and repetition; may be changed.
     """
 
     def __init__(self, settings: Wake) -> None:
         self.helped = 0
         """Pods that were gone from the waiting ones after a wake for them."""
-        self._settings = settings
+        self.settings = settings
         self._pods: dict[str, _Past] = {}
         self._hoping: set[str] = set()
         self._useless = 0
@@ -123,7 +123,7 @@ class WakePlan:
                 continue
             # After as long again without a wake the pod's past counts no more.
             is_fresh = now > past.repeat_at + past.repeat_seconds
-            doubled = self._settings.repeat_seconds if is_fresh else past.repeat_seconds * 2
+            doubled = self.settings.repeat_seconds if is_fresh else past.repeat_seconds * 2
             past.repeat_seconds = min(doubled, MAX_REPEAT_SECONDS)
             past.repeat_at = now + past.repeat_seconds
             past.tried |= hope.nodes
@@ -160,14 +160,14 @@ class WakePlan:
         """Return when the next wake may be."""
         # Where those who hoped still wait, the last wake has helped nobody, as far as is known.
         useless = self._useless + bool(self._hoping)
-        retries = waiting / self._settings.retries_per_second
+        retries = waiting / self.settings.retries_per_second
         interval = max(self._interval(useless - 1), retries)
         return max(self._last_at + interval, self._not_before)
 
     def _interval(self, doublings: int) -> float:
         """Return the least time between two wakes, in seconds, doubled so many times."""
-        shortest = self._settings.min_interval_seconds
-        longest = max(self._settings.max_interval_seconds, shortest)
+        shortest = self.settings.min_interval_seconds
+        longest = max(self.settings.max_interval_seconds, shortest)
         return min(shortest * 2.0 ** max(doublings, 0), longest)
 
     def _hopes(self, prospect: Prospect, now: float) -> Iterator[Hope]:
@@ -183,7 +183,7 @@ class WakePlan:
                 untried[past.tried] = [node for node in prospect.nodes if node not in past.tried]
             nodes = untried[past.tried]
             past.streak = past.streak + 1 if nodes else 0
-            if nodes and past.streak >= self._settings.confirmations:
+            if nodes and past.streak >= self.settings.confirmations:
                 yield Hope(pod=pod, node=nodes[number % len(nodes)], nodes=every)
 
 

@@ -111,7 +111,7 @@ class Waker:
         self._settings = settings
         self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"
         self._monotonic = monotonic
-        self._plan = WakePlan(settings)
+        self.plan = WakePlan(settings)
         self._turn = 0
         self._trouble = Trouble(
             logger, "cannot wake waiting pods", "waiting pods can be woken again"
@@ -120,7 +120,7 @@ class Waker:
     @property
     def helped(self) -> int:
         """How many pods waited no more after a wake for them."""
-        return self._plan.helped
+        return self.plan.helped
 
     async def run(self) -> None:
         """Wake until cancelled."""
@@ -133,7 +133,7 @@ class Waker:
             await asyncio.sleep(self._settings.check_seconds)
             if not self.leader.is_held:
                 self.counts.waiting = 0
-                self._plan.forget()
+                self.plan.forget()
                 continue
             try:
                 await self.look()
@@ -147,7 +147,7 @@ class Waker:
         self.counts.waiting = len(waiting)
         prospects = [prospect async for prospect in self._prospects(waiting)]
         uids = {pod.uid for pod, _ in waiting}
-        hopes = self._plan.next_wake(prospects, uids, self._monotonic())
+        hopes = self.plan.next_wake(prospects, uids, self._monotonic())
         # The look takes its time: by now another replica may be the one that wakes.
         if hopes and self.leader.is_held:
             await self._wake(hopes, len(waiting))
@@ -223,11 +223,11 @@ class Waker:
         except KubeError as error:
             self.counts.failed += 1
             self._trouble.note(error)
-            self._plan.note_failed(self._monotonic())
+            self.plan.note_failed(self._monotonic())
             return
         self._trouble.end()
         self.counts.wakes += 1
-        self._plan.note_woken(hopes, self._monotonic())
+        self.plan.note_woken(hopes, self._monotonic())
         logger.info(
             "woke waiting pods",
             extra={
@@ -268,7 +268,12 @@ async def _in_turn(work: Callable[[], Result]) -> Result:
 
 
 def build_waker(
-    client: KubeClient, placer: Placer, settings: Wake, *, kubeconfig: Path | None
+    client: KubeClient,
+    placer: Placer,
+    settings: Wake,
+    *,
+    kubeconfig: Path | None,
+    before: Waker | None = None,
 ) -> Waker:
     """Return a waker that shares the work with other replicas through a Lease.
 
@@ -277,6 +282,7 @@ def build_waker(
         placer: says what a pod would get now.
         settings: the settings.
         kubeconfig: the kubeconfig file that is set; without one this runs in a pod.
+        before: one with other settings, which this one goes on for: what its wakes came to.
     """
     namespace = settings.namespace or own_namespace(kubeconfig)
     lease = Lease(
@@ -285,7 +291,11 @@ def build_waker(
         name=LEASE_NAME,
         duration_seconds=settings.lease_seconds,
     )
-    return Waker(client, placer, settings, namespace=namespace, leader=lease)
+    waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
+    if before is not None:
+        waker.counts, waker.plan = before.counts, before.plan
+        waker.plan.settings = settings
+    return waker
 
 
 def own_namespace(kubeconfig: Path | None, folder: Path = SERVICE_ACCOUNT) -> str:

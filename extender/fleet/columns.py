@@ -6,10 +6,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.policy import Policy
+from extender.core.policy import Foreign, Policy
 from extender.core.readings import Column
-from extender.core.signals import Evidence
+from extender.core.signals import Evidence, activity, memory, shows_use
 from extender.core.snapshot import Flags, Rows
+from extender.core.steps import Steps
 from extender.core.window import Windows
 from extender.fleet.latest import ALL, FILLING, LatestValues
 
@@ -56,6 +57,25 @@ class DeviceColumns:
         self.numbers: dict[str, Column] = {name: np.zeros(0) for name in _INITIAL}
         self.flags: dict[str, Flags] = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
         self.counts: dict[str, Rows] = {name: np.zeros(0, dtype=np.intp) for name in _COUNTS}
+
+    def adopt_in_steps(self, before: Policy, policy: Policy) -> Steps[None]:
+        """Hold by other settings, from the last step on, what is held by those of before."""
+        if policy.window_seconds != before.window_seconds:
+            yield from self.windows.resize_in_steps(policy.window_seconds)
+        self.latest.adopt(policy.freshness)
+        if policy.foreign != before.foreign:
+            self._forget_unshown_use(policy.foreign)
+
+    def _forget_unshown_use(self, foreign: Foreign) -> None:
+        """Lift the verdicts that the latest readings would not speak for.
+
+        The other way round nothing is known: the readings before the latest are gone, and a
+        verdict takes several.
+        """
+        busy, _ = activity(self.latest.columns, self.numbers["board_watts"])
+        used, _, _ = memory(self.latest.columns, self.total_bytes(ALL))
+        is_known = ~(np.isnan(used) & np.isnan(busy))
+        self.forget_use(np.flatnonzero(is_known & ~shows_use(used, busy, foreign)))
 
     def grow(self, needed: int) -> None:
         """Make room for so many rows."""

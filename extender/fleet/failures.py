@@ -19,6 +19,10 @@ class FailureLog:
         self._rule = rule
         self._by_node: dict[str, dict[str, float]] = {}
 
+    def adopt(self, rule: EarlyFailures) -> None:
+        """Let failures count by another rule from now on."""
+        self._rule = rule
+
     def note(self, node: str, uid: str, at: float) -> None:
         """Note that a pod died early on a node; a pod counts once."""
         self._by_node.setdefault(node, {}).setdefault(uid, at)

@@ -9,19 +9,19 @@ from extender.core.assumed import Assumption, Ledger
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.policy import Policy
 from extender.core.readings import History, Readings
-from extender.core.signals import believe, believe_again
-from extender.core.snapshot import PoolRow, Snapshot, Telemetry
+from extender.core.snapshot import PoolRow, Snapshot
+from extender.core.steps import Steps, finish
+from extender.fleet.draft import Draft
 from extender.fleet.failures import FailureLog
-from extender.fleet.layouts import NodeLayouts
-from extender.fleet.pools import build_pools, renew_pools
-from extender.fleet.steps import Steps, finish
+from extender.fleet.layouts import NodeLayouts, is_laid_out_by
+from extender.fleet.snapshots import Snapshots
 from extender.fleet.store import DeviceStore
-
-RENEW_SECONDS = 1.0
-"""Beliefs fade with time even when nothing new arrives: they are renewed this often at most."""
 
 PIECE_NODES = 32
 """Nodes that are laid out before others may have their turn: a few milliseconds' work."""
+
+DRAFT_ROUNDS = 3
+"""So often nodes that change while all are drafted under other settings are drafted again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,12 @@ class Fleet:
     Args:
         policy: the settings of the decision.
         clock: seconds since the epoch.
-        in_steps: somebody calls `settle_in_steps` again and again. Where many nodes have changed
-            at once, a snapshot then leaves them to that, and shows them as they were; nodes where
-            pods came or went it lays out itself.
+        in_steps: somebody calls `settle_in_steps` and `renew_in_steps` again and again. Where many
+            nodes have changed at once, or readings are new, a snapshot then leaves that to them,
+            and shows things as they were; nodes where pods came or went it lays out itself.
+
+    Attributes:
+        on_tenant: is called when a pod came to a node or left it.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Fleet:
         self.ledger = Ledger()
         self.sources: dict[str, SourceState] = {}
         self.store = DeviceStore(policy)
+        self.on_tenant: Callable[[], None] = lambda: None
         self._clock = clock
         self._nodes: dict[str, NodeRecord] = {}
         self._pods: dict[str, PodRecord] = {}
@@ -72,11 +76,9 @@ class Fleet:
         self._in_steps = in_steps
         self._dirty: set[str] = set()
         self._late: set[str] = set()
-        self._changed: set[str] = set()
-        self._is_reshaped = True
-        self._is_believed = False
-        self._believed_at = 0.0
-        self._snapshot: Snapshot | None = None
+        self._snapshots = Snapshots(
+            self.store, self._layouts, self._failures, clock, in_steps=in_steps
+        )
 
     # --- what the API server says -------------------------------------------------------------
 
@@ -100,10 +102,10 @@ class Fleet:
             self._layouts.forget(name)
             self._dirty.discard(name)
             self._late.discard(name)
-            self._changed.discard(name)
+            self._snapshots.changed.discard(name)
             self._failures.forget(name)
             self.store.forget_node(name)
-            self._is_reshaped = True
+            self._snapshots.is_reshaped = True
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Take over a complete list of GPU pods."""
@@ -127,9 +129,10 @@ class Fleet:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if record.node:
             self._dirty.add(record.node)
+            self.on_tenant()
         if record.node and record.is_failed_early:
             self._failures.note(record.node, record.uid, record.ended_at or self._clock())
-            self._is_believed = False
+            self._snapshots.doubt()
 
     def _assume_nominated(self, before: PodRecord | None, record: PodRecord) -> None:
         """Keep what is assumed of a pod in step with its binding and nomination.
@@ -172,6 +175,7 @@ class Fleet:
             self._pods_of_node.pop(record.node, None)
         self._layouts.end_tenancy(record, at, has_others=bool(others))
         self._dirty.add(record.node)
+        self.on_tenant()
 
     # --- what the sources say -----------------------------------------------------------------
 
@@ -200,7 +204,7 @@ class Fleet:
             unmatched_example=readings.unmatched_example,
             disagreements=int(applied.disagree.sum()),
         )
-        self._is_believed = False
+        self._snapshots.doubt()
         yield
         yield from self.settle_in_steps()
 
@@ -212,7 +216,7 @@ class Fleet:
         """Fill the windows likewise, in steps."""
         yield from self.settle_in_steps()
         yield from self.store.history_in_steps(history)
-        self._is_believed = False
+        self._snapshots.doubt()
 
     @property
     def is_settled(self) -> bool:
@@ -224,6 +228,61 @@ class Fleet:
         while not self.is_settled:
             self._settle(islice(self._dirty or self._late, PIECE_NODES))
             yield
+
+    def renew_in_steps(
+        self, prepare: Callable[[Snapshot], Steps[None]] | None = None
+    ) -> Steps[None]:
+        """Believe all devices anew in steps, if it is time; snapshots show it from the last one on.
+
+        Only one renewal, or one answer of a source, may be under way at a time.
+
+        Args:
+            prepare: is given the snapshot to come, to do with it what takes long.
+        """
+        yield from self._snapshots.renew_in_steps(self.snapshot, prepare)
+
+    # --- settings -----------------------------------------------------------------------------
+
+    def adopt_in_steps(self, policy: Policy) -> Steps[None]:
+        """Decide by other settings from the last step on, and by those of before until then.
+
+        No snapshot is made by half of each. What is known, held and assumed stays. No readings
+        had best be taken over meanwhile: they cost the nodes that they change another step.
+        """
+        draft = Draft(self._layouts, policy)
+        if is_laid_out_by(policy) != is_laid_out_by(self.policy):
+            yield from self.settle_in_steps()
+            for _ in range(DRAFT_ROUNDS):
+                names = iter(draft.outdated())
+                while some := list(islice(names, PIECE_NODES)):
+                    known = [name for name in some if name in self._nodes]
+                    draft.add((self._nodes[name], self.pods_on(name)) for name in known)
+                    yield
+                if len(draft.outdated()) <= PIECE_NODES:
+                    break
+            if self._snapshots.current is not None:
+                yield from draft.patch(self._snapshots.current.pools)
+        yield from self.store.adopt_in_steps(policy)
+        self._adopt(policy, draft)
+
+    def _adopt(self, policy: Policy, draft: Draft) -> None:
+        """Put other settings in force, and what was drafted under them."""
+        is_drafted = is_laid_out_by(policy) != is_laid_out_by(self.policy)
+        self.policy = policy
+        self._failures.adopt(policy.early_failures)
+        outdated = draft.put_in_force(self.store)
+        self._snapshots.outdate()
+        if not is_drafted:
+            return
+        self._dirty |= {name for name in outdated if name in self._nodes}
+        if self._snapshots.current is not None:
+            pools = draft.pools_for(self._snapshots.current.pools)
+            if pools is None:
+                self._snapshots.is_reshaped = True
+            else:
+                self._snapshots.current = replace(
+                    self._snapshots.current, pools=MappingProxyType(dict(pools))
+                )
 
     # --- what others ask ----------------------------------------------------------------------
 
@@ -258,10 +317,7 @@ class Fleet:
         self._settle(self._dirty)
         if not self._in_steps or len(self._late) <= PIECE_NODES:
             self._settle(self._late)
-        current = self._snapshot
-        if current is None or not self._is_current(now):
-            current = self._snapshot = self._next_snapshot(current, now)
-        return current
+        return self._snapshots.get(self._nodes, self.policy, now)
 
     def lay_out_without(self, node: str, victims: frozenset[str]) -> dict[str, PoolRow]:
         """Return a node's rows as they would be with some pods (UIDs) gone."""
@@ -273,58 +329,6 @@ class Fleet:
         tenants = self._layouts.tenants_on(pod.node).values() if pod else ()
         return pod is not None and any(pod.key in on_it for on_it in tenants)
 
-    def _is_current(self, now: float) -> bool:
-        """Tell whether nothing has changed since the last snapshot, and nothing has faded much."""
-        is_changed = self._changed or self._is_reshaped
-        return not is_changed and self._is_fresh(now)
-
-    def _is_fresh(self, now: float) -> bool:
-        """Tell whether what was last believed of the devices still holds."""
-        return self._is_believed and now - self._believed_at < RENEW_SECONDS
-
-    def _next_snapshot(self, before: Snapshot | None, now: float) -> Snapshot:
-        """Return a new snapshot, made from the old one where that still holds."""
-        version = before.version + 1 if before else 1
-        rows = self._layouts.rows
-        changed = {name: rows[name] for name in self._changed}
-        telemetry = self._patched_telemetry(before, now)
-        if before is not None and telemetry is not None:
-            nodes, pools = before.nodes, renew_pools(before.pools, changed, telemetry, None)
-        else:
-            telemetry, _ = believe(self.store.evidence(), self.policy, now)
-            suspicion = self._failures.suspicion(now)
-            nodes = before.nodes if before and not self._is_reshaped else frozenset(self._nodes)
-            self._is_believed, self._believed_at = True, now
-            if before is None or self._is_reshaped:
-                pools = build_pools(rows, telemetry, suspicion, before.pools if before else {})
-            else:
-                pools = renew_pools(before.pools, changed, telemetry, suspicion)
-            pools = {
-                resource: replace(pool, base=version, patched=())
-                for resource, pool in pools.items()
-            }
-        self._changed, self._is_reshaped = set(), False
-        return Snapshot(
-            version=version,
-            at=now,
-            nodes=nodes,
-            pools=MappingProxyType(pools),
-            telemetry=telemetry,
-            models=self._layouts.models,
-        )
-
-    def _patched_telemetry(self, before: Snapshot | None, now: float) -> Telemetry | None:
-        """Return the last telemetry with the changed nodes' devices believed anew.
-
-        None where all devices must be: most changes are one pod's, on one node.
-        """
-        if before is None or self._is_reshaped or not self._is_fresh(now):
-            return None
-        if self.store.capacity != len(before.telemetry.utilization):
-            return None
-        rows = self.store.rows_on(self._changed)
-        return believe_again(before.telemetry, rows, self.store.evidence(rows), self.policy, now)
-
     def _settle(self, names: Iterable[str]) -> None:
         """Lay out those of these nodes that have changed."""
         now = self._clock()
@@ -335,7 +339,7 @@ class Fleet:
             self._late.discard(name)
             if name in self._nodes:
                 pods = self.pods_on(name)
-                self._is_reshaped |= self._layouts.settle(self._nodes[name], pods, now)
-                self._changed.add(name)
+                self._snapshots.is_reshaped |= self._layouts.settle(self._nodes[name], pods, now)
+                self._snapshots.changed.add(name)
         surplus, self._layouts.surplus = self._layouts.surplus, []
         self.store.drop(surplus)

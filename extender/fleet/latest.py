@@ -46,6 +46,10 @@ class LatestValues:
         self._columns: dict[Signal, Column] = {}
         self._times: dict[Signal, Column] = {}
 
+    def adopt(self, freshness: Freshness) -> None:
+        """Keep values for as long as this says from now on."""
+        self._freshness = freshness
+
     @property
     def columns(self) -> Mapping[Signal, Column]:
         """Values by signal, one for each row; NaN where missing."""

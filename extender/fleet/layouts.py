@@ -1,11 +1,12 @@
 """What each node offers and who holds it: laid out anew whenever one of them has changed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from math import inf
 
-from extender.core.decision import normalize_model
+from extender.core.evaluation import normalize_model
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.layout import (
     Device,
@@ -20,7 +21,7 @@ from extender.core.layout import (
 from extender.core.policy import Policy
 from extender.core.readings import DeviceKey
 from extender.core.snapshot import PoolRow
-from extender.fleet.steps import Steps
+from extender.core.steps import Steps
 from extender.fleet.store import DeviceStore
 
 MAX_DEVICES = 256
@@ -32,6 +33,9 @@ PIECE_KEYS = 8192
 
 TenantsByRow = Mapping[int, tuple[str, ...]]
 """Pods (`namespace/name`) on each device of a node, by the device's row."""
+
+HeldDevice = tuple[int, bool, bool, bool]
+"""A device's row, and what `DeviceStore.set_tenancy` takes, in that order."""
 
 
 class NodeLayouts:
@@ -110,14 +114,13 @@ class NodeLayouts:
         """Lay a node out and note who holds its devices; tell whether its devices changed."""
         name = node.name
         tenants = self._tenants(name, pods)
-        before, after = self._rows.get(name), self._lay_out(node, pods, tenants)
+        before, after = self._rows.get(name), self._lay_out(node, pods, tenants, self._policy)
         self._rows[name] = after
         self._note_tenants(name, pods, tenants, now)
         self._note_tenancy(pods, tenants, after)
         used = {slot for row in after.values() for slot in row.slots}
         self.surplus.extend(self._store.surplus(name, used))
-        is_young = any(row.taken or any(row.assumed) for row in after.values())
-        (self._young.add if is_young else self._young.discard)(name)
+        (self._young.add if is_young(after) else self._young.discard)(name)
         return before is None or _slots(before) != _slots(after)
 
     def forget(self, node: str) -> None:
@@ -132,7 +135,29 @@ class NodeLayouts:
     ) -> dict[str, PoolRow]:
         """Return a node's rows as they would be with some of its pods (UIDs) gone."""
         left = [pod for pod in pods if pod.uid not in victims]
-        return self._lay_out(node, left, self._tenants(node.name, left))
+        return self._lay_out(node, left, self._tenants(node.name, left), self._policy)
+
+    def draft(
+        self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
+    ) -> tuple[dict[str, PoolRow], list[HeldDevice]]:
+        """Return a node's rows and who holds its devices as they would be under other settings."""
+        tenants = self._tenants(node.name, pods)
+        rows = self._lay_out(node, pods, tenants, policy)
+        return rows, list(_held_devices(pods, tenants, rows))
+
+    def adopt(
+        self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], young: AbstractSet[str]
+    ) -> None:
+        """Go by other settings from now on.
+
+        Args:
+            policy: the settings.
+            rows: rows of nodes as they are laid out under them, by node and resource.
+            young: those of these nodes with pods that the readings do not cover yet.
+        """
+        self._policy = policy
+        self._rows.update(rows)
+        self._young = (self._young - rows.keys()) | young
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
         """Free the devices of a pod that has ended: what was read before is nobody's.
@@ -180,15 +205,19 @@ class NodeLayouts:
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
     def _lay_out(
-        self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
+        self,
+        node: NodeRecord,
+        pods: Sequence[PodRecord],
+        tenants: TenantsByRow,
+        policy: Policy,
     ) -> dict[str, PoolRow]:
         """Return one node's row in the pool of each of its resources."""
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         seen = Counter(resource_profile(device.mig_profile) for device in devices)
         tenancy = Tenancy(
             is_mapped=self._is_mapped,
-            warm_up_seconds=self._policy.assumed.warm_up_seconds,
-            shared_policy=self._policy.shared_policy,
+            warm_up_seconds=policy.assumed.warm_up_seconds,
+            shared_policy=policy.shared_policy,
         )
         is_counted = bool(node.capacity or node.allocatable)
         rows = {}
@@ -257,18 +286,38 @@ class NodeLayouts:
         self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
     ) -> None:
         """Note of each device whether pods hold it, or may."""
-        seen = {key for on_it in tenants.values() for key in on_it}
-        for resource, row in rows.items():
-            is_clear = not any(pod.key not in seen and resource in pod.resources for pod in pods)
+        for row in rows.values():
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
-            for slot, used in zip(row.slots, row.used, strict=True):
-                is_unheld = row.is_agreed and not used
-                self._store.set_tenancy(
-                    slot,
-                    has_tenants=bool(used) or (row.held > 0 and not row.is_agreed),
-                    is_unheld=is_unheld,
-                    is_free_for_sure=is_unheld and not row.taken and is_clear,
-                )
+        for slot, has_tenants, is_unheld, is_free_for_sure in _held_devices(pods, tenants, rows):
+            self._store.set_tenancy(
+                slot,
+                has_tenants=has_tenants,
+                is_unheld=is_unheld,
+                is_free_for_sure=is_free_for_sure,
+            )
+
+
+def is_laid_out_by(policy: Policy) -> tuple[object, ...]:
+    """Return which of the settings shape a node's layout."""
+    return policy.assumed.warm_up_seconds, policy.shared_policy
+
+
+def is_young(rows: Mapping[str, PoolRow]) -> bool:
+    """Tell whether a node has pods that the readings do not cover yet."""
+    return any(row.taken or any(row.assumed) for row in rows.values())
+
+
+def _held_devices(
+    pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
+) -> Iterator[HeldDevice]:
+    """Yield of each device of a node whether pods hold it, or may."""
+    seen = {key for on_it in tenants.values() for key in on_it}
+    for resource, row in rows.items():
+        is_clear = not any(pod.key not in seen and resource in pod.resources for pod in pods)
+        for slot, used in zip(row.slots, row.used, strict=True):
+            is_unheld = row.is_agreed and not used
+            has_tenants = bool(used) or (row.held > 0 and not row.is_agreed)
+            yield slot, has_tenants, is_unheld, is_unheld and not row.taken and is_clear
 
 
 def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:

@@ -68,13 +68,13 @@ def _rebuild(
         batch_rows(fresh, telemetry, np.zeros(len(fresh))),
         telemetry,
     )
-    row_of = MappingProxyType({node: index for index, node in enumerate(nodes)})
+    row_of = {node: index for index, node in enumerate(nodes)}
     return Pool(
         resource=before.resource,
         nodes=nodes,
         row_of=row_of,
         rows=ordered,
-        batch=replace(batch, suspicion=_suspicions(row_of, suspicion)),
+        batch=replace(batch, suspicion=suspicions(row_of, suspicion)),
     )
 
 
@@ -126,7 +126,7 @@ def _renew(
         batch = replace(
             batch,
             telemetry=telemetry.take(batch.slots),
-            suspicion=_suspicions(pool.row_of, suspicion),
+            suspicion=suspicions(pool.row_of, suspicion),
         )
     elif changed:
         at_rows = np.fromiter(changed, np.intp, len(changed))
@@ -135,10 +135,10 @@ def _renew(
     return replace(pool, rows=rows, batch=batch, patched=(*pool.patched, *changed))
 
 
-def _suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:
+def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:
     """Return the share of its score that each node of a pool loses."""
-    suspicions = np.zeros(len(row_of))
+    shares = np.zeros(len(row_of))
     for node, share in suspicion.items():
         if node in row_of:
-            suspicions[row_of[node]] = share
-    return suspicions
+            shares[row_of[node]] = share
+    return shares

@@ -171,6 +171,10 @@ class DeviceRegistry:
         info = self._info[row]
         return info is not None and info.index == _STAND_IN
 
+    def nodes(self) -> tuple[str, ...]:
+        """Return the nodes that have devices."""
+        return tuple(self._all_of_node)
+
     def of_node(self, node: str) -> list[int]:
         """Return every row of a node, stand-ins included."""
         return sorted(self._all_of_node.get(node, ()))

@@ -1,10 +1,10 @@
-"""What was read of every device ever seen and not yet forgotten: latest values, window, streaks."""
+"""What was read of every device that is not forgotten: latest values, window, streaks."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from extender.core.decision import normalize_model
+from extender.core.evaluation import normalize_model
 from extender.core.policy import Policy
 from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
 from extender.core.signals import (
@@ -18,13 +18,16 @@ from extender.core.signals import (
     step_streak,
 )
 from extender.core.snapshot import Flags, Rows
+from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest import ALL, FILLING, plausible_answer
 from extender.fleet.registry import Applied, DeviceRegistry, Placed
-from extender.fleet.steps import Steps, finish
 
 _PIECE = 1024
 """Devices whose past is taken over before others may have their turn."""
+
+Told = bool | Flags
+"""Of one device, or of each of some."""
 
 
 class DeviceStore:
@@ -49,7 +52,10 @@ class DeviceStore:
     def __len__(self) -> int:
         return len(self._registry)
 
-    # --- which devices there are --------------------------------------------------------------
+    def adopt_in_steps(self, policy: Policy) -> Steps[None]:
+        """Go by other settings from the last step on; what was read stays."""
+        yield from self._columns.adopt_in_steps(self._policy, policy)
+        self._policy = policy
 
     def info(self, row: int) -> DeviceInfo | None:
         """Return what is known of the device in `row` besides numbers; None for a spare row."""
@@ -131,11 +137,12 @@ class DeviceStore:
         at = float(self._float["measured_at"][row])
         return None if np.isnan(at) else at
 
-    def told_at(self, row: int) -> float | None:
-        """Return since when the device's values tell all: the older of activity and memory.
+    def shown(self, rows: Rows) -> tuple[tuple[str, ...], Column]:
+        """Return who last showed devices, "" for nobody, and when they were measured, else NaN."""
+        return tuple(map(self.source, rows.tolist())), self._float["measured_at"][rows]
 
-        None where neither was ever measured; what never was is not waited for.
-        """
+    def told_at(self, row: int) -> float | None:
+        """Return since when activity and memory are told; what never was is not waited for."""
         at = float(self._float["told_at"][row])
         return None if np.isnan(at) else at
 
@@ -323,12 +330,12 @@ class DeviceStore:
         self._count["withdrawn"][list(rows)] = devices
 
     def set_tenancy(
-        self, row: int, *, has_tenants: bool, is_unheld: bool, is_free_for_sure: bool
+        self, row: int | Rows, *, has_tenants: Told, is_unheld: Told, is_free_for_sure: Told
     ) -> None:
-        """Note whether pods hold the device.
+        """Note whether pods hold a device, or each of some devices.
 
         Args:
-            row: the device.
+            row: the device, or the devices.
             has_tenants: pods hold it, or may.
             is_unheld: no pod is seen on it, and mapping and API agree.
             is_free_for_sure: besides, no pod is too young to be seen.
@@ -365,7 +372,10 @@ class DeviceStore:
         """How many rows the columns have, spare ones included."""
         return self._columns.capacity
 
-    # --- rows and columns ---------------------------------------------------------------------
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that have devices, stand-ins included."""
+        return self._registry.nodes()
 
     def _start(self, rows: tuple[int, ...]) -> None:
         """Begin the rows of devices that are new in them."""

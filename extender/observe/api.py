@@ -79,13 +79,13 @@ class Api:
     Args:
         fleet: the fleet.
         placer: ranks, and remembers decisions.
-        resources: which resources are GPUs.
+        resources: which resources are GPUs; may be changed.
     """
 
     def __init__(self, fleet: Fleet, placer: Placer, resources: ResourceNames) -> None:
         self._fleet = fleet
         self._placer = placer
-        self._resources = resources
+        self.resources = resources
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -147,7 +147,7 @@ class Api:
             [verdict_view(verdict) for verdict in self._placer.explain_nodes(gpu_request, some)]
             for some in chunks(best, PIECE_VERDICTS)
         )
-        rest = {"feasible": len(decision.order), "rejected": rejected}
+        rest = {"feasible": decision.feasible, "rejected": rejected}
         return await stream_answer(request, "best", pieces, rest)
 
     def _read_best(self, query: MultiMapping[str]) -> tuple[GpuRequest, int]:
@@ -159,9 +159,9 @@ class Api:
         _check_parameters(query, _BEST_PARAMETERS)
         count = _number(query, "gpus", default=1, low=1, high=MAX_GPUS)
         limit = _number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
-        resource = query.get("resource", self._resources.names[0])
-        if not self._resources.matches(resource) or "*" in resource:
-            allowed = ", ".join(self._resources.names)
+        resource = query.get("resource", self.resources.names[0])
+        if not self.resources.matches(resource) or "*" in resource:
+            allowed = ", ".join(self.resources.names)
             raise QueryError("resource", resource, f"must be a GPU resource: {allowed}")
         pod = {
             "metadata": {
@@ -173,7 +173,7 @@ class Api:
             },
             "spec": {"containers": [{"resources": {"limits": {resource: str(count)}}}]},
         }
-        parsed = parse_request(pod, resources=self._resources, defaults=self._placer.policy)
+        parsed = parse_request(pod, resources=self.resources, defaults=self._placer.policy)
         for problem in parsed.problems:
             name = {value.value: key for key, value in _ANNOTATION_OF.items()}[problem.annotation]
             raise QueryError(name, problem.value, f"must be {problem.allowed}")
@@ -201,7 +201,7 @@ class Api:
                     open_nodes.append(node)
             await asyncio.sleep(0)
         decision = self._placer.rank(request, open_nodes)
-        for at in np.flatnonzero(decision.codes):
+        for at in np.flatnonzero(decision.codes).tolist():
             rejected[decision.candidates[at]] = Code(decision.codes[at]).text
         return decision, rejected
 

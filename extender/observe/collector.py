@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.core.assessment import Ask, assess
-from extender.core.decision import estimates
+from extender.core.evaluation import estimates
 from extender.core.explain import STATES, count_states
 from extender.fleet.fleet import Fleet
 

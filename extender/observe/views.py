@@ -9,7 +9,7 @@ import numpy as np
 
 from extender.core.assessment import Ask, assess
 from extender.core.causes import ill_health
-from extender.core.decision import estimates
+from extender.core.evaluation import estimates
 from extender.core.explain import DeviceVerdict, NodeVerdict, device_states
 from extender.core.filtering import Code
 from extender.core.readings import DeviceInfo, Signal
@@ -281,7 +281,7 @@ def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
             "prefer_models": list(request.preferred_models),
         },
         "candidates": len(names),
-        "feasible": len(decision.order),
+        "feasible": decision.feasible,
         "node": decision.best,
         "runner_up": names[decision.order[1]] if len(decision.order) > 1 else None,
         "bound_node": record.bound_node or None,
@@ -294,7 +294,7 @@ def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
     codes, scores = decision.codes.tolist(), decision.scores.tolist()
     view["explained"] = [verdict_view(verdict) for verdict in record.details]
     view["nodes"] = {
-        name: {"score": score, "rejection": Code(code).text or None}
+        name: {"score": round(score, 7), "rejection": Code(code).text or None}
         for name, score, code in zip(names, scores, codes, strict=True)
     }
     return view

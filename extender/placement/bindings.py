@@ -7,21 +7,31 @@ from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.metrics import Metrics
 from extender.placement.history import DecisionHistory
+from extender.placement.unasked import UnaskedPods
 
 logger = logging.getLogger(__name__)
 
 
 class InventoryTap:
-    """Passes the inventory to the fleet, and notes where pods that we decided for were bound."""
+    """Passes the inventory to the fleet, and notes where pods were bound, asked about or not.
 
-    def __init__(self, fleet: Fleet, history: DecisionHistory, metrics: Metrics) -> None:
+    Args:
+        fleet: the fleet.
+        history: the decisions that we made.
+        metrics: where it is counted whether they were followed.
+        unasked: judges pods that were bound.
+    """
+
+    def __init__(
+        self, fleet: Fleet, history: DecisionHistory, metrics: Metrics, unasked: UnaskedPods
+    ) -> None:
         self._fleet = fleet
         self._history = history
         self._metrics = metrics
+        self._unasked = unasked
         self.replace_nodes = fleet.replace_nodes
         self.apply_node = fleet.apply_node
         self.remove_node = fleet.remove_node
-        self.remove_pod = fleet.remove_pod
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Take a complete list of GPU pods."""
@@ -29,11 +39,18 @@ class InventoryTap:
         self._fleet.replace_pods(listed)
         for record in listed:
             self._note(record)
+        self._unasked.relist(listed)
 
     def apply_pod(self, record: PodRecord) -> None:
         """Take a GPU pod that was added or changed."""
         self._fleet.apply_pod(record)
         self._note(record)
+        self._unasked.see(record)
+
+    def remove_pod(self, uid: str, at: float) -> None:
+        """Take that a pod was gone by `at`, seconds since the epoch."""
+        self._fleet.remove_pod(uid, at)
+        self._unasked.remove(uid)
 
     def _note(self, record: PodRecord) -> None:
         if not record.node:

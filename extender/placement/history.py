@@ -1,12 +1,15 @@
 """The last decisions, each with what it was made from."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.request import GpuRequest, PodRef
+from extender.core.steps import Steps
+from extender.placement.evidence import PlacedEvidence
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,9 +25,10 @@ class DecisionRecord:
         decision: the verdict on every candidate.
         snapshot_version: which snapshot it was made from.
         seconds: how long it took.
-        details: the best nodes in full, and the one that the pod was bound to.
+        evidence: what the verdicts on the best nodes, and on the one that the pod was bound to,
+            were made from.
         bound_node: where kube-scheduler put the pod, "" while it is not known.
-        explain: returns the full record of any candidate; dropped once the pod is bound.
+        gather: returns the evidence on any candidate; dropped once the pod is bound.
     """
 
     number: int
@@ -35,13 +39,27 @@ class DecisionRecord:
     decision: Decision
     snapshot_version: int
     seconds: float
-    details: tuple[NodeVerdict, ...] = ()
+    evidence: tuple[PlacedEvidence, ...] = ()
     bound_node: str = ""
-    explain: Callable[[list[str]], tuple[NodeVerdict, ...]] | None = field(default=None, repr=False)
+    gather: Callable[[Sequence[str]], tuple[PlacedEvidence, ...]] | None = field(
+        default=None, repr=False
+    )
+
+    @property
+    def details(self) -> tuple[NodeVerdict, ...]:
+        """The best nodes in full, and the one that the pod was bound to."""
+        return tuple(chain.from_iterable(part.explain() for part in self.evidence))
 
 
 EXPLAINABLE = 32
-"""So many of the newest decisions keep their snapshot, to explain the node bound to later."""
+"""So many of the newest decisions keep their snapshot, to explain the node bound to later ..."""
+
+EXPLAINABLE_SECONDS = 3.0
+"""... for so long: snapshots of different seconds share little, and each takes megabytes."""
+
+
+PIECE_RECORDS = 256
+"""Decisions that are forgotten before others may have their turn: few milliseconds."""
 
 
 class DecisionHistory:
@@ -51,6 +69,7 @@ class DecisionHistory:
         self._length = length
         self._records: OrderedDict[int, DecisionRecord] = OrderedDict()
         self._by_pod: dict[str, int] = {}
+        self._explainable: deque[DecisionRecord] = deque()
         self._numbers = 0
 
     def __iter__(self) -> Iterator[DecisionRecord]:
@@ -59,6 +78,14 @@ class DecisionHistory:
 
     def __len__(self) -> int:
         return len(self._records)
+
+    def resize_in_steps(self, length: int) -> Steps[None]:
+        """Remember so many decisions from now on; the oldest ones beyond are forgotten in steps."""
+        self._length = length
+        while len(self._records) > length:
+            for _ in range(min(PIECE_RECORDS, len(self._records) - length)):
+                self._forget_oldest()
+            yield
 
     def next_number(self) -> int:
         """Return the number of the next decision."""
@@ -69,13 +96,19 @@ class DecisionHistory:
         """Remember a decision; the oldest one is forgotten."""
         self._records[record.number] = record
         self._by_pod[record.pod.uid] = record.number
-        released = self._records.get(record.number - EXPLAINABLE)
-        if released is not None:
-            released.explain = None
-        while len(self._records) > self._length:
-            _, oldest = self._records.popitem(last=False)
-            if self._by_pod.get(oldest.pod.uid) == oldest.number:
-                del self._by_pod[oldest.pod.uid]
+        self._explainable.append(record)
+        while (
+            len(self._explainable) > EXPLAINABLE
+            or record.at - self._explainable[0].at > EXPLAINABLE_SECONDS
+        ):
+            self._explainable.popleft().gather = None
+        if len(self._records) > self._length:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, oldest = self._records.popitem(last=False)
+        if self._by_pod.get(oldest.pod.uid) == oldest.number:
+            del self._by_pod[oldest.pod.uid]
 
     def last_of(self, uid: str) -> DecisionRecord | None:
         """Return the last decision about a pod, None where it is not remembered."""
@@ -97,6 +130,6 @@ class DecisionHistory:
 def _note_bound(record: DecisionRecord, node: str) -> None:
     """Note the node in one record, and explain it there as long as that is possible."""
     record.bound_node = node
-    if record.explain and node not in {detail.node for detail in record.details}:
-        record.details = (*record.details, *record.explain([node]))
-    record.explain = None
+    if record.gather and all(node not in part.nodes for part in record.evidence):
+        record.evidence = (*record.evidence, *record.gather([node]))
+    record.gather = None

@@ -1,39 +1,48 @@
 """Answers kube-scheduler's questions from the fleet's snapshot."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from sys import intern
 from time import perf_counter
 
 import numpy as np
 
-from extender.core.assessment import Ask
 from extender.core.assumed import Assumption
-from extender.core.decision import (
-    Decision,
+from extender.core.decision import Decision, decide
+from extender.core.evaluation import (
     Evaluation,
     Overlay,
+    Question,
+    Standing,
     asks,
-    changed_rows,
-    decide,
-    evaluate_again,
     evaluate_batch,
-    evaluate_pool,
     model_places,
+    stand,
+    stand_in_steps,
 )
-from extender.core.explain import DeviceVerdict, NodeVerdict, explain
+from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.snapshot import Batch, Pool, Snapshot, batch_rows
+from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 CACHED_EVALUATIONS = 64
 """Distinct requests whose evaluation of a whole pool is kept for one snapshot."""
+
+PREPARED = 8
+"""So many of them are evaluated for a snapshot before it is the one that is asked ..."""
+
+PREPARED_SECONDS = 30.0
+"""... of those that somebody asked for so lately."""
+
+RUNNER_UP = 2
+"""Places that are told of every decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +58,30 @@ class Victims:
     uids: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluated:
-    """What a pool was worth to a request.
+@dataclass(slots=True)
+class _Kept:
+    """What pools were worth to one request.
 
     Attributes:
-        evaluation: by node.
-        base: the pool's, as it was then.
-        models: the snapshot's: a new one may change what every node is worth.
-        patched: how many of its rows had been patched by then.
+        asked_at: when somebody last asked for it, seconds since the epoch.
+        latest: the last ones. Two, for a pod never counts against itself: what prioritize asks is
+            what was before filter's answer, and what the next pod asks is what came after it.
+        coming: one for a snapshot that is being made.
     """
 
-    evaluation: Evaluation
-    base: int
-    models: tuple[str, ...]
-    patched: int
+    asked_at: float = 0.0
+    latest: tuple[Standing, ...] = ()
+    coming: Standing | None = None
+
+    def stand(self, snapshot: Snapshot, pool: Pool, question: Question) -> Standing:
+        """Return what the pool is worth now, and keep it."""
+        known = self.latest if self.coming is None else (*self.latest, self.coming)
+        standing = stand(snapshot, pool, question, known)
+        if self.coming is not None and standing.base == self.coming.base:
+            self.coming = None
+        others = (other for other in self.latest if other is not standing)
+        self.latest = (standing, *islice(others, 1))
+        return standing
 
 
 class Placer:
@@ -73,7 +91,7 @@ class Placer:
         fleet: the fleet.
         history: where decisions are remembered.
         clock: seconds since the epoch.
-        detailed: so many of the best nodes are remembered in full.
+        detailed: so many of the best nodes are remembered in full; may be changed.
     """
 
     def __init__(
@@ -82,8 +100,8 @@ class Placer:
         self.fleet = fleet
         self.history = history
         self._clock = clock
-        self._detailed = detailed
-        self._cache: OrderedDict[tuple[str, GpuRequest], _Evaluated] = OrderedDict()
+        self.detailed = detailed
+        self._cache: OrderedDict[tuple[str, GpuRequest], _Kept] = OrderedDict()
 
     @property
     def policy(self) -> Policy:
@@ -92,11 +110,17 @@ class Placer:
 
     def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
         """Decide without assuming or remembering anything: what a pod would get now."""
-        decision, _, _ = self._decide(request, tuple(candidates), uid)
+        decision, _, _ = self._decide(request, tuple(candidates), uid, None)
         return decision
 
     def place(
-        self, verb: str, pod: PodRef, request: GpuRequest, candidates: tuple[str, ...]
+        self,
+        verb: str,
+        pod: PodRef,
+        request: GpuRequest,
+        candidates: Sequence[str],
+        *,
+        ranked: int | None = None,
     ) -> DecisionRecord:
         """Decide for a pod, and count it at once on the node that is ranked first.
 
@@ -105,9 +129,11 @@ class Placer:
             pod: the pod.
             request: what it asks for.
             candidates: node names, in kube-scheduler's order.
+            ranked: so many of the best are put in order at least, None for all that pass.
         """
-        started = perf_counter()
-        decision, snapshot, overlays = self._decide(request, candidates, pod.uid)
+        wanted = None if ranked is None else max(ranked, self.detailed, RUNNER_UP)
+        started, policy = perf_counter(), self.policy
+        decision, snapshot, overlays = self._decide(request, candidates, pod.uid, wanted)
         record = DecisionRecord(
             number=self.history.next_number(),
             at=self._clock(),
@@ -117,7 +143,7 @@ class Placer:
             decision=decision,
             snapshot_version=snapshot.version,
             seconds=perf_counter() - started,
-            explain=lambda nodes: self._explain(snapshot, request, overlays, nodes),
+            gather=lambda nodes: self._gather((snapshot, policy), request, overlays, nodes),
         )
         self._assume(pod, request, decision)
         self.history.add(record)
@@ -125,17 +151,18 @@ class Placer:
 
     def detail(self, record: DecisionRecord) -> None:
         """Fill in the full record of the best nodes; called once the answer is on its way."""
-        # Every question brings strings of its own: remembered names are shared between decisions.
-        names = tuple(map(intern, record.decision.candidates))
-        record.decision = replace(record.decision, candidates=names)
-        if record.explain is not None and not record.details:
-            best = islice(record.decision.order, self._detailed)
-            record.details = record.explain([record.decision.candidates[at] for at in best])
+        decision = record.decision
+        if record.gather is not None and not record.evidence:
+            best = [decision.candidates[at] for at in decision.order[: self.detailed]]
+            record.evidence = record.gather(best)
+        record.decision = decision.slim(self.detailed)
 
     def explain_nodes(self, request: GpuRequest, nodes: list[str]) -> tuple[NodeVerdict, ...]:
         """Explain what some nodes are worth to a request now."""
         overlays = self.fleet.ledger.overlays(without="")
-        return self._explain(self.fleet.snapshot(), request, overlays, nodes)
+        about = (self.fleet.snapshot(), self.policy)
+        evidence = self._gather(about, request, overlays, nodes)
+        return tuple(verdict for part in evidence for verdict in part.explain())
 
     def accepts_without(
         self, pod: PodRef, request: GpuRequest, victims: Iterable[Victims]
@@ -187,7 +214,7 @@ class Placer:
         return True
 
     def _decide(
-        self, request: GpuRequest, candidates: tuple[str, ...], uid: str
+        self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None
     ) -> tuple[Decision, Snapshot, Mapping[str, Overlay]]:
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=uid)
@@ -198,77 +225,73 @@ class Placer:
             self.policy,
             overlays=overlays,
             evaluate=self._evaluate,
+            ranked=ranked,
         )
         return decision, snapshot, overlays
 
-    def _evaluate(
-        self, snapshot: Snapshot, pool: Pool, request: GpuRequest, ask: Ask
-    ) -> Evaluation:
+    def _evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
         """Evaluate a pool, once for each distinct request; afterwards only what has changed."""
-        # Where a pod is nominated concerns single rows, which are corrected afterwards.
-        key = (pool.resource, replace(request, nominated_node=""))
-        known = self._cache.pop(key, None)
-        if known and (known.base, known.models) == (pool.base, snapshot.models):
-            rows = pool.patched[known.patched :]
-            evaluation = evaluate_again(
-                known.evaluation, snapshot, pool, rows, (request, ask, self.policy)
-            )
-        else:
-            evaluation = evaluate_pool(snapshot, pool, request, ask, self.policy)
-        self._cache[key] = _Evaluated(
-            evaluation=evaluation,
-            base=pool.base,
-            models=snapshot.models,
-            patched=len(pool.patched),
-        )
+        # Where a pod is nominated concerns a single row, which is corrected afterwards.
+        key = (pool.resource, replace(question.request, nominated_node=""))
+        kept = self._cache.pop(key, None) or _Kept()
+        kept.asked_at = self._clock()
+        self._cache[key] = kept
         if len(self._cache) > CACHED_EVALUATIONS:
             self._cache.popitem(last=False)
-        return evaluation
+        return kept.stand(snapshot, pool, question).evaluation
 
-    def _explain(
+    def warm(self) -> None:
+        """Bring what is kept for the latest request up to date before anybody asks again."""
+        if not self._cache:
+            return
+        snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
+        (resource, request), kept = next(reversed(self._cache.items()))
+        pool = snapshot.pools.get(resource)
+        if pool is not None:
+            kept.stand(snapshot, pool, self._question(resource, request, overlays))
+
+    def prepare_in_steps(self, coming: Snapshot) -> Steps[None]:
+        """Evaluate the requests of the last seconds for a snapshot to come."""
+        recent = [
+            (key, kept)
+            for key, kept in reversed(self._cache.items())
+            if self._clock() - kept.asked_at < PREPARED_SECONDS
+        ]
+        for (resource, request), kept in recent[:PREPARED]:
+            pool = coming.pools.get(resource)
+            if pool is not None:
+                overlays = self.fleet.ledger.overlays(without="")
+                question = self._question(resource, request, overlays)
+                kept.coming = yield from stand_in_steps(coming, pool, question)
+
+    def _question(
+        self, resource: str, request: GpuRequest, overlays: Mapping[str, Overlay]
+    ) -> Question:
+        return Question(
+            request=request,
+            ask=dict(asks(request))[resource],
+            policy=self.policy,
+            overlay=overlays.get(resource, {}),
+        )
+
+    def _gather(
         self,
-        snapshot: Snapshot,
+        about: tuple[Snapshot, Policy],
         request: GpuRequest,
         overlays: Mapping[str, Overlay],
-        nodes: list[str],
-    ) -> tuple[NodeVerdict, ...]:
-        verdicts: list[NodeVerdict] = []
+        nodes: Sequence[str],
+    ) -> tuple[PlacedEvidence, ...]:
+        """Keep what the verdict on some nodes is made from, for each resource."""
+        snapshot, policy = about
+        evidence: list[PlacedEvidence] = []
         for resource, ask in asks(request):
             pool = snapshot.pools.get(resource)
-            if pool is None:
-                continue
-            overlay = overlays.get(resource, {})
-            asked = {node: overlay[node] for node in nodes if node in overlay}
-            changed = changed_rows(pool, asked, "")
-            at = [pool.row_of[node] for node in nodes if node in pool.row_of]
-            rows = [
-                (
-                    pool.nodes[row],
-                    changed.get(row, pool.rows[row]),
-                    float(pool.batch.suspicion[row]),
-                )
-                for row in at
-            ]
-            verdicts.extend(explain(snapshot, resource, ask, request, self.policy, rows))
-        return tuple(self._name_devices(verdict, snapshot.at) for verdict in verdicts)
-
-    def _name_devices(self, verdict: NodeVerdict, now: float) -> NodeVerdict:
-        """Say which devices a verdict speaks of: another may have a device's row tomorrow."""
-        return replace(verdict, devices=tuple(self._named(it, now) for it in verdict.devices))
-
-    def _named(self, device: DeviceVerdict, now: float) -> DeviceVerdict:
-        store = self.fleet.store
-        info, measured_at = store.info(device.row), store.measured_at(device.row)
-        if info is None or not info.uuid:
-            return device
-        return replace(
-            device,
-            index=info.index,
-            uuid=info.uuid,
-            gpu_instance_id=info.gpu_instance_id,
-            source=store.source(device.row),
-            age_seconds=None if measured_at is None else max(now - measured_at, 0.0),
-        )
+            if pool is not None:
+                overlay = overlays.get(resource, {})
+                question = Question(request=request, ask=ask, policy=policy, overlay=overlay)
+                found = gather(snapshot, pool, question, nodes)
+                evidence.append(place_evidence(found, self.fleet.store, snapshot.at))
+        return tuple(evidence)
 
     def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
         """Count the pod on our first choice, until it is seen bound or its time is up."""

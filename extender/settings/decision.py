@@ -251,6 +251,29 @@ class Health(Section):
         default=DEFAULT.health.fabric_manager_starting,
         description="the fabric manager of an NVSwitch system is not ready yet",
     )
+    sram_errors: Action = Field(
+        default=DEFAULT.health.sram_errors,
+        description="the node agent sees more uncorrectable SRAM errors than the driver tolerates",
+    )
+    fabric_unhealthy: Action = Field(
+        default=DEFAULT.health.fabric_unhealthy,
+        description="the driver tells the node agent that the NVLink fabric is unhealthy ...",
+    )
+    fabric_limited: Action = Field(
+        default=DEFAULT.health.fabric_limited, description="... or of limited capacity"
+    )
+    nvlink_down: Action = Field(
+        default=DEFAULT.health.nvlink_down,
+        description="an NVLink that the node agent saw up has gone down",
+    )
+    inforom_corrupted: Action = Field(
+        default=DEFAULT.health.inforom_corrupted,
+        description="the node agent sees that a GPU's infoROM is damaged",
+    )
+    shutdown_temperature: Action = Field(
+        default=DEFAULT.health.shutdown_temperature,
+        description="a GPU is as hot as where it switches itself off, by the node agent",
+    )
     missing_device: Action = Field(
         default=DEFAULT.health.missing_device,
         description="telemetry does not show a GPU, although it shows others of its node",

@@ -60,10 +60,21 @@ class _Loader(yaml.SafeLoader):
 def read_file(path: Path) -> Layer:
     """Read the settings file; an empty one sets nothing."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-        document = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return parse_file(path, path.read_bytes())
     except OSError as error:
-        return Layer(problems=(f"{path}: cannot be read: {error.strerror or error}",))
+        return Layer(problems=(describe_unreadable(path, error),))
+
+
+def describe_unreadable(path: Path, error: OSError) -> str:
+    """Say that the settings file cannot be read, and why."""
+    return f"{path}: cannot be read: {error.strerror or error}"
+
+
+def parse_file(path: Path, content: bytes) -> Layer:
+    """Parse what was read from the settings file."""
+    try:
+        text = content.decode("utf-8-sig")
+        document = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except UnicodeDecodeError as error:
         return Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
     except yaml.YAMLError as error:
@@ -80,23 +91,30 @@ def read_file(path: Path) -> Layer:
 
 
 def read_environment(
-    environ: Mapping[str, str], settings: Mapping[tuple[str, ...], Setting]
+    environ: Mapping[str, str],
+    settings: Mapping[tuple[str, ...], Setting],
+    prefix: str = ENVIRONMENT_PREFIX,
 ) -> Layer:
     """Read the variables that name a setting; an empty variable sets nothing.
 
     A variable is called `IDLEGPU_`, then the setting's dotted name in capitals with `_` or `__`
     for each dot.
+
+    Args:
+        environ: variables by name.
+        settings: what there is to set, by path.
+        prefix: what their variables begin with.
     """
     by_variable = {setting.variable: setting for setting in settings.values()}
     values: Values = {}
     variables: dict[tuple[str, ...], str] = {}
     problems: list[str] = []
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(ENVIRONMENT_PREFIX) or not text.strip():
+        if not variable.startswith(prefix) or not text.strip():
             continue
         setting = by_variable.get(variable.replace("__", "_"))
         if setting is None:
-            problems += _doubt(variable, by_variable)
+            problems += _doubt(variable, by_variable, prefix)
         elif setting.path in variables:
             problems.append(f"{variable}: {variables[setting.path]} sets the same: set only one")
         else:
@@ -162,15 +180,15 @@ def _put(values: Values, path: tuple[str, ...], value: object) -> None:
     values[name] = value
 
 
-def _doubt(variable: str, by_variable: Mapping[str, Setting]) -> list[str]:
+def _doubt(variable: str, by_variable: Mapping[str, Setting], prefix: str) -> list[str]:
     """Return the problem with a variable that names no setting, if it was meant to name one.
 
     Others are left alone: Kubernetes and people's tools put variables with our prefix there, too.
     """
-    rest = variable.removeprefix(ENVIRONMENT_PREFIX)
+    rest = variable.removeprefix(prefix)
     if _SERVICE_LINK.fullmatch(rest):
         return []
-    names = {name.removeprefix(ENVIRONMENT_PREFIX): name for name in by_variable}
+    names = {name.removeprefix(prefix): name for name in by_variable}
     close = difflib.get_close_matches(
         rest.replace("__", "_"), names, n=1, cutoff=0.0 if "__" in rest else _SAME_NAME_RATIO
     )

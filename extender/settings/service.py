@@ -1,10 +1,10 @@
 """The settings of the service around the decision: wire, cluster, events, log."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
+from extender.settings.log_choices import LogFormat, LogLevel
 from extender.settings.section import AnyCase, Section
 
 
@@ -76,24 +76,6 @@ class Decisions(Section):
         le=1000,
         description="best nodes that are remembered in full for each decision",
     )
-
-
-class LogLevel(StrEnum):
-    """From which weight on a line is written."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """For whom log lines are."""
-
-    JSON = "json"
-    """One JSON object for each line, for machines."""
-    TEXT = "text"
-    """For people."""
 
 
 class Log(Section):

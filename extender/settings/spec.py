@@ -1,7 +1,7 @@
 """What there is to set, read off the models: for messages, for the environment, for the table."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import UnionType
@@ -51,6 +51,7 @@ class Setting:
         form: what a value must look like, "" where kind and bounds say it.
         default: "" where there is none.
         description: what it means.
+        prefix: what its variable of the environment begins with.
     """
 
     path: tuple[str, ...]
@@ -60,6 +61,7 @@ class Setting:
     form: str
     default: str
     description: str
+    prefix: str = ENVIRONMENT_PREFIX
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """Name in the environment."""
-        return ENVIRONMENT_PREFIX + "_".join(self.path).upper()
+        return self.prefix + "_".join(self.path).upper()
 
     @property
     def allowed(self) -> str:
@@ -89,9 +91,16 @@ def is_secret(name: str) -> bool:
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 
-def list_settings(model: type[BaseModel]) -> dict[tuple[str, ...], Setting]:
-    """Return every setting of a model and its sections, by path, in the order of writing."""
-    return {setting.path: setting for setting in _walk(model, ())}
+def list_settings(
+    model: type[BaseModel], prefix: str = ENVIRONMENT_PREFIX
+) -> dict[tuple[str, ...], Setting]:
+    """Return every setting of a model and its sections, by path, in the order of writing.
+
+    Args:
+        model: the model.
+        prefix: what the variables of the environment begin with.
+    """
+    return {setting.path: replace(setting, prefix=prefix) for setting in _walk(model, ())}
 
 
 def format_bytes(count: int) -> str:

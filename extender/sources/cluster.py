@@ -88,6 +88,24 @@ class ClusterSource:
             for kind, feed in ((NODES, self._nodes), (PODS, self._pods))
         }
 
+    def change(
+        self, *, resources: ResourceNames, early_seconds: float, settings: FollowSettings
+    ) -> None:
+        """Follow otherwise from the next `run` on; not while it runs.
+
+        What is held stays, and is corrected by complete lists where objects are read otherwise
+        now; the watches go on where they were.
+
+        Args:
+            resources: which resources are GPUs.
+            early_seconds: a container's failure so soon after its start is early.
+            settings: how to follow.
+        """
+        are_nodes_outdated = self._nodes.read_by(resources)
+        are_pods_outdated = self._pods.read_by(resources, early_seconds, settings.exporter_words)
+        for kind, is_outdated in ((NODES, are_nodes_outdated), (PODS, are_pods_outdated)):
+            self._reflectors[kind.resource].change(settings, is_outdated=is_outdated)
+
     async def run(self) -> None:
         """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
@@ -133,6 +151,12 @@ class _NodeFeed:
         self.shelf: Shelf[NodeRecord] = Shelf(
             replace=sink.replace_nodes, apply=sink.apply_node, remove=sink.remove_node
         )
+
+    def read_by(self, resources: ResourceNames) -> bool:
+        """Read nodes so from now on; tell whether that is otherwise than before."""
+        is_changed = resources != self._resources
+        self._resources = resources
+        return is_changed
 
     def begin_list(self) -> None:
         self.shelf.begin_list()
@@ -181,6 +205,15 @@ class _PodFeed:
         self._exporters: Shelf[ExporterPod] = Shelf(
             replace=self._forget_index, apply=self._forget_index, remove=self._forget_index
         )
+
+    def read_by(
+        self, resources: ResourceNames, early_seconds: float, exporter_words: tuple[str, ...]
+    ) -> bool:
+        """Read pods so from now on; tell whether that is otherwise than before."""
+        before = (self._resources, self._early_seconds, self._words)
+        self._resources, self._early_seconds = resources, early_seconds
+        self._words = exporter_words
+        return before != (resources, early_seconds, exporter_words)
 
     def begin_list(self) -> None:
         self.shelf.begin_list()

@@ -6,6 +6,7 @@ here and the records are made there.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -128,9 +129,10 @@ def _device_row(node: str, key: DeviceKey, labels: Mapping[str, str]) -> DeviceR
         uuid=key[0],
         gpu_instance_id=key[1],
         card_index=int(index) if index.isdecimal() else None,
-        model=labels.get(MODEL_LABEL, ""),
-        mig_profile=labels.get(PROFILE_LABEL, ""),
-        driver_version=labels.get(DRIVER_LABELS[0]) or labels.get(DRIVER_LABELS[1], ""),
+        # The same few texts for all devices.
+        model=intern(labels.get(MODEL_LABEL, "")),
+        mig_profile=intern(labels.get(PROFILE_LABEL, "")),
+        driver_version=intern(labels.get(DRIVER_LABELS[0]) or labels.get(DRIVER_LABELS[1], "")),
     )
 
 

@@ -7,6 +7,7 @@ that equal records mean that nothing changed which matters.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from sys import intern
 from types import MappingProxyType
 from typing import Final
 
@@ -79,7 +80,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
     if not name:
         return None
     return NodeRecord(
-        name=name,
+        name=intern(name),
         addresses=tuple(
             text_of(address.get("address"))
             for address in objects_of(status.get("addresses"))
@@ -112,7 +113,7 @@ def reduce_pod(
         return None
     spec = mapping_of(raw.get("spec"))
     status = mapping_of(raw.get("status"))
-    node = text_of(spec.get("nodeName"))
+    node = intern(text_of(spec.get("nodeName")))
     phase = _phase(status)
     scheduled = _condition(status, "PodScheduled")
     is_scheduled = scheduled.get("status") == "True"
@@ -123,7 +124,7 @@ def reduce_pod(
     created_at = parse_time(metadata.get("creationTimestamp"))
     return PodRecord(
         uid=uid,
-        namespace=text_of(metadata.get("namespace")),
+        namespace=intern(text_of(metadata.get("namespace"))),
         name=text_of(metadata.get("name")),
         node=node,
         nominated_node=text_of(status.get("nominatedNodeName")),
@@ -139,7 +140,7 @@ def reduce_pod(
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,
         wishes=_wishes(mapping_of(metadata.get("annotations"))) if is_refused else (),
-        scheduler_name=text_of(spec.get("schedulerName")) or "default-scheduler",
+        scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
         created_at=created_at or 0.0,
         is_deleting=bool(metadata.get("deletionTimestamp")),
     )
@@ -182,8 +183,10 @@ def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
 
 
 def _keep_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
-    """Return the labels that speak of GPUs, pool and zone."""
-    return MappingProxyType({key: text_of(value) for key, value in labels.items() if _is_kept(key)})
+    """Return the labels that speak of GPUs, pool and zone; most nodes share their few values."""
+    return MappingProxyType(
+        {key: intern(text_of(value)) for key, value in labels.items() if _is_kept(key)}
+    )
 
 
 @lru_cache(maxsize=MAX_CACHED)

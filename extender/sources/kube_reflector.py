@@ -180,6 +180,19 @@ class Reflector:
         self._lock = asyncio.Lock()
         self._failures = 0
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
+        self._is_outdated = False
+
+    def change(self, settings: FollowSettings, *, is_outdated: bool) -> None:
+        """Follow otherwise from the next `run` on; what is held stays.
+
+        Args:
+            settings: how to follow.
+            is_outdated: objects are reduced otherwise now: the list is asked for at once, while
+                the watch goes on.
+        """
+        self._settings = settings
+        self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
+        self._is_outdated |= is_outdated and self.status.is_listed
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -205,13 +218,16 @@ class Reflector:
     async def _resync(self) -> None:
         """List again now and then, while the watch goes on, and correct what it has lost."""
         while True:
-            jitter = random.uniform(0.9, 1.1)  # noqa: S311 - jitter is no secret
-            await asyncio.sleep(self._settings.resync_seconds * jitter)
+            if not self._is_outdated:
+                jitter = random.uniform(0.9, 1.1)  # noqa: S311 - jitter is no secret
+                await asyncio.sleep(self._settings.resync_seconds * jitter)
             if self.status.is_listed:
                 try:
                     await self._list()
+                    self._is_outdated = False
                 except KubeError as error:
                     self._note_failure(error)
+                    await asyncio.sleep(self._backoff.next_seconds())
 
     async def _list(self) -> str:
         """Take a complete list; return its version.
@@ -223,7 +239,7 @@ class Reflector:
             self._feed.begin_list()
             try:
                 version = await self._take_pages()
-            except KubeError:
+            except (KubeError, asyncio.CancelledError):
                 self._feed.abort_list()
                 raise
             corrections = await self._feed.end_list(Pace())

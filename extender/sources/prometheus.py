@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from extender.config import Prometheus
 from extender.core.readings import History, Readings
+from extender.sources.frames import Frame
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_answer import ReadingsBuilder, RoundReport, read_history
 from extender.sources.prometheus_http import PrometheusError
@@ -74,7 +75,7 @@ class PrometheusSource:
             until there are nodes. An equal answer had best be the same object.
         deliver: takes each round's readings; the next round waits until it has. An answer
             without devices is delivered as such; a round without an answer is not.
-        deliver_history: takes the past, once.
+        deliver_history: takes the past, once, some devices at a time.
         clock: seconds since the epoch.
         window_seconds: how far back the past is asked for; 0 for not at all.
     """
@@ -104,6 +105,18 @@ class PrometheusSource:
         """Say how the source fares."""
         return self._status
 
+    def change(self, settings: Prometheus, window_seconds: float) -> None:
+        """Ask otherwise from the next `run` on; not while it runs, unless `settings` is the same.
+
+        What is known of how the source fares stays, and past readings are asked for only where
+        they have not been delivered.
+        """
+        self._window_seconds = window_seconds
+        if settings != self._settings:
+            self._settings = settings
+            # That it is started anew is no loss that anybody should look into.
+            self._worker = WorkerProcess(settings, starts=max(self._worker.starts - 1, 0))
+
     async def run(self) -> None:
         """Ask until cancelled; no fault of Prometheus, or of the worker process, ends this."""
         loop = asyncio.get_running_loop()
@@ -116,7 +129,7 @@ class PrometheusSource:
                     continue
                 started = loop.time()
                 await self._run_round(identity)
-                if history is None and self._window_seconds and self._status.last_success_at:
+                if history is None and self._is_history_due():
                     history = asyncio.create_task(self._fill_history(), name="prometheus history")
                 # A round that took longer than the interval is followed at once, never queued.
                 await asyncio.sleep(max(0.0, started + self._pause_seconds() - loop.time()))
@@ -125,6 +138,10 @@ class PrometheusSource:
                 history.cancel()
                 await asyncio.wait([history])
             await self._worker.stop()
+
+    def _is_history_due(self) -> bool:
+        is_wanted = bool(self._window_seconds) and not self._status.has_history
+        return is_wanted and self._status.last_success_at is not None
 
     def _pause_seconds(self) -> float:
         interval = self._settings.interval_seconds
@@ -208,7 +225,8 @@ class PrometheusSource:
         for pause_seconds in (0.0, *_HISTORY_PAUSES_SECONDS):
             await asyncio.sleep(pause_seconds)
             try:
-                await self._deliver_history(await self._ask_history())
+                async for past in read_history(await self._ask_history()):
+                    await self._deliver_history(past)
             except (PrometheusError, WorkerError) as error:
                 logger.warning("no past readings from prometheus", extra={"error": str(error)})
                 continue
@@ -219,7 +237,7 @@ class PrometheusSource:
             self._status = replace(self._status, has_history=True)
             return
 
-    async def _ask_history(self) -> History:
+    async def _ask_history(self) -> list[Frame]:
         """Ask in a process of its own: readings do not wait for an answer of many megabytes."""
         limit_seconds = (
             self._settings.timeout_seconds * _HISTORY_PATIENCE * _HISTORY_QUERIES + _START_SECONDS
@@ -232,7 +250,7 @@ class PrometheusSource:
             await worker.stop()
         if "error" in answer[-1].header:
             raise PrometheusError(answer[-1].header["error"])
-        return await read_history(answer)
+        return answer
 
 
 def _log_changes(before: PrometheusStatus, now: PrometheusStatus, report: RoundReport) -> None:

@@ -1,12 +1,13 @@
 """Turns the worker's frames into readings, in steps small enough for the extender's loop."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from sys import intern
 
 import numpy as np
 
-from extender.core.readings import DeviceInfo, DeviceKey, History, Readings, Signal
+from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
 from extender.sources.frames import Frame
 
 SOURCE = "prometheus"
@@ -50,23 +51,23 @@ class ReadingsBuilder:
         """
         added: list[DeviceInfo] = []
         changed: dict[DeviceKey, tuple[str, ...]] = {}
+        columns: dict[Signal, Column] = {}
         *parts, last = answer
         for part in parts:
             added.extend(_device_info(row) for row in part.header.get("added", ()))
             for uuid, gpu_instance_id, *pods in part.header.get("tenants", ()):
                 changed[DeviceKey((uuid, gpu_instance_id))] = tuple(pods)
+            if "signal" in part.header:
+                columns[Signal(part.header["signal"])] = _column(part)
             await asyncio.sleep(0)
         self._change_devices(last.header["removed"], added)
         self._change_tenants(changed)
-        block = np.frombuffer(last.body, dtype=np.float64)
-        signals = [Signal(name) for name in last.header["signals"]]
-        columns = block.reshape(len(signals) + 1, len(self._devices))
         readings = Readings(
             source=SOURCE,
             at=at,
             devices=self._devices,
-            columns=dict(zip(signals, columns[:-1], strict=True)),
-            measured_at=columns[-1],
+            columns=columns,
+            measured_at=_column(last),
             tenants=self._tenants if last.header["knows_tenants"] else None,
             unmatched_series=last.header["unmatched_series"],
             unmatched_example=last.header["unmatched_example"],
@@ -99,34 +100,42 @@ class ReadingsBuilder:
         self._tenants = tenants
 
 
+def _column(frame: Frame) -> Column:
+    return np.frombuffer(frame.body, dtype=np.float64)
+
+
 def _device_info(row: Sequence[object]) -> DeviceInfo:
     node, uuid, gpu_instance_id, index, model, mig_profile, driver_version = row
+    # Each frame has its own copy of texts that are the same for many devices.
     return DeviceInfo(
-        node=str(node),
+        node=intern(str(node)),
         uuid=str(uuid),
-        gpu_instance_id=str(gpu_instance_id),
+        gpu_instance_id=intern(str(gpu_instance_id)),
         index=index if isinstance(index, int) else None,
-        model=str(model),
-        mig_profile=str(mig_profile),
-        driver_version=str(driver_version),
+        model=intern(str(model)),
+        mig_profile=intern(str(mig_profile)),
+        driver_version=intern(str(driver_version)),
     )
 
 
-async def read_history(answer: Sequence[Frame]) -> History:
-    """Read the worker's answer about the past."""
-    devices: list[DeviceKey] = []
-    *parts, last = answer
-    for part in parts:
-        devices.extend(
-            DeviceKey((uuid, gpu_instance_id)) for uuid, gpu_instance_id in part.header["devices"]
+async def read_history(answer: Sequence[Frame]) -> AsyncIterator[History]:
+    """Read the worker's answer about the past, some devices at a time; `answer` is used up."""
+    first, *parts = answer
+    times = np.array(first.header["times"], dtype=np.float64)
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        devices = tuple(
+            DeviceKey((uuid, gpu_instance_id))
+            for uuid, gpu_instance_id in part.header.get("devices", ())
         )
+        if devices:
+            block = np.frombuffer(part.body, dtype=np.float32).astype(np.float64)
+            matrices = block.reshape(first.header["matrices"], len(devices), len(times))
+            yield History(
+                times=times,
+                devices=devices,
+                utilization=matrices[0].T,
+                xid=matrices[1].T if len(matrices) > 1 else None,
+            )
         await asyncio.sleep(0)
-    times = np.array(last.header["times"], dtype=np.float64)
-    block = np.frombuffer(last.body, dtype=np.float64)
-    matrices = block.reshape(last.header["matrices"], len(times), len(devices))
-    return History(
-        times=times,
-        devices=tuple(devices),
-        utilization=matrices[0],
-        xid=matrices[1] if len(matrices) > 1 else None,
-    )

@@ -245,7 +245,11 @@ class Collector:
             promql.relabeled_pods_query(known_by, selector),
             lambda rows: add_tenants(found, rows, "exported_namespace", "exported_pod"),
         )
-        plain = ask(promql.plain_pods_query(known_by, selector), list)
+        # Most of these are exporters' own, of idle devices, and known as such at sight.
+        plain = ask(
+            promql.plain_pods_query(known_by, selector),
+            lambda rows: without_exporters(rows, frozenset(), identity.exporter_pods),
+        )
         if plain:
             exporters = ask(
                 promql.exporter_pods_query(known_by, selector),

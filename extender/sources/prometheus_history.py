@@ -1,7 +1,7 @@
 """The past, asked for once: fills the windows at start. Lives in the worker process."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,18 +14,22 @@ from extender.sources import promql
 from extender.sources.dcgm import Metric, convert
 from extender.sources.dcgm_devices import device_key, number
 from extender.sources.prometheus_collector import table_of
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError, Row
+from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_queries import UNREADABLE
+from extender.sources.prometheus_rows import Row
 
-Matrix = npt.NDArray[np.float64]
+Matrix = npt.NDArray[np.float32]
 
 SHORTEST_STEP_SECONDS: Final = 60.0
 _MOST_STEPS: Final = 120
+_STEPS_AT_ONCE: Final = 15
+_PIECE: Final = 4096
 _PATIENCE: Final = 6.0  # an hour of readings takes the server longer than one instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """Readings of the past; axes are (step, device).
+    """Readings of the past; axes are (device, step).
 
     Attributes:
         times: time of each step, seconds since the epoch, oldest first.
@@ -45,32 +49,43 @@ class _Grid:
 
     def __init__(self, times: Column) -> None:
         self._times = times
-        self.devices: dict[DeviceKey, int] = {}
+        self._devices: dict[DeviceKey, int] = {}
+        self._matrices: dict[Signal, Matrix] = {}
 
-    def parse(self, rows: Iterable[Row], metric: Metric) -> dict[int, Column]:
-        """Read one answer: by device, its values in base units."""
-        start, step = self._times[0], self._times[1] - self._times[0]
-        found: dict[int, Column] = {}
+    @property
+    def devices(self) -> tuple[DeviceKey, ...]:
+        """The devices, in the order of the first axis."""
+        return tuple(self._devices)
+
+    def add(self, rows: Sequence[Row], metric: Metric, steps: slice) -> None:
+        """Take over one answer; where there is a value already, the higher one counts."""
+        start, step = self._times[steps.start], self._times[1] - self._times[0]
+        width = len(self._times[steps])
+        found: dict[int, list[float]] = {}
         for row in rows:
             key = device_key(row["metric"])
             if key is None:
                 continue
-            values = np.full(len(self._times), np.nan)
+            values = [np.nan] * width
             for at, text in row["values"]:
                 position = round((at - start) / step)
-                if 0 <= position < len(values):
+                if 0 <= position < width:
                     values[position] = number(text)
-            found[self.devices.setdefault(key, len(self.devices))] = convert(
-                values, metric.unit, metric.signal
-            )
-        return found
+            found[self._devices.setdefault(key, len(self._devices))] = values
+        matrix = self.matrix(metric.signal)
+        for some in _pieces(list(found)):
+            values_of = np.array([found.pop(device) for device in some])
+            converted = convert(values_of, metric.unit, metric.signal)
+            matrix[some, steps] = np.fmax(matrix[some, steps], converted)
 
-    def matrix(self, answers: Iterable[dict[int, Column]]) -> Matrix:
-        """Put answers over each other; where several have a value, the higher one counts."""
-        matrix = np.full((len(self._times), len(self.devices)), np.nan)
-        for answer in answers:
-            for device, values in answer.items():
-                matrix[:, device] = np.fmax(matrix[:, device], values)
+    def matrix(self, signal: Signal) -> Matrix:
+        """Return what there is of a signal, one row for each device."""
+        matrix = self._matrices.get(signal)
+        missing = len(self._devices) - (0 if matrix is None else len(matrix))
+        if matrix is None or missing:
+            more = np.full((missing, len(self._times)), np.nan, dtype=np.float32)
+            matrix = more if matrix is None else np.concatenate([matrix, more])
+            self._matrices[signal] = matrix
         return matrix
 
 
@@ -78,6 +93,8 @@ def collect_past(
     client: PrometheusClient, settings: Prometheus, *, now: float, window_seconds: float
 ) -> Past:
     """Ask for the last `window_seconds`: activity of the graphics engine, else utilization.
+
+    A part of the time at once: all of it would be an answer of a hundred megabytes.
 
     Raises:
         PrometheusError: nothing usable was answered.
@@ -90,39 +107,50 @@ def collect_past(
     names = set(client.metric_names(since=times[0], timeout_seconds=limit_seconds))
     selector = promql.bare_selector(settings.selector)
 
-    def ask(signal: Signal) -> list[dict[int, Column]]:
-        answers = []
-        for metric in table_of(settings):
-            if metric.signal is signal and metric.name in names:
+    def ask(signal: Signal) -> bool:
+        metrics = [
+            metric
+            for metric in table_of(settings)
+            if metric.signal is signal and metric.name in names
+        ]
+        for metric in metrics:
+            for first in range(0, count, _STEPS_AT_ONCE):
+                steps = slice(first, min(first + _STEPS_AT_ONCE, count))
                 rows = client.query_range(
                     promql.metric_query(metric, selector),
-                    start=times[0],
-                    end=times[-1],
+                    start=times[steps][0],
+                    end=times[steps][-1],
                     step_seconds=step,
                     timeout_seconds=limit_seconds,
                 )
-                answers.append(_checked(grid, rows, metric))
-        return answers
+                _add(grid, rows, metric, steps)
+        return bool(metrics)
 
-    active, utilization = ask(Signal.GRAPHICS_ACTIVE), ask(Signal.GPU_UTILIZATION)
+    ask(Signal.GRAPHICS_ACTIVE)
+    ask(Signal.GPU_UTILIZATION)
     try:
-        xid: list[dict[int, Column]] | None = ask(Signal.XID)
+        has_xid = ask(Signal.XID)
     except PrometheusError:
-        xid = None  # the windows matter more than when an old error was first seen
-    preferred, fallback = grid.matrix(active), grid.matrix(utilization)
+        has_xid = False  # the windows matter more than when an old error was first seen
+    preferred, fallback = map(grid.matrix, (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION))
     return Past(
         times=times,
-        devices=tuple(grid.devices),
+        devices=grid.devices,
         utilization=np.where(np.isnan(preferred), fallback, preferred),
-        xid=grid.matrix(xid) if xid else None,
+        xid=grid.matrix(Signal.XID) if has_xid else None,
     )
 
 
-def _checked(grid: _Grid, rows: Sequence[Row], metric: Metric) -> dict[int, Column]:
+def _add(grid: _Grid, rows: Sequence[Row], metric: Metric, steps: slice) -> None:
     try:
-        return grid.parse(rows, metric)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        grid.add(rows, metric, steps)
+    except UNREADABLE as error:
         raise PrometheusError(
             f"cannot read the past from Prometheus: {type(error).__name__} {error}: is "
             "prometheus.url a Prometheus?"
         ) from error
+
+
+def _pieces(devices: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(devices), _PIECE):
+        yield devices[start : start + _PIECE]

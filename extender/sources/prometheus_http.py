@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-import orjson
 import requests
 import urllib3
 from prometheus_api_client import PrometheusConnect
@@ -22,10 +21,9 @@ from requests.auth import HTTPBasicAuth
 from urllib3.util.retry import Retry
 
 from extender.config import Prometheus
+from extender.sources.prometheus_rows import Row, Rows, parse_document
 
 T = TypeVar("T")
-Row = Mapping[str, Any]
-"""One element of a result: `metric` (its labels) and `value` or `values`."""
 
 _CHUNK_BYTES: Final = 1 << 18
 _EXCERPT_CHARACTERS: Final = 200
@@ -195,7 +193,7 @@ class PrometheusClient:
                 f"it redirects to {target}",
                 "set prometheus.url to where it leads, or give credentials if that is a login page",
             )
-        document = _parse(body)
+        document = parse_document(body)
         if status != 200 or document.get("status") != "success":  # noqa: PLR2004
             raise self._refused(response, document, body)
         if "data" not in document:
@@ -204,24 +202,21 @@ class PrometheusClient:
         if warnings := document.get("warnings"):
             self.partial_answers += 1
             self.last_warning = _excerpt(str(warnings))
-        # The library only unwraps it. Its own json() would parse again, at three times the cost of
-        # orjson.
+        # The library only unwraps it. Its own json() would parse it all at once.
         vars(response)["json"] = lambda: document
         return response
 
-    def _read(self, response: requests.Response) -> bytes:
+    def _read(self, response: requests.Response) -> bytearray:
         limit = self._settings.max_answer_mib * _MIB
-        chunks: list[bytes] = []
-        size = 0
+        body = bytearray()
         while True:
             # read1 returns what has arrived: a plain read would wait for a full chunk, and each
             # byte that trickles in would put its timeout off again.
             chunk = response.raw.read1(_CHUNK_BYTES, decode_content=True)
             if not chunk:
-                return b"".join(chunks)
-            chunks.append(chunk)
-            size += len(chunk)
-            if size > limit:
+                return body
+            body += chunk
+            if len(body) > limit:
                 raise self._error(
                     f"the answer is larger than {self._settings.max_answer_mib} MiB",
                     "narrow prometheus.selector, or raise prometheus.max_answer_mib",
@@ -239,7 +234,7 @@ class PrometheusClient:
             is_right = (
                 isinstance(data, dict)
                 and data.get("resultType") == kind
-                and isinstance(data.get("result"), list)
+                and isinstance(data.get("result"), Rows)
             )
         if not is_right:
             found = data.get("resultType") if isinstance(data, dict) else type(data).__name__
@@ -249,7 +244,7 @@ class PrometheusClient:
             )
 
     def _refused(
-        self, response: requests.Response, document: Mapping[str, Any], body: bytes
+        self, response: requests.Response, document: Mapping[str, Any], body: bytearray
     ) -> PrometheusError:
         status = response.status_code
         if "error" in document:
@@ -283,14 +278,6 @@ class PrometheusClient:
 def _duration(seconds: float) -> str:
     """Write a duration as Prometheus reads it: whole numbers only."""
     return f"{max(1, round(seconds * 1000))}ms"
-
-
-def _parse(body: bytes) -> Mapping[str, Any]:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _cause(error: BaseException) -> str:

@@ -31,10 +31,14 @@ class WorkerProcess:
 
     Attributes:
         starts: how often a process was started; after each, nothing is remembered there.
+
+    Args:
+        settings: how to ask.
+        starts: of processes with other settings before.
     """
 
-    def __init__(self, settings: Prometheus) -> None:
-        self.starts = 0
+    def __init__(self, settings: Prometheus, *, starts: int = 0) -> None:
+        self.starts = starts
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
 

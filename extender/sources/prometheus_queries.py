@@ -4,12 +4,21 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from extender.config import Prometheus
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError, Row
+from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_rows import Row
 
 T = TypeVar("T")
+
+UNREADABLE: Final = (
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError),
+    msgspec.DecodeError,
+)
+"""What reading rows raises that are none of Prometheus's."""
 
 
 class Queries:
@@ -83,7 +92,7 @@ class Queries:
         rows = self.query(text)
         try:
             return reduce(rows)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        except UNREADABLE as error:
             raise PrometheusError(
                 f"cannot read the answer of Prometheus: {type(error).__name__} {error}: is "
                 "prometheus.url a Prometheus?"

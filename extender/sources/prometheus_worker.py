@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 
 import numpy as np
 
+from extender import memory
 from extender.config import Prometheus
 from extender.core.readings import Column
 from extender.sources import frames
@@ -25,6 +26,8 @@ from extender.sources.prometheus_history import Past, collect_past
 from extender.sources.prometheus_http import PrometheusClient, PrometheusError
 
 T = TypeVar("T")
+
+NICENESS: Final = 10
 
 PART_ITEMS: Final = 500
 """Devices in one frame: the extender turns so many into records within a millisecond or two."""
@@ -38,6 +41,9 @@ def main() -> None:
     # Answers are trees of hundreds of thousands of objects without a cycle: the collector would
     # walk them again and again, for most of the time that parsing takes.
     gc.disable()
+    # A round has seconds to spare; an answer to kube-scheduler has none.
+    os.nice(NICENESS)
+    memory.prefer_small()
     questions: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_serve_or_die, args=(questions, answers), daemon=True).start()
     while (question := frames.read(sys.stdin.buffer)) is not None:
@@ -61,7 +67,9 @@ def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> N
                 answer = _answer_round(collector, identity, question.header)
             for frame in answer:
                 frames.write(answers, frame)
+            del answer
             gc.collect()
+            memory.give_back()
     except BrokenPipeError:
         os._exit(0)
     except BaseException:  # noqa: BLE001  # a thread's fault must end the process
@@ -92,14 +100,15 @@ def _answer_round(
 
 
 def round_frames(found: Round) -> Iterator[Frame]:
-    """Write a round: changed devices and tenants in parts, then the columns."""
+    """Write a round: changed devices and tenants in parts, then column by column."""
     for part in _parts([tuple(row) for row in found.added]):
         yield Frame(header={"more": True, "added": part})
     for tenants in _parts([(*key, *pods) for key, pods in (found.tenants or {}).items()]):
         yield Frame(header={"more": True, "tenants": tenants})
+    for signal, column in found.columns.items():
+        yield Frame(header={"more": True, "signal": signal}, body=_block(column))
     yield Frame(
         header={
-            "signals": list(found.columns),
             "removed": found.removed,
             "knows_tenants": found.tenants is not None,
             "unmatched_series": found.unmatched_series,
@@ -108,7 +117,7 @@ def round_frames(found: Round) -> Iterator[Frame]:
             "partial_answers": found.partial_answers,
             "warning": found.warning,
         },
-        body=_block([*found.columns.values(), found.measured_at]),
+        body=_block(found.measured_at),
     )
 
 
@@ -127,14 +136,18 @@ def _answer_past(settings: Prometheus, header: Mapping[str, Any]) -> Iterator[Fr
 
 
 def past_frames(past: Past) -> Iterator[Frame]:
-    """Write the past: devices in parts, then each matrix."""
-    for part in _parts(past.devices):
-        yield Frame(header={"more": True, "devices": part})
+    """Write the past: the times, then some devices at a time with their values."""
     matrices = [past.utilization] if past.xid is None else [past.utilization, past.xid]
     yield Frame(
-        header={"times": past.times.tolist(), "matrices": len(matrices)},
-        body=b"".join(matrix.astype(np.float64).tobytes() for matrix in matrices),
+        header={"more": True, "times": past.times.tolist(), "matrices": len(matrices)},
     )
+    start = 0
+    for devices in _parts(past.devices):
+        some = slice(start, start + len(devices))
+        start = some.stop
+        body = np.stack([matrix[some] for matrix in matrices]).astype(np.float32).tobytes()
+        yield Frame(header={"more": True, "devices": devices}, body=body)
+    yield Frame(header={})
 
 
 def _parts(items: Sequence[T]) -> Iterator[list[T]]:
@@ -143,8 +156,8 @@ def _parts(items: Sequence[T]) -> Iterator[list[T]]:
         yield part
 
 
-def _block(columns: Sequence[Column]) -> bytes:
-    return np.ascontiguousarray(np.stack(columns), dtype=np.float64).tobytes()
+def _block(column: Column) -> bytes:
+    return column.astype(np.float64, copy=False).tobytes()
 
 
 if __name__ == "__main__":

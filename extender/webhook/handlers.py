@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from time import perf_counter
 from typing import Final
 
+import numpy as np
 from aiohttp import web
 
 from extender.core.annotations import KNOWN, AnnotationProblem
@@ -16,15 +16,20 @@ from extender.core.filtering import Code
 from extender.core.request import GpuRequest, ParsedRequest, PodRef, parse_pod_ref, parse_request
 from extender.core.resources import ResourceNames
 from extender.metrics import Metrics
+from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims
 from extender.webhook import wire
+from extender.webhook.lost import is_gone
 
 logger = logging.getLogger(__name__)
 
 WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
 
 INTERNAL_ERROR: Final = "internal error: see the extender's log"
+
+ABOUT: Final = web.ResponseKey("about", AnsweredQuestion)
+"""What an answer is about, where it is about a pod."""
 
 
 class Outcome(StrEnum):
@@ -41,14 +46,16 @@ class Outcome(StrEnum):
     FAULT = "fault"
     DISCONNECTED = "disconnected"
     """The client went away before its question was complete."""
+    UNREAD = "unread"
+    """The client went away before the answer was complete: kube-scheduler, after httpTimeout."""
 
 
 Answer = tuple[Outcome, web.Response]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Webhooks:
-    """The three verbs over one placer.
+    """The three verbs over one placer; what is a setting may be changed between two questions.
 
     Attributes:
         placer: decides.
@@ -58,6 +65,8 @@ class Webhooks:
         shortlist: so many of the best nodes are named in filter's answer, 0 for all that pass.
         is_ready: whether the inventory is complete; until then every candidate passes.
         warn_annotation: tells the pod's owner of an annotation that cannot be used.
+        asked: remembers which pods we were asked about.
+        max_body_bytes: largest body that is read; None leaves that to the application.
     """
 
     placer: Placer
@@ -67,6 +76,8 @@ class Webhooks:
     shortlist: int
     is_ready: Callable[[], bool]
     warn_annotation: WarnAnnotation
+    asked: AskedLog
+    max_body_bytes: int | None = None
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the verbs."""
@@ -89,29 +100,29 @@ class Webhooks:
             self._note_fault("filter")
             return Outcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
         try:
-            record, outcome = self._place("filter", question)
+            record, outcome = self._place(FILTER, question)
             decision = record.decision if record else None
             answer = wire.encode_filter(question, decision, self.shortlist)
             if record is not None:
                 self._note_verdicts(record)
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
-            return Outcome.FAULT, _json(wire.encode_filter(question, None))
-        return outcome, _json(answer)
+            response = _json(wire.encode_filter(question, None))
+            return Outcome.FAULT, self._about(FILTER, question, None, response)
+        return outcome, self._about(FILTER, question, record, _json(answer))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer which candidate is best."""
         try:
             question = wire.decode_question(body)
-            record, outcome = self._place("prioritize", question)
-            answer = wire.encode_scores(
-                record.decision if record else None, question.nodes, self.max_score
-            )
+            record, outcome = self._place(PRIORITIZE, question)
+            decision = record.decision if record else None
+            answer = wire.encode_scores(question, decision, self.max_score)
         except wire.WireError as error:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler goes on without our scores
             return self._fault("prioritize")
-        return outcome, _json(answer)
+        return outcome, self._about(PRIORITIZE, question, record, _json(answer))
 
     async def preempt(self, body: bytes) -> Answer:
         """Answer on which candidates evicting the victims would help the pod."""
@@ -154,17 +165,52 @@ class Webhooks:
 
     def _place(self, verb: str, question: wire.Question) -> tuple[DecisionRecord | None, Outcome]:
         """Decide for the pod; None where there is nothing to decide."""
-        self.metrics.candidates.labels(verb).observe(len(question.nodes))
+        self.metrics.candidates.labels(verb).observe(question.size)
         pod, parsed = self._parse(question.pod)
         if parsed.request is None:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, Outcome.NOT_READY
-        record = self.placer.place(verb, pod, parsed.request, question.nodes)
+        record = self.placer.place(
+            verb, pod, parsed.request, question.nodes, ranked=self.shortlist
+        )
         # What people may ask later is filled in once the answer is on its way.
         asyncio.get_running_loop().call_soon(self._detail, record)
         _log_decision(record)
         return record, Outcome.ANSWERED
+
+    def _about(
+        self,
+        verb: str,
+        question: wire.Question,
+        record: DecisionRecord | None,
+        response: web.Response,
+    ) -> web.Response:
+        """Write on an answer which pod it is about, and where it places it."""
+        pod = parse_pod_ref(question.pod)
+        decision = record.decision if record else None
+        choices = len(question.nodes) if decision is None else decision.feasible
+        response[ABOUT] = AnsweredQuestion(
+            verb=verb,
+            uid=pod.uid,
+            key=pod.key,
+            at=self.asked.monotonic(),
+            choices=min(choices, self.shortlist or choices) if decision else choices,
+            node=(decision.best if decision else None) or "",
+            resources=record.request.resources if record else (),
+            memory_bytes=record.request.memory_bytes if record else None,
+        )
+        return response
+
+    def _note(self, question: AnsweredQuestion | None, outcome: Outcome, seconds: float) -> None:
+        """Remember a question; called once the answer is on its way."""
+        is_lost = outcome in {Outcome.DISCONNECTED, Outcome.UNREAD}
+        if outcome is Outcome.MALFORMED:
+            self.asked.note_unreadable()
+        else:
+            self.asked.note_answer(seconds, is_lost=is_lost)
+        if question is not None:
+            self.asked.note(replace(question, is_lost=is_lost))
 
     def _passes_all(self, request: GpuRequest) -> bool:
         """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
@@ -181,18 +227,20 @@ class Webhooks:
         return pod, parsed
 
     def _detail(self, record: DecisionRecord) -> None:
-        """Explain a decision for later; a fault here must not reach kube-scheduler."""
+        """Keep what explains a decision, and be ready for the next; no fault here reaches a pod."""
         try:
             self.placer.detail(record)
+            self.placer.warm()
         except Exception:  # noqa: BLE001 - an explanation that fails costs no pod its node
             self._note_fault("explain")
 
     def _note_verdicts(self, record: DecisionRecord) -> None:
         """Count the nodes that passed, and the reasons against the others."""
-        codes = Counter(record.decision.codes.tolist())
-        self.metrics.feasible.observe(codes.pop(Code.PASSES.value, 0))
-        for code, count in codes.items():
-            self.metrics.rejections.labels(Code(code).name.lower()).inc(count)
+        counts = np.bincount(record.decision.codes, minlength=len(Code))
+        self.metrics.feasible.observe(int(counts[Code.PASSES]))
+        for code in np.flatnonzero(counts).tolist():
+            if code != Code.PASSES:
+                self.metrics.rejections.labels(Code(code).name.lower()).inc(int(counts[code]))
 
     def _note_fault(self, verb: str) -> None:
         logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling
@@ -209,6 +257,8 @@ class Webhooks:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             started = perf_counter()
+            if self.max_body_bytes is not None:
+                request = request.clone(client_max_size=self.max_body_bytes)
             try:
                 body = await request.read()
             except web.HTTPRequestEntityTooLarge as error:
@@ -222,8 +272,13 @@ class Webhooks:
                 outcome, response = Outcome.DISCONNECTED, web.Response(status=400)
             else:
                 outcome, response = await answer(body)
+                if is_gone(request):
+                    outcome = Outcome.UNREAD
+            seconds = perf_counter() - started
             self.metrics.requests.labels(verb, outcome).inc()
-            self.metrics.latency.labels(verb, outcome).observe(perf_counter() - started)
+            self.metrics.latency.labels(verb, outcome).observe(seconds)
+            about = response.get(ABOUT)
+            asyncio.get_running_loop().call_soon(self._note, about, outcome, seconds)
             return response
 
         return handle
@@ -263,7 +318,7 @@ def _log_decision(record: DecisionRecord) -> None:
             "count": record.request.count,
             "strategy": record.request.strategy.value,
             "candidates": len(decision.candidates),
-            "feasible": len(decision.order),
+            "feasible": decision.feasible,
             "node": None if best is None else decision.candidates[best],
             "score": None if best is None else round(float(decision.scores[best]), 6),
             "runner_up": None if runner_up is None else decision.candidates[runner_up],

@@ -9,9 +9,11 @@ from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from extender.core.decision import Decision
 from extender.core.filtering import Code
+from extender.core.names import JsonNames, NamesAt
 from extender.webhook.casing import POD, restore_case
 
 T = TypeVar("T")
@@ -50,8 +52,13 @@ class Question:
     """
 
     pod: JsonObject
-    nodes: tuple[str, ...]
+    nodes: Sequence[str]
     node_objects: tuple[msgspec.Raw, ...] | None
+
+    @property
+    def size(self) -> int:
+        """How many candidates there are, as far as that takes no reading of their names."""
+        return self.nodes.listed if isinstance(self.nodes, JsonNames) else len(self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +102,7 @@ def decode_question(body: bytes) -> Question:
     names = _names(document.get("nodenames"))
     node_list = _object(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
-        if len(set(names)) < len(names):
-            names = list(dict.fromkeys(names))
-        return Question(pod=pod, nodes=tuple(names), node_objects=None)
+        return Question(pod=pod, nodes=names, node_objects=None)
     items = _list(_fold(node_list).get("items"), _ARGS, "$.Nodes.items")
     nodes: dict[str, msgspec.Raw] = {}
     for index, item in enumerate(items):
@@ -174,20 +179,23 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
     """
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
-    kept: Sequence[int] = range(len(question.nodes))
-    if decision is not None:
-        passing = decision.order if not shortlist else decision.order[:shortlist]
-        kept = np.sort(passing).tolist()
-        for index in np.flatnonzero(decision.codes).tolist():
+    if decision is None:
+        names, kept = question.nodes, np.arange(len(question.nodes))
+    else:
+        names = decision.candidates
+        passing = np.flatnonzero(decision.codes == Code.PASSES)
+        is_long = 0 < shortlist < len(passing)
+        kept = np.sort(decision.order[:shortlist]) if is_long else passing
+        for index in np.flatnonzero(decision.codes != Code.PASSES).tolist():
             rejection = _REJECTIONS[int(decision.codes[index])]
             target = failed if rejection.is_resolvable else unresolvable
-            target[question.nodes[index]] = rejection.value
+            target[names[index]] = rejection.value
     # An answer in the other form, or without a list in it, would mean that no node passes.
     objects = question.node_objects
     return _ENCODER.encode(
         {
             "Nodes": None if objects is None else {"items": _pick(objects, kept)},
-            "NodeNames": _pick(question.nodes, kept) if objects is None else None,
+            "NodeNames": _pick(names, kept) if objects is None else None,
             "FailedNodes": failed,
             "FailedAndUnresolvableNodes": unresolvable,
             "Error": "",
@@ -195,9 +203,11 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
     )
 
 
-def _pick(items: Sequence[T], kept: Sequence[int]) -> Sequence[T]:
+def _pick(items: Sequence[T], kept: npt.NDArray[np.intp]) -> Sequence[T] | list[str]:
     """Return the items at `kept`, which is in order and names each at most once."""
-    return items if len(kept) == len(items) else [items[index] for index in kept]
+    if isinstance(items, NamesAt):
+        return items.pick(kept)
+    return list(items) if len(kept) == len(items) else [items[at] for at in kept.tolist()]
 
 
 _REJECTIONS = {code.value: code.rejection for code in Code if code.rejection is not None}
@@ -217,19 +227,19 @@ def encode_filter_error(error: str) -> bytes:
     )
 
 
-def encode_scores(decision: Decision | None, nodes: Sequence[str], max_score: int) -> bytes:
-    """Encode a HostPriorityList: whole numbers from 0 to `max_score`.
+def encode_scores(question: Question, decision: Decision | None, max_score: int) -> bytes:
+    """Encode a HostPriorityList: whole numbers from 0 to `max_score`; no decision scores all 0.
 
     Our first choice alone gets the highest: kube-scheduler breaks ties at random. A score is
     rounded down, so that no other reaches it.
     """
     if decision is None:
-        return _ENCODER.encode([HostPriority(node, 0) for node in nodes])
+        return _ENCODER.encode([HostPriority(node, 0) for node in question.nodes])
     values = (decision.scores * max_score).astype(np.int64).clip(0, max_score - 1)
     values[decision.codes != Code.PASSES] = 0
     if len(decision.order):
         values[decision.order[0]] = max_score
-    return _ENCODER.encode(list(map(HostPriority, nodes, values.tolist())))
+    return _ENCODER.encode(list(map(HostPriority, decision.candidates, values.tolist())))
 
 
 def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:
@@ -308,10 +318,16 @@ def _pod(document: RawObject, what: str) -> JsonObject:
     return restored if isinstance(restored, dict) else {}
 
 
-def _names(value: msgspec.Raw | None) -> list[str]:
-    """Return the candidates' names; a null name is "", as it is to Go."""
+def _names(value: msgspec.Raw | None) -> Sequence[str]:
+    """Return the candidates' names, each once; a null name is "", as it is to Go."""
     if value is None or _is_null(value):
-        return []
+        return ()
+    listed = JsonNames.read(bytes(value))
+    return tuple(dict.fromkeys(_strange_names(value))) if listed is None else listed
+
+
+def _strange_names(value: msgspec.Raw) -> list[str]:
+    """Return the names of a list that Go would not have written so."""
     try:
         return _NAMES.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -16,6 +16,7 @@ from extender.core.resources import ResourceNames
 from extender.fleet.fleet import Fleet
 from extender.metrics import Metrics
 from extender.observe.api import Api
+from extender.placement.asked import AskedLog
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from extender.webhook.handlers import Webhooks
@@ -68,6 +69,7 @@ class World:
         self.history = DecisionHistory(1000)
         self.placer = Placer(self.fleet, self.history, lambda: self.now)
         self.metrics = Metrics()
+        self.asked = AskedLog(self.fleet, clock=lambda: self.now, monotonic=lambda: self.now)
         self.resources = ResourceNames()
 
     def add_node(self, name: str, *, gpus: int = 2, **rest: object) -> None:
@@ -161,6 +163,7 @@ class World:
             shortlist=self.shortlist,
             is_ready=lambda: self.is_ready,
             warn_annotation=self._warn,
+            asked=self.asked,
         )
 
     def _warn(self, _: PodRef, problem: AnnotationProblem) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from extender.logs import JsonFormatter, TextFormatter, configure
-from extender.settings.service import LogFormat, LogLevel
+from extender.settings.log_choices import LogFormat, LogLevel
 
 Line = dict[str, object]
 

@@ -4,7 +4,15 @@ from collections import Counter
 
 import pytest
 
-from extender.core.explain import STATES, NodeVerdict, count_states, device_states, explain
+from extender.core.evaluation import Question
+from extender.core.explain import (
+    STATES,
+    NodeVerdict,
+    count_states,
+    device_states,
+    explain,
+    gather,
+)
 from extender.core.filtering import Rejection
 from extender.core.policy import Policy
 from tests.builders import (
@@ -28,10 +36,13 @@ from tests.builders import (
 def verdict_on(described: Node, **asked: object) -> NodeVerdict:
     snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
     about = request(**asked)  # type: ignore[arg-type]
-    question = ask(about.count, float(about.memory_bytes or 0))
-    row = snapshot.pools[GPU].rows[0]
-    rows = [("node", row, described.suspicion)]
-    (verdict,) = explain(snapshot, GPU, question, about, Policy(), rows)
+    question = Question(
+        request=about,
+        ask=ask(about.count, float(about.memory_bytes or 0)),
+        policy=Policy(),
+        overlay={},
+    )
+    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], question, ["node"]))
     return verdict
 
 
@@ -96,7 +107,11 @@ def test_devices_that_the_pod_cannot_get_are_named_too() -> None:
 
 
 def test_no_nodes_need_no_explanation() -> None:
-    assert explain(snapshot_of({"a": node()}), GPU, ask(), request(), Policy(), []) == ()
+    snapshot = snapshot_of({"a": node()})
+    question = Question(request=request(), ask=ask(), policy=Policy(), overlay={})
+    evidence = gather(snapshot, snapshot.pools[GPU], question, ["unknown"])
+
+    assert explain(evidence) == ()
 
 
 def test_states_are_counted_as_they_are_told() -> None:

@@ -137,6 +137,11 @@ def test_the_gravest_cause_is_told(values: dict[str, float], cause: str) -> None
         ("dcgm_warn", "HEALTH_STATUS", 10),
         ("fabric_manager_failed", "FABRIC_MANAGER_STATUS", 4),
         ("fabric_manager_starting", "FABRIC_MANAGER_STATUS", 2),
+        ("sram_errors", "SRAM_THRESHOLD_EXCEEDED", 1),
+        ("fabric_unhealthy", "FABRIC_HEALTH", 2),
+        ("fabric_limited", "FABRIC_HEALTH", 3),
+        ("nvlink_down", "NVLINKS_DOWN", 1),
+        ("inforom_corrupted", "INFOROM_CORRUPTED", 1),
     ],
 )
 @pytest.mark.parametrize("means", [EXCLUDE_NODE, EXCLUDE_MULTI_GPU])
@@ -237,6 +242,14 @@ def test_a_healthy_device_has_no_ill_health() -> None:
         ("HEALTH_STATUS", 20, EXCLUDE),
         ("HEALTH_STATUS", 10, PENALTY),
         ("HEALTH_STATUS", 0, IGNORE),
+        ("SRAM_THRESHOLD_EXCEEDED", 1, EXCLUDE),
+        ("SRAM_THRESHOLD_EXCEEDED", 0, IGNORE),
+        ("FABRIC_HEALTH", 1, IGNORE),
+        ("FABRIC_HEALTH", 2, EXCLUDE),
+        ("FABRIC_HEALTH", 3, PENALTY),
+        ("NVLINKS_DOWN", 0, IGNORE),
+        ("NVLINKS_DOWN", 2, EXCLUDE_MULTI_GPU),
+        ("INFOROM_CORRUPTED", 1, PENALTY),
     ],
 )
 def test_each_other_sign_has_its_consequence(
@@ -244,6 +257,15 @@ def test_each_other_sign_has_its_consequence(
 ) -> None:
     assert action(verdict(**{signal: float(value)})) is expected  # type: ignore[arg-type]
     assert action(verdict(**{signal: NAN})) is IGNORE  # type: ignore[arg-type]
+
+
+def test_a_device_that_is_about_to_switch_itself_off_is_excluded() -> None:
+    hot = verdict(TEMPERATURE=95.0, TEMPERATURE_SHUTDOWN=95.0)
+
+    assert action(hot) is EXCLUDE
+    assert words(int(hot.cause[0])) == "95 °C, at which it switches itself off"
+    assert action(verdict(TEMPERATURE=94.0, TEMPERATURE_SHUTDOWN=95.0)) is IGNORE
+    assert action(verdict(TEMPERATURE=95.0)) is IGNORE
 
 
 def test_what_is_missing_speaks_against_nobody() -> None:

@@ -6,14 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision import (
+from extender.core.decision import decide
+from extender.core.evaluation import (
+    Overlay,
+    Question,
     asks,
-    changed_rows,
-    correct,
-    decide,
     evaluate_batch,
-    evaluate_pool,
     model_places,
+    nominate,
+    row_under,
+    stand,
 )
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
@@ -111,24 +113,29 @@ def test_more_load_never_raises_a_nodes_score_nor_lifts_its_rejection(
 
 
 @given(nodes=fleet.fleets(), asked=fleet.requests(), data=st.data())
-def test_corrected_rows_are_worth_what_they_are_from_scratch(
+def test_what_is_kept_and_brought_up_to_date_is_what_it_is_from_scratch(
     nodes: dict[str, Node], asked: GpuRequest, data: st.DataObject
 ) -> None:
-    overlay = data.draw(fleet.overlays(list(nodes)))
+    before, overlay = (data.draw(fleet.overlays(list(nodes))) for _ in range(2))
     nominated = data.draw(st.sampled_from(["", *nodes]))
     about = replace(asked, nominated_node=nominated)
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
-    pool, ((_, question),) = snapshot.pools[GPU], asks(about)
-    changed = changed_rows(pool, overlay, nominated)
+    pool, ((_, ask),) = snapshot.pools[GPU], asks(about)
 
-    cached = evaluate_pool(snapshot, pool, asked, question, Policy())
-    corrected = correct(cached, pool, snapshot, changed, (about, question, Policy()))
+    def question(overlay: Overlay) -> Question:
+        return Question(request=about, ask=ask, policy=Policy(), overlay=overlay)
 
-    rows = tuple(changed.get(index, row) for index, row in enumerate(pool.rows))
+    standing = stand(snapshot, pool, question(before))
+    # Of some nodes the overlay is the same object, of the others another one.
+    overlay = {node: before.get(node, tenants) for node, tenants in overlay.items()}
+    again = stand(snapshot, pool, question(overlay), [standing])
+    corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
+
+    rows = tuple(row_under(pool, index, overlay) for index in range(len(pool.rows)))
     anew = evaluate_batch(
         batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),
         about,
-        question,
+        ask,
         Policy(),
         model_places(snapshot.models, about.preferred_models),
         np.array([name == nominated for name in pool.nodes]),
@@ -164,5 +171,4 @@ def test_the_decision_reads_the_snapshot_and_never_writes_it(
         tuple(nodes),
         Policy(),
         overlays={},
-        evaluate=lambda *about: evaluate_pool(*about, Policy()),
     )

@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.decision import UNKNOWN_SCORE
 from extender.core.policy import Strategy, Thresholds
 from extender.core.request import GpuRequest
-from extender.core.scoring import ENOUGH_SCORE, WEIGHTS
+from extender.core.scoring import ENOUGH_SCORE, UNKNOWN_SCORE, WEIGHTS
 from tests.builders import (
     STRATEGIES,
     Gpu,

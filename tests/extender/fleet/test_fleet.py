@@ -7,6 +7,7 @@ import pytest
 from extender.core.inventory import PodPhase, PodRecord
 from extender.core.policy import EarlyFailures, Policy
 from extender.core.readings import Signal
+from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import GIB, GPU, NOW
 from tests.worlds import World, one_node
 
@@ -16,12 +17,12 @@ MIG = "nvidia.com/mig-1g.10gb"
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_the_same_until_something_changes_or_a_second_has_passed() -> None:
+def test_a_snapshot_is_the_same_until_something_changes_or_time_has_passed() -> None:
     made = one_node()
     first = made.fleet.snapshot()
 
     assert made.fleet.snapshot() is first
-    made.clock.now += 1.0
+    made.clock.now += RENEW_SECONDS
     second = made.fleet.snapshot()
     made.read()
     third = made.fleet.snapshot()

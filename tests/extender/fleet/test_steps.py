@@ -4,14 +4,18 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extender.core import evaluation
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.readings import Readings, Signal
 from extender.core.snapshot import Batch, Telemetry
+from extender.core.steps import finish
 from extender.fleet.fleet import PIECE_NODES, Fleet
 from extender.fleet.layouts import MAX_DEVICES
+from extender.fleet.snapshots import OVERDUE_SECONDS, RENEW_SECONDS
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from tests.builders import GPU, pod_ref, request
@@ -156,29 +160,115 @@ def test_what_was_patched_is_what_is_made_anew(changes: Iterable[tuple[str, int]
         change(world, what, number, pods)
         world.fleet.snapshot()
 
+    assert_as_if_made_anew(world)
+
+
+def assert_as_if_made_anew(world: World) -> None:
+    """Compare the snapshot and a ranking with what comes out from scratch."""
     patched, ranked = world.fleet.snapshot(), world.rank(request(1))
-    world.fleet._snapshot, world.fleet._is_believed = None, False
+    world.fleet._snapshots.current = None
+    world.fleet._snapshots.outdate()
     anew = world.fleet.snapshot()
     again = Placer(world.fleet, DecisionHistory(1), world.clock).rank(
         request(1), tuple(world.fleet.nodes)
     )
 
+    assert anew is not patched
     assert patched.nodes == anew.nodes
+    assert patched.roll.names == anew.roll.names
     assert set(patched.pools) == set(anew.pools)
-    assert columns(patched.telemetry) == columns(anew.telemetry)
+    devices = world.fleet.store.rows_on(world.fleet.store.nodes)  # spare rows mean nothing
+    assert columns(patched.telemetry.take(devices)) == columns(anew.telemetry.take(devices))
     for resource, pool in patched.pools.items():
         other = anew.pools[resource]
-        assert (pool.nodes, pool.rows, dict(pool.row_of)) == (
-            other.nodes,
-            other.rows,
-            dict(other.row_of),
-        )
+        assert (pool.nodes, pool.rows, pool.row_of) == (other.nodes, other.rows, other.row_of)
         assert columns(pool.batch, pool.batch.telemetry) == columns(
             other.batch, other.batch.telemetry
         )
     assert ranked.codes.tolist() == again.codes.tolist()
     assert ranked.scores.tolist() == again.scores.tolist()
     assert ranked.order.tolist() == again.order.tolist()
+
+
+MEANWHILE = ("bind", "end", "add", "remove", "widen", "place", "rank")
+"""Changes that count at once, though a renewal is under way."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 20)), max_size=15),
+    st.lists(st.tuples(st.sampled_from(MEANWHILE), st.integers(0, 20)), max_size=6),
+)
+def test_what_is_renewed_in_steps_is_what_is_made_anew(
+    changes: Iterable[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]
+) -> None:
+    world, pods = World(in_steps=True), list[PodRecord]()
+    for number in range(4):
+        world.add_node(f"node-{number}", 2)
+    world.read()
+    for what, number in changes:
+        change(world, what, number, pods)
+        world.rank(request(1))
+    world.clock.now += RENEW_SECONDS
+    finish(world.fleet.settle_in_steps())
+
+    left = list(meanwhile)
+    for _ in world.fleet.renew_in_steps(world.placer.prepare_in_steps):
+        if left:
+            change(world, *left.pop(0), pods)
+            world.rank(request(1))
+    finish(world.fleet.settle_in_steps())
+    finish(world.fleet.renew_in_steps())
+
+    assert_as_if_made_anew(world)
+
+
+def test_a_renewal_is_asked_for_by_new_readings_and_by_time() -> None:
+    world = World(in_steps=True)
+    world.add_node("node", 1)
+    world.read()
+    finish(world.fleet.renew_in_steps())
+    before = world.fleet.snapshot()
+
+    finish(world.fleet.renew_in_steps())
+    assert world.fleet.snapshot() is before
+
+    world.read(GRAPHICS_ACTIVE=0.9)
+    finish(world.fleet.renew_in_steps())
+    assert world.believed(world.card(), "latest") == 0.9
+
+    version = world.fleet.snapshot().version
+    world.clock.now += RENEW_SECONDS
+    finish(world.fleet.renew_in_steps())
+    assert world.fleet.snapshot().version > version
+
+
+def test_a_question_renews_what_nobody_renewed_for_long() -> None:
+    world = World(in_steps=True)
+    world.add_node("node", 1)
+    world.read()
+    before = world.fleet.snapshot()
+
+    world.clock.now += OVERDUE_SECONDS / 2
+    assert world.fleet.snapshot() is before
+    world.clock.now += OVERDUE_SECONDS
+    assert world.fleet.snapshot() is not before
+
+
+def test_what_is_prepared_for_a_renewal_is_not_evaluated_again() -> None:
+    world = World(in_steps=True)
+    for number in range(3):
+        world.add_node(f"node-{number}", 2)
+    world.read()
+    world.rank(request(1))
+    world.clock.now += RENEW_SECONDS
+    finish(world.fleet.renew_in_steps(world.placer.prepare_in_steps))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "evaluate_batch", None)  # whoever calls it fails
+        world.rank(request(1))
+        with pytest.raises(TypeError):
+            world.rank(request(2))
 
 
 def test_snapshots_share_what_has_not_changed() -> None:

@@ -1,40 +1,45 @@
 """The last decisions."""
 
-from extender.core.explain import NodeVerdict
-from extender.placement.history import EXPLAINABLE, DecisionHistory, DecisionRecord
-from tests.builders import NOW, decide_on, node, pod_ref, request
+import numpy as np
+
+from extender.core.evaluation import Question
+from extender.core.explain import gather
+from extender.core.policy import Policy
+from extender.placement.evidence import PlacedEvidence
+from extender.placement.history import (
+    EXPLAINABLE,
+    EXPLAINABLE_SECONDS,
+    DecisionHistory,
+    DecisionRecord,
+)
+from tests.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
 
 
-def verdict(name: str) -> NodeVerdict:
-    return NodeVerdict(
-        node=name,
-        resource="gpu",
-        rejection="",
-        score=1.0,
-        landing=1,
-        idle=1,
-        needed=1,
-        taken=0,
-        chance=1.0,
-        is_agreed=True,
-        suspicion=0.0,
-        model="",
-        devices=(),
+def evidence(name: str) -> PlacedEvidence:
+    snapshot = snapshot_of({name: node()})
+    question = Question(request=request(), ask=ask(), policy=Policy(), overlay={})
+    return PlacedEvidence(
+        evidence=gather(snapshot, snapshot.pools[GPU], question, [name]),
+        infos=(None,),
+        sources=("",),
+        age_seconds=np.array([np.nan]),
     )
 
 
-def remember(history: DecisionHistory, pod: str, *, best: str = "node-a") -> DecisionRecord:
+def remember(
+    history: DecisionHistory, pod: str, *, best: str = "node-a", at: float = NOW
+) -> DecisionRecord:
     record = DecisionRecord(
         number=history.next_number(),
-        at=NOW,
+        at=at,
         verb="filter",
         pod=pod_ref(pod),
         request=request(),
         decision=decide_on({best: node()}),
         snapshot_version=1,
         seconds=0.001,
-        details=(verdict(best),),
-        explain=lambda names: tuple(map(verdict, names)),
+        evidence=(evidence(best),),
+        gather=lambda names: tuple(map(evidence, names)),
     )
     history.add(record)
     return record
@@ -68,7 +73,7 @@ def test_the_node_that_a_pod_was_bound_to_is_explained_once() -> None:
 
     assert record.bound_node == "node-z"
     assert [detail.node for detail in record.details] == ["node-a", "node-z"]
-    assert record.explain is None
+    assert record.gather is None
 
 
 def test_a_node_that_is_explained_already_is_not_explained_again() -> None:
@@ -88,7 +93,19 @@ def test_old_decisions_let_go_of_their_snapshots() -> None:
     history = DecisionHistory(1000)
     records = [remember(history, str(number)) for number in range(EXPLAINABLE + 5)]
 
-    assert [record.explain is None for record in records] == [True] * 5 + [False] * EXPLAINABLE
+    assert [record.gather is None for record in records] == [True] * 5 + [False] * EXPLAINABLE
     history.note_bound("uid-0", "node-z")
     assert records[0].bound_node == "node-z"
     assert [detail.node for detail in records[0].details] == ["node-a"]
+
+
+def test_decisions_let_go_of_their_snapshots_after_a_while() -> None:
+    history = DecisionHistory(1000)
+    old = remember(history, "a")
+    remember(history, "b", at=NOW + EXPLAINABLE_SECONDS)
+    assert old.gather is not None
+
+    new = remember(history, "c", at=NOW + EXPLAINABLE_SECONDS + 0.1)
+
+    assert old.gather is None
+    assert new.gather is not None

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import gzip
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from aiohttp import web
 
 from extender.config import Prometheus
 from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_rows import Row
 from tests.extender.sources.fake_prometheus import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5
@@ -31,7 +32,7 @@ def settings(url: str, **values: object) -> Prometheus:
     )
 
 
-async def ask(settings: Prometheus) -> object:
+async def ask(settings: Prometheus) -> Sequence[Row]:
     client = PrometheusClient(settings)
     query = "max by (UUID) (DCGM_FI_DEV_GPU_UTIL{})"
     try:
@@ -58,7 +59,7 @@ def answers(body: str, *, status: int = 200, kind: str = "application/json") -> 
 async def test_good_answer_is_returned(prometheus: FakePrometheus) -> None:
     rows = await ask(settings(prometheus.url))
 
-    assert isinstance(rows, list)
+    assert len(rows) == 1
     assert rows[0]["metric"] == {"UUID": "GPU-1"}
     assert rows[0]["value"][1] == "7"
 

@@ -257,11 +257,11 @@ async def test_past_is_read_by_a_range_query(scraped: Scraped, client: Prometheu
         collect_past, client, settings, now=time.time(), window_seconds=600
     )
 
-    assert past.utilization.shape == (11, 8)
-    assert not np.isnan(past.utilization[-1]).any()
-    assert np.isnan(past.utilization[0]).all()
+    assert past.utilization.shape == (8, 11)
+    assert not np.isnan(past.utilization[:, -1]).any()
+    assert np.isnan(past.utilization[:, 0]).all()
     assert past.xid is not None
-    assert sorted(past.xid[-1].tolist()) == [0, 0, 0, 0, 0, 0, 31, 94]
+    assert sorted(past.xid[:, -1].tolist()) == [0, 0, 0, 0, 0, 0, 31, 94]
 
 
 async def test_selector_that_is_no_promql_is_an_error_that_says_so(scraped: Scraped) -> None:

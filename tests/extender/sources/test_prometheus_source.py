@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp import web
 
@@ -18,6 +19,7 @@ from extender.core.readings import DeviceKey, History, Readings, Signal
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus import PrometheusSource
 from extender.sources.prometheus_process import WorkerError, WorkerProcess
+from extender.sources.prometheus_worker import PART_ITEMS
 from tests.extender.sources.fake_prometheus import FakePrometheus, series
 
 DEADLINE_SECONDS = 20.0
@@ -203,7 +205,7 @@ async def test_past_is_delivered_once(fake: FakePrometheus) -> None:
     assert set(history.times[1:] - history.times[:-1]) == {60.0}
     assert history.devices == (DeviceKey(("GPU-1", "")),)
     assert history.utilization.shape == (11, 1)
-    assert set(history.utilization[:, 0]) == {0.4}
+    assert history.utilization[:, 0] == pytest.approx(np.full(11, 0.4))
     assert history.xid is not None
     assert set(history.xid[:, 0]) == {31.0}
 
@@ -217,8 +219,25 @@ async def test_graphics_activity_is_preferred_for_the_past(fake: FakePrometheus)
         await until(lambda: bool(delivered.history))
 
     history = delivered.history[0]
-    last = dict(zip(history.devices, history.utilization[-1], strict=True))
-    assert last == {DeviceKey(("GPU-1", "")): 0.9, DeviceKey(("GPU-1", "3")): 0.2}
+    last = dict(zip(history.devices, history.utilization[-1].tolist(), strict=True))
+    assert last == pytest.approx({DeviceKey(("GPU-1", "")): 0.9, DeviceKey(("GPU-1", "3")): 0.2})
+
+
+async def test_past_comes_some_devices_and_some_steps_at_a_time(fake: FakePrometheus) -> None:
+    fake.series = [
+        series("DCGM_FI_DEV_GPU_UTIL", number % 100, UUID=f"GPU-{number}", Hostname="gpu-1")
+        for number in range(2 * PART_ITEMS + 1)
+    ]
+    async with running(fake.url, window_seconds=3600) as delivered:
+        await until(lambda: len(delivered.history) == 3)
+
+    assert [len(part.devices) for part in delivered.history] == [PART_ITEMS, PART_ITEMS, 1]
+    for part in delivered.history:
+        assert part.utilization.shape == (61, len(part.devices))
+        assert part.xid is None
+        for at, (uuid, _) in enumerate(part.devices):
+            load = int(uuid.removeprefix("GPU-")) % 100 / 100
+            assert part.utilization[:, at] == pytest.approx(np.full(61, load))
 
 
 async def test_past_that_fails_does_not_hold_up_readings(fake: FakePrometheus) -> None:

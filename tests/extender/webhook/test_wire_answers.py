@@ -1,4 +1,6 @@
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -29,9 +31,13 @@ def verdict(*codes: Code, scores: tuple[float, ...] | None = None) -> Decision:
     )
 
 
+def asked_about(nodes: Sequence[str]) -> wire.Question:
+    return wire.Question(pod={}, nodes=nodes, node_objects=None)
+
+
 def scores(decision: Decision | None, max_score: int = 10) -> list[int]:
     nodes = decision.candidates if decision else ("a", "b")
-    answer = json.loads(wire.encode_scores(decision, nodes, max_score))
+    answer = json.loads(wire.encode_scores(asked_about(nodes), decision, max_score))
     assert [entry["Host"] for entry in answer] == list(nodes)
     return [entry["Score"] for entry in answer]
 
@@ -42,7 +48,8 @@ def scores(decision: Decision | None, max_score: int = 10) -> list[int]:
 def test_names_come_back_in_the_order_of_the_question() -> None:
     question = decode({"NodeNames": ["c", "a", "b"]})
 
-    answer = json.loads(wire.encode_filter(question, verdict(*[Code.PASSES] * 3)))
+    decided = replace(verdict(*[Code.PASSES] * 3), candidates=question.nodes)
+    answer = json.loads(wire.encode_filter(question, decided))
 
     assert answer == {
         "Nodes": None,
@@ -166,6 +173,4 @@ def test_any_name_survives_both_answers(names: list[str]) -> None:
     question = wire.decode_question(msgspec.json.encode({"NodeNames": names}))
 
     assert json.loads(wire.encode_filter(question, None))["NodeNames"] == names
-    assert [
-        entry["Host"] for entry in json.loads(wire.encode_scores(None, question.nodes, 10))
-    ] == names
+    assert [entry["Host"] for entry in json.loads(wire.encode_scores(question, None, 10))] == names

@@ -1,0 +1,242 @@
+"""A cluster's API server and Prometheus in one process, cheap beside what is measured.
+
+`python -m bench.backend --port PORT` serves, all on 127.0.0.1:PORT:
+
+    /api/..., /apis/...         the API server
+    /prometheus                 base URL of the Prometheus
+    GET /control/state          counts: nodes, devices, pods, watches, writes, queries, sent_bytes
+    GET /control/nodes          names of all nodes
+    GET /control/pods?kind=gpu  UIDs of the bound pods of a kind
+    POST /control/refresh       the next readings have new values, and show what pods do now
+    POST /control/touch         {"nodes": 5000}: so many nodes change an annotation
+    POST /control/pods          {"count": 1, "kind": "gpu", "resource": "nvidia.com/gpu", "gpus": 1,
+                                "life": "pending", "objects": false}: create pods that wait for a
+                                node, or ("running") go through a pod's first states on any node;
+                                answers "uids", and "objects" where they are wanted
+    POST /control/bind          {"uid": "...", "node": "..."}: bind as kube-scheduler does; the
+                                kubelet starts the pod at once
+    POST /control/delete        {"uids": [...]}: the pods are gone
+    POST /control/close-watches {"expired": true}: end all watches; expired ones must list anew
+    POST /control/drop-nodes    {"nodes": ["..."]}: nodes go away ...
+    POST /control/add-nodes     {"nodes": ["..."]}: ... and come back
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import orjson
+import uvloop
+from aiohttp import web
+
+from bench.backend_apiserver import ApiServer
+from bench.backend_fleet import BenchFleet, BenchNode, FleetSpec
+from bench.backend_objects import BenchPod, render_pod
+from bench.backend_prometheus import Prometheus
+
+Answer = Mapping[str, object]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+BURST_PODS: Final = 500
+"""Pods that are told to the watches before others have their turn."""
+
+
+class Backend:
+    """The simulated cluster and its controls.
+
+    Args:
+        fleet: the cluster.
+        scrape_seconds: exporters are scraped so often.
+    """
+
+    def __init__(self, fleet: BenchFleet, *, scrape_seconds: float) -> None:
+        self._fleet = fleet
+        self._api = ApiServer(fleet)
+        self._prometheus = Prometheus(fleet, scrape_seconds=scrape_seconds)
+
+    def build_app(self) -> web.Application:
+        """Return the application."""
+        app = web.Application(client_max_size=64 << 20)
+        app.add_routes(self._api.routes())
+        app.add_routes(self._prometheus.routes())
+        posts: Mapping[str, Callable[[Answer], Awaitable[Answer]]] = {
+            "refresh": self._refresh,
+            "touch": self._touch,
+            "pods": self._create,
+            "bind": self._bind,
+            "delete": self._delete,
+            "close-watches": self._close_watches,
+            "drop-nodes": self._drop_nodes,
+            "add-nodes": self._add_nodes,
+        }
+        for name, act in posts.items():
+            app.router.add_post(f"/control/{name}", _control(act))
+        app.router.add_get("/control/state", self._state)
+        app.router.add_get("/control/nodes", self._nodes)
+        app.router.add_get("/control/pods", self._pods)
+        return app
+
+    async def refresh_every(self, seconds: float) -> None:
+        """Refresh the readings again and again."""
+        while True:
+            await asyncio.sleep(seconds)
+            self._prometheus.refresh()
+
+    async def _state(self, _: web.Request) -> web.Response:
+        fleet = self._fleet
+        return _json(
+            {
+                "nodes": len(fleet.nodes),
+                "cards": 8 * len(fleet.nodes),
+                "devices": len(fleet.devices),
+                "pods": len(fleet.pods),
+                "gpu_pods": sum(bool(pod.resource) for pod in fleet.pods.values()),
+                "generation": fleet.generation,
+                "watches": self._api.watches,
+                "writes": self._api.writes,
+                "queries": self._prometheus.queries,
+                "sent_bytes": self._prometheus.sent_bytes,
+            }
+        )
+
+    async def _nodes(self, _: web.Request) -> web.Response:
+        return _json({"nodes": [node.name for node in self._fleet.nodes]})
+
+    async def _pods(self, request: web.Request) -> web.Response:
+        kind = request.query.get("kind", "gpu")
+        pods = self._fleet.pods.values()
+        return _json({"uids": [pod.uid for pod in pods if pod.kind == kind and pod.node]})
+
+    async def _refresh(self, _: Answer) -> Answer:
+        self._prometheus.refresh()
+        return {"generation": self._fleet.generation}
+
+    async def _touch(self, asked: Answer) -> Answer:
+        count = int(str(asked.get("nodes", len(self._fleet.nodes))))
+        return {"nodes": self._api.tell_nodes(b"MODIFIED", self._fleet.nodes[:count])}
+
+    async def _create(self, asked: Answer) -> Answer:
+        fleet = self._fleet
+        kind = str(asked.get("kind", "gpu"))
+        resource = str(asked.get("resource", "nvidia.com/gpu")) if kind == "gpu" else ""
+        gpus = int(str(asked.get("gpus", 1))) if resource else 0
+        pods = [
+            fleet.new_pod(kind, resource=resource, count=gpus)
+            for _ in range(int(str(asked.get("count", 1))))
+        ]
+        fleet.pods.update((pod.uid, pod) for pod in pods)
+        for start in range(0, len(pods), BURST_PODS):
+            some = pods[start : start + BURST_PODS]
+            self._api.tell_pods(b"ADDED", some)
+            if asked.get("life") == "running":
+                for pod in some:
+                    fleet.bind(pod, fleet.random.choice(fleet.nodes).name)
+                self._api.tell_pods(b"MODIFIED", some)
+                self._run(some)
+            await asyncio.sleep(0)
+        answer: dict[str, object] = {"uids": [pod.uid for pod in pods]}
+        if asked.get("objects"):
+            answer["objects"] = [orjson.Fragment(render_pod(pod)) for pod in pods]
+        return answer
+
+    async def _bind(self, asked: Answer) -> Answer:
+        pod = self._fleet.pods[str(asked["uid"])]
+        self._fleet.bind(pod, str(asked["node"]))
+        self._api.tell_pods(b"MODIFIED", [pod])
+        self._run([pod])
+        return {"devices": len(pod.devices)}
+
+    def _run(self, pods: list[BenchPod]) -> None:
+        for pod in pods:
+            pod.is_running = True
+        self._api.tell_pods(b"MODIFIED", pods)
+
+    async def _delete(self, asked: Answer) -> Answer:
+        uids = asked.get("uids")
+        found = [
+            self._fleet.pods[uid]
+            for uid in (uids if isinstance(uids, list) else [])
+            if uid in self._fleet.pods
+        ]
+        for start in range(0, len(found), BURST_PODS):
+            some = found[start : start + BURST_PODS]
+            for pod in some:
+                self._fleet.remove(pod)
+            self._api.tell_pods(b"DELETED", some)
+            await asyncio.sleep(0)
+        return {"deleted": len(found)}
+
+    async def _close_watches(self, asked: Answer) -> Answer:
+        self._api.close_watches(expired=bool(asked.get("expired")))
+        return {}
+
+    async def _drop_nodes(self, asked: Answer) -> Answer:
+        return {"nodes": self._api.tell_nodes(b"DELETED", self._named(asked))}
+
+    async def _add_nodes(self, asked: Answer) -> Answer:
+        return {"nodes": self._api.tell_nodes(b"ADDED", self._named(asked))}
+
+    def _named(self, asked: Answer) -> list[BenchNode]:
+        names = asked.get("nodes")
+        return [self._fleet.by_name[name] for name in (names if isinstance(names, list) else [])]
+
+
+def _control(act: Callable[[Answer], Awaitable[Answer]]) -> Handler:
+    """Return the handler of a control that takes and gives JSON."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        return _json(await act(orjson.loads(body) if body else {}))
+
+    return handle
+
+
+def _json(value: Answer) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json")
+
+
+async def serve(backend: Backend, port: int, refresh_seconds: float) -> None:
+    """Serve until cancelled."""
+    runner = web.AppRunner(backend.build_app(), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        if refresh_seconds:
+            await backend.refresh_every(refresh_seconds)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def main() -> None:
+    """Serve until a signal ends it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.backend", description=__doc__)
+    parser.add_argument("--port", type=int, required=True, help="port on 127.0.0.1")
+    parser.add_argument("--nodes", type=int, default=5000, help="GPU nodes, 8 cards each")
+    parser.add_argument("--gpu-pods", type=int, default=10_000, help="pods with GPUs that run")
+    parser.add_argument("--other-pods", type=int, default=0, help="pods without GPUs that run")
+    parser.add_argument("--no-mig", action="store_true", help="whole and shared cards alone")
+    parser.add_argument("--scrape-seconds", type=float, default=15.0, help="between two scrapes")
+    parser.add_argument(
+        "--refresh-seconds", type=float, default=10.0, help="between new values; 0: on demand"
+    )
+    options = parser.parse_args()
+    fleet = BenchFleet(
+        FleetSpec(
+            nodes=options.nodes,
+            gpu_pods=options.gpu_pods,
+            other_pods=options.other_pods,
+            has_mig=not options.no_mig,
+        )
+    )
+    backend = Backend(fleet, scrape_seconds=options.scrape_seconds)
+    gc.collect()
+    gc.freeze()  # a collection of all that would look like a slow cluster
+    with contextlib.suppress(KeyboardInterrupt):
+        uvloop.run(serve(backend, options.port, options.refresh_seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""The Prometheus of the benchmarks: answers of the size and shape of the real one's.
+
+Each row is a fixed beginning and one of a few thousand endings, so that an answer of megabytes
+costs milliseconds. Only the questions that the extender asks are understood; any other is refused,
+so that a new one does not go unnoticed.
+"""
+
+import asyncio
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from aiohttp import web
+
+from bench.backend_fleet import BenchFleet
+
+Codes = npt.NDArray[np.intp]
+
+LEVELS: Final = 1001
+"""Loads are counted from 0 to 1000."""
+PAST_STEPS_MAX: Final = 200
+GZIP_LEVEL: Final = 1
+_HEAD: Final = b'{"status":"success","data":{"resultType":"%b","result":['
+_END: Final = b"]}}"
+_METRIC: Final = re.compile(r"(?:max|min) by \(UUID, uuid, GPU_I_ID\) \((\w+)\{\}\)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchMetric:
+    """A metric of the exporter.
+
+    Attributes:
+        text: its value for a load (0 to 1) on a device with so much memory (MiB).
+        has_instances: MIG instances have it.
+        noise: by how much of the load it varies from reading to reading, 0 to 1000.
+    """
+
+    text: Callable[[float, int], str]
+    has_instances: bool = True
+    noise: int = 20
+
+
+def _constant(text: str) -> BenchMetric:
+    return BenchMetric(text=lambda _load, _mib: text, noise=0)
+
+
+def _ratio(factor: float) -> BenchMetric:
+    return BenchMetric(text=lambda load, _: f"{factor * load:.6f}" if load else "0")
+
+
+METRICS: Final = {
+    "DCGM_FI_DEV_GPU_UTIL": BenchMetric(
+        text=lambda load, _: str(round(100 * load)), has_instances=False
+    ),
+    "DCGM_FI_DEV_MEM_COPY_UTIL": BenchMetric(
+        text=lambda load, _: str(round(50 * load)), has_instances=False
+    ),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": _ratio(1.0),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": _ratio(0.45),
+    "DCGM_FI_PROF_DRAM_ACTIVE": _ratio(0.5),
+    "DCGM_FI_PROF_SM_ACTIVE": _ratio(0.9),
+    "DCGM_FI_DEV_FB_USED": BenchMetric(
+        text=lambda load, mib: str(round(0.8 * load * mib)), noise=2
+    ),
+    "DCGM_FI_DEV_FB_FREE": BenchMetric(
+        text=lambda load, mib: str(mib - round(0.8 * load * mib)), noise=2
+    ),
+    "DCGM_FI_DEV_FB_RESERVED": _constant("600"),
+    "DCGM_FI_DEV_FB_TOTAL": BenchMetric(text=lambda _, mib: str(mib), noise=0),
+    "DCGM_FI_DEV_POWER_USAGE": BenchMetric(text=lambda load, _: f"{60 + 340 * load:.6f}"),
+    "DCGM_FI_DEV_POWER_MGMT_LIMIT": _constant("400.000000"),
+    "DCGM_FI_DEV_GPU_TEMP": BenchMetric(text=lambda load, _: str(round(30 + 45 * load))),
+    "DCGM_FI_DEV_MEMORY_TEMP": BenchMetric(text=lambda load, _: str(round(38 + 45 * load))),
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": _constant("0"),
+    "DCGM_FI_DEV_XID_ERRORS": _constant("0"),
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": _constant("0"),
+    "DCGM_FI_DEV_ROW_REMAP_PENDING": _constant("0"),
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": _constant("0"),
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": _constant("0"),
+}
+"""What dcgm-exporter's default list and the README's additions come to."""
+
+
+class Prometheus:
+    """Answers about a fleet as it was when `refresh` was last called.
+
+    Attributes:
+        queries: how many were answered.
+        sent_bytes: so many bytes of answers, before they were packed.
+
+    Args:
+        fleet: the cluster.
+        scrape_seconds: each exporter is scraped so often, each at its own time.
+    """
+
+    def __init__(self, fleet: BenchFleet, *, scrape_seconds: float) -> None:
+        self.queries = 0
+        self.sent_bytes = 0
+        self._fleet = fleet
+        self._scrape_seconds = scrape_seconds
+        self._noise = np.random.default_rng(fleet.spec.seed)
+        devices = fleet.devices
+        sizes = sorted({device.memory_mib for device in devices})
+        self._sizes = sizes
+        size_of = {size: row for row, size in enumerate(sizes)}
+        self._size_rows = np.array([size_of[device.memory_mib] for device in devices])
+        self._node_of = np.array([device.node for device in devices])
+        self._phases = np.random.default_rng(1).uniform(0, scrape_seconds, len(fleet.nodes))
+        self._cards = np.flatnonzero([not device.profile for device in devices])
+        self._rows = [self._labels(row) + b'},"value":[' for row in range(len(devices))]
+        self._card_rows = [self._rows[row] for row in self._cards]
+        self._info_rows = [self._info(row) for row in range(len(devices))]
+        self._tables: dict[str, list[bytes]] = {}
+        self._codes: dict[str, list[int]] = {}
+        self._pod_rows: list[list[bytes]] = [[] for _ in devices]
+        self.refresh()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes, below /prometheus."""
+        base = "/prometheus/api/v1"
+        return [
+            web.get(f"{base}/label/__name__/values", self._names),
+            web.get(f"{base}/query", self._query),
+            web.post(f"{base}/query", self._query),
+            web.get(f"{base}/query_range", self._query_range),
+            web.post(f"{base}/query_range", self._query_range),
+        ]
+
+    def refresh(self) -> None:
+        """Show what the pods do now, and other values for all devices."""
+        for row in self._fleet.refresh():
+            head = self._labels(row)
+            self._pod_rows[row] = [
+                b'%b,"exported_namespace":"%b","exported_pod":"%b"},"value":['
+                % (head, pod.namespace.encode(), pod.name.encode())
+                for pod in self._fleet.tenants[row]
+            ]
+        self._codes.clear()
+
+    # --- rows -------------------------------------------------------------------------------------
+
+    def _labels(self, row: int) -> bytes:
+        """Return the labels that each row of a device begins with, without the closing brace."""
+        device = self._fleet.devices[row]
+        if not device.profile:
+            return b'{"metric":{"UUID":"%b"' % device.uuid.encode()
+        return b'{"metric":{"GPU_I_ID":"%b","UUID":"%b"' % (
+            device.gpu_instance_id.encode(),
+            device.uuid.encode(),
+        )
+
+    def _info(self, row: int) -> bytes:
+        device = self._fleet.devices[row]
+        node = self._fleet.nodes[device.node]
+        profile = b'"GPU_I_PROFILE":"%b",' % device.profile.encode() if device.profile else b""
+        return (
+            b'%b,"DCGM_FI_DRIVER_VERSION":"580.95.05",%b"Hostname":"%b","gpu":"%d",'
+            b'"instance":"%b:9400","modelName":"%b"},"value":['
+        ) % (
+            self._labels(row),
+            profile,
+            node.name.encode(),
+            device.index,
+            node.address.encode(),
+            device.model.name.encode(),
+        )
+
+    def _vector(self, name: str, now: float) -> bytes:
+        """Answer one metric."""
+        metric = METRICS[name]
+        if name not in self._tables:
+            self._tables[name] = [
+                metric.text(level / (LEVELS - 1), mib).encode()
+                for mib in self._sizes
+                for level in range(LEVELS)
+            ]
+        if name not in self._codes:
+            self._codes[name] = self._levels(metric).tolist()
+        head = b'%.3f,"' % now
+        ends = [head + text + b'"]}' for text in self._tables[name]]
+        rows = self._rows if metric.has_instances else self._card_rows
+        return _joined(rows, map(ends.__getitem__, self._codes[name]))
+
+    def _levels(self, metric: BenchMetric) -> Codes:
+        load = self._fleet.load
+        if metric.noise:
+            noise = self._noise.integers(-metric.noise, metric.noise + 1, len(load))
+            # A device without pods stays at nothing.
+            load = np.where(load > 0, np.clip(load + noise, 1, LEVELS - 1), 0)
+        codes: Codes = self._size_rows * LEVELS + load
+        return codes if metric.has_instances else codes[self._cards]
+
+    def _sightings(self, now: float) -> bytes:
+        """Answer which devices there are, and when each was last scraped."""
+        ages = (now - self._phases) % self._scrape_seconds
+        head = b'%.3f,"' % now
+        ends = [head + b"%.3f" % at + b'"]}' for at in (now - ages).tolist()]
+        return _joined(self._info_rows, map(ends.__getitem__, self._node_of.tolist()))
+
+    def _workloads(self, now: float) -> bytes:
+        return _all_one(list(chain.from_iterable(self._pod_rows)), now)
+
+    def _idle(self, now: float) -> bytes:
+        """Answer the devices without workloads: `pod` is their exporter's there."""
+        labels = (
+            b',"container":"nvidia-dcgm-exporter","namespace":"gpu-operator",'
+            b'"pod":"nvidia-dcgm-exporter-%05x","service":"nvidia-dcgm-exporter"},"value":['
+        )
+        rows = [
+            self._labels(row) + labels % self._fleet.devices[row].node
+            for row, pods in enumerate(self._pod_rows)
+            if not pods
+        ]
+        return _all_one(rows, now)
+
+    def _exporters(self, now: float) -> bytes:
+        row = b'{"metric":{"namespace":"gpu-operator","pod":"nvidia-dcgm-exporter-%05x"},"value":['
+        return _all_one([row % node for node in range(len(self._fleet.nodes))], now)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    async def _names(self, request: web.Request) -> web.StreamResponse:
+        names = ",".join(f'"{name}"' for name in sorted([*METRICS, "up"]))
+        return await self._send(request, f'{{"status":"success","data":[{names}]}}'.encode())
+
+    async def _query(self, request: web.Request) -> web.StreamResponse:
+        text = await _text(request)
+        now = time.time()
+        if "timestamp(" in text:
+            body = self._sightings(now)
+        elif "exported_pod!=" in text:
+            body = self._workloads(now)
+        elif 'exported_pod=""' in text:
+            body = self._idle(now)
+        elif "up{" in text:
+            body = self._exporters(now)
+        elif (match := _METRIC.fullmatch(text)) and match[1] in METRICS:
+            body = self._vector(match[1], now)
+        else:
+            return _refused(text)
+        return await self._send(request, body)
+
+    async def _query_range(self, request: web.Request) -> web.StreamResponse:
+        """Answer the past: each device did all the time what it does now."""
+        text = await _text(request)
+        match = _METRIC.fullmatch(text)
+        if match is None or match[1] not in METRICS:
+            return _refused(text)
+        metric = METRICS[match[1]]
+        start, end, step = (float(request.query[name]) for name in ("start", "end", "step"))
+        times = np.arange(start, end + step / 2, step)[:PAST_STEPS_MAX].tolist()
+        pairs = [b'[%.3f,"' % at for at in times]
+        pasts: dict[int, bytes] = {}
+        codes = self._levels(metric).tolist()
+        for code in set(codes):
+            size, level = divmod(code, LEVELS)
+            value = metric.text(level / (LEVELS - 1), self._sizes[size]).encode()
+            pasts[code] = b",".join(pair + value + b'"]' for pair in pairs) + b"]}"
+        rows = self._rows if metric.has_instances else self._card_rows
+        heads = [row.replace(b'"value":[', b'"values":[') for row in rows]
+        body = _joined(heads, map(pasts.__getitem__, codes), kind=b"matrix")
+        return await self._send(request, body)
+
+    async def _send(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        """Send an answer, packed where the client asks for that: so does the real one."""
+        self.queries += 1
+        self.sent_bytes += len(body)
+        headers = {"Content-Type": "application/json"}
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            body = await asyncio.to_thread(_packed, body)
+            headers["Content-Encoding"] = "gzip"
+        return web.Response(body=body, headers=headers)
+
+
+def _packed(body: bytes) -> bytes:
+    packer = zlib.compressobj(GZIP_LEVEL, wbits=31)
+    return packer.compress(body) + packer.flush()
+
+
+def _joined(heads: Sequence[bytes], ends: Iterator[bytes], *, kind: bytes = b"vector") -> bytes:
+    """Join beginnings and endings of rows to an answer."""
+    rows = b",".join(map(bytes.__add__, heads, ends))
+    return b"".join((_HEAD % kind, rows, _END))
+
+
+def _all_one(heads: Sequence[bytes], now: float) -> bytes:
+    """Join rows of which each has the value 1."""
+    if not heads:
+        return _HEAD % b"vector" + _END
+    end = b'%.3f,"1"]}' % now
+    return b"".join((_HEAD % b"vector", (end + b",").join(heads), end, _END))
+
+
+async def _text(request: web.Request) -> str:
+    form = await request.post() if request.method == "POST" else {}
+    return str(form.get("query", request.query.get("query", "")))
+
+
+def _refused(text: str) -> web.Response:
+    body = {"status": "error", "errorType": "bad_data", "error": f"no benchmark asks {text!r}"}
+    return web.json_response(body, status=400)

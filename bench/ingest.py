@@ -1,0 +1,141 @@
+"""Answers while the cluster talks: Prometheus, bursts of nodes and pods, a full resync.
+
+`python -m bench.ingest` places pods without a pause worth the name while the backend does its
+worst, once with the latencies as kube-scheduler sees them, and once (`--steps`, by default too)
+with each step of the extender's loop timed in CPU time, which no other process on the machine
+can blur: a question that arrives during a step waits until its end.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from bench.asking import Placed, Scheduler, percentile
+from bench.machine import Bound, report
+from bench.noise import trivial_server
+from bench.timing import Phase, ask_trivial, place_and_free
+from bench.world import FleetSpec, World, open_world, wait_until
+
+LIMIT_MS: Final = 10.0
+PAUSE_SECONDS: Final = 0.004
+"""What kube-scheduler itself needs for a pod at the least."""
+KEPT: Final = 200
+"""So many of the placed pods run on; older ones are deleted."""
+INTERVAL_SECONDS: Final = 10.0
+
+Act = Callable[[World], None]
+
+
+def acts(nodes: int, pods: int) -> dict[str, Act]:
+    """Return what happens in each phase: it begins when the phase does, and is not waited for."""
+    created: list[str] = []
+
+    def create(world: World, kind: str, life: str) -> None:
+        created[:] = world.control("pods", count=pods, kind=kind, life=life)["uids"]
+
+    def delete(world: World) -> None:
+        world.control("delete", uids=created)
+
+    return {
+        "rounds of Prometheus": lambda _: None,
+        f"{nodes} node updates": lambda world: world.control("touch") and None,
+        f"{pods} GPU pods created": lambda world: create(world, "gpu", "pending"),
+        "... and deleted": delete,
+        f"{pods} other pods created and started": lambda world: create(world, "web", "running"),
+        "... and deleted again": delete,
+        "full resync": lambda world: world.control("close-watches", expired=True) and None,
+    }
+
+
+@contextmanager
+def acting(world: World, act: Act, seconds: float) -> Iterator[None]:
+    """Let something happen in the background, a moment after the context was opened."""
+    thread = threading.Timer(0.05 * seconds, act, [world])
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def run(spec: FleetSpec, seconds: float, pods: int, *, is_stepping: bool) -> list[Phase]:
+    """Measure all phases."""
+    settings = {"prometheus": {"interval_seconds": INTERVAL_SECONDS}}
+    phases: list[Phase] = []
+    with (
+        trivial_server() as trivial,
+        open_world(spec, settings=settings, is_stepping=is_stepping) as world,
+    ):
+        world.wait_ready()
+        wait_until(world.has_readings, "the first readings", 240.0, poll_seconds=0.5)
+        wait_until(
+            lambda: len(world.memory().processes) == 2,  # noqa: PLR2004 - itself and a worker
+            "the past was read",
+            240.0,
+            poll_seconds=1.0,
+        )
+        scheduler, running = Scheduler(world), list[Placed]()
+        for _ in range(KEPT):
+            place_and_free(scheduler, KEPT, running)
+        for name, act in acts(spec.nodes, pods).items():
+            phase = Phase(name)
+            if is_stepping:
+                world.steps()
+            with acting(world, act, seconds):
+                deadline = time.perf_counter() + seconds
+                while time.perf_counter() < deadline:
+                    phase.note(place_and_free(scheduler, KEPT, running))
+                    ask_trivial(trivial, phase)
+                    time.sleep(PAUSE_SECONDS)
+            if is_stepping:
+                steps = world.steps()
+                phase.longest_step_ms = max((one["ms"] for one in steps["longest"]), default=0.0)
+                phase.long_steps = steps.get("over_10_ms", 0)
+                phase.longest_steps = steps["longest"]
+            phases.append(phase)
+    return phases
+
+
+def main() -> int:
+    """Measure, and say whether the bounds were met."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--gpu-pods", type=int, default=10_000)
+    parser.add_argument("--other-pods", type=int, default=20_000)
+    parser.add_argument("--burst-pods", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each phase")
+    parser.add_argument("--no-steps", action="store_true", help="latencies alone")
+    options = parser.parse_args()
+    spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods, other_pods=options.other_pods)
+    phases = run(spec, options.seconds, options.burst_pods, is_stepping=False)
+    rows = [phase.row() for phase in phases]
+    bounds = [
+        Bound(
+            what=f"p99 during: {phase.name}",
+            limit=LIMIT_MS,
+            measured=percentile(phase.answers_ms, 0.99),
+            unit="ms",
+        )
+        for phase in phases
+    ]
+    notes = [__doc__.strip()]
+    if not options.no_steps:
+        timed = run(spec, options.seconds, options.burst_pods, is_stepping=True)
+        for row, phase in zip(rows, timed, strict=True):
+            row |= {"longest step CPU ms": phase.longest_step_ms, "steps > 10 ms": phase.long_steps}
+        notes += [_describe(phase) for phase in timed]
+    is_met = report("ingest", "Ingest beside answers", rows=rows, bounds=bounds, notes=notes)
+    return 0 if is_met else 1
+
+
+def _describe(phase: Phase) -> str:
+    longest = [f"    {one['ms']:6.1f} ms  {one['name']}" for one in phase.longest_steps[:5]]
+    return "\n".join([f"Longest steps (CPU) during: {phase.name}", "", *longest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Memory of the extender and its worker process, at rest and at its peak.
+
+`python -m bench.memory` lets the extender follow a full cluster, fills its history with decisions,
+each with another request and each followed by a binding, and has it list everything anew. Counted
+is the resident memory of all its processes together; pages that they share count for each of them.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Final
+
+from bench.asking import Scheduler
+from bench.machine import Bound, report
+from bench.processes import Memory, Peak, watching_memory
+from bench.questions import distinct
+from bench.world import FleetSpec, World, open_world, wait_until
+
+LIMIT_MIB: Final = 400.0
+AIM_MIB: Final = 250.0
+HISTORY_SECONDS: Final = 240.0
+LOOK_SECONDS: Final = 0.5
+FREED_SHARE: Final = 0.7
+"""Of the pods placed so many are deleted again, so that there is room until the end."""
+
+
+class Ledger:
+    """Rows of the table, one for each stage.
+
+    Args:
+        world: what is measured.
+        peak: the most so far; begins anew with each row.
+    """
+
+    def __init__(self, world: World, peak: Peak) -> None:
+        self.rows: list[dict[str, object]] = []
+        self.peak_mib = 0.0
+        self._world = world
+        self._peak = peak
+
+    def note(self, stage: str, memory: Memory | None = None) -> Memory:
+        """Note how much memory there is now."""
+        memory = memory or self._world.memory()
+        self.peak_mib = max(self.peak_mib, self._peak.rss_mib)
+        self.rows.append(
+            {
+                "stage": stage,
+                "RSS MiB": memory.rss_mib,
+                "PSS MiB": memory.pss_mib,
+                "of which main": memory.processes[0],
+                "others": " + ".join(f"{one:.0f}" for one in memory.processes[1:]),
+                "peak RSS MiB meanwhile": self._peak.rss_mib,
+            }
+        )
+        self._peak.rss_mib = 0.0
+        return memory
+
+
+def settled(world: World, seconds: float) -> Memory:
+    """Return the median of what is seen over some time of everyday work."""
+    seen = []
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
+        seen.append(world.memory())
+        time.sleep(LOOK_SECONDS)
+    middle = statistics.median_low(memory.rss_mib for memory in seen)
+    return next(memory for memory in seen if memory.rss_mib == middle)
+
+
+def decide(world: World, count: int) -> None:
+    """Have the extender make so many decisions of which no two are alike."""
+    scheduler = Scheduler(world, wishes=distinct(count))
+    for number in range(count // 2):  # filter and prioritize are a decision each
+        placed = scheduler.place()
+        if placed.node and number % 10 < 10 * FREED_SHARE:
+            scheduler.remove([placed])
+
+
+def measure(spec: FleetSpec, decisions: int, rest_seconds: float) -> tuple[Ledger, Memory]:
+    """Measure at each stage; return the table, and the memory at the end."""
+    with open_world(spec, is_started=False) as world:
+        with watching_memory(lambda: world.extender_pid) as peak:
+            ledger = Ledger(world, peak)
+            world.start_extender()
+            world.wait_ready()
+            ledger.note("ready")
+            wait_until(world.has_readings, "the first readings", 120.0, poll_seconds=0.25)
+            ledger.note("first readings")
+            wait_until(
+                lambda: len(world.memory().processes) == 2,  # noqa: PLR2004 - itself and a worker
+                "the past was read",
+                HISTORY_SECONDS,
+                poll_seconds=LOOK_SECONDS,
+            )
+            ledger.note("past of an hour", settled(world, rest_seconds))
+            decide(world, decisions)
+            ledger.note(f"{decisions} decisions", settled(world, rest_seconds))
+            world.control("close-watches", expired=True)
+            time.sleep(rest_seconds)
+            last = ledger.note("everything listed anew", settled(world, rest_seconds))
+        return ledger, last
+
+
+def main() -> int:
+    """Measure, and say whether the bounds were met."""
+    parser = argparse.ArgumentParser(prog="python -m bench.memory", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--gpu-pods", type=int, default=10_000)
+    parser.add_argument("--all-pods", type=int, default=150_000)
+    parser.add_argument("--decisions", type=int, default=1000)
+    parser.add_argument("--rest-seconds", type=float, default=20.0, help="of each stage")
+    parser.add_argument("--mig", action="store_true", help="a tenth of the nodes cut up by MIG")
+    options = parser.parse_args()
+    spec = FleetSpec(
+        nodes=options.nodes,
+        gpu_pods=options.gpu_pods,
+        other_pods=options.all_pods - options.gpu_pods,
+        has_mig=options.mig,
+    )
+    ledger, last = measure(spec, options.decisions, options.rest_seconds)
+    bounds = [
+        Bound(what="RSS of all processes", limit=LIMIT_MIB, measured=last.rss_mib, unit="MiB"),
+        Bound(what="the same, aimed at", limit=AIM_MIB, measured=last.rss_mib, unit="MiB"),
+        Bound(what="peak RSS since start", limit=LIMIT_MIB, measured=ledger.peak_mib, unit="MiB"),
+    ]
+    is_met = report("memory", "Memory", rows=ledger.rows, bounds=bounds, notes=[__doc__.strip()])
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""What a process and its children take of the machine, as Linux tells it under /proc."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+MIB: Final = 1 << 20
+SAMPLE_SECONDS: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of a process and its children, in MiB.
+
+    Attributes:
+        rss_mib: resident memory, summed over the processes: pages that they share count for each.
+        pss_mib: proportional set size, summed: shared pages count once, those shared with other
+            programs in part.
+        processes: resident memory of each, the main process first.
+    """
+
+    rss_mib: float
+    pss_mib: float
+    processes: tuple[float, ...]
+
+
+def tree_of(pid: int) -> list[int]:
+    """Return a process and all its descendants."""
+    found = [pid]
+    for one in found:
+        found.extend(_children(one))
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        lists = [task / "children" for task in (PROC / str(pid) / "task").iterdir()]
+        return [int(child) for one in lists for child in one.read_text().split()]
+    except OSError:
+        return []
+
+
+def memory_of(pid: int) -> Memory:
+    """Return the memory of a process and its descendants."""
+    rss: list[float] = []
+    pss = 0.0
+    for one in tree_of(pid):
+        try:
+            rollup = (PROC / str(one) / "smaps_rollup").read_text()
+        except OSError:
+            continue  # it has just ended
+        kib = {line.split(":")[0]: line.split()[1] for line in rollup.splitlines()[1:]}
+        rss.append(int(kib["Rss"]) / 1024)
+        pss += int(kib["Pss"]) / 1024
+    return Memory(rss_mib=sum(rss), pss_mib=pss, processes=tuple(rss))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process and its living descendants have used so far."""
+    total = 0
+    for one in tree_of(pid):
+        try:
+            fields = (PROC / str(one) / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])  # utime and stime
+    return total / TICKS
+
+
+@dataclass(slots=True)
+class Peak:
+    """The most memory that a process tree had while it was watched.
+
+    Attributes:
+        rss_mib: resident memory of all its processes together.
+        samples: how often it was looked at.
+    """
+
+    rss_mib: float = 0.0
+    samples: int = 0
+    series: list[tuple[float, float]] = field(default_factory=list)
+
+
+@contextmanager
+def watching_memory(pid: Callable[[], int]) -> Iterator[Peak]:
+    """Sample the resident memory of a process tree while the context is open.
+
+    Args:
+        pid: returns the main process; it may come later than the context.
+    """
+    peak = Peak()
+    is_over = threading.Event()
+    began = time.perf_counter()
+
+    def watch() -> None:
+        while not is_over.wait(SAMPLE_SECONDS):
+            try:
+                rss = sum(map(_rss_bytes, tree_of(pid()))) / MIB
+            except (OSError, RuntimeError):
+                continue  # not started yet, or ended
+            peak.rss_mib = max(peak.rss_mib, rss)
+            peak.samples += 1
+            peak.series.append((time.perf_counter() - began, rss))
+
+    thread = threading.Thread(target=watch, name="memory", daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int((PROC / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0

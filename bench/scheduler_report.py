@@ -1,0 +1,118 @@
+"""What the runs with kube-scheduler come to: ratios by pair, as a table and against what is due."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from bench.machine import Bound
+
+DEFAULT_SHORTLIST: Final = 100
+"""The extender's default of `wire.shortlist`."""
+ALLOWED_LOSS: Final = 0.05
+"""Share of kube-scheduler's rate that the extender may cost with that default; with one node on
+the shortlist it may cost nothing."""
+
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Pods placed once.
+
+    Attributes:
+        shortlist: the extender's `wire.shortlist`; None where there was no extender.
+        pods_per_second: from the first to the last binding.
+        scheduling_seconds: kube-scheduler's own mean time to find a node, its calls to the
+            extender included.
+        filter_seconds: the extender's own mean time for one answer; None where it was not asked.
+        prioritize_seconds: the same; kube-scheduler does not ask where one node is left.
+        first_choices: share of the pods that were bound to the extender's first choice, 0 to 1.
+        scheduler_cpu_seconds: CPU time of kube-scheduler, for each pod.
+        extender_cpu_seconds: CPU time of the extender and its worker, for each pod.
+    """
+
+    shortlist: int | None
+    pods_per_second: float
+    scheduling_seconds: float | None = None
+    filter_seconds: float | None = None
+    prioritize_seconds: float | None = None
+    first_choices: float | None = None
+    scheduler_cpu_seconds: float | None = None
+    extender_cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two runs, one right after the other."""
+
+    without: Run
+    asked: Run
+
+    @property
+    def ratio(self) -> float:
+        """The rate with the extender over the rate without."""
+        return self.asked.pods_per_second / self.without.pods_per_second
+
+
+def rows(pairs: Sequence[Pair]) -> list[Row]:
+    """Return a row for each shortlist, in the order in which they first appear."""
+    return [_row(shortlist, group) for shortlist, group in _by_shortlist(pairs).items()]
+
+
+def bounds(pairs: Sequence[Pair]) -> list[Bound]:
+    """Return what the extender may cost at most, and what it did, where that was measured."""
+    allowed = {DEFAULT_SHORTLIST: ALLOWED_LOSS, 1: 0.0}
+    groups = _by_shortlist(pairs)
+    return [
+        Bound(
+            what=f"share of kube-scheduler's rate lost with shortlist {shortlist}, median",
+            limit=limit,
+            measured=1.0 - median(pair.ratio for pair in groups[shortlist]),
+            unit="of it",
+        )
+        for shortlist, limit in allowed.items()
+        if shortlist in groups
+    ]
+
+
+def _by_shortlist(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
+    groups: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair.asked.shortlist or 0, []).append(pair)
+    return groups
+
+
+def _row(shortlist: int, group: Sequence[Pair]) -> Row:
+    ratios = [pair.ratio for pair in group]
+    without, asked = [pair.without for pair in group], [pair.asked for pair in group]
+    return {
+        "shortlist": shortlist or "0 (all)",
+        "pods/s without": f"{median(run.pods_per_second for run in without):.1f}",
+        "pods/s with": f"{median(run.pods_per_second for run in asked):.1f}",
+        "ratio: median": f"{median(ratios):.3f}",
+        "least": f"{min(ratios):.3f}",
+        "most": f"{max(ratios):.3f}",
+        "of each pair": ", ".join(f"{ratio:.2f}" for ratio in ratios),
+        "finding a node without, ms": _median(without, lambda run: run.scheduling_seconds),
+        "with, ms": _median(asked, lambda run: run.scheduling_seconds),
+        "filter, ms": _median(asked, lambda run: run.filter_seconds),
+        "prioritize, ms": _median(asked, lambda run: run.prioritize_seconds),
+        "CPU of kube-scheduler a pod without, ms": _median(
+            without, lambda run: run.scheduler_cpu_seconds
+        ),
+        "with it, ms": _median(asked, lambda run: run.scheduler_cpu_seconds),
+        "CPU of the extender a pod, ms": _median(asked, lambda run: run.extender_cpu_seconds),
+        "first choice taken": _median(asked, lambda run: run.first_choices, "{:.0%}", 1.0),
+    }
+
+
+def _median(
+    runs: Sequence[Run],
+    value: Callable[[Run], float | None],
+    form: str = "{:.2f}",
+    factor: float = 1000.0,
+) -> str:
+    """Write the median of what some runs know; a dash where none does."""
+    known = [found for found in map(value, runs) if found is not None]
+    return form.format(factor * median(known)) if known else "-"

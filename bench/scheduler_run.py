@@ -1,0 +1,223 @@
+"""One run: pods that wait are placed by the real kube-scheduler, with or without the extender."""
+
+import os
+import ssl
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench.processes import cpu_seconds, tree_of
+from bench.scheduler_cluster import PODS, delete_pods, gpu_pod, watch_bindings
+from bench.scheduler_report import Run
+from tests.controlplane.client import ApiClient
+from tests.controlplane.deployed import ExtenderServer, scheduler_config
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import ServerProcess
+from tests.controlplane.scheduler import kube_scheduler
+from tests.controlplane.waiting import wait_for
+
+WARM_UP: Final = 20
+"""Pods that are placed before the clock runs: connections are open then, and caches filled."""
+DEADLINE_SECONDS: Final = 300.0
+START_SECONDS: Final = 120.0
+
+EXTENDER_CPU: Final = "extender_cpu_seconds_total"
+"""What we call the CPU time of the extender and its worker among what both count."""
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What all runs share.
+
+    Attributes:
+        plane: etcd and kube-apiserver.
+        client: an administrator's client.
+        extender: the extender; runs only where it is asked.
+        prometheus_url: what the extender asks.
+        nodes: how many nodes there are.
+        pods: how many pods a run places.
+    """
+
+    plane: ControlPlane
+    client: ApiClient
+    extender: ExtenderServer
+    prometheus_url: str
+    nodes: int
+    pods: int
+
+    async def run(self, shortlist: int | None, *, is_asked: bool = True) -> Run:
+        """Place the pods once.
+
+        Args:
+            shortlist: the extender's `wire.shortlist`, None for no extender.
+            is_asked: whether kube-scheduler asks the extender; one that is not asked only follows
+                API server and Prometheus.
+
+        Raises:
+            ProcessError: a server did not come up.
+            TimeoutError: not all pods were placed.
+            RuntimeError: kube-scheduler did not ask the extender about each pod.
+        """
+        config = scheduler_config(self.extender.url)
+        if shortlist is None or not is_asked:
+            config["extenders"] = []
+        scheduler = kube_scheduler(self.plane, config)
+        async with AsyncExitStack() as stack:
+            if shortlist is not None:
+                stack.push_async_callback(self.extender.process.stop)
+                await self._start_extender(shortlist)
+            stack.push_async_callback(delete_pods, self.client)
+            stack.callback(scheduler.kill)
+            await scheduler.start()
+            await self._place(scheduler, "warm-up", WARM_UP)
+            before = await self._metrics(scheduler, is_extended=shortlist is not None)
+            times = await self._place(scheduler, "run", self.pods)
+            after = await self._metrics(scheduler, is_extended=shortlist is not None)
+        change = Change(before=before, after=after)
+        if config["extenders"]:
+            change.check_asked(self.pods)
+        duration = "idlegpu_request_duration_seconds"
+        return Run(
+            shortlist=shortlist,
+            pods_per_second=(len(times) - 1) / (times[-1] - times[0]),
+            scheduling_seconds=change.mean("scheduler_scheduling_algorithm_duration_seconds"),
+            filter_seconds=change.mean(duration, verb="filter", outcome="answered"),
+            prioritize_seconds=change.mean(duration, verb="prioritize", outcome="answered"),
+            first_choices=change.first_choices,
+            scheduler_cpu_seconds=change.of("process_cpu_seconds_total") / self.pods,
+            extender_cpu_seconds=change.of(EXTENDER_CPU) / self.pods or None,
+        )
+
+    async def _start_extender(self, shortlist: int) -> None:
+        """Start the extender and wait until it knows all nodes, pods and GPUs."""
+        settings = {"prometheus": {"url": self.prometheus_url}, "wire": {"shortlist": shortlist}}
+        await self.extender.ensure(settings)
+
+        async def knows_all() -> bool:
+            seen = parse_metrics(await _get(f"{self.extender.url}/metrics"))
+            return (
+                seen["idlegpu_nodes"] == seen["idlegpu_gpu_pods"] == self.nodes
+                and seen["idlegpu_source_up{source=prometheus}"] == 1
+                and seen["idlegpu_devices{state=unknown}"] == 0
+            )
+
+        await wait_for(knows_all, "the extender knows the fleet", deadline_seconds=START_SECONDS)
+
+    async def _place(self, scheduler: ServerProcess, prefix: str, count: int) -> list[float]:
+        """Have pods placed that all wait when kube-scheduler begins; return the times of binding.
+
+        kube-scheduler stands still while they are created: the window that is timed holds none of
+        the creation, which would be the same work with and without an extender.
+        """
+        names = [f"{prefix}-{number:04d}" for number in range(count)]
+        async with watch_bindings(self.plane, self.client) as bindings:
+            scheduler.pause()
+            try:
+                await self.client.create_all(gpu_pod(name, PODS, 1) for name in names)
+            finally:
+                scheduler.resume()
+            return await bindings.times(names, DEADLINE_SECONDS)
+
+    async def _metrics(self, scheduler: ServerProcess, *, is_extended: bool) -> Metrics:
+        """Read what kube-scheduler and the extender count."""
+        found = parse_metrics(await _get(scheduler.ready_url.replace("/readyz", "/metrics")))
+        if is_extended:
+            found |= parse_metrics(await _get(f"{self.extender.url}/metrics"))
+            found[EXTENDER_CPU] = sum(map(cpu_seconds, _started("-m", "extender")))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a run changed in what kube-scheduler and the extender count.
+
+    Attributes:
+        before: values of all series before the run.
+        after: values after it.
+    """
+
+    before: Metrics
+    after: Metrics
+
+    def of(self, name: str, **labels: str) -> float:
+        """Return by how much a counter has grown; 0 where there is none."""
+        key = series(name, labels)
+        return self.after.get(key, 0.0) - self.before.get(key, 0.0)
+
+    def mean(self, histogram: str, **labels: str) -> float | None:
+        """Return the mean of what a histogram has counted in the run; None where nothing."""
+        count = self.of(f"{histogram}_count", **labels)
+        return self.of(f"{histogram}_sum", **labels) / count if count else None
+
+    @property
+    def first_choices(self) -> float | None:
+        """Share of the bound pods that are on the extender's first choice; None without pods."""
+        first, other = (
+            self.of("idlegpu_bound_pods_total", choice=choice) for choice in ("first", "other")
+        )
+        return first / (first + other) if first + other else None
+
+    def check_asked(self, pods: int) -> None:
+        """Check that the extender has answered about each pod: ignored, it costs nothing.
+
+        Raises:
+            RuntimeError: it has not.
+        """
+        answered = self.of("idlegpu_requests_total", verb="filter", outcome="answered")
+        if answered < pods:
+            raise RuntimeError(
+                f"the extender has answered about {answered:.0f} of {pods} pods in time: the rest "
+                "was placed without it, so the run says nothing: use a quieter machine"
+            )
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Read the values of all series of an exposition."""
+    return {
+        series(sample.name, sample.labels): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def series(name: str, labels: Mapping[str, str]) -> str:
+    """Return the key of a series.
+
+    Example:
+        >>> series("a_total", {"c": "1", "b": "2"})
+        'a_total{b=2,c=1}'
+    """
+    inner = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
+    return f"{name}{{{inner}}}" if inner else name
+
+
+def _started(*words: str) -> list[int]:
+    """Return the processes of ours whose command has these words, one after the other."""
+    wanted = "\0".join(("", *words, "")).encode()
+    return [pid for pid in tree_of(os.getpid()) if wanted in _command(pid)]
+
+
+def _command(pid: int) -> bytes:
+    """Return the command line of a process; nothing once it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def _get(url: str) -> str:
+    # kube-scheduler makes its certificate itself.
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as session,
+        session.get(url, ssl=context) as response,
+    ):
+        return await response.text()

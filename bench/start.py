@@ -1,0 +1,172 @@
+"""How soon a fresh replica is ready, and that it answers from no half-built inventory before.
+
+`python -m bench.start` starts the extender on clusters of two sizes. From the moment it listens it
+is asked about a pod again and again: until it is ready every candidate must pass, and the first
+answer that decides must be given when all nodes and all GPU pods are known.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from bench.asking import Connection
+from bench.machine import Bound, report
+from bench.processes import cpu_seconds, watching_memory
+from bench.questions import Wish, names_json, pod_with, question
+from bench.world import FleetSpec, World, open_world, wait_until
+
+ASKING_SECONDS: Final = 0.05
+IMPOSSIBLE: Final = Wish(annotations={"gpu-memory": "1Ti"})
+"""No card is so large: whoever knows the nodes refuses them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """How one start went.
+
+    Attributes:
+        listening_seconds: until the port was open.
+        ready_seconds: until /readyz said so.
+        decided_seconds: until the first answer that was a decision.
+        readings_seconds: until the first readings were taken over.
+        cpu: CPU time until ready, in seconds.
+        asked_before: questions answered before the first decision.
+        is_complete: at the first decision all nodes and GPU pods were known.
+        rss_mib: memory when ready.
+        peak_mib: the most until the first readings.
+    """
+
+    listening_seconds: float
+    ready_seconds: float
+    decided_seconds: float
+    readings_seconds: float
+    cpu: float
+    asked_before: int
+    is_complete: bool
+    rss_mib: float
+    peak_mib: float
+
+
+def measure(spec: FleetSpec) -> Start:
+    """Start an extender on a cluster, and ask it from the first moment on."""
+    with open_world(spec, is_started=False) as world:
+        names = names_json(world.nodes())
+        created = world.control("pods", kind="gpu", objects=True)
+        body = question(pod_with(IMPOSSIBLE, created["objects"][0]), names)
+        with watching_memory(lambda: world.extender_pid) as peak:
+            world.start_extender()
+            connection = _connect(world)
+            listening_seconds = _since(world)
+            asked, decided_seconds, is_complete = _ask_until_decided(
+                world, connection, body, spec.nodes
+            )
+            ready_seconds = world.wait_ready()
+            cpu = cpu_seconds(world.extender_pid)
+            rss_mib = world.memory().rss_mib
+            world.rounds()
+            wait_until(world.has_readings, "the first readings", 120.0, poll_seconds=0.25)
+            readings_seconds = _since(world)
+        return Start(
+            listening_seconds=listening_seconds,
+            ready_seconds=min(ready_seconds, decided_seconds),
+            decided_seconds=decided_seconds,
+            readings_seconds=readings_seconds,
+            cpu=cpu,
+            asked_before=asked,
+            is_complete=is_complete,
+            rss_mib=rss_mib,
+            peak_mib=peak.rss_mib,
+        )
+
+
+def _since(world: World) -> float:
+    return time.perf_counter() - world.started_at
+
+
+def _connect(world: World) -> Connection:
+    found: list[Connection] = []
+
+    def is_open() -> bool:
+        try:
+            found.append(Connection(world.url))
+        except OSError:
+            return False
+        return True
+
+    wait_until(is_open, "the extender listens", 60.0)
+    return found[0]
+
+
+def _ask_until_decided(
+    world: World, connection: Connection, body: bytes, nodes: int
+) -> tuple[int, float, bool]:
+    """Ask until an answer leaves nodes out; return how often before, when, and what was known."""
+    asked = 0
+    while True:
+        _, answer = connection.post("/filter", body)
+        passed = orjson.loads(answer)["NodeNames"]
+        if len(passed) < nodes:
+            decided_seconds = _since(world)
+            known = world.metrics()
+            state = world.state()
+            is_complete = (
+                known["idlegpu_nodes"] == state["nodes"]
+                and known["idlegpu_gpu_pods"] == state["gpu_pods"]
+            )
+            return asked, decided_seconds, is_complete
+        asked += 1
+        time.sleep(ASKING_SECONDS)
+
+
+def main() -> int:
+    """Measure, and say whether the bounds were met."""
+    parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--gpu-pods", type=int, default=10_000)
+    parser.add_argument("--all-pods", type=int, default=150_000, help="of the second cluster")
+    parser.add_argument("--runs", type=int, default=2, help="starts on each cluster; all must do")
+    options = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    bounds = []
+    for pods, limit_seconds in ((options.gpu_pods, 15.0), (options.all_pods, 60.0)):
+        spec = FleetSpec(
+            nodes=options.nodes, gpu_pods=options.gpu_pods, other_pods=pods - options.gpu_pods
+        )
+        starts = [measure(spec) for _ in range(options.runs)]
+        rows += [
+            {
+                "nodes": options.nodes,
+                "GPU pods": options.gpu_pods,
+                "all pods": pods,
+                "listens after s": start.listening_seconds,
+                "ready after s": start.ready_seconds,
+                "readings after s": start.readings_seconds,
+                "CPU s until ready": start.cpu,
+                "RSS MiB when ready": start.rss_mib,
+                "peak MiB": start.peak_mib,
+                "passed on before": start.asked_before,
+                "complete at first decision": start.is_complete,
+            }
+            for start in starts
+        ]
+        slowest = max(start.ready_seconds for start in starts)
+        incomplete = sum(not start.is_complete for start in starts)
+        bounds += [
+            Bound(what=f"ready with {pods} pods", limit=limit_seconds, measured=slowest, unit="s"),
+            Bound(
+                what=f"starts with {pods} pods that decided from an incomplete inventory",
+                limit=0,
+                measured=incomplete,
+                unit="starts",
+            ),
+        ]
+    is_met = report("start", "Start", rows=rows, bounds=bounds, notes=[__doc__.strip()])
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

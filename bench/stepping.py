@@ -1,0 +1,121 @@
+"""Runs the extender and times every step of its loop in CPU time, which no neighbour disturbs.
+
+`python -m bench.stepping --config FILE --out FILE` serves as `python -m extender` does, but on
+asyncio's own loop: uvloop has no place to look from. Each SIGUSR1 writes the longest steps since
+the last one to the file as JSON. The latencies of a busy machine say how busy it was; a step of 20
+ms of CPU holds up every question by 20 ms, wherever it runs.
+"""
+
+import argparse
+import asyncio
+import heapq
+import os
+import signal
+import sys
+import time
+from asyncio import events
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from extender import logs
+from extender.app import serve
+from extender.config import load_settings
+
+KEPT: Final = 60
+NOTED_SECONDS: Final = 0.001
+
+
+class Steps:
+    """The longest steps so far.
+
+    Args:
+        path: where they are written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._longest: list[tuple[float, int, str]] = []
+        self._count = 0
+        self._total_seconds = 0.0
+        self._over: dict[str, int] = {}
+
+    def note(self, seconds: float, name: str) -> None:
+        """Note a step."""
+        self._count += 1
+        self._total_seconds += seconds
+        if seconds < NOTED_SECONDS:
+            return
+        for limit in (2, 5, 10, 20, 50):
+            if seconds > limit / 1000:
+                self._over[f"over_{limit}_ms"] = self._over.get(f"over_{limit}_ms", 0) + 1
+        heapq.heappush(self._longest, (seconds, self._count, name))
+        if len(self._longest) > KEPT:
+            heapq.heappop(self._longest)
+
+    def write(self) -> None:
+        """Write what there is, and start anew."""
+        document = {
+            "steps": self._count,
+            "cpu_seconds": self._total_seconds,
+            **self._over,
+            "longest": [
+                {"ms": 1000 * seconds, "name": name}
+                for seconds, _, name in sorted(self._longest, reverse=True)
+            ],
+        }
+        part = self._path.with_suffix(".part")
+        part.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+        part.replace(self._path)
+        self._longest, self._count, self._total_seconds, self._over = [], 0, 0.0, {}
+
+
+def name_of(handle: events.Handle) -> str:
+    """Return what a step of the loop goes on with."""
+    callback: Any = handle._callback  # type: ignore[attr-defined] # noqa: SLF001 - asyncio tells nobody else
+    task = getattr(callback, "__self__", None)
+    if not isinstance(task, asyncio.Task):
+        return str(getattr(callback, "__qualname__", callback))
+    where: Any = task.get_coro()
+    while getattr(getattr(where, "cr_await", None), "cr_frame", None) is not None:
+        where = where.cr_await
+    frame = getattr(where, "cr_frame", None)
+    if frame is None:
+        return task.get_name()
+    file = Path(frame.f_code.co_filename).name
+    return f"{task.get_name()}: {frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
+
+
+def timed(steps: Steps) -> Callable[[events.Handle], None]:
+    """Return a replacement of asyncio's own way to run a step."""
+    original = events.Handle._run  # noqa: SLF001 - the only place that every step goes through
+
+    def run(handle: events.Handle) -> None:
+        name = name_of(handle)
+        began = time.thread_time()
+        try:
+            original(handle)
+        finally:
+            steps.note(time.thread_time() - began, name)
+
+    return run
+
+
+def main() -> None:
+    """Serve until a signal ends it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.stepping", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    settings = load_settings(options.config, os.environ)
+    logs.configure(settings.log.level, settings.log.format)
+    steps = Steps(options.out)
+    events.Handle._run = timed(steps)  # type: ignore[method-assign] # noqa: SLF001 - as above
+    signal.signal(signal.SIGUSR1, lambda *_: steps.write())
+    sys.exit(asyncio.run(serve(settings)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""How long filter and prioritize take, beside a trivial handler that is asked the same.
+
+`python -m bench.webhooks` asks the extender and `bench.trivial` in turn, each question of the same
+bytes over a kept-alive connection of its own, as kube-scheduler asks: filter with the names of all
+nodes, in another order each time; prioritize with the names that filter gave back; then the pod is
+bound, so that each request changes the state. All the while Prometheus has other values for every
+device each ten seconds.
+
+Without a shortlist prioritize has every node to score; with one, a hundred. The first questions of
+their kind (cold) are told apart from those like earlier ones (warm). Timed is what kube-scheduler
+waits for: from the first byte sent to the last byte read. The client is the same for both.
+"""
+
+import argparse
+import asyncio
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import orjson
+
+from bench.asking import Connection, percentile
+from bench.machine import Bound, report
+from bench.questions import EVERYDAY, Wish, distinct, names_json, pod_with, question
+from bench.world import FleetSpec, World, open_world
+from tests.controlplane.process import ServerProcess, free_port
+
+SIZES: Final = (100, 1000, 5000)
+SHORTLISTS: Final = (100, 0)
+TRIES: Final = 400
+COLD_TRIES: Final = 40
+FREED: Final = 0.8
+"""Of the pods placed so many are deleted again, so that there is room until the end."""
+PAUSE_SECONDS: Final = 0.005
+RATIO_LIMIT: Final = 2.0
+RATIO_AIM: Final = 1.3
+P99_LIMIT_MS: Final = 10.0
+P99_AIM_MS: Final = 5.0
+
+
+@dataclass(slots=True)
+class Times:
+    """What questions of one kind took, in milliseconds.
+
+    Attributes:
+        ours: the extender.
+        trivial: the trivial handler, asked the same.
+    """
+
+    ours: list[float] = field(default_factory=list)
+    trivial: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """Median of ours by the median of the trivial handler's."""
+        return median(self.ours) / median(self.trivial)
+
+
+class Asker:
+    """kube-scheduler, as far as extenders see it, in front of two of them.
+
+    Args:
+        world: the cluster and the extender.
+        trivial_url: base URL of the trivial handler.
+    """
+
+    def __init__(self, world: World, trivial_url: str) -> None:
+        self._world = world
+        self._ours = Connection(world.url)
+        self._trivial = Connection(trivial_url)
+        self._names = world.nodes()
+        self._random = random.Random(7)  # noqa: S311 - the same order each time
+        self._placed: list[str] = []
+
+    def place(self, wish: Wish, times: Mapping[str, Times]) -> None:
+        """Place one pod, and note what each verb took.
+
+        Args:
+            wish: what the pod asks for.
+            times: by verb.
+        """
+        created = self._world.control(
+            "pods", kind="gpu", resource=wish.resource, gpus=wish.gpus, objects=True
+        )
+        uid, pod = created["uids"][0], pod_with(wish, created["objects"][0])
+        self._random.shuffle(self._names)
+        answer = self._ask("/filter", question(pod, names_json(self._names)), times["filter"])
+        passed = orjson.loads(answer)["NodeNames"] or []
+        if passed:
+            answer = self._ask(
+                "/prioritize", question(pod, names_json(passed)), times["prioritize"]
+            )
+            best = max(orjson.loads(answer), key=lambda score: score["Score"])["Host"]
+            self._world.control("bind", uid=uid, node=best)
+        self._placed.append(uid)
+        if self._random.random() < FREED:
+            gone = self._placed.pop(self._random.randrange(len(self._placed)))
+            self._world.control("delete", uids=[gone])
+        time.sleep(PAUSE_SECONDS)
+
+    def _ask(self, path: str, body: bytes, times: Times) -> bytes:
+        """Ask both, in either order; return the extender's answer."""
+        answer = b""
+        for is_ours in self._random.sample((True, False), 2):
+            if is_ours:
+                seconds, answer = self._ours.post(path, body)
+                times.ours.append(seconds * 1e3)
+            else:
+                seconds, _ = self._trivial.post(path, body)
+                times.trivial.append(seconds * 1e3)
+        return answer
+
+
+@contextmanager
+def trivial_handler() -> Iterator[str]:
+    """Run the trivial handler while the context is open; yield its base URL."""
+    with tempfile.TemporaryDirectory(prefix="idlegpu-trivial-") as folder:
+        port = free_port()
+        server = ServerProcess(
+            name="trivial",
+            command=[sys.executable, "-m", "bench.trivial", "--port", str(port)],
+            folder=Path(folder),
+            ready_url=f"http://127.0.0.1:{port}/healthz",
+            environment={"PYTHONPATH": str(Path(__file__).parents[1])},
+        )
+        asyncio.run(server.start())
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.kill()
+
+
+def measure(nodes: int, shortlist: int, tries: int) -> dict[str, dict[str, Times]]:
+    """Measure one size of cluster.
+
+    Args:
+        nodes: how many nodes, eight GPUs each.
+        shortlist: the setting.
+        tries: warm questions of each verb.
+
+    Returns:
+        Times by state ("cold", "warm") and verb.
+    """
+    spec = FleetSpec(nodes=nodes, gpu_pods=2 * nodes)
+    kinds = {
+        state: {verb: Times() for verb in ("filter", "prioritize")} for state in ("cold", "warm")
+    }
+    with (
+        open_world(spec, settings={"wire": {"shortlist": shortlist}}) as world,
+        trivial_handler() as trivial_url,
+    ):
+        world.wait_ready()
+        world.wait_readings(1)
+        asker = Asker(world, trivial_url)
+        for wish in distinct(COLD_TRIES):
+            asker.place(wish, kinds["cold"])
+        for wish in EVERYDAY:
+            asker.place(wish, kinds["cold"])
+        for turn in range(tries):
+            asker.place(EVERYDAY[turn % len(EVERYDAY)], kinds["warm"])
+    return kinds
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """Return the exponent with which costs grow, by least squares of the logarithms.
+
+    Example:
+        >>> round(exponent([10, 100, 1000], [1.0, 10.0, 100.0]), 3)
+        1.0
+    """
+    x, y = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    over = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return over / sum((a - mean_x) ** 2 for a in x)
+
+
+def main() -> None:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--shortlists", type=int, nargs="+", default=list(SHORTLISTS))
+    parser.add_argument("--tries", type=int, default=TRIES, help="pods placed at each size")
+    arguments = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    bounds: list[Bound] = []
+    notes: list[str] = []
+    for shortlist in arguments.shortlists:
+        measured = {nodes: measure(nodes, shortlist, arguments.tries) for nodes in arguments.nodes}
+        for nodes, kinds in measured.items():
+            rows += [
+                _row(nodes, shortlist, state, verb, times)
+                for state, verbs in kinds.items()
+                for verb, times in verbs.items()
+            ]
+        largest = max(measured)
+        for verb, times in measured[largest]["warm"].items():
+            where = f"{verb}, {largest} nodes, shortlist {shortlist}"
+            bounds += [
+                Bound(
+                    what=f"{where}: median by the trivial handler's",
+                    limit=RATIO_LIMIT,
+                    measured=times.ratio,
+                    unit="times",
+                ),
+                Bound(
+                    what=f"{where}: p99",
+                    limit=P99_LIMIT_MS,
+                    measured=percentile(times.ours, 0.99),
+                    unit="ms",
+                ),
+            ]
+            if len(measured) > 1:
+                medians = [median(kinds["warm"][verb].ours) for kinds in measured.values()]
+                grows = exponent(list(measured), medians)
+                notes.append(
+                    f"{verb}, shortlist {shortlist}: the median grows with nodes to the power of "
+                    f"{grows:.2f} (allowed 1)."
+                )
+    notes.append(f"Aims: {RATIO_AIM} times and {P99_AIM_MS:g} ms.")
+    report("webhooks", "Filter and prioritize", rows=rows, bounds=bounds, notes=notes)
+
+
+def _row(nodes: int, shortlist: int, state: str, verb: str, times: Times) -> dict[str, object]:
+    return {
+        "nodes": nodes,
+        "shortlist": shortlist,
+        "state": state,
+        "verb": verb,
+        "questions": len(times.ours),
+        "median ms": median(times.ours),
+        "p99 ms": percentile(times.ours, 0.99),
+        "most ms": max(times.ours),
+        "trivial median ms": median(times.trivial),
+        "trivial p99 ms": percentile(times.trivial, 0.99),
+        "ratio of medians": times.ratio,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The world of a benchmark: the simulated cluster and the extender, each its own real process.
+
+    with open_world(FleetSpec(nodes=5000)) as world:
+        world.wait_ready()
+        world.wait_readings(2)
+        world.control("refresh")            # the next round of Prometheus brings new values
+        scheduler = Scheduler(world)        # bench.scheduler_client: asks as kube-scheduler does
+
+Everything runs on free ports of 127.0.0.1 and dies with the caller.
+"""
+
+import asyncio
+import http.client
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+import yaml
+
+from bench.backend_fleet import FleetSpec
+from bench.processes import Memory, memory_of, tree_of
+from simulation.cluster import kubeconfig_text
+from tests.controlplane.process import ProcessError, ServerProcess, free_port
+
+ROOT: Final = Path(__file__).parents[1]
+BACKEND_START_SECONDS: Final = 180.0
+READY_SECONDS: Final = 180.0
+POLL_SECONDS: Final = 0.02
+ROUND_POLL_SECONDS: Final = 0.25
+CONTROL_SECONDS: Final = 120.0
+SAME_ROUND_SECONDS: Final = 0.4
+STEPS: Final = "steps.json"
+
+
+class BenchError(RuntimeError):
+    """A benchmark cannot go on; the message says what it waited for."""
+
+
+@dataclass(kw_only=True)
+class World:
+    """The backend and the extender.
+
+    Attributes:
+        spec: how large the cluster is.
+        backend: the simulated cluster's process.
+        backend_url: its base URL.
+        extender: the extender's process; `start_extender` starts it.
+        url: base URL of the extender.
+        started_at: when the extender was started, `time.perf_counter`.
+    """
+
+    spec: FleetSpec
+    backend: ServerProcess
+    backend_url: str
+    extender: ServerProcess
+    url: str
+    started_at: float = 0.0
+    _local: threading.local = field(default_factory=threading.local, repr=False)
+
+    # --- the backend ----------------------------------------------------------------------------
+
+    def control(self, name: str, **asked: object) -> dict[str, Any]:
+        """Ask the backend to do something; `bench.backend` says what there is."""
+        return self._ask(self.backend_url, "POST", f"/control/{name}", orjson.dumps(asked))
+
+    def state(self) -> dict[str, Any]:
+        """Return the backend's counts."""
+        return self._ask(self.backend_url, "GET", "/control/state")
+
+    def nodes(self) -> list[str]:
+        """Return the names of all nodes."""
+        names: list[str] = self._ask(self.backend_url, "GET", "/control/nodes")["nodes"]
+        return names
+
+    def running_pods(self, kind: str) -> list[str]:
+        """Return the UIDs of the bound pods of a kind: "gpu", "web", "batch" or "exporter"."""
+        path = f"/control/pods?kind={kind}"
+        uids: list[str] = self._ask(self.backend_url, "GET", path)["uids"]
+        return uids
+
+    # --- the extender ---------------------------------------------------------------------------
+
+    def start_extender(self) -> None:
+        """Start the extender's process."""
+        self.started_at = time.perf_counter()
+        self.extender.spawn()
+
+    def wait_ready(self, limit_seconds: float = READY_SECONDS) -> float:
+        """Wait until the extender says that it is ready; return the seconds since its start.
+
+        Raises:
+            BenchError: it ended, or was not ready in time.
+        """
+
+        def is_ready() -> bool:
+            if not self.extender.is_running:
+                raise BenchError(f"the extender ended: {self.extender.describe()}")
+            try:
+                return self.get_status("/readyz")[0] == 200  # noqa: PLR2004 - HTTP's OK
+            except OSError:
+                return False
+
+        wait_until(is_ready, "the extender is ready", limit_seconds)
+        return time.perf_counter() - self.started_at
+
+    def wait_readings(self, rounds: int = 1, limit_seconds: float = READY_SECONDS) -> None:
+        """Wait until so many further rounds of readings have been taken over.
+
+        Raises:
+            BenchError: they were not in time.
+        """
+        begun = self.rounds()
+        wait_until(
+            lambda: self.rounds() >= begun + rounds,
+            f"{rounds} rounds of readings",
+            limit_seconds,
+            poll_seconds=ROUND_POLL_SECONDS,  # each look has the extender compute all its metrics
+        )
+
+    def rounds(self) -> int:
+        """Return how many answers of Prometheus have been seen taken over since the first call.
+
+        The extender tells how long ago the last one was; only calls a second apart or less miss
+        none.
+        """
+        age = self.metrics().get('idlegpu_source_age_seconds{source="prometheus"}')
+        local = self._local
+        if age is not None:
+            at = time.time() - age
+            if abs(at - getattr(local, "success_at", 0.0)) > SAME_ROUND_SECONDS:
+                local.success_at = at
+                local.rounds = getattr(local, "rounds", -1) + 1
+        return max(0, getattr(local, "rounds", -1))
+
+    def has_readings(self) -> bool:
+        """Tell whether an answer of Prometheus has been taken over."""
+        return 'idlegpu_source_age_seconds{source="prometheus"}' in self.metrics()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the extender's own metrics by name and labels, as it writes them."""
+        status, body = self.get_status("/metrics")
+        lines = body.decode().splitlines() if status == 200 else []  # noqa: PLR2004 - HTTP's OK
+        pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, _, value in pairs}
+
+    def get_status(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of an answer of the extender.
+
+        Raises:
+            OSError: it gave none.
+        """
+        return _exchange(self._connection(self.url), "GET", path, b"")
+
+    def memory(self) -> Memory:
+        """Return the memory of the extender and all its child processes."""
+        return memory_of(self.extender_pid)
+
+    @property
+    def extender_pid(self) -> int:
+        """The extender's main process."""
+        pids = [pid for pid in tree_of(os.getpid()) if self._is_extender(pid)]
+        if not pids:
+            raise BenchError(f"the extender does not run: {self.extender.describe()}")
+        return min(pids)
+
+    def _is_extender(self, pid: int) -> bool:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return b"--config" in command and not {b"extender", b"bench.stepping"}.isdisjoint(command)
+
+    def steps(self) -> dict[str, Any]:
+        """Return the longest steps of the extender's loop since the last call, in CPU time."""
+        path = self.extender.folder / STEPS
+        path.unlink(missing_ok=True)
+        os.kill(self.extender_pid, signal.SIGUSR1)
+        wait_until(path.exists, "the extender wrote its steps", CONTROL_SECONDS)
+        steps: dict[str, Any] = orjson.loads(path.read_bytes())
+        return steps
+
+    def _ask(self, url: str, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
+        status, answer = _exchange(self._connection(url), method, path, body)
+        if status >= 300:  # noqa: PLR2004 - anything but success
+            raise BenchError(f"{method} {path}: status {status}: {answer[:500]!r}")
+        value: dict[str, Any] = orjson.loads(answer)
+        return value
+
+    def _connection(self, url: str) -> http.client.HTTPConnection:
+        """Return this thread's connection to a server."""
+        connections: dict[str, http.client.HTTPConnection]
+        connections = self._local.__dict__.setdefault("connections", {})
+        if url not in connections:
+            parts = urlsplit(url)
+            connections[url] = http.client.HTTPConnection(
+                str(parts.hostname), parts.port, timeout=CONTROL_SECONDS
+            )
+        return connections[url]
+
+
+def _exchange(
+    connection: http.client.HTTPConnection, method: str, path: str, body: bytes
+) -> tuple[int, bytes]:
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        raise OSError(f"{method} {path}: {error}") from error
+
+
+@contextmanager
+def open_world(
+    spec: FleetSpec,
+    *,
+    settings: Mapping[str, object] | None = None,
+    scrape_seconds: float = 15.0,
+    refresh_seconds: float = 10.0,
+    is_started: bool = True,
+    is_stepping: bool = False,
+) -> Iterator[World]:
+    """Run a cluster, and the extender on it, while the context is open.
+
+    Args:
+        spec: how large the cluster is.
+        settings: of the extender, over its defaults: sections are replaced, not merged.
+        scrape_seconds: Prometheus scrapes each exporter so often.
+        refresh_seconds: devices have other values so often; 0: when `control("refresh")` says so.
+        is_started: start the extender at once.
+        is_stepping: run it under `bench.stepping`, for `steps`.
+
+    Raises:
+        ProcessError: the backend did not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="idlegpu-bench-") as name:
+        folder = Path(name)
+        backend_port, port = free_port(), free_port()
+        backend_url = f"http://127.0.0.1:{backend_port}"
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_text(kubeconfig_text(backend_url))
+        config = folder / "extender.yaml"
+        prometheus = {"url": f"{backend_url}/prometheus", **_section(settings, "prometheus")}
+        config.write_text(
+            yaml.safe_dump(
+                {
+                    "log": {"level": "warning"},
+                    **(settings or {}),
+                    "listen": f"127.0.0.1:{port}",
+                    "kubeconfig": str(kubeconfig),
+                    "prometheus": prometheus,
+                }
+            )
+        )
+        environment = {
+            **{variable: "" for variable in os.environ if variable.startswith("IDLEGPU_")},
+            "PYTHONPATH": str(ROOT),
+        }
+        backend = ServerProcess(
+            name="backend",
+            command=[
+                *(sys.executable, "-m", "bench.backend", "--port", str(backend_port)),
+                *("--nodes", str(spec.nodes), "--gpu-pods", str(spec.gpu_pods)),
+                *("--other-pods", str(spec.other_pods)),
+                *(() if spec.has_mig else ("--no-mig",)),
+                *("--scrape-seconds", str(scrape_seconds)),
+                *("--refresh-seconds", str(refresh_seconds)),
+            ],
+            folder=folder,
+            ready_url=f"{backend_url}/control/state",
+            environment=environment,
+        )
+        extender = ServerProcess(
+            name="extender",
+            command=[
+                *(sys.executable, "-m"),
+                *(
+                    ("bench.stepping", "--out", str(folder / STEPS))
+                    if is_stepping
+                    else ("extender",)
+                ),
+                *("--config", str(config)),
+            ],
+            folder=folder,
+            ready_url=f"http://127.0.0.1:{port}/readyz",
+            environment=environment,
+        )
+        try:
+            asyncio.run(backend.start(BACKEND_START_SECONDS))
+            world = World(
+                spec=spec,
+                backend=backend,
+                backend_url=backend_url,
+                extender=extender,
+                url=f"http://127.0.0.1:{port}",
+            )
+            if is_started:
+                world.start_extender()
+            yield world
+        finally:
+            asyncio.run(extender.stop())
+            backend.kill()
+
+
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    limit_seconds: float,
+    *,
+    poll_seconds: float = POLL_SECONDS,
+) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        BenchError: it did not in time.
+    """
+    deadline = time.perf_counter() + limit_seconds
+    while not condition():
+        if time.perf_counter() > deadline:
+            raise BenchError(f"waited {limit_seconds:g} s in vain until {what}")
+        time.sleep(poll_seconds)
+
+
+def _section(settings: Mapping[str, object] | None, name: str) -> Mapping[str, object]:
+    section = (settings or {}).get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+__all__ = ["BenchError", "FleetSpec", "ProcessError", "World", "open_world", "wait_until"]

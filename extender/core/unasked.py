@@ -1,0 +1,335 @@
+"""Why pods were bound without our having been asked, or without our answer: the likely causes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+SILENCE_SECONDS: Final = 900.0
+"""Nobody asks any more after so long without a question."""
+
+SHOWN_NAMES: Final = 5
+"""So many names are shown in a text."""
+
+PATHS: Final = "/filter, /prioritize and /preempt"
+
+
+class Verdict(StrEnum):
+    """What a bound pod got from us."""
+
+    ASKED = "asked"
+    """It was asked about, and the answer was read."""
+    NOT_ASKED = "not-asked"
+    """No replica was asked about it."""
+    ANSWER_LOST = "answer-lost"
+    """It was asked about, and kube-scheduler was gone by the time of our last answer."""
+    NOT_SCORED = "not-scored"
+    """Filter left it several nodes, and prioritize is never asked: our scores are lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """An answer of ours about a pod.
+
+    Attributes:
+        at: when, in seconds.
+        choices: nodes that it left, or gave scores.
+        is_lost: nobody was there to read it.
+    """
+
+    at: float
+    choices: int
+    is_lost: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundPods:
+    """Pods that were bound, alike in all that matters here.
+
+    Attributes:
+        scheduler: their `spec.schedulerName`.
+        resources: names of the GPU resources that they ask for.
+        verdict: what they got.
+        is_early: they were bound when we had just started.
+        count: how many they are.
+        example: `namespace/name` of the last.
+        first_at: when the first was bound, in seconds.
+        last_at: when the last was.
+    """
+
+    scheduler: str
+    resources: tuple[str, ...]
+    verdict: Verdict
+    is_early: bool = False
+    count: int = 1
+    example: str = ""
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What is known of the last minutes.
+
+    Attributes:
+        pods: pods that were bound, in groups.
+        silence_seconds: time since any replica was asked anything, None where none ever was.
+        lost_answers: questions whose sender was gone before our answer, or before their own end.
+        slow_answers: answers that took longer than the shipped httpTimeout.
+        slowest_seconds: the slowest of these two kinds.
+        unreadable: questions that could not be read.
+        wrong_paths: paths that were asked and that we do not serve.
+        has_peers: replicas tell each other what they were asked.
+    """
+
+    pods: tuple[BoundPods, ...]
+    silence_seconds: float | None = None
+    lost_answers: int = 0
+    slow_answers: int = 0
+    slowest_seconds: float = 0.0
+    unreadable: int = 0
+    wrong_paths: tuple[str, ...] = ()
+    has_peers: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody asks anything."""
+        return self.silence_seconds is None or self.silence_seconds > SILENCE_SECONDS
+
+
+class CauseKind(StrEnum):
+    """What may be wrong; in the order in which equally likely causes are told."""
+
+    WRONG_PATH = "wrong-path"
+    UNREADABLE = "unreadable"
+    NO_EXTENDER = "no-extender"
+    MANAGED_RESOURCES = "managed-resources"
+    OTHER_SCHEDULER = "other-scheduler"
+    PRIORITIZE_VERB = "prioritize-verb"
+    HTTP_TIMEOUT = "http-timeout"
+    STARTED_LATE = "started-late"
+    OTHER_REPLICA = "other-replica"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A likely cause.
+
+    Attributes:
+        kind: what may be wrong.
+        field: the field to look at, as it is written in kube-scheduler's configuration or ours.
+        pods: how many of the pods it may explain.
+        text: what may be wrong, for people.
+    """
+
+    kind: CauseKind
+    field: str
+    pods: int
+    text: str
+
+
+def judge(
+    filtered: Answered | None, scored: Answered | None, *, order_seconds: float, is_scoring: bool
+) -> Verdict:
+    """Say what a bound pod got from us.
+
+    Args:
+        filtered: our last answer to filter about it.
+        scored: our last answer to prioritize.
+        order_seconds: answers so close together are of one attempt, and prioritize came last,
+            whatever their times say: replicas tell them late.
+        is_scoring: prioritize is asked at all.
+    """
+    if scored and (filtered is None or scored.at > filtered.at - order_seconds):
+        return Verdict.ANSWER_LOST if scored.is_lost else Verdict.ASKED
+    if filtered is None:
+        return Verdict.NOT_ASKED
+    if filtered.is_lost:
+        return Verdict.ANSWER_LOST
+    # kube-scheduler asks nobody for scores where one node is left.
+    return Verdict.NOT_SCORED if filtered.choices > 1 and not is_scoring else Verdict.ASKED
+
+
+def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:
+    """Return the likely causes why pods were bound without our answer, the likeliest first."""
+    by_verdict = {
+        verdict: [group for group in evidence.pods if group.verdict is verdict]
+        for verdict in Verdict
+    }
+    missing = by_verdict[Verdict.NOT_ASKED]
+    lost = _count(by_verdict[Verdict.ANSWER_LOST])
+    unscored = _count(by_verdict[Verdict.NOT_SCORED])
+    causes: list[Cause] = []
+    if missing:
+        causes += _why_silent(evidence, missing) if evidence.is_silent else ()
+        causes += () if evidence.is_silent else _why_missing(evidence, missing)
+    if lost:
+        causes.append(_http_timeout(evidence, lost))
+    if unscored:
+        causes.append(
+            Cause(
+                kind=CauseKind.PRIORITIZE_VERB,
+                field="prioritizeVerb",
+                pods=unscored,
+                text="filter is asked and prioritize never, so scores are lost: prioritizeVerb is "
+                "missing or wrong, or an extender that is asked after us always leaves one node",
+            )
+        )
+    ranks = {kind: rank for rank, kind in enumerate(CauseKind)}
+    return tuple(sorted(causes, key=lambda cause: (-cause.pods, ranks[cause.kind])))
+
+
+def _why_silent(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
+    """Yield why nobody asks anything."""
+    count = _count(missing)
+    yield from _why_unread(evidence, count)
+    since = (
+        "has never asked"
+        if evidence.silence_seconds is None
+        else f"has not asked for {evidence.silence_seconds:.0f} s"
+    )
+    yield Cause(
+        kind=CauseKind.NO_EXTENDER,
+        field="extenders",
+        pods=count,
+        text=f"kube-scheduler {since}: the configuration that it runs with (--config) has no entry "
+        "for us under extenders, or its managedResources name none of "
+        f"{_resources(missing)}, or it does not reach us: urlPrefix, enableHTTPS and tlsConfig, a "
+        "NetworkPolicy",
+    )
+    early = _count(group for group in missing if group.is_early)
+    if early:
+        yield _started_late(early)
+
+
+def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
+    """Yield why questions come and are not understood."""
+    if evidence.wrong_paths:
+        yield Cause(
+            kind=CauseKind.WRONG_PATH,
+            field="urlPrefix",
+            pods=pods,
+            text=f"questions came to {_names(evidence.wrong_paths)}, and we answer {PATHS}: see "
+            "urlPrefix, filterVerb, prioritizeVerb and preemptVerb",
+        )
+    if evidence.unreadable:
+        yield Cause(
+            kind=CauseKind.UNREADABLE,
+            field="nodeCacheCapable",
+            pods=min(pods, evidence.unreadable),
+            text=f"{evidence.unreadable} questions could not be read: the log says why "
+            "(malformed question); too large ones become small with nodeCacheCapable: true",
+        )
+
+
+def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
+    """Yield why some pods are not asked about while others are."""
+    asked = [group for group in evidence.pods if group.verdict is not Verdict.NOT_ASKED]
+    names = {name for group in asked for name in group.resources}
+    schedulers = {group.scheduler for group in asked}
+    unnamed = [group for group in missing if not names.intersection(group.resources)]
+    strangers = [group for group in missing if asked and group.scheduler not in schedulers]
+    sometimes = [group for group in missing if group not in unnamed and group not in strangers]
+    if unnamed:
+        yield Cause(
+            kind=CauseKind.MANAGED_RESOURCES,
+            field="managedResources",
+            pods=_count(unnamed),
+            text=f"kube-scheduler asks, but never about pods that request {_resources(unnamed)}: "
+            "managedResources lacks that (exact names, no wildcards)",
+        )
+    if strangers:
+        shown = _names(group.scheduler for group in strangers)
+        yield Cause(
+            kind=CauseKind.OTHER_SCHEDULER,
+            field="schedulerName",
+            pods=_count(strangers),
+            text=f"pods with schedulerName {shown} are never asked about, others are: the "
+            "scheduler that serves this profile has no entry for us under extenders; where that is "
+            "meant so, let our setting unasked.schedulers name the others alone",
+        )
+    if sometimes:
+        yield from _why_sometimes(evidence, sometimes)
+
+
+def _why_sometimes(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
+    """Yield why some of equal pods are asked about and others not."""
+    early = _count(group for group in missing if group.is_early)
+    if early:
+        yield _started_late(early)
+    rest = [group for group in missing if not group.is_early]
+    if not rest:
+        return
+    count = _count(rest)
+    yield from _why_unread(evidence, count)
+    first = min(rest, key=lambda group: group.first_at)
+    if all(
+        group.last_at <= first.first_at
+        for group in evidence.pods
+        if group.verdict is not Verdict.NOT_ASKED
+    ):
+        yield Cause(
+            kind=CauseKind.NO_EXTENDER,
+            field="extenders",
+            pods=count,
+            text="kube-scheduler asked about such pods before, and does not any more: its "
+            "configuration was changed (extenders, managedResources), or it does not reach us: "
+            "urlPrefix, enableHTTPS and tlsConfig, a NetworkPolicy",
+        )
+    if evidence.lost_answers or evidence.slow_answers:
+        yield _http_timeout(evidence, count)
+    if not evidence.has_peers:
+        yield Cause(
+            kind=CauseKind.OTHER_REPLICA,
+            field="peers.service",
+            pods=count,
+            text="such pods are asked about at times: if there are more replicas of us, set "
+            "peers.service, so that they tell each other what they were asked",
+        )
+    yield Cause(
+        kind=CauseKind.UNREACHABLE,
+        field="ignorable",
+        pods=count,
+        text="such pods are asked about at times: kube-scheduler does not reach us each time (a "
+        "restart, TLS, httpTimeout), and places pods without us then (ignorable: true); or another "
+        "kube-scheduler, with other extenders, serves some of them",
+    )
+
+
+def _http_timeout(evidence: Evidence, pods: int) -> Cause:
+    """Return the cause that answers come too late."""
+    return Cause(
+        kind=CauseKind.HTTP_TIMEOUT,
+        field="httpTimeout",
+        pods=pods,
+        text=f"answers came too late: for {evidence.lost_answers} questions kube-scheduler was "
+        f"gone before the answer, and {evidence.slow_answers} answers were slow (the slowest took "
+        f"{evidence.slowest_seconds:.2f} s): httpTimeout is too short, or we lack CPU",
+    )
+
+
+def _started_late(pods: int) -> Cause:
+    return Cause(
+        kind=CauseKind.STARTED_LATE,
+        field="ignorable",
+        pods=pods,
+        text="we had just started: until then kube-scheduler placed pods without us (ignorable: "
+        "true); a second replica would have answered",
+    )
+
+
+def _count(groups: Iterable[BoundPods]) -> int:
+    return sum(group.count for group in groups)
+
+
+def _resources(groups: Iterable[BoundPods]) -> str:
+    """Write the resources that pods ask for."""
+    return _names(name for group in groups for name in group.resources)
+
+
+def _names(names: Iterable[str]) -> str:
+    """Write names for people, sorted, and not too many."""
+    ordered = sorted(set(names))
+    more = len(ordered) - SHOWN_NAMES
+    return ", ".join(ordered[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,180 @@
+"""Tells one replica what we are asked, again and again."""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+
+from extender.effects.peer_wire import (
+    MAX_QUESTIONS,
+    PeerError,
+    Receipt,
+    decode_receipt,
+    encode_message,
+    is_tellable,
+)
+from extender.placement.asked import AnsweredQuestion
+
+logger = logging.getLogger(__name__)
+
+PATH: Final = "/v1/peers/asked"
+
+MAX_QUEUE: Final = 5000
+"""Questions that are kept for a replica that does not answer; the oldest are dropped."""
+
+HEARTBEAT_SECONDS: Final = 1.0
+"""Where nothing is asked, that is told this often."""
+
+BACKOFF_FIRST_SECONDS: Final = 0.1
+BACKOFF_MAX_SECONDS: Final = 5.0
+WARN_AFTER: Final = 5
+"""Failures in a row: a replica that comes or goes is no news."""
+
+MAX_RECEIPT_BYTES: Final = 4096
+SHOWN: Final = 200
+
+_FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
+"""A time limit that ran out is an OSError."""
+
+
+class PeerLink:
+    """The way to one address, which may turn out to be our own.
+
+    One task sends, one message at a time; questions are added on the same loop's thread, and
+    nothing ever waits for the other side.
+
+    Args:
+        address: IP address and port.
+        session: for all requests.
+        instance: who we are.
+        interval_seconds: least time between two messages.
+        monotonic: the clock of the questions.
+        count: takes the outcome of each message.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        session: aiohttp.ClientSession,
+        *,
+        instance: str,
+        interval_seconds: float,
+        monotonic: Callable[[], float],
+        count: Callable[[str], None],
+    ) -> None:
+        host, port = address
+        self.instance = ""
+        """Who answers there; "" while nobody does."""
+        self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+        self._session = session
+        self._own_instance = instance
+        self._interval_seconds = interval_seconds
+        self._monotonic = monotonic
+        self._count = count
+        self._queue: deque[AnsweredQuestion] = deque()
+        self._under_way: list[AnsweredQuestion] = []
+        self._complete_since = monotonic()
+        self._is_news = asyncio.Event()
+        self._failures = 0
+
+    @property
+    def is_self(self) -> bool:
+        """Whether the address is our own."""
+        return self.instance == self._own_instance
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether the last message was answered."""
+        return bool(self.instance) and not self._failures
+
+    def add(self, question: AnsweredQuestion) -> None:
+        """Have a question told soon."""
+        if self.is_self or not is_tellable(question):
+            return
+        self._queue.append(question)
+        if len(self._queue) > MAX_QUEUE:
+            self._complete_since = self._queue.popleft().at
+        self._is_news.set()
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        while True:
+            await self.send()
+            if self._failures:
+                await asyncio.sleep(self._pause_seconds())
+                continue
+            await asyncio.sleep(self._interval_seconds)
+            if not self._queue:
+                await self._wait()
+
+    async def send(self) -> None:
+        """Send one message; what could not be told is kept for the next."""
+        if not self._under_way:
+            count = min(len(self._queue), MAX_QUESTIONS)
+            self._under_way = [self._queue.popleft() for _ in range(count)]
+        now = self._monotonic()
+        body = encode_message(
+            self._own_instance,
+            self._under_way,
+            complete_since=self._complete_since,
+            complete_until=self._queue[0].at if self._queue else now,
+            now=now,
+        )
+        try:
+            receipt = await self._exchange(body)
+        except _FAILURES as error:
+            self._note_failure(error)
+            return
+        if receipt.instance != self.instance:
+            if self.instance:  # what we told before, we told another
+                self._complete_since = self._monotonic()
+            self.instance = receipt.instance
+            if self.is_self:
+                self._queue.clear()
+        self._under_way = []
+        if self._failures >= WARN_AFTER:
+            logger.info("replica can be told again", extra={"url": self._url})
+        self._failures = 0
+        self._count("taken")
+
+    async def _wait(self) -> None:
+        """Wait for a question, not too long."""
+        self._is_news.clear()
+        try:
+            async with asyncio.timeout(HEARTBEAT_SECONDS):
+                await self._is_news.wait()
+        except TimeoutError:
+            return
+
+    async def _exchange(self, body: bytes) -> Receipt:
+        """Send a message and return the answer.
+
+        Raises:
+            aiohttp.ClientError, OSError, PeerError: there is none.
+        """
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url, data=body, headers=headers) as response:
+            text = await response.content.read(MAX_RECEIPT_BYTES)
+            if response.status == HTTPStatus.OK:
+                return decode_receipt(text)
+            if response.status < HTTPStatus.INTERNAL_SERVER_ERROR and self._under_way:
+                # It would be refused again and again.
+                self._complete_since = self._under_way[-1].at
+                self._under_way = []
+            raise PeerError(f"status {response.status}: {text[:SHOWN].decode(errors='replace')}")
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        self._count("failed")
+        if self._failures == WARN_AFTER:
+            cause = str(error) or type(error).__name__
+            logger.warning("cannot tell a replica", extra={"url": self._url, "cause": cause})
+
+    def _pause_seconds(self) -> float:
+        pause = min(BACKOFF_FIRST_SECONDS * 2.0 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret

@@ -1,0 +1,206 @@
+"""What replicas write to each other: JSON, versioned; unknown fields are ignored.
+
+Times go as ages: replicas' clocks differ.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from extender.placement.asked import PRIORITIZE, AnsweredQuestion
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+"""Grows where an older replica would misread a message; a new field alone is no reason."""
+
+MAX_QUESTIONS: Final = 500
+"""In one message."""
+
+MAX_BYTES: Final = 4 << 20
+"""Of one message: more than so many of the longest questions need."""
+
+MAX_UID: Final = 128
+MAX_NAME: Final = 320
+"""Kubernetes' longest names have 253 characters; a resource has a domain besides its name."""
+MAX_KEY: Final = 384
+MAX_RESOURCES: Final = 16
+
+_MAX_AGE_SECONDS: Final = 86_400.0
+_MAX_COUNT: Final = 1_000_000
+_MAX_MEMORY: Final = (1 << 63) - 1
+
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+_Key = Annotated[str, msgspec.Meta(max_length=MAX_KEY)]
+_Age = Annotated[float, msgspec.Meta(ge=0, le=_MAX_AGE_SECONDS)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX_COUNT)]
+_Resources = Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_RESOURCES)]
+
+
+class PeerError(ValueError):
+    """A message that cannot be used; the text says what and where."""
+
+
+class Asked(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What a replica was asked about a pod; see `AnsweredQuestion`."""
+
+    verb: Literal["filter", "prioritize"]
+    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_UID)]
+    pod: _Key = ""
+    age_seconds: _Age
+    choices: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+    is_lost: bool = False
+    node: _Name = ""
+    resources: _Resources = {}
+    memory_bytes: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MEMORY)] | None = None
+
+
+class Message(msgspec.Struct, kw_only=True, frozen=True):
+    """What a replica tells another.
+
+    Attributes:
+        version: of this form.
+        instance: who tells; no two processes have the same.
+        complete_for_seconds: the receiver has been told of every question of so long ...
+        untold_seconds: ... but for those of the last so many seconds.
+        asked: the questions since the last message.
+    """
+
+    version: int
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+    complete_for_seconds: _Age = 0.0
+    untold_seconds: _Age = 0.0
+    asked: Annotated[list[Asked], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
+
+
+class Receipt(msgspec.Struct, kw_only=True, frozen=True):
+    """The answer to a message.
+
+    Attributes:
+        version: of this form.
+        instance: who answers.
+    """
+
+    version: int
+    instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_MESSAGE: Final = msgspec.json.Decoder(Message)
+_RECEIPT: Final = msgspec.json.Decoder(Receipt)
+_VERSION: Final = msgspec.json.Decoder(_Version)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def is_tellable(question: AnsweredQuestion) -> bool:
+    """Whether other replicas would take a question; kube-scheduler asks no other ones."""
+    names = [name for name, _ in question.resources]
+    return (
+        0 < len(question.uid) <= MAX_UID
+        and len(question.key) <= MAX_KEY
+        and len(question.node) <= MAX_NAME
+        and len(names) <= MAX_RESOURCES
+        and all(len(name) <= MAX_NAME for name in names)
+    )
+
+
+def encode_message(
+    instance: str,
+    questions: Iterable[AnsweredQuestion],
+    *,
+    complete_since: float,
+    complete_until: float,
+    now: float,
+) -> bytes:
+    """Encode a message.
+
+    Args:
+        instance: who tells.
+        questions: what was asked, all of it `is_tellable`.
+        complete_since: with this message, the receiver has been told of every question since then
+            ...
+        complete_until: ... and until then.
+        now: the same clock's time.
+    """
+    asked = [
+        Asked(
+            verb="prioritize" if question.verb == PRIORITIZE else "filter",
+            uid=question.uid,
+            pod=question.key,
+            age_seconds=_age(question.at, now),
+            choices=question.choices,
+            is_lost=question.is_lost,
+            node=question.node,
+            resources=dict(question.resources),
+            memory_bytes=question.memory_bytes,
+        )
+        for question in questions
+    ]
+    return _ENCODER.encode(
+        Message(
+            version=VERSION,
+            instance=instance,
+            complete_for_seconds=_age(complete_since, now),
+            untold_seconds=_age(complete_until, now),
+            asked=asked,
+        )
+    )
+
+
+def decode_message(body: bytes) -> Message:
+    """Decode a message.
+
+    Raises:
+        PeerError: it is none, or of another version.
+    """
+    return _decode(_MESSAGE, body, "a message between replicas")
+
+
+def encode_receipt(instance: str) -> bytes:
+    """Encode the answer to a message."""
+    return _ENCODER.encode(Receipt(version=VERSION, instance=instance))
+
+
+def decode_receipt(body: bytes) -> Receipt:
+    """Decode the answer to a message.
+
+    Raises:
+        PeerError: it is none, as where another server has the address.
+    """
+    return _decode(_RECEIPT, body, "a replica's answer")
+
+
+def questions_in(message: Message, now: float) -> list[AnsweredQuestion]:
+    """Return what a message tells, by our own clock."""
+    return [
+        AnsweredQuestion(
+            verb=asked.verb,
+            uid=asked.uid,
+            key=asked.pod,
+            at=now - asked.age_seconds,
+            choices=asked.choices,
+            is_lost=asked.is_lost,
+            node=asked.node,
+            resources=tuple(asked.resources.items()),
+            memory_bytes=asked.memory_bytes,
+        )
+        for asked in message.asked
+    ]
+
+
+def _age(at: float, now: float) -> float:
+    return min(max(now - at, 0.0), _MAX_AGE_SECONDS)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, what: str) -> T:
+    try:
+        version = _VERSION.decode(body).version
+        if version != VERSION:
+            raise PeerError(f"cannot read {what}: $.version is {version}, must be {VERSION}")
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PeerError(f"cannot read {what}: {error}") from error

@@ -1,0 +1,226 @@
+"""Replicas tell each other what they were asked, and where they place pods."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from extender.effects.lease import make_identity
+from extender.effects.peer_link import PATH, PeerLink
+from extender.effects.peer_wire import (
+    MAX_BYTES,
+    PeerError,
+    decode_message,
+    encode_receipt,
+    questions_in,
+)
+from extender.metrics import Metrics
+from extender.placement.asked import AnsweredQuestion
+from extender.settings.peers import Peers as PeersSettings
+from extender.settings.peers import split_address
+
+logger = logging.getLogger(__name__)
+
+MAX_PEERS: Final = 32
+LAST_WORDS_SECONDS: Final = 0.5
+"""Time at the end to tell what was asked last."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heard:
+    """What one replica has told completely (monotonic seconds)."""
+
+    since: float
+    until: float
+
+
+class Peers:
+    """The other replicas: tells them what we are asked, and takes what they tell.
+
+    Everything runs on the event loop's thread; nobody who asks us ever waits for it.
+
+    Args:
+        settings: where the others are.
+        take: takes what another replica was asked.
+        metrics: where messages are counted.
+        listen: the host that we, and so the others, listen on: it says which kind of address a
+            service's name stands for.
+        monotonic: the clock of the questions.
+        instance: who we are, different for each process.
+    """
+
+    def __init__(
+        self,
+        settings: PeersSettings,
+        take: Callable[[AnsweredQuestion], None],
+        metrics: Metrics,
+        *,
+        listen: str = "",
+        monotonic: Callable[[], float] = time.monotonic,
+        instance: str = "",
+    ) -> None:
+        self.instance = instance or make_identity()
+        self._settings = settings
+        self._take = take
+        self._metrics = metrics
+        self._family = _family(listen)
+        self._monotonic = monotonic
+        self._links: dict[Address, PeerLink] = {}
+        self._tasks: dict[Address, asyncio.Task[None]] = {}
+        self._heard: OrderedDict[str, _Heard] = OrderedDict()
+        self._is_resolved = False
+        self._trouble = ""
+        metrics.peers.labels("known").set_function(lambda: len(self._others()))
+        metrics.peers.labels("answering").set_function(
+            lambda: sum(link.is_answering for link in self._others())
+        )
+
+    def tell(self, question: AnsweredQuestion) -> None:
+        """Have every other replica told of a question."""
+        for link in self._links.values():
+            link.add(question)
+
+    def covers(self, since: float, until: float) -> bool:
+        """Whether all is known that any replica was asked in this time (monotonic seconds)."""
+        if not self._is_resolved:
+            return False
+        heard = [self._heard.get(link.instance) for link in self._others()]
+        return all(it is not None and it.since <= since and it.until >= until for it in heard)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route at which other replicas tell us."""
+        return [web.post(PATH, self._receive)]
+
+    async def run(self) -> None:
+        """Tell the others until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    while True:
+                        await self._resolve(group, session)
+                        await asyncio.sleep(self._settings.resolve_seconds)
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_WORDS_SECONDS):
+                        for link in self._others():
+                            if link.is_answering:
+                                await link.send()
+
+    # --- where the others are ------------------------------------------------------------------
+
+    async def _resolve(self, group: asyncio.TaskGroup, session: aiohttp.ClientSession) -> None:
+        """Look up the addresses; have a link for each of them, and none for others."""
+        try:
+            addresses = await self._addresses()
+        except OSError as error:  # those that are known may still be right
+            cause = str(error)
+            if cause != self._trouble:
+                logger.warning("cannot look up the replicas", extra={"cause": cause})
+            self._trouble = cause
+            return
+        self._trouble, self._is_resolved = "", True
+        for address in self._links.keys() - addresses:
+            self._tasks.pop(address).cancel()
+            del self._links[address]
+        for address in sorted(addresses - self._links.keys()):
+            if len(self._links) >= MAX_PEERS:
+                logger.warning("too many replicas", extra={"most": MAX_PEERS})
+                break
+            link = self._links[address] = PeerLink(
+                address,
+                session,
+                instance=self.instance,
+                interval_seconds=self._settings.interval_seconds,
+                monotonic=self._monotonic,
+                count=self._count_sent,
+            )
+            self._tasks[address] = group.create_task(link.run(), name=f"peer {address[0]}")
+
+    async def _addresses(self) -> set[Address]:
+        """Return the addresses that service and list stand for.
+
+        Raises:
+            OSError: one cannot be looked up.
+        """
+        names = [(name, socket.AF_UNSPEC) for name in self._settings.addresses]
+        if self._settings.service:
+            names.append((self._settings.service, self._family))
+        found: set[Address] = set()
+        for name, family in names:
+            host, port = split_address(name)
+            try:
+                infos = await asyncio.get_running_loop().getaddrinfo(
+                    host, port, family=family, type=socket.SOCK_STREAM
+                )
+            except OSError as error:
+                raise OSError(f"{name}: {error}") from error
+            found |= {(str(info[4][0]), port) for info in infos}
+        return found
+
+    def _others(self) -> list[PeerLink]:
+        return [link for link in self._links.values() if not link.is_self]
+
+    def _count_sent(self, outcome: str) -> None:
+        self._metrics.peer_messages.labels("sent", outcome).inc()
+
+    # --- what the others tell ------------------------------------------------------------------
+
+    async def _receive(self, request: web.Request) -> web.Response:
+        """Take a message of another replica, or of ourselves: a service has our address too."""
+        try:
+            body = await _read(request.content.iter_any())
+            message = decode_message(body)
+        except PeerError as error:
+            self._metrics.peer_messages.labels("received", "refused").inc()
+            return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_REQUEST)
+        if message.instance != self.instance:
+            now = self._monotonic()
+            for question in questions_in(message, now):
+                self._take(question)
+            self._heard.pop(message.instance, None)
+            self._heard[message.instance] = _Heard(
+                since=now - message.complete_for_seconds, until=now - message.untold_seconds
+            )
+            if len(self._heard) > 2 * MAX_PEERS:
+                self._heard.popitem(last=False)
+            self._metrics.peer_messages.labels("received", "taken").inc()
+        return web.Response(body=encode_receipt(self.instance), content_type="application/json")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    """Return the kind of address that a server on a host answers at; any for a name."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return socket.AF_UNSPEC
+    return socket.AF_INET6 if version == 6 else socket.AF_INET  # noqa: PLR2004 - the version's name
+
+
+async def _read(chunks: AsyncIterable[bytes]) -> bytes:
+    """Return a body.
+
+    Raises:
+        PeerError: it is too long, or does not come to its end.
+    """
+    body = bytearray()
+    try:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > MAX_BYTES:
+                raise PeerError(f"the message is longer than {MAX_BYTES} bytes")
+    except (OSError, web.RequestPayloadError) as error:
+        raise PeerError(f"cannot read the message: {error}") from error
+    return bytes(body)

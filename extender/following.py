@@ -1,0 +1,211 @@
+"""The sources that the fleet is made from: followed side by side, each to be followed otherwise."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+
+from extender.config import Settings
+from extender.core.policy import Policy
+from extender.core.snapshot import Snapshot
+from extender.core.steps import Steps
+from extender.fleet.fleet import Fleet
+from extender.kube import KubeClient
+from extender.observe.collector import SourceStatus
+from extender.sources.cluster import ClusterSource, InventorySink
+from extender.sources.identity import NodeIdentity
+from extender.sources.kube_reflector import FollowSettings
+from extender.sources.prometheus import PrometheusSource, PrometheusStatus
+
+INVENTORY, PROMETHEUS = "inventory", "prometheus"
+"""Names of the tasks."""
+
+Run = Callable[[], Coroutine[None, None, None]]
+
+
+class Tasks:
+    """Background tasks by name, each of which may be ended and started anew.
+
+    None of them ends by itself; a fault in one ends all.
+    """
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def own(self, group: asyncio.TaskGroup) -> None:
+        """Start tasks in this group from now on."""
+        self._group = group
+
+    def start(self, name: str, run: Run) -> None:
+        """Start a task."""
+        if self._group is None:
+            raise RuntimeError("tasks are started before there is a group that owns them")
+        self._tasks[name] = self._group.create_task(run(), name=name)
+
+    async def stop(self, name: str) -> None:
+        """End a task, if there is one, and wait until it has ended."""
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+class Following:
+    """Follows the API server, and Prometheus where one is set.
+
+    Attributes:
+        cluster: nodes and pods.
+        prometheus: the readings; None where no Prometheus is set.
+
+    Args:
+        settings: how to follow.
+        client: the API server.
+        sink: takes what the API server says.
+        fleet: takes the readings.
+        tasks: run the sources.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        sink: InventorySink,
+        *,
+        fleet: Fleet,
+        tasks: Tasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._tasks = tasks
+        self._clock = clock
+        self._telling = asyncio.Lock()
+        self._identity = NodeIdentity()
+        self.cluster = ClusterSource(
+            client,
+            sink,
+            resources=settings.resource_patterns,
+            early_seconds=settings.early_failures.within_seconds,
+            settings=_follow_settings(settings),
+            clock=clock,
+        )
+        self.prometheus = self._prometheus_source(settings) if settings.prometheus.url else None
+
+    def _prometheus_source(self, settings: Settings) -> PrometheusSource:
+        return PrometheusSource(
+            settings.prometheus,
+            identity=self.node_identity,
+            deliver=lambda readings: self._tell(self._fleet.readings_in_steps(readings)),
+            deliver_history=lambda past: self._tell(self._fleet.history_in_steps(past)),
+            clock=self._clock,
+            window_seconds=settings.window_seconds,
+        )
+
+    async def _tell(self, steps: Steps[None]) -> None:
+        """Let the fleet take something over; one thing after the other, each to its end."""
+        async with self._telling:
+            await in_turns(steps)
+
+    def start(self) -> None:
+        """Start to follow."""
+        self._tasks.start(INVENTORY, self.cluster.run)
+        if self.prometheus is not None:
+            self._tasks.start(PROMETHEUS, self.prometheus.run)
+
+    async def adopt(self, settings: Settings) -> None:
+        """Follow otherwise from now on; a source that nothing changed for is left alone."""
+        before, self._settings = self._settings, settings
+        if _what_pods_are(settings) != _what_pods_are(before) or settings.cluster != before.cluster:
+            await self._tasks.stop(INVENTORY)
+            self.cluster.change(
+                resources=settings.resource_patterns,
+                early_seconds=settings.early_failures.within_seconds,
+                settings=_follow_settings(settings),
+            )
+            self._tasks.start(INVENTORY, self.cluster.run)
+        if settings.prometheus != before.prometheus:
+            async with self._telling:  # what is being told is told to its end
+                await self._tasks.stop(PROMETHEUS)
+            if not settings.prometheus.url:
+                self.prometheus = None
+                return
+            if self.prometheus is None:
+                self.prometheus = self._prometheus_source(settings)
+            self.prometheus.change(settings.prometheus, settings.window_seconds)
+            self._tasks.start(PROMETHEUS, self.prometheus.run)
+        elif self.prometheus is not None:
+            self.prometheus.change(settings.prometheus, settings.window_seconds)
+
+    async def decide_by(self, policy: Policy) -> None:
+        """Let the fleet decide by other settings, from the moment on that this returns."""
+        await self._tell(self._fleet.adopt_in_steps(policy))
+
+    async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
+        """Let the fleet believe its devices anew, if it is time."""
+        await self._tell(self._fleet.renew_in_steps(prepare))
+
+    def node_identity(self) -> NodeIdentity:
+        """Return by what names nodes are known; the same object as long as nothing changed."""
+        nodes = self.cluster.nodes if self.cluster.is_synced else {}
+        addresses = {ip: name for name, node in nodes.items() for ip in node.addresses}
+        identity = NodeIdentity(
+            names=frozenset(nodes),
+            addresses=addresses | dict(self.cluster.exporter_addresses),
+            exporter_pods=self.cluster.exporter_pods,
+        )
+        if identity != self._identity:
+            self._identity = identity
+        return self._identity
+
+    def states(self) -> Iterable[SourceStatus]:
+        """Return how each source fares."""
+        for resource, status in self.cluster.status.items():
+            yield SourceStatus(
+                name=f"apiserver/{resource}",
+                last_success_at=status.last_event_at,
+                failures=status.errors,
+                error=status.last_error,
+            )
+        if self.prometheus is not None:
+            yield _prometheus_state(self.prometheus.status())
+
+
+async def in_turns(steps: Steps[None]) -> None:
+    """Do work in steps, and let whoever waits have a turn between them."""
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
+def _what_pods_are(settings: Settings) -> tuple[object, ...]:
+    """Return which of the other settings shape what is kept of a pod or a node."""
+    return settings.resources, settings.early_failures.within_seconds
+
+
+def _follow_settings(settings: Settings) -> FollowSettings:
+    cluster = settings.cluster
+    return FollowSettings(
+        page_size=cluster.page_size,
+        page_timeout_seconds=cluster.page_timeout_seconds,
+        exporter_words=cluster.exporter_words,
+        silence_seconds=cluster.inactivity_timeout_seconds,
+        resync_seconds=cluster.resync_seconds,
+        backoff_max_seconds=cluster.max_backoff_seconds,
+    )
+
+
+def _prometheus_state(told: PrometheusStatus) -> SourceStatus:
+    """Return how Prometheus fares; a query that fails is worth telling too."""
+    error = told.last_error or ("" if told.rounds else "not asked yet")
+    failed = told.failed_queries
+    if failed and not error:
+        name, reason = next(iter(failed.items()))
+        error = f"{len(failed)} queries fail, the signals are missing: {name}: {reason}"
+    return SourceStatus(
+        name="prometheus",
+        last_success_at=told.last_success_at,
+        failures=told.failures,
+        error=error,
+        failed_queries=len(failed),
+        partial_answers=told.partial_answers,
+        restarts=max(told.worker_starts - 1, 0),
+    )

@@ -1,0 +1,291 @@
+"""Notices pods that were bound without our having been asked, counts them and says why, likely."""
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from extender.core.inventory import PodRecord
+from extender.core.unasked import (
+    SILENCE_SECONDS,
+    BoundPods,
+    Cause,
+    Evidence,
+    Verdict,
+    likely_causes,
+)
+from extender.metrics import Metrics
+from extender.placement.asked import AskedLog
+from extender.settings.peers import Unasked
+
+logger = logging.getLogger(__name__)
+
+SWEEP_SECONDS: Final = 0.5
+LOG_SECONDS: Final = 60.0
+
+MAX_WAIT_SECONDS: Final = 30.0
+"""A pod stays unjudged where another replica was silent for so long after its binding."""
+
+HEARD_SECONDS: Final = 1.0
+"""What another replica was asked before a binding it has told so long after that."""
+
+WATCH_SECONDS: Final = 2.0
+"""kube-scheduler may see a pod, and ask about it, so long before our own watch shows it."""
+
+START_SECONDS: Final = 30.0
+"""Time from our start until kube-scheduler can be expected to ask: a Service needs a while."""
+
+MAX_GROUPS: Final = 200
+MAX_BOUND: Final = 20_000
+MAX_SCHEDULERS: Final = 10
+OTHER: Final = "other"
+
+
+class Hearing(Protocol):
+    """Knows how well the other replicas are heard."""
+
+    def covers(self, since: float, until: float) -> bool:
+        """Whether all is known that any replica was asked in this time (monotonic seconds)."""
+
+
+class Alone:
+    """There is no other replica."""
+
+    def covers(self, since: float, until: float) -> bool:  # noqa: ARG002 - see Hearing
+        """Return true: nobody else is asked."""
+        return True
+
+
+_Likeness = tuple[str, tuple[str, ...], Verdict, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A pod that waits to be judged, with when it was first seen waiting and when bound."""
+
+    record: PodRecord
+    waiting_at: float
+    bound_at: float
+    is_early: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnaskedReport:
+    """What was noticed, for people and programs.
+
+    Attributes:
+        at: the time of the report, on the clock of the groups' times.
+        unjudged: pods of which it is not known, since the start.
+        bound: the others that were bound in the last minutes, in groups.
+        causes: why some of these were bound without our answer; the likeliest first.
+    """
+
+    at: float
+    unjudged: int
+    bound: tuple[BoundPods, ...]
+    causes: tuple[Cause, ...]
+
+
+class UnaskedPods:
+    """Follows pods from the time they wait to their binding, and judges each some seconds later.
+
+    Pods that were there before us, or that we never saw waiting, are not judged: who asked about
+    them we cannot know. Everything runs on the event loop's thread.
+
+    Args:
+        asked: what the replicas were asked.
+        metrics: where it is counted.
+        settings: whose pods, and when.
+        hearing: how well the other replicas are heard; None for no others.
+        is_ready: whether we can answer well.
+    """
+
+    def __init__(
+        self,
+        asked: AskedLog,
+        metrics: Metrics,
+        settings: Unasked,
+        *,
+        hearing: Hearing | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.unjudged = 0
+        self._asked = asked
+        self._metrics = metrics
+        self._settings = settings
+        self._hearing = hearing or Alone()
+        self._has_peers = hearing is not None
+        self._is_ready = is_ready
+        self._ready_at: float | None = None
+        self._waiting: dict[str, float] = {}
+        self._bound: deque[_Bound] = deque()
+        self._groups: OrderedDict[_Likeness, BoundPods] = OrderedDict()
+        self._schedulers: set[str] = set(settings.schedulers)
+        self._untold = 0
+        self._example: tuple[PodRecord, Verdict] | None = None
+        self._told_at = float("-inf")
+
+    def change(self, settings: Unasked) -> None:
+        """Judge by other settings from now on."""
+        self._settings = settings
+        self._schedulers |= set(settings.schedulers)
+
+    def see(self, record: PodRecord) -> None:
+        """Take a GPU pod that was added or changed."""
+        if not self._settings.enabled or not self._is_ours(record):
+            return
+        now = self._asked.monotonic()
+        if not (record.node or record.phase.is_terminal):
+            self._waiting.setdefault(record.uid, now)
+            return
+        waiting_at = self._waiting.pop(record.uid, None)
+        if waiting_at is None or not record.node:
+            return
+        is_early = self._ready_at is None or now - self._ready_at < START_SECONDS
+        self._bound.append(
+            _Bound(record=record, waiting_at=waiting_at, bound_at=now, is_early=is_early)
+        )
+        if len(self._bound) > MAX_BOUND:
+            self._leave_unjudged(self._bound.popleft())
+
+    def relist(self, records: Iterable[PodRecord]) -> None:
+        """Take a complete list of GPU pods; those that we did not see waiting are left alone."""
+        listed = {record.uid: record for record in records}
+        for uid in tuple(self._waiting):
+            if uid in listed:
+                self.see(listed[uid])
+            else:
+                self.remove(uid)
+
+    def remove(self, uid: str) -> None:
+        """Forget a pod that was deleted; one that was bound is judged all the same."""
+        if self._waiting.pop(uid, None) is not None:
+            self._asked.forget(uid)
+
+    async def run(self) -> None:
+        """Judge until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Judge the pods whose time has come; write the log line where it is due."""
+        now = self._asked.monotonic()
+        if self._ready_at is None and self._is_ready():
+            self._ready_at = now
+        while self._bound and now - self._bound[0].bound_at >= self._settings.grace_seconds:
+            bound = self._bound[0]
+            heard_until = bound.bound_at + min(HEARD_SECONDS, self._settings.grace_seconds)
+            is_known = self._hearing.covers(bound.waiting_at - WATCH_SECONDS, heard_until)
+            # That it was asked about is enough; that it was not, all must have told.
+            if is_known or self._asked.verdict(bound.record.uid) is Verdict.ASKED:
+                self._judge(bound)
+            elif now - bound.bound_at < self._settings.grace_seconds + MAX_WAIT_SECONDS:
+                break
+            else:
+                self._leave_unjudged(bound)
+            self._bound.popleft()
+        self._asked.expire()
+        while self._groups and now - next(iter(self._groups.values())).last_at > SILENCE_SECONDS:
+            self._groups.popitem(last=False)
+        if self._untold and now - self._told_at >= LOG_SECONDS:
+            self._tell(now)
+
+    def report(self) -> UnaskedReport:
+        """Return what was noticed in the last minutes."""
+        evidence = self._evidence()
+        return UnaskedReport(
+            at=self._asked.monotonic(),
+            unjudged=self.unjudged,
+            bound=evidence.pods,
+            causes=likely_causes(evidence),
+        )
+
+    def _is_ours(self, record: PodRecord) -> bool:
+        """Whether we should be asked about a pod; claims for devices are nobody's to ask about."""
+        schedulers = self._settings.schedulers
+        is_served = not schedulers or record.scheduler_name in schedulers
+        return bool(record.resources) and is_served
+
+    def _judge(self, bound: _Bound) -> None:
+        record = bound.record
+        verdict = self._asked.verdict(record.uid)
+        is_forgotten = bound.waiting_at <= self._asked.forgotten_until
+        if verdict is Verdict.NOT_ASKED and is_forgotten:
+            self._leave_unjudged(bound)
+            return
+        self._asked.forget(record.uid)
+        self._group(bound, verdict)
+        for reason in (each for each in Verdict if each is not Verdict.ASKED):
+            # A series that starts at 0 lets its first pod be seen.
+            counter = self._metrics.unasked.labels(self._label(record.scheduler_name), reason)
+            counter.inc(reason is verdict)
+        if verdict is not Verdict.ASKED:
+            self._untold += 1
+            self._example = record, verdict
+
+    def _group(self, bound: _Bound, verdict: Verdict) -> None:
+        """Add a pod to those that are like it."""
+        record, resources = bound.record, tuple(bound.record.resources)
+        likeness = (record.scheduler_name, resources, verdict, bound.is_early)
+        group = self._groups.pop(likeness, None) or BoundPods(
+            scheduler=record.scheduler_name,
+            resources=resources,
+            verdict=verdict,
+            is_early=bound.is_early,
+            count=0,
+            first_at=bound.bound_at,
+        )
+        self._groups[likeness] = replace(
+            group, count=group.count + 1, example=record.key, last_at=bound.bound_at
+        )
+        if len(self._groups) > MAX_GROUPS:
+            self._groups.popitem(last=False)
+
+    def _leave_unjudged(self, bound: _Bound) -> None:
+        self.unjudged += 1
+        self._metrics.unjudged.inc()
+        self._asked.forget(bound.record.uid)
+
+    def _label(self, scheduler: str) -> str:
+        """Return a scheduler's name as a label; anybody can invent names, so they are bounded."""
+        if scheduler not in self._schedulers and len(self._schedulers) >= MAX_SCHEDULERS:
+            return OTHER
+        self._schedulers.add(scheduler)
+        return scheduler
+
+    def _evidence(self) -> Evidence:
+        lost, slow, unreadable, slowest_seconds = self._asked.incidents
+        last_at = self._asked.last_at
+        return Evidence(
+            pods=tuple(self._groups.values()),
+            silence_seconds=None if last_at is None else self._asked.monotonic() - last_at,
+            lost_answers=lost,
+            slow_answers=slow,
+            slowest_seconds=slowest_seconds,
+            unreadable=unreadable,
+            wrong_paths=tuple(self._asked.wrong_paths),
+            has_peers=self._has_peers,
+        )
+
+    def _tell(self, now: float) -> None:
+        """Write the one line about the pods since the last one."""
+        if self._example is None:
+            return
+        record, verdict = self._example
+        logger.warning(
+            "pods bound without our answer",
+            extra={
+                "pods": self._untold,
+                "example": record.key,
+                "why": verdict.value,
+                "scheduler": record.scheduler_name,
+                "resources": list(record.resources),
+                "likely_causes": [
+                    f"{cause.field}: {cause.text}" for cause in likely_causes(self._evidence())
+                ],
+            },
+        )
+        self._untold, self._told_at = 0, now

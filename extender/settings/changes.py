@@ -1,0 +1,63 @@
+"""How two sets of settings differ, in words for people."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.settings.problems import HIDDEN, redact
+from extender.settings.spec import Setting, format_value, is_secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One setting that is not what it was.
+
+    Attributes:
+        name: the setting's dotted name.
+        before: its value for people, without secrets.
+        after: likewise.
+    """
+
+    name: str
+    before: str
+    after: str
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.before or NONE} -> {self.after or NONE}"
+
+
+NONE = "(none)"
+
+
+def list_changes(
+    before: BaseModel, after: BaseModel, settings: Mapping[tuple[str, ...], Setting]
+) -> tuple[Change, ...]:
+    """Return the settings whose values differ, in the order of writing."""
+    return tuple(
+        Change(
+            name=setting.name,
+            before=show_value(before, setting),
+            after=show_value(after, setting),
+        )
+        for path, setting in settings.items()
+        if value_at(before, path) != value_at(after, path)
+    )
+
+
+def show_value(values: BaseModel, setting: Setting) -> str:
+    """Return a setting's value for people: "" for none, secrets hidden."""
+    value = value_at(values, setting.path)
+    is_hidden = is_secret(setting.name) and not isinstance(value, Path) and bool(value)
+    return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
+
+
+def value_at(values: BaseModel, path: tuple[str, ...]) -> object:
+    """Return the value of the setting at a path."""
+    value: object = values
+    for name in path:
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,105 @@
+"""The settings of replicas that tell each other, and of noticing pods that were bound unasked."""
+
+import re
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from extender.settings.section import Form, Section
+
+MAX_PORT: Final = 65535
+ADDRESS_FORM: Final = f"host:port with a port from 1 to {MAX_PORT}"
+
+_HOST: Final = re.compile(
+    r"[0-9A-Za-z]([-.0-9A-Za-z]*[0-9A-Za-z])?\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
+)
+"""A name, an IPv4 address, or an IPv6 address without its brackets."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split host:port; an IPv6 address loses its brackets.
+
+    Raises:
+        ValueError: it is no such address; the message says what it must be.
+
+    Example:
+        >>> split_address("idlegpu-peers:8888"), split_address("[::1]:8888")
+        (('idlegpu-peers', 8888), ('::1', 8888))
+    """
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname or "", parts.port or 0
+        is_plain = parts.netloc == address and "@" not in address
+    except ValueError:  # a port that is no number or beyond the last, or half an IPv6 address
+        host, port, is_plain = "", 0, False
+    if not port or not is_plain or not _HOST.fullmatch(host):
+        raise ValueError(
+            f"{address!r} is not allowed: must be {ADDRESS_FORM}, such as idlegpu-peers:8888"
+        )
+    return host, port
+
+
+class Peers(Section):
+    """How replicas tell each other what they were asked."""
+
+    service: Annotated[str, Form(ADDRESS_FORM)] = Field(
+        default="",
+        description="host:port of a headless Service of all replicas: they tell each other what "
+        "they were asked and where they place pods; empty: there is one replica",
+    )
+    addresses: Annotated[tuple[str, ...], Form(f"a list of {ADDRESS_FORM}")] = Field(
+        default=(), description="addresses of replicas, beside those of the service"
+    )
+    interval_seconds: float = Field(
+        default=0.01,
+        ge=0.001,
+        le=10,
+        description="least time between two messages to one replica; what comes meanwhile goes "
+        "together, and pods that are placed by several replicas at once spread the better the "
+        "shorter this is",
+    )
+    resolve_seconds: float = Field(
+        default=5.0, ge=0.1, le=300, description="the service's addresses are looked up this often"
+    )
+    timeout_seconds: float = Field(
+        default=2.0, ge=0.1, le=60, description="limit for one message to be answered"
+    )
+
+    @field_validator("service")
+    @classmethod
+    def _check_service(cls, service: str) -> str:
+        if service:
+            split_address(service)
+        return service
+
+    @field_validator("addresses")
+    @classmethod
+    def _check_addresses(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            split_address(address)
+        return addresses
+
+    @property
+    def is_used(self) -> bool:
+        """Whether there are other replicas to tell."""
+        return bool(self.service or self.addresses)
+
+
+class Unasked(Section):
+    """How pods are noticed that kube-scheduler bound without having asked about them."""
+
+    enabled: bool = Field(
+        default=True, description="count GPU pods that were bound although no replica was asked"
+    )
+    schedulers: tuple[str, ...] = Field(
+        default=(),
+        description="values of spec.schedulerName whose pods we should be asked about; empty: all",
+    )
+    grace_seconds: float = Field(
+        default=5.0,
+        ge=1,
+        le=60,
+        description="a pod is judged so long after its binding: other replicas tell what they were "
+        "asked a little later",
+    )

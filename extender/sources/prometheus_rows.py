@@ -1,0 +1,84 @@
+"""Reads answers of Prometheus row by row: all at once they take ten times the text's memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, overload
+
+import msgspec
+from typing_extensions import override  # in typing from Python 3.12 on
+
+Row = Mapping[str, Any]
+"""One element of a result: `metric` (its labels) and `value` or `values`."""
+
+Fields = dict[str, msgspec.Raw]
+
+_FIELDS: Final = msgspec.json.Decoder(Fields)
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_ANYTHING: Final = msgspec.json.Decoder()
+
+
+class Rows(Sequence[Row]):
+    """The rows of a vector or a matrix; each is read when it is asked for, and not kept.
+
+    Args:
+        raw: the text of each.
+    """
+
+    def __init__(self, raw: Sequence[msgspec.Raw]) -> None:
+        self._raw = raw
+
+    @override
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "Rows": ...
+
+    @override
+    def __getitem__(self, index: int | slice) -> "Row | Rows":
+        if isinstance(index, slice):
+            return Rows(self._raw[index])
+        row: Row = _ANYTHING.decode(self._raw[index])
+        return row
+
+    @override
+    def __iter__(self) -> Iterator[Row]:
+        return map(_ANYTHING.decode, self._raw)
+
+
+def parse_document(body: bytes | bytearray) -> dict[str, Any]:
+    """Return an answer whose rows are left as text; empty where it is no JSON object.
+
+    Example:
+        >>> document = parse_document(b'{"status": "success", "data": {"result": [{"value": 1}]}}')
+        >>> document["status"], list(document["data"]["result"])
+        ('success', [{'value': 1}])
+    """
+    try:
+        fields = _FIELDS.decode(body)
+        return {
+            name: _read_data(raw) if name == "data" else _ANYTHING.decode(raw)
+            for name, raw in fields.items()
+        }
+    except msgspec.DecodeError:
+        return {}
+
+
+def _read_data(raw: msgspec.Raw) -> object:
+    try:
+        fields = _FIELDS.decode(raw)
+    except msgspec.ValidationError:  # no object: a list of names, or nothing usable
+        return _ANYTHING.decode(raw)
+    return {
+        name: _read_result(part) if name == "result" else _ANYTHING.decode(part)
+        for name, part in fields.items()
+    }
+
+
+def _read_result(raw: msgspec.Raw) -> object:
+    try:
+        return Rows(_ITEMS.decode(raw))
+    except msgspec.ValidationError:  # no list
+        return _ANYTHING.decode(raw)

@@ -1,0 +1,283 @@
+"""Pods that a real kube-scheduler binds without asking, and replicas that tell each other."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+import orjson
+import pytest
+
+from simulation.models import A10
+from simulation.nodes import EXPORTER_4_8, Sharing
+from tests.controlplane.deployed import ExtenderServer, scheduler_config
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.process import free_port
+from tests.controlplane.waiting import wait_for
+from tests.e2e.alternating import alternating
+from tests.e2e.services import Services
+from tests.e2e.world import World, spread
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+GRACE: Final = {"unasked": {"grace_seconds": 1}}
+SHARED: Final = "nvidia.com/gpu.shared"
+MESSAGE: Final = "pods bound without our answer"
+
+
+class Watched:
+    """What one extender counted and wrote since it was last started."""
+
+    def __init__(self, server: ExtenderServer) -> None:
+        self._server = server
+        self._written = 0
+
+    async def restart(self) -> None:
+        """Have the next start be a fresh one."""
+        await self._server.process.stop()
+        log = self._server.process.log
+        self._written = log.stat().st_size if log.exists() else 0
+
+    async def counted(self) -> dict[str, float]:
+        """Return the counted pods by reason."""
+        async with (
+            aiohttp.ClientSession(self._server.url) as session,
+            session.get("/metrics") as answer,
+        ):
+            text = await answer.text()
+        found = re.findall(
+            r'^idlegpu_pods_bound_unasked_total\{reason="(.+?)",.*\} (.+)$', text, re.MULTILINE
+        )
+        return {reason: float(number) for reason, number in found}
+
+    async def judged(self, pods: int) -> Object:
+        """Wait until so many pods are judged; return what is said of them."""
+        report: Object = {}
+
+        async def are_judged() -> bool:
+            nonlocal report
+            report = await self._server.get("/v1/unasked")
+            return sum(group["count"] for group in report["bound"]) >= pods
+
+        await wait_for(are_judged, f"{pods} pods are judged")
+        return report
+
+    async def chosen(self) -> set[str]:
+        """Return the pods that this replica gave scores for."""
+        answer = await self._server.get("/v1/decisions", {"brief": "true"})
+        return {it["pod"] for it in answer["decisions"] if it["verb"] == "prioritize"}
+
+    def lines(self) -> list[Object]:
+        """Return the lines of the log about pods bound unasked."""
+        with self._server.process.log.open("rb") as log:
+            log.seek(self._written)
+            written = [line for line in log if MESSAGE.encode() in line]
+        return [orjson.loads(line) for line in written]
+
+
+@pytest.fixture
+def watched(services: Services) -> Watched:
+    return Watched(services.extender)
+
+
+async def without_extenders(world: World) -> None:
+    """Have kube-scheduler run with a configuration that does not name us."""
+    config = scheduler_config(world.services.extender.url)
+    await world.services.ensure_scheduler({**config, "extenders": []})
+
+
+async def test_kube_scheduler_without_an_extender_entry_is_noticed(
+    world: World, watched: Watched
+) -> None:
+    world.add("any", 4)
+    await watched.restart()
+    await world.start(GRACE)
+    await without_extenders(world)
+
+    await world.place_all([pod(f"unasked-{number}") for number in range(3)])
+    report = await watched.judged(3)
+
+    assert await watched.counted() == {"not-asked": 3, "answer-lost": 0, "not-scored": 0}
+    assert report["likely_causes"][0]["field"] == "extenders"
+    (line,) = watched.lines()
+    assert line["level"].lower() == "warning"
+    assert line["scheduler"] == "default-scheduler"
+    assert "has no entry for us under extenders" in line["likely_causes"][0]
+
+
+async def test_resource_that_managed_resources_lacks_is_named(
+    world: World, watched: Watched
+) -> None:
+    world.add("whole", 4)
+    world.add(
+        "shared", 1, A10, sharing=Sharing.TIME_SLICING, replicas=4, is_renamed=True,
+        exporter=EXPORTER_4_8,
+    )  # fmt: skip
+    await watched.restart()
+    managed = [{"name": SHARED, "ignoredByScheduler": False}]
+    await world.start(GRACE, extender={"managedResources": managed})
+
+    await world.place_all([pod(f"asked-{number}", {SHARED: 1}) for number in range(2)])
+    await watched.judged(2)
+    await world.place_all([pod(f"unasked-{number}") for number in range(3)])
+    report = await watched.judged(5)
+
+    assert (await watched.counted())["not-asked"] == 3
+    (cause,) = report["likely_causes"]
+    assert (cause["field"], cause["pods"]) == ("managedResources", 3)
+    (line,) = watched.lines()
+    assert line["resources"] == ["nvidia.com/gpu"]
+    assert line["likely_causes"][0].startswith("managedResources: ")
+    assert "request nvidia.com/gpu:" in line["likely_causes"][0]
+
+
+async def test_answers_that_come_after_http_timeout_are_noticed(
+    world: World, watched: Watched
+) -> None:
+    world.add("any", 4)
+    await watched.restart()
+    await world.start(GRACE, extender={"httpTimeout": "300ms", "ignorable": True})
+    extender = world.services.extender.process
+
+    item = pod("late")
+    extender.pause()
+    try:
+        await world.place(item)
+    finally:
+        extender.resume()
+    await world.place_all([pod("in-time")])
+    report = await watched.judged(2)
+
+    counted = await watched.counted()
+    assert counted["not-asked"] + counted["answer-lost"] == 1
+    assert "httpTimeout" in {cause["field"] for cause in report["likely_causes"]}
+
+
+async def test_wrong_path_in_url_prefix_is_named(world: World, watched: Watched) -> None:
+    world.add("any", 4)
+    await watched.restart()
+    url = f"{world.services.extender.url}/scheduler"
+    await world.start(GRACE, extender={"urlPrefix": url})
+
+    await world.place(pod("unasked"))
+    report = await watched.judged(1)
+
+    cause = report["likely_causes"][0]
+    assert (cause["field"], "/scheduler/filter" in cause["text"]) == ("urlPrefix", True)
+
+
+async def test_scores_that_are_never_asked_for_are_noticed(world: World, watched: Watched) -> None:
+    world.add("one", 4)
+    world.add("other", 4)
+    await watched.restart()
+    await world.start(GRACE, extender={"prioritizeVerb": ""})
+
+    await world.place(pod("unscored"))
+    report = await watched.judged(1)
+
+    assert (await watched.counted())["not-scored"] == 1
+    assert report["likely_causes"][0]["field"] == "prioritizeVerb"
+
+
+async def test_with_the_shipped_configuration_a_burst_counts_nothing(
+    world: World, watched: Watched
+) -> None:
+    for number in range(2):
+        world.add_shared(f"equal-{number}", cards=2, replicas=8)
+    await watched.restart()
+    await world.start(GRACE)
+
+    await world.place_all([pod(f"burst-{number}") for number in range(32)])
+    report = await watched.judged(32)
+
+    assert set((await watched.counted()).values()) == {0}
+    assert (report["unjudged"], report["likely_causes"]) == (0, [])
+    assert watched.lines() == []
+
+
+@asynccontextmanager
+async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[list[Watched]]:
+    """Run two extenders, and a kube-scheduler that asks the one about every other pod."""
+    services = world.services
+    other = ExtenderServer(services.plane, name="e2e-second-extender")
+    servers = [services.extender, other]
+    addresses = [server.url.removeprefix("http://") for server in servers]
+    settings = {**GRACE, **({"peers": {"addresses": addresses}} if are_told else {})}
+    watched = [Watched(server) for server in servers]
+    port = free_port()
+    async with alternating([server.url for server in servers], port):
+        try:
+            for each in watched:
+                await each.restart()
+            await world.start(
+                settings, kubelets=False, extender={"urlPrefix": f"http://127.0.0.1:{port}"}
+            )
+            await other.ensure(services.extender.settings)
+            await wait_for(lambda: hear_each_other(servers), "the replicas hear each other")
+            yield watched
+        finally:
+            await other.process.stop()
+
+
+async def hear_each_other(servers: list[ExtenderServer]) -> bool:
+    """Tell whether each of the replicas answers the other."""
+    answering = []
+    for server in servers:
+        if not server.settings.get("peers"):
+            return True
+        async with (
+            aiohttp.ClientSession(server.url) as session,
+            session.get("/metrics") as answer,
+        ):
+            answering.append('idlegpu_peers{state="answering"} 1.0' in await answer.text())
+    return all(answering)
+
+
+async def test_two_replicas_that_are_asked_in_turn_accuse_no_pod(world: World) -> None:
+    for number in range(4):
+        world.add_shared(f"equal-{number}", cards=2, replicas=8)
+    async with two_replicas(world) as watched:
+        await world.place_all([pod(f"burst-{number}") for number in range(40)])
+
+        for each in watched:
+            report = await each.judged(40)
+            assert set((await each.counted()).values()) == {0}
+            assert report["unjudged"] == 0
+
+
+async def test_burst_asked_of_two_replicas_in_turn_is_spread(world: World) -> None:
+    nodes = [world.add_shared(f"equal-{number}", cards=1, replicas=8) for number in range(4)]
+    pods = [pod(f"unseen-{number}") for number in range(6)]
+    async with two_replicas(world) as watched:
+        world.fleet.freeze()
+        scheduler, apiserver = world.services.scheduler, world.services.plane.apiserver
+        # kube-scheduler finds the pods in its watch when it wakes, and places them in its own mind
+        # while the API server hangs: no replica sees what the other did unless it is told.
+        scheduler.pause()
+        try:
+            await world.client.create_all(pods)
+            await wait_for(lambda: all_seen(world, pods), "kube-scheduler's watch has all pods")
+            apiserver.pause()
+            scheduler.resume()
+            await wait_for(lambda: all_decided(watched, len(pods)), "all pods are decided")
+        finally:
+            scheduler.resume()
+            apiserver.resume()
+        placed = spread(await world.bound(pods))
+
+    assert sorted(placed) == sorted(nodes)
+    assert max(placed.values()) <= 2
+
+
+async def all_seen(world: World, pods: list[Object]) -> bool:
+    """Tell whether another watch, our fleet's, has shown all of these pods."""
+    listed = await world.client.list_pods()
+    names = {item["metadata"]["name"] for item in listed}
+    return {item["metadata"]["name"] for item in pods} <= names
+
+
+async def all_decided(watched: list[Watched], count: int) -> bool:
+    """Tell whether the replicas together have chosen nodes for so many pods."""
+    chosen = [await each.chosen() for each in watched]
+    return len(set().union(*chosen)) >= count and all(chosen)

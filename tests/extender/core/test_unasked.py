@@ -1,0 +1,241 @@
+"""The likely causes why pods were bound unasked, as a table; and what a bound pod got from us."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.unasked import (
+    SILENCE_SECONDS,
+    Answered,
+    BoundPods,
+    CauseKind,
+    Evidence,
+    Verdict,
+    judge,
+    likely_causes,
+)
+
+GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
+DEFAULT, BATCH = "default-scheduler", "batch"
+
+
+def pods(
+    verdict: Verdict,
+    count: int = 1,
+    *resources: str,
+    scheduler: str = DEFAULT,
+    early: bool = False,
+    at: tuple[float, float] = (0.0, 100.0),
+) -> BoundPods:
+    return BoundPods(
+        scheduler=scheduler,
+        resources=resources or (GPU,),
+        verdict=verdict,
+        is_early=early,
+        count=count,
+        example="team/a",
+        first_at=at[0],
+        last_at=at[1],
+    )
+
+
+ASKED = pods(Verdict.ASKED, 10)
+MISSED = pods(Verdict.NOT_ASKED, 3)
+LOST = pods(Verdict.ANSWER_LOST, 2)
+UNSCORED = pods(Verdict.NOT_SCORED, 4)
+
+
+def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: object) -> Evidence:
+    values: dict[str, object] = {"has_peers": True, "silence_seconds": silence, **rest}
+    return Evidence(pods=groups, **values)  # type: ignore[arg-type] # a test's
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        pytest.param(evidence(ASKED), [], id="nothing-is-wrong"),
+        pytest.param(evidence(), [], id="nothing-is-known"),
+        pytest.param(
+            evidence(MISSED, silence=None),
+            [(CauseKind.NO_EXTENDER, "extenders", 3)],
+            id="nobody-ever-asked",
+        ),
+        pytest.param(
+            evidence(MISSED, silence=SILENCE_SECONDS + 1),
+            [(CauseKind.NO_EXTENDER, "extenders", 3)],
+            id="nobody-asks-any-more",
+        ),
+        pytest.param(
+            evidence(MISSED, silence=None, wrong_paths=("/idlegpu/filter",)),
+            [(CauseKind.WRONG_PATH, "urlPrefix", 3), (CauseKind.NO_EXTENDER, "extenders", 3)],
+            id="questions-come-to-another-path",
+        ),
+        pytest.param(
+            evidence(replace(MISSED, is_early=True), silence=None),
+            [
+                (CauseKind.NO_EXTENDER, "extenders", 3),
+                (CauseKind.STARTED_LATE, "ignorable", 3),
+            ],
+            id="nobody-asked-since-we-started",
+        ),
+        pytest.param(
+            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG)),
+            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            id="one-resource-is-never-asked-about",
+        ),
+        pytest.param(
+            evidence(pods(Verdict.NOT_ASKED, 5, MIG)),
+            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            id="questions-come-about-pods-that-are-not-bound",
+        ),
+        pytest.param(
+            evidence(pods(Verdict.ASKED, 1, GPU, MIG), pods(Verdict.NOT_ASKED, 5, SHARED, "x/y")),
+            [(CauseKind.MANAGED_RESOURCES, "managedResources", 5)],
+            id="several-resources-are-never-asked-about",
+        ),
+        pytest.param(
+            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, scheduler=BATCH)),
+            [(CauseKind.OTHER_SCHEDULER, "schedulerName", 5)],
+            id="one-scheduler-never-asks",
+        ),
+        pytest.param(
+            evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG, scheduler=BATCH)),
+            [
+                (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
+                (CauseKind.OTHER_SCHEDULER, "schedulerName", 5),
+            ],
+            id="one-scheduler-with-a-resource-of-its-own-never-asks",
+        ),
+        pytest.param(
+            evidence(ASKED, LOST, lost_answers=2, slowest_seconds=3.5),
+            [(CauseKind.HTTP_TIMEOUT, "httpTimeout", 2)],
+            id="answers-come-too-late",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED, slow_answers=1, slowest_seconds=1.5),
+            [
+                (CauseKind.HTTP_TIMEOUT, "httpTimeout", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="some-are-missed-while-answers-are-slow",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED),
+            [(CauseKind.UNREACHABLE, "ignorable", 3)],
+            id="some-of-equal-pods-are-missed",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED, has_peers=False),
+            [
+                (CauseKind.OTHER_REPLICA, "peers.service", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="another-replica-may-have-been-asked",
+        ),
+        pytest.param(
+            evidence(ASKED, replace(MISSED, is_early=True)),
+            [(CauseKind.STARTED_LATE, "ignorable", 3)],
+            id="we-were-late",
+        ),
+        pytest.param(
+            evidence(
+                pods(Verdict.ASKED, 10, at=(0.0, 50.0)), pods(Verdict.NOT_ASKED, 3, at=(60, 90))
+            ),
+            [
+                (CauseKind.NO_EXTENDER, "extenders", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="from-one-pod-on-nobody-asks",
+        ),
+        pytest.param(
+            evidence(ASKED, UNSCORED),
+            [(CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4)],
+            id="scores-are-never-asked-for",
+        ),
+        pytest.param(
+            evidence(ASKED, MISSED, unreadable=2),
+            [
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+                (CauseKind.UNREADABLE, "nodeCacheCapable", 2),
+            ],
+            id="questions-cannot-be-read",
+        ),
+        pytest.param(
+            evidence(ASKED, LOST, pods(Verdict.NOT_ASKED, 5, MIG), UNSCORED),
+            [
+                (CauseKind.MANAGED_RESOURCES, "managedResources", 5),
+                (CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4),
+                (CauseKind.HTTP_TIMEOUT, "httpTimeout", 2),
+            ],
+            id="what-explains-most-comes-first",
+        ),
+    ],
+)
+def test_causes(known: Evidence, expected: list[tuple[CauseKind, str, int]]) -> None:
+    causes = likely_causes(known)
+
+    assert [(cause.kind, cause.field, cause.pods) for cause in causes] == expected
+
+
+def test_cause_names_exactly_the_resources_that_are_never_asked_about() -> None:
+    known = evidence(ASKED, pods(Verdict.NOT_ASKED, 5, MIG), pods(Verdict.NOT_ASKED, 1, SHARED))
+
+    (cause,) = likely_causes(known)
+
+    assert f"request {SHARED}, {MIG}: managedResources lacks" in cause.text
+
+
+def test_cause_names_the_scheduler_that_never_asks_and_no_other() -> None:
+    (cause,) = likely_causes(evidence(ASKED, pods(Verdict.NOT_ASKED, scheduler=BATCH)))
+
+    assert "schedulerName batch are" in cause.text
+    assert DEFAULT not in cause.text
+
+
+def test_cause_says_how_slow_the_slowest_answer_was() -> None:
+    (cause,) = likely_causes(evidence(LOST, lost_answers=2, slowest_seconds=3.456))
+
+    assert "3.46 s" in cause.text
+    assert "2 questions" in cause.text
+
+
+def test_many_names_are_cut() -> None:
+    names = [f"nvidia.com/mig-{number}" for number in range(9)]
+
+    (cause,) = likely_causes(evidence(ASKED, pods(Verdict.NOT_ASKED, 1, *names)))
+
+    assert "nvidia.com/mig-4 and 4 more" in cause.text
+
+
+def answered(at: float, *, choices: int = 5, lost: bool = False) -> Answered:
+    return Answered(at=at, choices=choices, is_lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("filtered", "scored", "is_scoring", "verdict"),
+    [
+        pytest.param(None, None, True, Verdict.NOT_ASKED, id="nothing-was-asked"),
+        pytest.param(answered(1), answered(2), True, Verdict.ASKED, id="both-were-asked"),
+        pytest.param(None, answered(2), True, Verdict.ASKED, id="prioritize-alone"),
+        pytest.param(answered(1, choices=1), None, False, Verdict.ASKED, id="one-node-was-left"),
+        pytest.param(answered(1), None, True, Verdict.ASKED, id="another-extender-left-one"),
+        pytest.param(answered(1), None, False, Verdict.NOT_SCORED, id="prioritize-is-never-asked"),
+        pytest.param(answered(1, lost=True), None, True, Verdict.ANSWER_LOST, id="filter-lost"),
+        pytest.param(
+            answered(1), answered(2, lost=True), True, Verdict.ANSWER_LOST, id="scores-lost"
+        ),
+        pytest.param(
+            answered(1, lost=True), answered(2), True, Verdict.ASKED, id="scores-made-up-for-it"
+        ),
+        pytest.param(
+            answered(10, lost=True), answered(2), True, Verdict.ANSWER_LOST, id="lost-on-retry"
+        ),
+        pytest.param(
+            answered(2.5, lost=True), answered(2), True, Verdict.ASKED, id="filter-is-told-late"
+        ),
+    ],
+)
+def test_verdict(
+    filtered: Answered | None, scored: Answered | None, is_scoring: bool, verdict: Verdict
+) -> None:
+    assert judge(filtered, scored, order_seconds=1.0, is_scoring=is_scoring) is verdict

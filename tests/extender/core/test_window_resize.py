@@ -1,0 +1,142 @@
+"""A window that is made longer or shorter keeps what still lies within it."""
+
+from collections.abc import Generator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.window import Windows
+
+ROWS = np.array([0, 1])
+
+
+def windows(seconds: float = 600.0) -> Windows:
+    made = Windows(seconds, 10)
+    made.grow(2)
+    return made
+
+
+def finish(steps: Generator[None, None, None]) -> int:
+    """Do all steps; return how many they were."""
+    return sum(1 for _ in steps)
+
+
+def fill(made: Windows, *values: float, start: float = 0.0, apart: float = 60.0) -> None:
+    for number, value in enumerate(values):
+        made.add(start + number * apart, ROWS, np.array([value, 1.0 - value]))
+
+
+def told(made: Windows) -> list[list[float]]:
+    return [column.tolist() for column in made.summarize()]
+
+
+READINGS = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=20)
+
+
+@given(READINGS, st.floats(1.0, 30.0))
+def test_a_longer_window_holds_all_that_the_shorter_one_held(
+    values: list[float], times: float
+) -> None:
+    made = windows()
+    fill(made, *values)
+    mean, spread, count = told(made)
+
+    finish(made.resize_in_steps(600.0 * times))
+
+    assert made.summarize()[0].tolist() == pytest.approx(mean, abs=1e-5)
+    assert made.summarize()[1].tolist() == pytest.approx(spread, abs=1e-2)
+    assert made.summarize()[2].tolist() == count
+
+
+@given(READINGS, st.floats(0.05, 10.0), READINGS)
+def test_totals_stay_those_of_the_parts(
+    values: list[float], times: float, later: list[float]
+) -> None:
+    made = windows()
+    fill(made, *values)
+
+    finish(made.resize_in_steps(600.0 * times))
+    fill(made, *later, start=60.0 * len(values))
+
+    mean, spread, count = made.summarize()
+    assert count[0] == made._count[:, 0].sum() <= len(values) + len(later)
+    assert mean[0] == pytest.approx(made._sum[:, 0].sum() / max(count[0], 1), abs=1e-6)
+    assert np.isfinite(spread).all()
+
+
+def test_a_shorter_window_drops_what_is_older() -> None:
+    made = windows()
+    fill(made, *[1.0] * 7, *[0.0] * 3)
+
+    finish(made.resize_in_steps(180.0))
+
+    mean, _, count = told(made)
+    assert (mean, count) == ([0.0, 1.0], [3, 3])
+
+
+def test_what_was_kept_leaves_the_new_window_in_its_time() -> None:
+    made = windows()
+    fill(made, 1.0)
+    finish(made.resize_in_steps(1200.0))
+
+    made.add(1100.0, ROWS, np.zeros(2))
+    assert told(made)[2] == [2, 2]
+
+    made.add(1300.0, ROWS, np.zeros(2))
+    assert (told(made)[0], told(made)[2]) == ([0.0, 0.0], [2, 2])
+
+
+def test_devices_that_are_reset_between_the_steps_stay_reset() -> None:
+    steps_taken = 0
+    while True:
+        made = windows()
+        fill(made, *[0.5] * 10)
+        steps = made.resize_in_steps(1200.0)
+        if sum(1 for _, _ in zip(range(steps_taken), steps, strict=False)) < steps_taken:
+            break
+        made.reset(np.array([0]))
+        finish(steps)
+        assert told(made)[2] == [0, 10], steps_taken
+        steps_taken += 1
+    assert steps_taken > 10
+
+
+def test_readings_between_the_steps_count_once() -> None:
+    steps_taken = 0
+    while True:
+        made = windows()
+        fill(made, *[0.5] * 9)
+        steps = made.resize_in_steps(1200.0)
+        if sum(1 for _, _ in zip(range(steps_taken), steps, strict=False)) < steps_taken:
+            break
+        made.add(545.0, ROWS, np.ones(2))
+        finish(steps)
+        assert told(made)[2] == [10, 10], steps_taken
+        steps_taken += 1
+    assert steps_taken > 10
+
+
+def test_devices_that_come_between_the_steps_have_room() -> None:
+    made = windows()
+    fill(made, *[0.5] * 5)
+    steps = made.resize_in_steps(1200.0)
+    for _ in range(3):
+        next(steps)
+    made.grow(4)
+    finish(steps)
+
+    made.add(300.0, np.array([3]), np.array([0.25]))
+
+    assert told(made)[0] == [0.5, 0.5, 0.0, 0.25]
+
+
+def test_an_empty_window_takes_the_new_length() -> None:
+    made = windows()
+
+    finish(made.resize_in_steps(60.0))
+
+    assert made.step_seconds == 6.0
+    fill(made, 0.5, apart=1.0)
+    assert told(made)[2] == [1, 1]

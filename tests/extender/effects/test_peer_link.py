@@ -1,0 +1,248 @@
+"""Telling one replica: what is kept, what is dropped, and what the replica may rely on."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from extender.effects.peer_link import HEARTBEAT_SECONDS, MAX_QUEUE, PATH, WARN_AFTER, PeerLink
+from extender.effects.peer_wire import MAX_QUESTIONS, Message, decode_message, encode_receipt
+from extender.effects.peers import Peers, _family
+from extender.metrics import Metrics
+from extender.placement.asked import AnsweredQuestion
+from extender.settings import peers as settings
+from tests.extender.fake_kube import eventually
+
+OWN = "us"
+
+
+@dataclass
+class Replica:
+    """Another replica, as far as a link sees it; and the link's clock.
+
+    Attributes:
+        messages: what it was told.
+        answers: what it answers next, as (status, body); its instance where that is empty.
+    """
+
+    instance: str = "them"
+    now: float = 1000.0
+    messages: list[Message] = field(default_factory=list)
+    answers: list[tuple[int, bytes]] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.messages.append(decode_message(await request.read()))
+        status, body = self.answers.pop(0) if self.answers else (200, b"")
+        return web.Response(status=status, body=body or encode_receipt(self.instance))
+
+    def told(self) -> list[list[str]]:
+        return [[asked.uid for asked in message.asked] for message in self.messages]
+
+
+def question(uid: str, at: float = 1000.0) -> AnsweredQuestion:
+    return AnsweredQuestion(verb="filter", uid=uid, key=f"team/{uid}", at=at)
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+@pytest.fixture
+async def link(replica: Replica) -> AsyncIterator[PeerLink]:
+    app = web.Application(client_max_size=1 << 24)
+    app.add_routes([web.post(PATH, replica.take)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession() as session:
+        yield PeerLink(
+            runner.addresses[0],
+            session,
+            instance=OWN,
+            interval_seconds=0.001,
+            monotonic=lambda: replica.now,
+            count=replica.outcomes.append,
+        )
+    await runner.cleanup()
+
+
+async def test_questions_are_told_once(replica: Replica, link: PeerLink) -> None:
+    link.add(question("a"))
+    await link.send()
+    await link.send()
+
+    assert replica.told() == [["a"], []]
+    assert [message.instance for message in replica.messages] == [OWN, OWN]
+    assert replica.outcomes == ["taken", "taken"]
+
+
+async def test_replica_may_rely_on_all_since_the_link_was_made(
+    replica: Replica, link: PeerLink
+) -> None:
+    replica.now += 7.0
+    await link.send()
+
+    (message,) = replica.messages
+    assert (message.complete_for_seconds, message.untold_seconds) == (7.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param((503, b"later"), id="overloaded"),
+        pytest.param((200, b"<html>"), id="another-server"),
+        pytest.param((200, b'{"version":2,"instance":"x"}'), id="another-version"),
+    ],
+)
+async def test_what_was_not_taken_is_told_again(
+    replica: Replica, link: PeerLink, answer: tuple[int, bytes]
+) -> None:
+    replica.answers = [answer]
+    link.add(question("a"))
+    await link.send()
+    is_answering = link.is_answering
+    link.add(question("b"))
+    await link.send()
+    await link.send()
+
+    assert replica.told() == [["a"], ["a"], ["b"]]
+    assert (is_answering, link.is_answering) == (False, True)
+    assert replica.messages[1].complete_for_seconds == 0.0
+    assert replica.outcomes == ["failed", "taken", "taken"]
+
+
+async def test_what_is_refused_is_not_told_again_nor_relied_on(
+    replica: Replica, link: PeerLink
+) -> None:
+    replica.answers = [(400, b"no")]
+    link.add(question("a", at=1003.0))
+    replica.now = 1010.0
+    await link.send()
+    await link.send()
+
+    assert replica.told() == [["a"], []]
+    assert replica.messages[1].complete_for_seconds == 7.0
+
+
+async def test_restarted_replica_relies_only_on_what_comes_from_then_on(
+    replica: Replica, link: PeerLink
+) -> None:
+    await link.send()
+    replica.now += 100.0
+    replica.instance = "them-again"
+    await link.send()
+    replica.now += 3.0
+    await link.send()
+
+    assert [message.complete_for_seconds for message in replica.messages] == [0.0, 100.0, 3.0]
+
+
+async def test_own_address_is_told_nothing_more(replica: Replica, link: PeerLink) -> None:
+    replica.instance = OWN
+    await link.send()
+    link.add(question("a"))
+    await link.send()
+
+    assert link.is_self
+    assert replica.told() == [[], []]
+
+
+async def test_burst_goes_in_several_messages_and_none_says_more_than_it_holds(
+    replica: Replica, link: PeerLink
+) -> None:
+    for number in range(MAX_QUESTIONS + 2):
+        link.add(question(str(number), at=1000.0 + number))
+    replica.now = 2000.0
+    await link.send()
+    await link.send()
+
+    assert [len(told) for told in replica.told()] == [MAX_QUESTIONS, 2]
+    assert [message.untold_seconds for message in replica.messages] == [
+        1000.0 - MAX_QUESTIONS,
+        0.0,
+    ]
+
+
+async def test_only_so_much_is_kept_and_the_oldest_is_dropped(
+    replica: Replica, link: PeerLink
+) -> None:
+    for number in range(MAX_QUEUE + 3):
+        link.add(question(str(number), at=1000.0 + number))
+    replica.now = 1000.0 + MAX_QUEUE + 3
+    await link.send()
+
+    (message,) = replica.messages
+    assert message.asked[0].uid == "3"
+    assert message.complete_for_seconds == MAX_QUEUE + 3 - 2  # the last that was dropped is no. 2
+
+
+async def test_question_that_no_replica_would_take_is_left_out(
+    replica: Replica, link: PeerLink
+) -> None:
+    link.add(question("u" * 1000))
+    link.add(question("a"))
+    await link.send()
+
+    assert replica.told() == [["a"]]
+
+
+async def test_question_is_told_at_once_and_silence_now_and_then(
+    replica: Replica, link: PeerLink
+) -> None:
+    task = asyncio.create_task(link.run())
+    await eventually(lambda: replica.messages)
+    await asyncio.sleep(0.05)  # from now on it waits
+    link.add(question("a"))
+    await eventually(lambda: ["a"] in replica.told(), deadline_seconds=HEARTBEAT_SECONDS / 2)
+    count = len(replica.messages)
+    await eventually(lambda: len(replica.messages) > count)
+
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_only_lasting_trouble_is_logged_and_its_end(
+    replica: Replica, link: PeerLink, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    replica.answers = [(500, b"broken")] * (WARN_AFTER + 3)
+    for _ in range(WARN_AFTER + 4):
+        await link.send()
+
+    lines = [record for record in caplog.records if record.name == "extender.effects.peer_link"]
+    assert [line.message for line in lines] == [
+        "cannot tell a replica",
+        "replica can be told again",
+    ]
+    assert "status 500: broken" in lines[0].cause  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("host", "family"),
+    [
+        pytest.param("0.0.0.0", socket.AF_INET, id="ipv4"),  # noqa: S104 - nothing is bound
+        pytest.param("::", socket.AF_INET6, id="ipv6"),
+        pytest.param("idlegpu", socket.AF_UNSPEC, id="name"),
+    ],
+)
+def test_names_stand_for_the_kind_of_address_that_replicas_listen_on(
+    host: str, family: socket.AddressFamily
+) -> None:
+    assert _family(host) is family
+
+
+async def test_service_without_an_address_of_that_kind_cannot_be_looked_up() -> None:
+    of_the_other_kind = settings.Peers(service="[::1]:8888")
+    peers = Peers(of_the_other_kind, lambda _: None, Metrics(), listen="127.0.0.1")
+
+    with pytest.raises(OSError, match=r"\[::1\]:8888: "):
+        await peers._addresses()

@@ -1,0 +1,123 @@
+"""What replicas write to each other."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.effects.peer_wire import (
+    MAX_QUESTIONS,
+    VERSION,
+    PeerError,
+    decode_message,
+    decode_receipt,
+    encode_message,
+    encode_receipt,
+    is_tellable,
+    questions_in,
+)
+from extender.placement.asked import AnsweredQuestion
+
+NAMES = st.text(st.characters(codec="utf-8"), max_size=40)
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> AnsweredQuestion:
+    return AnsweredQuestion(
+        verb=draw(st.sampled_from(("filter", "prioritize"))),
+        uid=draw(NAMES.filter(bool)),
+        key=draw(NAMES),
+        at=draw(st.floats(900, 1000)),
+        choices=draw(st.integers(0, 5000)),
+        is_lost=draw(st.booleans()),
+        node=draw(NAMES),
+        resources=tuple(draw(st.dictionaries(NAMES, st.integers(1, 16), max_size=3)).items()),
+        memory_bytes=draw(st.none() | st.integers(0, 1 << 40)),
+    )
+
+
+@given(st.lists(questions(), max_size=5))
+def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredQuestion]) -> None:
+    body = encode_message("a", sent, complete_since=700.0, complete_until=990.0, now=1000.0)
+    message = decode_message(body)
+    arrived = questions_in(message, now=1000.0)
+
+    assert all(map(is_tellable, sent))
+    assert [it.at for it in arrived] == pytest.approx([it.at for it in sent])
+    assert [replace(it, at=0.0) for it in arrived] == [replace(it, at=0.0) for it in sent]
+    assert (message.complete_for_seconds, message.untold_seconds) == (300.0, 10.0)
+
+
+def message(**changes: object) -> bytes:
+    asked = {"verb": "filter", "uid": "u", "age_seconds": 1.0}
+    return json.dumps(
+        {"version": VERSION, "instance": "a", "asked": [{**asked, **changes}]}
+    ).encode()
+
+
+def test_unknown_fields_are_ignored() -> None:
+    (question,) = questions_in(decode_message(message(colour="red")), now=10.0)
+
+    assert (question.uid, question.at) == ("u", 9.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param(b"{", "truncated", id="not-json"),
+        pytest.param(b"[]", "Expected `object`", id="a-list"),
+        pytest.param(b"{}", "version", id="no-version"),
+        pytest.param(b'{"version":2,"instance":"a"}', "$.version is 2, must be 1", id="version"),
+        pytest.param(b'{"version":1}', "instance", id="no-instance"),
+        pytest.param(message(verb="bind"), "$.asked[0].verb", id="verb"),
+        pytest.param(message(uid=7), "$.asked[0].uid", id="uid-is-no-text"),
+        pytest.param(message(uid=""), "$.asked[0].uid", id="no-uid"),
+        pytest.param(message(uid="u" * 129), "$.asked[0].uid", id="long-uid"),
+        pytest.param(message(age_seconds=-1), "$.asked[0].age_seconds", id="negative-age"),
+        pytest.param(message(resources={"g": 0}), "$.asked[0].resources", id="no-devices"),
+        pytest.param(
+            message(resources={f"g{n}": 1 for n in range(17)}), "$.asked[0].resources", id="many"
+        ),
+        pytest.param(message(memory_bytes=-5), "$.asked[0].memory_bytes", id="negative-memory"),
+        pytest.param(b"\xff" + message(), "", id="no-unicode"),
+        pytest.param(b"[" * 100_000, "", id="deep"),
+    ],
+)
+def test_bad_message_is_refused_with_the_place(body: bytes, words: str) -> None:
+    with pytest.raises(PeerError, match="cannot read a message between replicas") as caught:
+        decode_message(body)
+
+    assert words in str(caught.value)
+
+
+def test_message_of_too_many_questions_is_refused() -> None:
+    one = json.loads(message())
+    one["asked"] *= MAX_QUESTIONS + 1
+
+    with pytest.raises(PeerError, match=r"length <= 500.*\$\.asked"):
+        decode_message(json.dumps(one).encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"uid": ""}, id="no-uid"),
+        pytest.param({"uid": "u" * 129}, id="uid"),
+        pytest.param({"key": "k" * 385}, id="key"),
+        pytest.param({"node": "n" * 321}, id="node"),
+        pytest.param({"resources": (("r" * 321, 1),)}, id="resource"),
+        pytest.param({"resources": tuple((str(n), 1) for n in range(17))}, id="resources"),
+    ],
+)
+def test_question_that_others_would_refuse_is_not_told(changes: dict[str, object]) -> None:
+    values: dict[str, object] = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, **changes}
+
+    assert not is_tellable(AnsweredQuestion(**values))  # type: ignore[arg-type] # a test's
+
+
+def test_receipt_says_who_answers() -> None:
+    assert decode_receipt(encode_receipt("b")).instance == "b"
+    with pytest.raises(PeerError, match="cannot read a replica's answer"):
+        decode_receipt(b"<html>")

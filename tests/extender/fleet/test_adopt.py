@@ -1,0 +1,320 @@
+"""Other settings are put in force as if they had been there from the start, and all at once."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.inventory import PodRecord
+from extender.core.policy import (
+    Assumed,
+    EarlyFailures,
+    Foreign,
+    Freshness,
+    Health,
+    HealthAction,
+    LoadFilter,
+    Policy,
+    SharedPolicy,
+    Strategy,
+    Thresholds,
+)
+from extender.core.snapshot import Snapshot
+from extender.core.steps import finish
+from extender.fleet import draft as drafting
+from extender.fleet import fleet as fleets
+from tests.builders import GIB, GPU, request
+from tests.extender.fleet.test_steps import CHANGES, change, columns
+from tests.worlds import BUSY, World, one_node, time_sliced
+
+DEFAULT = Policy()
+SHAPING_LAYOUTS = (
+    replace(DEFAULT, shared_policy=SharedPolicy.PACKED),
+    replace(DEFAULT, assumed=Assumed(warm_up_seconds=1.0)),
+    replace(DEFAULT, shared_policy=SharedPolicy.PACKED, assumed=Assumed(warm_up_seconds=500.0)),
+)
+OTHERS = (
+    *SHAPING_LAYOUTS,
+    replace(DEFAULT, freshness=Freshness(max_age_seconds=120.0, fade_seconds=10.0)),
+    replace(DEFAULT, health=Health(xid={79: HealthAction.IGNORE}, penalty=0.9)),
+    replace(DEFAULT, early_failures=EarlyFailures(weight=0.1, half_life_seconds=5.0)),
+    replace(DEFAULT, thresholds=Thresholds(utilization=0.9, memory=0.9)),
+)
+
+
+def told(snapshot: Snapshot) -> dict[str, object]:
+    """Return all that a snapshot says, but for its version and time."""
+    pools = {
+        resource: (pool.nodes, pool.rows, columns(pool.batch, pool.batch.telemetry))
+        for resource, pool in snapshot.pools.items()
+    }
+    return {"nodes": snapshot.nodes, "pools": pools, "devices": columns(snapshot.telemetry)}
+
+
+def made(policy: Policy) -> World:
+    """Return a world of whole and of shared devices."""
+    world = World(policy)
+    for number in range(2):
+        world.add_node(f"node-{number}", 2)
+    for number in range(2, 4):
+        world.add_node(f"node-{number}", 2, replicas=3)
+    world.read()
+    return world
+
+
+CHANGE = st.tuples(
+    st.sampled_from([name for name in CHANGES if name != "place"]), st.integers(0, 20)
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(OTHERS), st.lists(CHANGE, max_size=15), st.lists(CHANGE, max_size=10))
+def test_adopted_settings_are_as_if_they_had_been_there_from_the_start(
+    policy: Policy, before: list[tuple[str, int]], meanwhile: Iterable[tuple[str, int]]
+) -> None:
+    """And as if they were not there, until the last step."""
+    worlds = [made(DEFAULT), made(DEFAULT), made(policy)]
+    pods: list[list[PodRecord]] = [[], [], []]
+
+    def happen(what: str, number: int) -> None:
+        for world, own in zip(worlds, pods, strict=True):
+            change(world, what, number, own)
+            world.fleet.snapshot()
+
+    adopting, old, new = worlds
+    for what, number in before:
+        happen(what, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleets, "PIECE_NODES", 1)
+        patch.setattr(drafting, "PIECE_NODES", 1)
+        rest = iter(meanwhile)
+        for _ in adopting.fleet.adopt_in_steps(policy):
+            assert adopting.fleet.policy is not policy
+            assert told(adopting.fleet.snapshot()) == told(old.fleet.snapshot())
+            for what, number in rest:
+                happen(what, number)
+                break
+
+    assert adopting.fleet.policy is policy
+    assert told(adopting.fleet.snapshot()) == told(new.fleet.snapshot())
+
+
+@pytest.mark.parametrize("policy", SHAPING_LAYOUTS)
+def test_no_snapshot_is_laid_out_half_by_each(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleets, "PIECE_NODES", 2)
+    monkeypatch.setattr(drafting, "PIECE_NODES", 3)
+    world = time_sliced(20)
+    for number in range(20):
+        world.bind(f"pod-{number}", f"node-{number}")
+    world.read_after(100)
+    before = told(world.fleet.snapshot())
+    steps = 0
+
+    for _ in world.fleet.adopt_in_steps(policy):
+        assert told(world.fleet.snapshot()) == before
+        steps += 1
+
+    assert steps > 15
+    rows = world.fleet.snapshot().pools[GPU].rows
+    assert {row.is_packed for row in rows} == {policy.shared_policy is SharedPolicy.PACKED}
+    warm_up = policy.assumed.warm_up_seconds
+    assert {row.assumed for row in rows} == {(0,) if warm_up == 1.0 else (1,)}
+
+
+def test_pods_bound_between_the_steps_are_counted_before_and_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleets, "PIECE_NODES", 1)
+    world = time_sliced(6)
+    world.fleet.snapshot()
+
+    for number, _ in enumerate(world.fleet.adopt_in_steps(SHAPING_LAYOUTS[0])):
+        node = f"node-{number % 6}"
+        world.bind(f"pod-{number}", node)
+        assert world.row(node).held == 1 + number // 6
+
+    rows = [world.row(f"node-{number}") for number in range(6)]
+    assert sum(row.held for row in rows) == number + 1
+    assert all(row.is_packed for row in rows)
+
+
+def test_nodes_that_come_and_go_between_the_steps_are_laid_out_by_the_new_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleets, "PIECE_NODES", 1)
+    world = time_sliced(4)
+    world.fleet.snapshot()
+
+    for number, _ in enumerate(world.fleet.adopt_in_steps(SHAPING_LAYOUTS[0])):
+        if number == 2:
+            world.fleet.remove_node("node-0")
+            world.add_node("late", replicas=4)
+            world.read()
+
+    pool = world.fleet.snapshot().pools[GPU]
+    assert pool.nodes == ("late", "node-1", "node-2", "node-3")
+    assert all(row.is_packed for row in pool.rows)
+
+
+def test_what_is_known_and_assumed_stays() -> None:
+    world = one_node()
+    world.bind("a", on=[world.card()])
+    world.card().values.update(BUSY)
+    world.read_after(30, times=3)
+    assert world.place("tentative") == "node"
+    believed = world.believed(world.card(), "utilization")
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, thresholds=Thresholds(utilization=0.9))))
+
+    assert world.believed(world.card(), "utilization") == believed
+    assert len(world.fleet.ledger) == 1
+    assert world.fleet.tenants_of(0) == ("ns/a",)
+
+
+# --- decisions ------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_by_the_settings_of_before_is_not_used_again() -> None:
+    world = World()
+    for name in ("half", "idle"):
+        world.add_node(name, 1)
+    world.card("half").values.update(dict.fromkeys(list(BUSY)[:2], 0.45))
+    world.read()
+    # Its thresholds are its own: only what the policy says of it may change.
+    asked = replace(request(1), strategy=Strategy.SPREAD)
+    assert world.rank(asked).codes.tolist() == [0, 0]
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, load_filter=LoadFilter(is_enabled=True))))
+
+    assert [bool(code) for code in world.rank(asked).codes] == [True, False]
+
+
+def test_even_within_one_snapshot_nothing_evaluated_by_other_settings_is_used() -> None:
+    world = time_sliced(2)
+    world.bind("young", "node-0")
+    asked = request(1)
+    before = world.rank(asked).scores.tolist()
+
+    world.fleet.policy = replace(DEFAULT, assumed=Assumed(utilization=0.9))
+
+    assert world.rank(asked).scores.tolist() != before
+
+
+def test_a_decision_is_explained_by_the_settings_that_it_was_made_by() -> None:
+    world = time_sliced(2)
+    world.bind("young", "node-0")
+    world.place("a")
+    record = next(iter(world.history))
+    best = record.decision.best
+    assert best is not None
+    explained = record.gather
+    assert explained is not None
+    before = [part.explain() for part in explained([best])]
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, assumed=Assumed(utilization=0.9))))
+
+    assert [part.explain() for part in explained([best])] == before
+
+
+# --- single settings that reach into what is held -------------------------------------------------
+
+
+def test_more_room_for_strangers_lifts_foreign_use_at_once() -> None:
+    world = one_node(1)
+    world.read_after(30, times=3, MEMORY_USED=3 * GIB, MEMORY_FREE=77 * GIB)
+    assert world.believed(world.card(), "is_foreign")
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, foreign=Foreign(memory_bytes=4 << 30))))
+    assert not world.believed(world.card(), "is_foreign")
+
+    world.read_after(30, times=3)
+    assert not world.believed(world.card(), "is_foreign")
+
+
+def test_foreign_use_stays_where_the_new_limit_is_passed_as_well() -> None:
+    world = one_node(1)
+    world.read_after(30, times=3, MEMORY_USED=6 * GIB, MEMORY_FREE=74 * GIB)
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, foreign=Foreign(memory_bytes=4 << 30))))
+
+    assert world.believed(world.card(), "is_foreign")
+
+
+def test_less_room_for_strangers_takes_as_many_readings_as_ever() -> None:
+    world = one_node(1)
+    world.read_after(30, times=3, MEMORY_USED=0.5 * GIB, MEMORY_FREE=79 * GIB)
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, foreign=Foreign(memory_bytes=1 << 28))))
+    assert not world.believed(world.card(), "is_foreign")
+
+    world.read_after(30, times=2)
+    assert world.believed(world.card(), "is_foreign")
+
+
+def test_a_longer_window_keeps_what_the_shorter_one_held() -> None:
+    world = one_node(1)
+    world.bind("a", on=[world.card()])
+    for number in range(10):
+        world.read_after(30, GRAPHICS_ACTIVE=number / 10)
+    before = world.believed(world.card(), "utilization")
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, window_seconds=7200.0)))
+
+    assert world.believed(world.card(), "utilization") == pytest.approx(before)
+
+
+def test_a_shorter_window_forgets_what_is_older() -> None:
+    world = one_node(1)
+    world.bind("a", on=[world.card()])
+    world.read_after(60, times=30, GRAPHICS_ACTIVE=1.0)
+    world.read_after(60, times=10, GRAPHICS_ACTIVE=0.0)
+    assert world.believed(world.card(), "utilization") > 0.5
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, window_seconds=300.0)))
+
+    assert world.believed(world.card(), "utilization") == 0.0
+
+
+def test_values_are_kept_for_as_long_as_the_new_settings_say() -> None:
+    world = one_node(2)
+    world.read_after(30)
+    world.card(index=1).is_shown = False
+
+    finish(
+        world.fleet.adopt_in_steps(
+            replace(DEFAULT, freshness=Freshness(max_age_seconds=10, forget_seconds=60))
+        )
+    )
+    world.read_after(61)
+
+    assert world.fleet.store.row_of(world.card(index=1).info.key) is None
+
+
+def test_no_step_is_long_and_none_is_skipped_without_nodes() -> None:
+    world = World()
+
+    finish(world.fleet.adopt_in_steps(SHAPING_LAYOUTS[0]))
+    world.add_node("first", replicas=4)
+    world.read()
+
+    assert world.row("first").is_packed
+    assert np.isfinite(world.believed(world.card("first"), "utilization"))
+
+
+def test_who_holds_devices_is_told_anew_by_the_new_settings() -> None:
+    world = one_node(2)
+    world.read_after(30, times=3, MEMORY_USED=3 * GIB, MEMORY_FREE=77 * GIB)
+    world.bind("unseen")
+    world.read_after(100)
+    assert world.believed(world.card(), "is_foreign"), "it may be too young to be seen"
+
+    finish(world.fleet.adopt_in_steps(replace(DEFAULT, assumed=Assumed(warm_up_seconds=1.0))))
+
+    assert not world.row().is_agreed
+    assert not world.believed(world.card(), "is_foreign"), "the strange memory may be its own"

@@ -1,0 +1,84 @@
+"""Judges pods of an inventory that is fed by hand, on a clock that tests set."""
+
+from dataclasses import dataclass, field, replace
+
+from extender.core.inventory import PodRecord
+from extender.placement.asked import FILTER, AnsweredQuestion
+from extender.placement.bindings import InventoryTap
+from extender.placement.unasked import START_SECONDS, UnaskedPods
+from extender.settings.peers import Unasked
+from tests.extender.served import GPU, World
+
+DEFAULT = "default-scheduler"
+
+
+@dataclass
+class Ears:
+    """Says how well other replicas are heard: of all times up to `until`, from `since` on."""
+
+    since: float = float("-inf")
+    until: float = float("inf")
+
+    def covers(self, since: float, until: float) -> bool:
+        return self.since <= since and until <= self.until
+
+
+@dataclass
+class Part:
+    """Judges pods of a world whose inventory is fed by hand."""
+
+    settings: Unasked = field(default_factory=Unasked)
+    ears: Ears | None = None
+
+    def __post_init__(self) -> None:
+        self.world = World()
+        self.unasked = UnaskedPods(
+            self.world.asked,
+            self.world.metrics,
+            self.settings,
+            hearing=self.ears,
+            is_ready=lambda: self.world.is_ready,
+        )
+        self.tap = InventoryTap(
+            self.world.fleet, self.world.history, self.world.metrics, self.unasked
+        )
+        self.unasked.sweep()
+        self.world.now += START_SECONDS
+
+    def pod(self, name: str = "p", **rest: object) -> PodRecord:
+        values: dict[str, object] = {"resources": {GPU: 1}, **rest}
+        return PodRecord(uid=f"uid-{name}", namespace="team", name=name, **values)  # type: ignore[arg-type] # a test's
+
+    def ask(self, name: str = "p", verb: str = FILTER, **rest: object) -> None:
+        values: dict[str, object] = {"choices": 1, **rest}
+        self.world.asked.note(
+            AnsweredQuestion(
+                verb=verb,
+                uid=f"uid-{name}",
+                key=f"team/{name}",
+                at=self.world.now,
+                **values,  # type: ignore[arg-type] # a test's
+            )
+        )
+
+    def create(self, record: PodRecord) -> None:
+        self.tap.apply_pod(record)
+        self.world.now += 0.1
+
+    def bind(self, record: PodRecord) -> None:
+        self.tap.apply_pod(replace(record, node="a"))
+        self.world.now += 0.1
+
+    def judge(self) -> None:
+        """Let the time pass after which pods are judged."""
+        self.world.now += self.settings.grace_seconds
+        self.unasked.sweep()
+
+    def counted(self, reason: str = "not-asked", scheduler: str = DEFAULT) -> float:
+        return self.world.count(
+            "idlegpu_pods_bound_unasked_total", scheduler=scheduler, reason=reason
+        )
+
+    @property
+    def unjudged(self) -> float:
+        return self.world.count("idlegpu_pods_bound_unjudged_total")

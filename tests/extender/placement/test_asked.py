@@ -1,0 +1,162 @@
+"""What is remembered of questions, and how pods that other replicas place are assumed."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.inventory import PodRecord
+from extender.core.unasked import Verdict
+from extender.placement.asked import (
+    FILTER,
+    KEPT_SECONDS,
+    PRIORITIZE,
+    AnsweredQuestion,
+    AskedLog,
+)
+from tests.extender.served import GPU, IDLE, World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.add({"a": [IDLE, IDLE], "b": [IDLE, IDLE]})
+    return world
+
+
+def question(
+    world: World, verb: str = PRIORITIZE, *, node: str = "a", age: float = 0.0, **rest: object
+) -> AnsweredQuestion:
+    values: dict[str, object] = {
+        "uid": "uid-p",
+        "key": "team/p",
+        "choices": 2,
+        "resources": ((GPU, 1),),
+        **rest,
+    }
+    return AnsweredQuestion(verb=verb, node=node, at=world.now - age, **values)  # type: ignore[arg-type] # a test's
+
+
+def assumed_on(world: World) -> str:
+    known = world.fleet.ledger.get("uid-p")
+    return known.node if known else ""
+
+
+def test_pod_that_another_replica_placed_counts_there() -> None:
+    world = World()
+
+    world.asked.take(question(world, memory_bytes=5))
+
+    known = world.fleet.ledger.get("uid-p")
+    assert known is not None
+    assert (known.node, known.resources, known.memory_bytes) == ("a", ((GPU, 1),), 5)
+
+
+def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
+    tentative_seconds = world.policy.assumed.tentative_seconds
+
+    world.asked.take(question(world, age=10.0))
+
+    known = world.fleet.ledger.get("uid-p")
+    assert known is not None
+    assert known.expires_at == world.now + tentative_seconds - 10.0
+
+
+def test_what_is_told_too_late_counts_nowhere(world: World) -> None:
+    world.asked.take(question(world, age=world.policy.assumed.tentative_seconds))
+
+    assert assumed_on(world) == ""
+
+
+def test_older_word_does_not_override_a_newer_one(world: World) -> None:
+    world.asked.take(question(world, node="b", age=1.0))
+    world.asked.take(question(world, node="a", age=5.0))
+
+    assert assumed_on(world) == "b"
+
+
+def test_filter_that_is_told_late_does_not_override_prioritize(world: World) -> None:
+    world.asked.note(question(world, PRIORITIZE, node="b", age=0.2))
+    world.asked.take(question(world, PRIORITIZE, node="b", age=0.2))
+    world.asked.take(question(world, FILTER, node="a", age=0.0))
+
+    assert assumed_on(world) == "b"
+
+
+def test_filter_of_the_next_attempt_overrides_prioritize(world: World) -> None:
+    world.asked.take(question(world, PRIORITIZE, node="b", age=5.0))
+    world.asked.take(question(world, FILTER, node="a"))
+
+    assert assumed_on(world) == "a"
+
+
+def test_pod_without_a_node_counts_nowhere(world: World) -> None:
+    world.asked.take(question(world, age=5.0))
+    world.asked.take(question(world, node=""))
+
+    assert assumed_on(world) == ""
+
+
+def test_pod_that_nothing_was_decided_about_stays_where_it_counts(world: World) -> None:
+    world.asked.take(question(world, age=5.0))
+    world.asked.take(question(world, node="", resources=()))
+
+    assert assumed_on(world) == "a"
+
+
+def test_pod_that_is_bound_is_assumed_nowhere(world: World) -> None:
+    world.add_pod("p", "b")
+
+    world.asked.take(question(world))
+
+    assert assumed_on(world) == ""
+
+
+def test_nomination_is_firm(world: World) -> None:
+    waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
+    world.fleet.apply_pod(replace(waiting, nominated_node="b"))
+
+    world.asked.take(question(world))
+
+    assert assumed_on(world) == "b"
+
+
+def test_own_questions_are_told_and_others_are_not(world: World) -> None:
+    told: list[str] = []
+    world.asked.tell = lambda it: told.append(it.uid)
+
+    world.asked.note(question(world, uid="own"))
+    world.asked.take(question(world, uid="others"))
+    world.asked.note(question(world, uid=""))
+
+    assert told == ["own"]
+
+
+def test_questions_of_others_count_as_asked(world: World) -> None:
+    world.asked.take(question(world))
+
+    assert world.asked.verdict("uid-p") is Verdict.ASKED
+    assert world.asked.verdict("uid-q") is Verdict.NOT_ASKED
+
+
+def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: World) -> None:
+    world.asked.note(question(world, uid="old"))
+    world.now += KEPT_SECONDS - 1
+    world.asked.note(question(world, uid="new"))
+    world.now += 2
+    world.asked.expire()
+
+    assert world.asked.verdict("old") is Verdict.NOT_ASKED
+    assert world.asked.verdict("new") is not Verdict.NOT_ASKED
+    assert len(world.asked) == 1
+
+
+def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: World) -> None:
+    asked = AskedLog(world.fleet, clock=lambda: world.now, monotonic=lambda: world.now, max_pods=2)
+    first_at = world.now
+    for number in range(3):
+        asked.note(question(world, uid=str(number)))
+        world.now += 1
+
+    assert len(asked) == 2
+    assert asked.forgotten_until == first_at
+    assert asked.verdict("0") is Verdict.NOT_ASKED

@@ -1,0 +1,153 @@
+"""Several extenders over one simulated cluster, that know each other's addresses."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+
+from extender.app import Extender, start
+from extender.config import Settings
+from extender.settings.peers import Peers, Unasked
+from simulation.cluster import SimulatedCluster, run_cluster
+from simulation.fleet import SimulatedFleet
+from simulation.models import A10
+from simulation.nodes import EXPORTER_4_8, NodeSpec, Sharing
+from simulation.objects import JsonObject
+from tests.controlplane.process import free_port
+from tests.extender.fake_kube import eventually
+
+DEADLINE_SECONDS = 20.0
+NODES = tuple(f"equal-{number}" for number in range(4))
+
+
+def equal_nodes() -> SimulatedFleet:
+    """Return a fleet of equal nodes with shared GPUs, all idle."""
+    fleet = SimulatedFleet()
+    for name in NODES:
+        fleet.add(
+            NodeSpec(
+                name=name,
+                model=A10,
+                cards=1,
+                sharing=Sharing.TIME_SLICING,
+                replicas=8,
+                exporter=EXPORTER_4_8,
+            )
+        )
+    return fleet
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One of the extenders."""
+
+    extender: Extender
+    session: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.extender.addresses[0]
+
+    async def ask(self, pod: JsonObject, verb: str = "prioritize") -> JsonObject:
+        """Ask about a pod and all nodes."""
+        question = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
+        async with self.session.post(f"{self.url}/{verb}", json=question) as answer:
+            return await answer.json()
+
+    async def choose(self, pod: JsonObject) -> str:
+        """Return the first choice for a pod."""
+        scores: Sequence[JsonObject] = await self.ask(pod)  # type: ignore[assignment] # a list
+        return str(max(scores, key=lambda score: int(str(score["Score"])))["Host"])
+
+    def assumed(self, uid: object) -> str:
+        """Return the node that a pod is assumed on, "" for none."""
+        known = self.extender.fleet.ledger.get(str(uid))
+        return known.node if known else ""
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.extender.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def unasked(self) -> float:
+        return self.count(
+            "idlegpu_pods_bound_unasked_total", scheduler="default-scheduler", reason="not-asked"
+        )
+
+    def hears_all(self, *, since: float, until: float) -> bool:
+        """Whether every other replica has told of all that it was asked in a time."""
+        peers = self.extender.peers
+        return peers is not None and peers.covers(since, until)
+
+    async def hear_all(self) -> None:
+        """Wait until every other replica tells."""
+        now = time.monotonic()
+        await eventually(
+            lambda: self.hears_all(since=now, until=now), deadline_seconds=DEADLINE_SECONDS
+        )
+
+
+class Replicas:
+    """Starts extenders at addresses that all of them know, their own included.
+
+    Args:
+        cluster: the cluster.
+        ports: where they will be.
+        session: for questions.
+        peers: settings that differ from the defaults.
+    """
+
+    def __init__(
+        self,
+        cluster: SimulatedCluster,
+        ports: Sequence[int],
+        session: aiohttp.ClientSession,
+        **peers: object,
+    ) -> None:
+        self.cluster = cluster
+        self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
+        self._session = session
+        self._peers = peers
+
+    @asynccontextmanager
+    async def start(self, number: int, peers: Peers | None = None) -> AsyncIterator[Replica]:
+        """Run one of them, and wait until it is ready.
+
+        Args:
+            number: which of them.
+            peers: its settings, None for those of all.
+        """
+        settings = Settings(
+            listen=self.addresses[number],
+            kubeconfig=self.cluster.kubeconfig,
+            peers=peers or Peers(addresses=self.addresses, **self._peers),  # type: ignore[arg-type] # a test's
+            unasked=Unasked(grace_seconds=2),
+        )
+        async with start(settings) as extender:
+            await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
+            yield Replica(extender, self._session)
+
+
+@asynccontextmanager
+async def described(count: int, **peers: object) -> AsyncIterator[Replicas]:
+    """Describe some replicas over a fleet of equal nodes; start them as a test needs."""
+    async with (
+        run_cluster(equal_nodes(), interval_seconds=0.5) as cluster,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Replicas(cluster, [free_port() for _ in range(count)], session, **peers)
+
+
+@asynccontextmanager
+async def running(
+    count: int, **peers: object
+) -> AsyncIterator[tuple[SimulatedCluster, list[Replica]]]:
+    """Run some replicas, and wait until they hear each other."""
+    async with described(count, **peers) as replicas, AsyncExitStack() as stack:
+        started = [
+            await stack.enter_async_context(replicas.start(number)) for number in range(count)
+        ]
+        for replica in started:
+            await replica.hear_all()
+        yield replicas.cluster, started

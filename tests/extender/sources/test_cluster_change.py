@@ -1,0 +1,206 @@
+"""The API server is followed otherwise: what is held stays, and nothing that happens is missed."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from extender.core.resources import ResourceNames
+from extender.kube import KubeClient
+from extender.sources.cluster import ClusterSource
+from extender.sources.kube_reflector import FollowSettings
+from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
+from tests.extender.kube_objects import node, pod
+from tests.extender.sources.following import FAST, Sink
+
+AMD = "amd.com/gpu"
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[FakeKube]:
+    async with running_kube() as server:
+        server.put("nodes", node("n"))
+        server.put("pods", pod("p", node="n", phase="Running"))
+        yield server
+
+
+class Restarted:
+    """A source whose task can be ended and started anew."""
+
+    def __init__(self, kube: FakeKube, client: KubeClient) -> None:
+        self._kube = kube
+        self.sink = Sink()
+        self.source = ClusterSource(
+            client, self.sink, resources=ResourceNames(), settings=FAST, early_seconds=60.0
+        )
+        self._task = asyncio.create_task(self.source.run(), name="source")
+
+    async def stop(self) -> None:
+        assert not self._task.done(), "the source must never end by itself"
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._kube.end_watches()  # the server alone does not notice that the client is gone
+        await eventually(lambda: not self._kube.watchers)
+
+    def start(
+        self,
+        *resources: str,
+        early_seconds: float = 60.0,
+        settings: FollowSettings = FAST,
+    ) -> None:
+        names = ResourceNames(resources) if resources else ResourceNames()
+        self.source.change(resources=names, early_seconds=early_seconds, settings=settings)
+        self._task = asyncio.create_task(self.source.run(), name="source")
+
+    async def watching(self) -> None:
+        await eventually(lambda: self.source.is_synced and len(self._kube.watchers) == 2)
+
+
+@contextlib.asynccontextmanager
+async def restarted(
+    kube: FakeKube, folder: Path, *, is_awaited: bool = True
+) -> AsyncIterator[Restarted]:
+    client = await KubeClient.connect(kube.write_kubeconfig(folder / "kubeconfig"))
+    part = Restarted(kube, client)
+    try:
+        if is_awaited:
+            await part.watching()
+        yield part
+    finally:
+        await part.stop()
+        await client.close()
+
+
+async def test_only_how_it_is_followed_changes_and_no_list_is_needed(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with restarted(kube, tmp_path) as part:
+        lists, calls = len(kube.lists), list(part.sink.calls)
+        await part.stop()
+        kube.put("pods", pod("meanwhile", node="n", phase="Running"))
+        kube.delete("pods", "ns/p")
+        part.start(settings=replace(FAST, silence_seconds=7.0))
+        assert part.source.is_synced
+        await eventually(lambda: set(part.sink.pods) == {"meanwhile"})
+
+        assert len(kube.lists) == lists
+        assert part.sink.calls == [*calls, "apply meanwhile", "remove p"]
+
+
+async def test_objects_that_are_read_otherwise_are_corrected_while_the_watch_goes_on(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    raw = node("n")
+    raw["status"]["allocatable"][AMD] = raw["status"]["capacity"][AMD] = "2"
+    kube.put("nodes", raw)
+    amd = pod("q", gpus=0, node="n", phase="Running")
+    amd["spec"]["containers"][0]["resources"]["limits"] = {AMD: "1"}
+    kube.put("pods", amd)
+    gate = asyncio.Event()
+
+    async def held_up(request: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        return await kube._list(request)
+
+    async with restarted(kube, tmp_path) as part:
+        assert set(part.sink.pods) == {"p"}
+        await part.stop()
+        kube.faults["list"].extend([held_up, held_up])
+        part.start(AMD)
+        await part.watching()
+        assert set(part.sink.pods) == {"p"}, "nothing is forgotten before it is known to be gone"
+        another = pod("r", gpus=0, node="n", phase="Running")
+        another["spec"]["containers"][0]["resources"]["limits"] = {AMD: "1"}
+        kube.put("pods", another)
+        await eventually(lambda: set(part.sink.pods) == {"p", "r"})
+        gate.set()
+        await eventually(lambda: set(part.sink.pods) == {"q", "r"})
+        await eventually(lambda: part.sink.nodes["n"].allocatable == {AMD: 2})
+
+        assert not any("replace" in call for call in part.sink.calls[2:])
+        assert part.source.status["pods"].is_listed
+
+
+async def test_a_list_that_fails_after_a_change_is_tried_again_soon(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with restarted(kube, tmp_path) as part:
+        await part.stop()
+        kube.faults["list"].extend([refusal(500, "later")] * 4)
+        part.start(AMD)
+
+        await eventually(lambda: not part.sink.pods)
+
+
+async def test_pods_are_judged_anew_by_when_a_failure_is_early(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    ended = {
+        "startedAt": "2026-01-01T00:00:00Z",
+        "finishedAt": "2026-01-01T00:00:10Z",
+        "exitCode": 1,
+        "reason": "Error",
+    }
+    statuses = [{"name": "main", "state": {"terminated": ended}}]
+    failed = pod("f", node="n", phase="Failed", containerStatuses=statuses)
+    kube.put("pods", failed)
+
+    async with restarted(kube, tmp_path) as part:
+        assert part.sink.pods["f"].is_failed_early
+        await part.stop()
+        part.start(early_seconds=5.0)
+
+        await eventually(lambda: not part.sink.pods["f"].is_failed_early)
+
+
+async def test_a_change_before_the_first_list_is_over_starts_it_anew(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+
+    async def never(_: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        return web.Response()
+
+    kube.faults["list"].extend([never, never])
+
+    async with restarted(kube, tmp_path, is_awaited=False) as part:
+        await eventually(lambda: len(kube.lists) == 2)
+        await part.stop()
+        part.start()
+        await part.watching()
+        gate.set()
+
+        assert (set(part.sink.nodes), set(part.sink.pods)) == ({"n"}, {"p"})
+
+
+async def test_a_change_in_the_middle_of_a_list_leaves_nothing_of_it(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    for number in range(5):
+        kube.put("pods", pod(f"p{number}"))
+    gate = asyncio.Event()
+
+    async def never(_: web.Request) -> web.StreamResponse:
+        await gate.wait()
+        return web.Response()
+
+    async with restarted(kube, tmp_path) as part:
+        held = set(part.sink.pods)
+        await part.stop()
+        kube.faults["list"].extend([never, never])
+        lists = len(kube.lists)
+        part.start("nvidia.com/gpu")
+        await eventually(lambda: len(kube.lists) == lists + 2)
+        await part.stop()
+        part.start("nvidia.com/*")
+        await eventually(lambda: part.source.status["pods"].lists == 2)
+        gate.set()
+
+        assert set(part.sink.pods) == held
+        assert part.source.status["pods"].corrections == 0

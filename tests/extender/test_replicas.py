@@ -1,0 +1,228 @@
+"""Several real extenders that tell each other what they were asked, over HTTP."""
+
+import asyncio
+import time
+from collections import Counter
+from io import BytesIO
+from itertools import cycle
+
+import pytest
+from aiohttp import web
+
+from extender.effects.peer_link import PATH
+from extender.effects.peer_wire import MAX_BYTES
+from extender.placement.unasked import WATCH_SECONDS
+from extender.settings.peers import Peers
+from simulation.objects import JsonObject, pod_object
+from tests.extender.fake_kube import eventually
+from tests.extender.replicas import DEADLINE_SECONDS, NODES, Replica, described, running
+
+
+def uid_of(pod: JsonObject) -> str:
+    return str(pod["metadata"]["uid"])  # type: ignore[index] # an object
+
+
+async def until_judged(*replicas: Replica, count: int = 1) -> None:
+    """Wait until so many pods are judged by each replica."""
+
+    def are_judged() -> bool:
+        reports = [replica.extender.unasked.report() for replica in replicas]
+        return all(
+            sum(group.count for group in report.bound) + report.unjudged >= count
+            for report in reports
+        )
+
+    await eventually(are_judged, deadline_seconds=DEADLINE_SECONDS)
+
+
+async def test_pod_placed_by_one_replica_counts_at_all_others() -> None:
+    async with running(3) as (cluster, (asked, *others)):
+        pod = cluster.control.create_pod(pod_object("a"))
+        node = await asked.choose(pod)
+
+        for other in others:
+            await eventually(lambda: other.assumed(uid_of(pod)) == node)  # noqa: B023 - waited for
+
+        assert [each.count("idlegpu_peers", state="known") for each in others] == [2, 2]
+
+
+async def test_pods_asked_about_at_one_replica_are_counted_by_none() -> None:
+    async with running(2) as (cluster, replicas):
+        for number, replica in zip(range(6), cycle(replicas), strict=False):
+            pod = cluster.control.create_pod(pod_object(f"p{number}"))
+            await replica.ask(pod, "filter")
+            cluster.control.bind("default", f"p{number}", await replica.choose(pod))
+        await until_judged(*replicas, count=6)
+
+        assert [replica.unasked for replica in replicas] == [0, 0]
+        reports = [replica.extender.unasked.report() for replica in replicas]
+        assert [report.unjudged for report in reports] == [0, 0]
+
+
+async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running(2) as (cluster, replicas):
+        await asyncio.sleep(WATCH_SECONDS)  # before that a replica may have been asked unheard
+        cluster.control.create_pod(pod_object("silent"))
+        one, _ = replicas
+        await eventually(
+            lambda: any(it.name == "silent" for it in one.extender.fleet.pods.values())
+        )
+        cluster.control.bind("default", "silent", NODES[0])
+        await until_judged(*replicas)
+
+        assert [replica.unasked for replica in replicas] == [1, 1]
+        async with one.session.get(f"{one.url}/v1/unasked") as answer:
+            told = await answer.json()
+    assert [(it["example"], it["verdict"]) for it in told["bound"]] == [
+        ("default/silent", "not-asked")
+    ]
+    assert told["likely_causes"][0]["field"] == "extenders"
+    assert "pods bound without our answer" in caplog.messages
+
+
+async def test_burst_asked_alternately_is_spread() -> None:
+    async with running(2) as (cluster, replicas):
+        chosen: list[str] = []
+        for number, (one, other) in zip(range(6), cycle((replicas, replicas[::-1])), strict=False):
+            pod = cluster.control.create_pod(pod_object(f"p{number}"))
+            chosen.append(await one.choose(pod))
+            await eventually(lambda: other.assumed(uid_of(pod)))  # noqa: B023 - waited for
+
+    # Each by itself would have chosen the same three nodes.
+    assert sorted(Counter(chosen).values()) == [1, 1, 2, 2]
+
+
+async def test_binding_ends_what_was_assumed_on_another_replicas_word() -> None:
+    async with running(2) as (cluster, (asked, other)):
+        pod = cluster.control.create_pod(pod_object("a"))
+        node = await asked.choose(pod)
+        await eventually(lambda: other.assumed(uid_of(pod)))
+        cluster.control.bind("default", "a", node)
+
+        await eventually(lambda: not other.assumed(uid_of(pod)))
+
+
+async def test_replica_that_starts_later_is_told_what_was_asked_before() -> None:
+    async with described(2) as replicas, replicas.start(0) as first:
+        pod = replicas.cluster.control.create_pod(pod_object("a"))
+        node = await first.choose(pod)
+        async with replicas.start(1) as second:
+            await eventually(
+                lambda: second.assumed(uid_of(pod)) == node, deadline_seconds=DEADLINE_SECONDS
+            )
+
+
+async def test_replica_that_ends_tells_what_it_was_asked_last() -> None:
+    # So long an interval that nothing but the end makes it tell.
+    async with described(2, interval_seconds=10.0) as replicas, replicas.start(0) as first:
+        async with replicas.start(1) as second:
+            pods = [replicas.cluster.control.create_pod(pod_object(name)) for name in "ab"]
+            await eventually(lambda: second.count("idlegpu_peers", state="known"))
+            for pod in pods:
+                await second.ask(pod)
+            known = [first.assumed(uid_of(pod)) for pod in pods]
+
+        assert known == ["", ""]
+        assert all(first.assumed(uid_of(pod)) for pod in pods)
+
+
+async def test_restarted_replica_is_told_anew_and_heard_only_from_then_on() -> None:
+    async with described(2) as replicas, replicas.start(0) as first:
+        async with replicas.start(1):
+            await first.hear_all()
+        ended_at = time.monotonic()
+        async with replicas.start(1) as second:
+            await first.hear_all()
+            assert not first.hears_all(since=ended_at, until=ended_at)
+            pod = replicas.cluster.control.create_pod(pod_object("a"))
+            node = await first.choose(pod)
+            await eventually(lambda: second.assumed(uid_of(pod)) == node)
+
+
+async def test_replica_that_hangs_delays_no_answer() -> None:
+    asked = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.add_routes([web.post(PATH, hang)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    async with described(2) as replicas:
+        host, port = replicas.addresses[1].split(":")
+        await web.TCPSite(runner, host, int(port)).start()
+        async with replicas.start(0) as first:
+            await asked.wait()
+            pods = [replicas.cluster.control.create_pod(pod_object(f"p{n}")) for n in range(20)]
+            async with asyncio.timeout(1.5):  # less than the limit for one message
+                for pod in pods:
+                    await first.ask(pod)
+            now = time.monotonic()
+            assert not first.hears_all(since=now, until=now - 1)
+        await runner.cleanup()
+
+
+async def test_replicas_are_found_by_the_name_of_their_service() -> None:
+    async with described(2) as replicas, replicas.start(1) as second:
+        port = replicas.addresses[1].rpartition(":")[2]
+        found = Peers(service=f"localhost:{port}", resolve_seconds=0.1)
+        async with replicas.start(0, found) as first:
+            await first.hear_all()
+            pod = replicas.cluster.control.create_pod(pod_object("a"))
+            node = await first.choose(pod)
+
+            await eventually(lambda: second.assumed(uid_of(pod)) == node)
+
+
+async def test_name_that_stands_for_nobody_is_logged_once_and_nothing_is_taken_for_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    peers = Peers(service="peers.invalid:8888", resolve_seconds=0.1)
+    async with described(1) as replicas, replicas.start(0, peers) as first:
+        await eventually(
+            lambda: "cannot look up the replicas" in caplog.messages,
+            deadline_seconds=DEADLINE_SECONDS,
+        )
+        await asyncio.sleep(0.5)
+
+        assert caplog.messages.count("cannot look up the replicas") == 1
+        assert not first.hears_all(since=time.monotonic(), until=0.0)
+
+
+async def test_own_message_is_answered_and_not_taken() -> None:
+    async with described(1) as replicas, replicas.start(0) as first:
+        assert first.extender.peers is not None
+        own = first.extender.peers.instance
+        asked = {"verb": "filter", "uid": "u", "age_seconds": 0.0}
+        message = {"version": 1, "instance": own, "asked": [asked]}
+        async with first.session.post(f"{first.url}{PATH}", json=message) as answer:
+            told = await answer.json()
+
+        assert (answer.status, told["instance"]) == (200, own)
+        assert len(first.extender.asked) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param(b"{", "cannot read a message between replicas", id="not-json"),
+        pytest.param(b'{"version":9}', "$.version is 9, must be 1", id="other-version"),
+        pytest.param(b" " * (MAX_BYTES + 1), f"longer than {MAX_BYTES} bytes", id="too-long"),
+    ],
+)
+async def test_bad_message_is_answered_with_what_is_wrong(body: bytes, words: str) -> None:
+    async with described(2) as replicas, replicas.start(0) as first:
+        async with first.session.post(f"{first.url}{PATH}", data=BytesIO(body)) as answer:
+            told = await answer.json()
+
+        assert answer.status == 400
+        assert words in told["error"]
+        refused = first.count(
+            "idlegpu_peer_messages_total", direction="received", outcome="refused"
+        )
+        assert refused == 1

@@ -1,0 +1,44 @@
+"""Replicas that were told the same choose alike, in whatever order they were told it."""
+
+import json
+import random
+
+import pytest
+
+from tests.extender.served import BUSY, IDLE, Gpu, MakeClient, World, names_question, pod
+
+WARM = Gpu(busy=0.1, used_gib=2.0)
+FOREIGN = Gpu(busy=0.0, used_gib=30.0)
+CARDS = {
+    **{f"idle-{number}": [IDLE] * 4 for number in range(8)},
+    **{f"warm-{number}": [IDLE, WARM] for number in range(8)},
+    **{f"busy-{number}": [BUSY] * 2 for number in range(4)},
+    **{f"foreign-{number}": [FOREIGN] * 2 for number in range(4)},
+}
+
+
+def replica(shortlist: int, seed: int) -> World:
+    """Return a replica that heard of nodes, pods and GPUs in an order of its own."""
+    generator = random.Random(seed)
+    names = generator.sample(sorted(CARDS), len(CARDS))
+    world = World(shortlist=shortlist)
+    world.add({name: CARDS[name] for name in names})
+    for name in generator.sample([name for name in names if name.startswith("busy")], 4):
+        world.add_pod(f"holder-of-{name}", name)
+    return world
+
+
+@pytest.mark.parametrize("shortlist", [0, 1, 5])
+async def test_replicas_give_the_same_bytes(aiohttp_client: MakeClient, shortlist: int) -> None:
+    replicas = [await aiohttp_client(replica(shortlist, seed).build_app()) for seed in range(3)]
+    candidates = sorted(CARDS)
+
+    # Pods that are not bound yet are among what they were told: a burst stays alike.
+    for number in range(12):
+        question = names_question(*candidates, asker=pod(f"burst-{number}"))
+        for verb in ("filter", "prioritize"):
+            body = json.dumps(question)
+            answers = [await (await one.post(f"/{verb}", data=body)).read() for one in replicas]
+
+            assert answers[0]
+            assert set(answers) == {answers[0]}
