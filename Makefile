@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export IDLEGPU_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cluster format lint types imports unit prometheus e2e tools lock clean
+.PHONY: help demo test check cluster format lint types imports unit prometheus e2e tools bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
 
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m tests.controlplane.cluster
+
+bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
+	@$(BIN)/python -m bench
 
 lock: $(VENV)/.dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+from typing_extensions import override  # in typing from Python 3.12 on
 
 RESULTS: Final = Path(__file__).parent / "results"
 
@@ -32,6 +33,7 @@ class Machine:
     kernel: str
     python: str
 
+    @override
     def __str__(self) -> str:
         """Describe it in one line."""
         return (
@@ -61,6 +63,7 @@ class Bound:
         """Whether it was kept; what could not be measured was not."""
         return self.measured <= self.limit
 
+    @override
     def __str__(self) -> str:
         """Say by how much it was met or missed."""
         verdict = "met" if self.is_met else "MISSED"

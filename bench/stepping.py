@@ -112,7 +112,7 @@ def main() -> None:
     settings = load_settings(options.config, os.environ)
     logs.configure(settings.log.level, settings.log.format)
     steps = Steps(options.out)
-    events.Handle._run = timed(steps)  # type: ignore[method-assign] # noqa: SLF001 - as above
+    events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
     signal.signal(signal.SIGUSR1, lambda *_: steps.write())
     sys.exit(asyncio.run(serve(settings)))
 

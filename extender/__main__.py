@@ -81,7 +81,7 @@ def _serve(settings: Settings, path: Path | None) -> int:
     from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
     from extender.settings_file import SettingsFile  # noqa: PLC0415 - likewise
 
-    logs.configure(settings.log.level, settings.log.format)
+    logs.configure(settings.log.level, settings.log.format, in_background=True)
     try:
         uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
     except KubeConfigError as error:

@@ -50,6 +50,9 @@ WARNINGS_REMEMBERED = 10_000
 LAY_OUT_SECONDS = 0.05
 """Time between looks for nodes that have changed in bulk."""
 
+VERBS = ("/filter", "/prioritize", "/preempt")
+"""What kube-scheduler waits for: all other work gives way to it."""
+
 QUIET_SECONDS = 1.0
 """Where nobody has asked for so long, the next question may be some time away as well."""
 
@@ -107,6 +110,7 @@ class Extender:
         self._client = client
         self.waker = self._build_waker(settings)
         self.tasks = Tasks()
+        self.in_flight = InFlight(urgent=VERBS)
         self.following = Following(
             settings,
             client,
@@ -114,6 +118,7 @@ class Extender:
             fleet=self.fleet,
             tasks=self.tasks,
             clock=clock,
+            give_way=self.in_flight.give_way,
         )
         self.webhooks = Webhooks(
             placer=self.placer,
@@ -128,7 +133,6 @@ class Extender:
         self.api = Api(self.fleet, self.placer, settings.resource_patterns)
         self.reloader: Reloader | None = None
         self.addresses: tuple[str, ...] = ()
-        self.in_flight = InFlight()
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         self._warned: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.metrics.registry.register(
@@ -170,7 +174,7 @@ class Extender:
         self.events.settings = _event_settings(settings)
         self.unasked.change(settings.unasked)
         if settings.log != before.log:
-            logs.configure(settings.log.level, settings.log.format)
+            logs.configure(settings.log.level, settings.log.format, in_background=True)
         await in_turns(self.history.resize_in_steps(settings.decisions.history))
         await self.following.adopt(settings)
         if settings.wake != before.wake:
@@ -245,7 +249,7 @@ class Extender:
         """Lay out, believe and evaluate what changes, so that no question has to wait for it."""
         while True:
             self._touched.clear()
-            await in_turns(self.fleet.settle_in_steps())
+            await in_turns(self.fleet.settle_in_steps(), self.in_flight.give_way)
             if self.following.cluster.is_synced and not self._is_laid_out:
                 self.fleet.snapshot()
                 self.garbage.tidy()  # now, for it takes long: nobody is answered yet

@@ -13,6 +13,7 @@ from extender.observe.collector import SourceStatus
 from extender.sources.cluster import ClusterSource, InventorySink
 from extender.sources.identity import NodeIdentity
 from extender.sources.kube_reflector import FollowSettings
+from extender.sources.kube_shelf import GiveWay, next_turn
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus
 
 INVENTORY, PROMETHEUS = "inventory", "prometheus"
@@ -63,9 +64,10 @@ class Following:
         fleet: takes the readings.
         tasks: run the sources.
         clock: seconds since the epoch.
+        give_way: lets others have a turn.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it joins
         self,
         settings: Settings,
         client: KubeClient,
@@ -74,8 +76,10 @@ class Following:
         fleet: Fleet,
         tasks: Tasks,
         clock: Callable[[], float],
+        give_way: GiveWay = next_turn,
     ) -> None:
         self._settings = settings
+        self._give_way = give_way
         self._fleet = fleet
         self._tasks = tasks
         self._clock = clock
@@ -88,6 +92,7 @@ class Following:
             early_seconds=settings.early_failures.within_seconds,
             settings=_follow_settings(settings),
             clock=clock,
+            give_way=give_way,
         )
         self.prometheus = self._prometheus_source(settings) if settings.prometheus.url else None
 
@@ -104,7 +109,7 @@ class Following:
     async def _tell(self, steps: Steps[None]) -> None:
         """Let the fleet take something over; one thing after the other, each to its end."""
         async with self._telling:
-            await in_turns(steps)
+            await in_turns(steps, self._give_way)
 
     def start(self) -> None:
         """Start to follow."""
@@ -170,10 +175,10 @@ class Following:
             yield _prometheus_state(self.prometheus.status())
 
 
-async def in_turns(steps: Steps[None]) -> None:
+async def in_turns(steps: Steps[None], give_way: GiveWay = next_turn) -> None:
     """Do work in steps, and let whoever waits have a turn between them."""
     for _ in steps:
-        await asyncio.sleep(0)
+        await give_way()
 
 
 def _what_pods_are(settings: Settings) -> tuple[object, ...]:

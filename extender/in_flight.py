@@ -1,13 +1,18 @@
-"""What has been asked and not answered yet, so that the end can wait for it."""
+"""What has been asked and not answered yet: the end waits for it, other work gives way to it."""
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
 
 from aiohttp import web
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS: Final = 0.02
+"""Work that gives way goes on after so long, however much is asked."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -18,11 +23,17 @@ class InFlight:
     Attributes:
         requests: how many there are.
         is_draining: no more are asked for: the end is near.
+
+    Args:
+        urgent: paths of the questions that somebody waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, urgent: Collection[str] = ()) -> None:
         self.is_draining = False
         self.requests = 0
+        self._urgent = frozenset(urgent)
+        self._waiting = 0
+        self._nobody_waits = asyncio.Event()
         self._answered_at = time.monotonic()
         self._none = asyncio.Event()
         self._none.set()
@@ -32,16 +43,34 @@ class InFlight:
         """Count a request from its headers to the end of its answer."""
         self.requests += 1
         self._none.clear()
+        is_urgent = request.path in self._urgent
+        self._waiting += is_urgent
         try:
             response = await handler(request)
             if self.is_draining:
                 response.force_close()
             return response
         finally:
+            self._waiting -= is_urgent
+            if not self._waiting:
+                self._nobody_waits.set()
             self.requests -= 1
             self._answered_at = time.monotonic()
             if not self.requests:
                 self._none.set()
+
+    async def give_way(self) -> None:
+        """Let everybody have a turn, and answers be finished that somebody waits for.
+
+        A question needs several turns of the loop until it is answered: work that took each turn
+        between them would delay it by that many steps.
+        """
+        await asyncio.sleep(0)
+        if self._waiting:
+            self._nobody_waits.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await self._nobody_waits.wait()
 
     def is_quiet(self, seconds: float) -> bool:
         """Whether nothing is under way, and nothing was for so long."""

@@ -119,7 +119,16 @@ class KubeClient:
     async def get(
         self, path: str, params: Params, *, action: str, timeout_seconds: float, limit_bytes: int
     ) -> Mapping[str, object]:
-        """Return a JSON object.
+        """Return a JSON object; see `get_text`."""
+        body = await self.get_text(
+            path, params, action=action, timeout_seconds=timeout_seconds, limit_bytes=limit_bytes
+        )
+        return parse_object(body, action)
+
+    async def get_text(
+        self, path: str, params: Params, *, action: str, timeout_seconds: float, limit_bytes: int
+    ) -> bytes:
+        """Return what the API server answers, as it comes.
 
         Args:
             path: path of the object or list.
@@ -141,7 +150,7 @@ class KubeClient:
                     response.close()
         except _FAILURES as error:
             raise self._explain(error, action, timeout_seconds) from error
-        return parse_object(body, action)
+        return body
 
     async def send(
         self, method: str, path: str, body: object, *, action: str, timeout_seconds: float

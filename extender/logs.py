@@ -14,6 +14,7 @@ from typing import Final, TextIO
 import orjson
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.log_writer import BackgroundHandler
 from extender.settings.log_choices import LogFormat, LogLevel
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -34,15 +35,23 @@ _MAX_DEPTH: Final = 8
 _JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 
 
-def configure(level: LogLevel, format: LogFormat, stream: TextIO | None = None) -> None:  # noqa: A002 - the setting's name
+def configure(
+    level: LogLevel,
+    format: LogFormat,  # noqa: A002 - the setting's name
+    stream: TextIO | None = None,
+    *,
+    in_background: bool = False,
+) -> None:
     """Send all log lines and Python's warnings to one stream, replacing earlier handlers.
 
     Args:
         level: least level that is written.
         format: how lines look.
         stream: where to, standard error unless given.
+        in_background: nobody who logs waits for the stream.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    make = BackgroundHandler if in_background else logging.StreamHandler
+    handler = make(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(handlers=[handler], level=_LEVELS[level], force=True)
     logging.captureWarnings(capture=True)

@@ -17,8 +17,8 @@ from extender.fleet.layouts import NodeLayouts, is_laid_out_by
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.store import DeviceStore
 
-PIECE_NODES = 32
-"""Nodes that are laid out before others may have their turn: a few milliseconds' work."""
+PIECE_NODES = 8
+"""Nodes that are laid out before others may have their turn: a millisecond or two."""
 
 DRAFT_ROUNDS = 3
 """So often nodes that change while all are drafted under other settings are drafted again."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
 
+import msgspec
+
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
@@ -24,7 +26,8 @@ from extender.sources.kube_records import (
     reduce_pod,
 )
 from extender.sources.kube_reflector import FollowSettings, FollowStatus, Kind, Reflector
-from extender.sources.kube_shelf import Pace, Shelf
+from extender.sources.kube_shelf import GiveWay, Pace, Shelf, next_turn
+from extender.sources.kube_text import Change, PodGlance
 
 NODES: Final = Kind(resource="nodes", path="/api/v1/nodes")
 PODS: Final = Kind(resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded")
@@ -62,9 +65,10 @@ class ClusterSource:
         early_seconds: a container's failure so soon after its start is early.
         settings: how to follow.
         clock: seconds since the epoch.
+        give_way: lets others have a turn.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it is made of, each from elsewhere
         self,
         client: KubeClient,
         sink: InventorySink,
@@ -73,6 +77,7 @@ class ClusterSource:
         early_seconds: float = 60.0,
         settings: FollowSettings | None = None,
         clock: Callable[[], float] = time.time,
+        give_way: GiveWay = next_turn,
     ) -> None:
         follow = settings or FollowSettings()
         self._nodes = _NodeFeed(sink, resources)
@@ -84,7 +89,7 @@ class ClusterSource:
             clock=clock,
         )
         self._reflectors = {
-            kind.resource: Reflector(client, kind, feed, follow, clock=clock)
+            kind.resource: Reflector(client, kind, feed, follow, clock=clock, give_way=give_way)
             for kind, feed in ((NODES, self._nodes), (PODS, self._pods))
         }
 
@@ -158,6 +163,12 @@ class _NodeFeed:
         self._resources = resources
         return is_changed
 
+    def may_matter(self, _: msgspec.Raw) -> bool:
+        return True
+
+    def idle_change(self, _: bytes) -> Change | None:
+        return None
+
     def begin_list(self) -> None:
         self.shelf.begin_list()
 
@@ -196,6 +207,7 @@ class _PodFeed:
         self._resources = resources
         self._early_seconds = early_seconds
         self._words = exporter_words
+        self._glance = PodGlance(resources, exporter_words)
         self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self.shelf: Shelf[PodRecord] = Shelf(
             replace=sink.replace_pods,
@@ -213,7 +225,20 @@ class _PodFeed:
         before = (self._resources, self._early_seconds, self._words)
         self._resources, self._early_seconds = resources, early_seconds
         self._words = exporter_words
+        self._glance = PodGlance(resources, exporter_words)
         return before != (resources, early_seconds, exporter_words)
+
+    def may_matter(self, text: msgspec.Raw) -> bool:
+        return self._glance.may_matter(text)
+
+    def idle_change(self, line: bytes) -> Change | None:
+        change = self._glance.idle_change(line)
+        if change is None or self._is_held(change.uid):
+            return None
+        return change
+
+    def _is_held(self, uid: str) -> bool:
+        return uid in self.shelf.records or uid in self._exporters.records
 
     def begin_list(self) -> None:
         self.shelf.begin_list()

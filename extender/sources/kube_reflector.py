@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from extender.core.untyped import mapping_of, objects_of, text_of
+import msgspec
+
+from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient, KubeError, parse_object
-from extender.sources.kube_shelf import Pace
+from extender.sources.kube_shelf import GiveWay, Pace, next_turn
+from extender.sources.kube_text import Change, read_object, read_page
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +111,12 @@ class Feed(Protocol):
     def begin_list(self) -> None:
         """Start to take a complete list."""
 
+    def may_matter(self, text: msgspec.Raw) -> bool:
+        """Whether an object of the list, as text, is worth reading."""
+
+    def idle_change(self, line: bytes) -> Change | None:
+        """Return what an event of the watch says if its object is not worth reading, else None."""
+
     def add_listed(self, raw: Mapping[str, object]) -> None:
         """Take one object of the list."""
 
@@ -155,6 +164,7 @@ class Reflector:
         feed: takes the objects.
         settings: how to follow.
         clock: seconds since the epoch.
+        give_way: lets others have a turn.
     """
 
     def __init__(
@@ -165,6 +175,7 @@ class Reflector:
         settings: FollowSettings,
         *,
         clock: Callable[[], float],
+        give_way: GiveWay = next_turn,
     ) -> None:
         self.status = FollowStatus()
         self._client = client
@@ -173,6 +184,7 @@ class Reflector:
         self._feed = feed
         self._settings = settings
         self._clock = clock
+        self._give_way = give_way
         self._selection: dict[str, str | int] = (
             {"fieldSelector": kind.field_selector} if kind.field_selector else {}
         )
@@ -242,7 +254,7 @@ class Reflector:
             except (KubeError, asyncio.CancelledError):
                 self._feed.abort_list()
                 raise
-            corrections = await self._feed.end_list(Pace())
+            corrections = await self._feed.end_list(Pace(self._give_way))
         status = self.status
         status.lists += 1
         status.corrections += corrections
@@ -256,10 +268,10 @@ class Reflector:
     async def _take_pages(self) -> str:
         """Hand every object of a list to the feed, page by page; return the list's version."""
         action = f"list {self._resource}"
-        pace = Pace()
+        pace = Pace(self._give_way)
         token = ""
         while True:
-            page = await self._client.get(
+            body = await self._client.get_text(
                 self._path,
                 {**self._selection, "limit": self._settings.page_size}
                 | ({"continue": token} if token else {}),
@@ -267,19 +279,14 @@ class Reflector:
                 timeout_seconds=self._settings.page_timeout_seconds,
                 limit_bytes=self._settings.page_limit_bytes,
             )
-            metadata = mapping_of(page.get("metadata"))
-            version = text_of(metadata.get("resourceVersion"))
-            # Something else in JSON must not be taken for a cluster without objects.
-            if not version or not text_of(page.get("kind")).endswith("List"):
-                raise KubeError(f"cannot {action}: the answer is no list with a resourceVersion")
-            items = list(objects_of(page.get("items")))
-            del page  # so that each object is freed in its turn, not a page of them at once
-            while items:
-                self._feed.add_listed(items.pop())
+            page = read_page(body, action)
+            for item in page.items:
+                if self._feed.may_matter(item):
+                    self._feed.add_listed(read_object(item, action))
                 await pace.breathe()
-            token = text_of(metadata.get("continue"))
+            token = page.token
             if not token:
-                return version
+                return page.version
 
     async def _watch(self) -> None:
         """Hand changes to the feed until the API server ends the watch.
@@ -307,7 +314,7 @@ class Reflector:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         is_silent = True
-        pace = Pace()
+        pace = Pace(self._give_way)
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(contextlib.aclosing(lines))
             async for line in lines:
@@ -315,7 +322,11 @@ class Reflector:
                     timer = loop.call_later(SHORTEST_WATCH_SECONDS, self._note_success)
                     stack.callback(timer.cancel)
                     continue
-                self._take_event(parse_object(line, action), action)
+                change = self._feed.idle_change(line)
+                if change is None:
+                    self._take_event(parse_object(line, action), action)
+                else:
+                    self._version = change.version
                 self._note_success()
                 is_silent = False
                 await pace.breathe()

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from time import perf_counter
 from typing import Final
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
 
 INTERNAL_ERROR: Final = "internal error: see the extender's log"
+
+BETWEEN_VERBS_SECONDS: Final = 0.003
+"""kube-scheduler asks prioritize so soon after filter, where more than one node has passed."""
 
 ABOUT: Final = web.ResponseKey("about", AnsweredQuestion)
 """What an answer is about, where it is about a pod."""
@@ -78,6 +81,7 @@ class Webhooks:
     warn_annotation: WarnAnnotation
     asked: AskedLog
     max_body_bytes: int | None = None
+    _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the verbs."""
@@ -174,8 +178,14 @@ class Webhooks:
         record = self.placer.place(
             verb, pod, parsed.request, question.nodes, ranked=self.shortlist
         )
-        # What people may ask later is filled in once the answer is on its way.
-        asyncio.get_running_loop().call_soon(self._detail, record)
+        # What people may ask later is filled in once the answer is on its way; after filter, once
+        # prioritize has been answered too: that question comes at once, and nothing may be before.
+        self._undetailed.append(record)
+        loop = asyncio.get_running_loop()
+        if verb == FILTER:
+            loop.call_later(BETWEEN_VERBS_SECONDS, self._catch_up)
+        else:
+            loop.call_soon(self._catch_up)
         _log_decision(record)
         return record, Outcome.ANSWERED
 
@@ -226,10 +236,13 @@ class Webhooks:
             self.warn_annotation(pod, problem)
         return pod, parsed
 
-    def _detail(self, record: DecisionRecord) -> None:
-        """Keep what explains a decision, and be ready for the next; no fault here reaches a pod."""
+    def _catch_up(self) -> None:
+        """Keep what explains the last answers, and be ready for the next question."""
+        if not self._undetailed:
+            return
         try:
-            self.placer.detail(record)
+            while self._undetailed:
+                self.placer.detail(self._undetailed.pop(0))
             self.placer.warm()
         except Exception:  # noqa: BLE001 - an explanation that fails costs no pod its node
             self._note_fault("explain")

@@ -11,7 +11,15 @@ import pytest
 from extender import settings_file
 from extender.reload import Outcome
 from tests.extender.config_map import NAME, ConfigMap
-from tests.extender.reloading import NOW, Following, following, rewrite, threshold, until
+from tests.extender.reloading import (
+    NOW,
+    Following,
+    following,
+    is_watched,
+    rewrite,
+    threshold,
+    until,
+)
 
 
 @pytest.fixture
@@ -133,6 +141,7 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
         folder.rename(tmp_path / "old")
         other.rename(folder)
         await until(lambda: part.adopted)
+        await until(lambda: is_watched(folder))
         rewrite(path, threshold(70))
         await until(lambda: part.busy == 70)
         shutil.rmtree(folder)

@@ -202,6 +202,12 @@ class SlowFeed:
         self.turns = 0  # of the loop, as somebody else counts them
         self.turns_at: list[int] = []
 
+    def may_matter(self, _: object) -> bool:
+        return True
+
+    def idle_change(self, _: bytes) -> None:
+        return None
+
     def begin_list(self) -> None:
         pass
 

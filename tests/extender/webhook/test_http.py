@@ -14,6 +14,7 @@ from typing_extensions import override
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.webhook import wire
+from tests.extender.fake_kube import eventually
 from tests.extender.served import (
     MIB,
     Client,
@@ -100,7 +101,7 @@ async def test_an_explanation_that_fails_costs_no_answer(
     monkeypatch.setattr(world.placer, "detail", fail)
 
     assert (await ask(client, "filter", names_question("idle-a")))["NodeNames"] == ["idle-a"]
-    assert world.count("idlegpu_faults_total", verb="explain") == 1
+    await eventually(lambda: world.count("idlegpu_faults_total", verb="explain") == 1)
 
 
 # --- HTTP -----------------------------------------------------------------------------------------

@@ -1,0 +1,39 @@
+"""Runs every benchmark, one after the other: `make bench`.
+
+Each prints its table and says which bounds it met or missed; each can be run alone and made small:
+`python -m bench.webhooks --help`. Nothing else should run on the machine meanwhile.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from typing import Final
+
+BENCHMARKS: Final = ("webhooks", "start", "memory", "ingest", "soak", "scheduler")
+
+
+def main() -> int:
+    """Run the benchmarks; return 1 where one could not be run or missed a bound."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
+    only: list[str] = parser.parse_args().only
+    unknown = [name for name in only if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}: choose from {', '.join(BENCHMARKS)}")
+    failed = []
+    for name in only or BENCHMARKS:
+        started = time.monotonic()
+        sys.stdout.write(f"\n=== bench.{name}\n")
+        sys.stdout.flush()
+        done = subprocess.run([sys.executable, "-m", f"bench.{name}"], check=False)  # noqa: S603 - ours
+        sys.stdout.write(f"=== bench.{name}: {time.monotonic() - started:.0f} s\n")
+        if done.returncode:
+            failed.append(name)
+    if failed:
+        sys.stdout.write(f"\nmissed a bound or failed: {', '.join(failed)}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
