@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
+import numpy.typing as npt
 
 from extender.core.evaluation import Evaluation, Overlay, Question, asks, nominate, stand
 from extender.core.filtering import Code, Codes
@@ -21,7 +22,7 @@ this ratio of the least."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The verdict on each candidate, in the order of the question.
+    """The verdict on each candidate, in the order of the question until it is made `slim`.
 
     Attributes:
         candidates: node names.
@@ -33,22 +34,31 @@ class Decision:
 
     candidates: Sequence[str]
     codes: Codes
-    scores: Ratios
+    scores: npt.NDArray[np.floating]
     order: Rows
 
-    def slim(self, kept: int) -> "Decision":
-        """Return the decision as it is remembered: small, the order of the first `kept` only.
+    def slim(self, kept: int, like: Sequence[str] | None = None) -> "Decision":
+        """Return the decision as it is remembered: small, and by node name.
 
-        Scores keep seven digits, which is what people are shown.
+        Scores keep seven digits, which is more than people are shown.
+
+        Args:
+            kept: so many of the best are kept in order.
+            like: candidates of a slim one, which are shared where they are the same.
         """
-        names = self.candidates
-        if isinstance(names, NamesAt) and len(names.names) <= np.iinfo(np.uint16).max:
-            names = NamesAt(names.names, names.rows.astype(np.uint16))
+        order, scores = self.order[:kept], self.scores.astype(np.float32)
+        if not isinstance(self.candidates, NamesAt):
+            return replace(self, scores=scores, order=order.copy())
+        by_name = np.argsort(self.candidates.rows)
+        place = np.empty_like(by_name)
+        place[by_name] = np.arange(len(by_name))
+        codes = self.codes[by_name]
         return replace(
             self,
-            candidates=names,
-            scores=self.scores.astype(np.float32),
-            order=self.order[:kept].copy(),
+            candidates=self.candidates.sorted_as(by_name, like),
+            codes=codes if codes.any() else np.broadcast_to(codes[:1], codes.shape),
+            scores=scores[by_name],
+            order=place[order],
         )
 
     @property

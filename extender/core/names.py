@@ -59,6 +59,18 @@ class NamesAt(Sequence[str]):
             return NamesAt(self.names, self.rows[index])
         return self.names[int(self.rows[index])]
 
+    def sorted_as(self, order: Places, like: "Sequence[str] | None") -> "NamesAt":
+        """Return the names in another order, in little memory; `like` itself if it is the same."""
+        rows: npt.NDArray[np.integer] = self.rows[order]
+        if isinstance(like, NamesAt) and like.is_same(self.names, rows):
+            return like
+        fits = len(self.names) <= np.iinfo(np.uint16).max
+        return NamesAt(self.names, rows.astype(np.uint16) if fits else rows)
+
+    def is_same(self, names: tuple[str, ...], rows: npt.NDArray[np.integer]) -> bool:
+        """Tell whether these are the same names in the same order."""
+        return self.names is names and np.array_equal(self.rows, rows)
+
     def pick(self, indexes: Places) -> list[str]:
         """Return some of the names."""
         return list(map(self.names.__getitem__, self.rows[indexes].tolist()))

@@ -102,6 +102,7 @@ class Placer:
         self._clock = clock
         self.detailed = detailed
         self._cache: OrderedDict[tuple[str, GpuRequest], _Kept] = OrderedDict()
+        self._listed: dict[str, Sequence[str]] = {}
 
     @property
     def policy(self) -> Policy:
@@ -155,7 +156,8 @@ class Placer:
         if record.gather is not None and not record.evidence:
             best = [decision.candidates[at] for at in decision.order[: self.detailed]]
             record.evidence = record.gather(best)
-        record.decision = decision.slim(self.detailed)
+        record.decision = decision.slim(self.detailed, self._listed.get(record.verb))
+        self._listed[record.verb] = record.decision.candidates
 
     def explain_nodes(self, request: GpuRequest, nodes: list[str]) -> tuple[NodeVerdict, ...]:
         """Explain what some nodes are worth to a request now."""

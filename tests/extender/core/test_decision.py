@@ -199,3 +199,45 @@ def test_a_pod_that_asks_for_two_resources_is_as_well_off_as_with_the_worse_one(
 
     assert ranking(decision) == ["c", "d", "a"]
     assert rejected(decision) == {"b": Code.UNHEALTHY}
+
+
+def test_a_decision_is_remembered_small_and_by_name() -> None:
+    nodes = {
+        "c": node(),
+        "a": node(busy()),
+        "b": node(gpu(is_excluded=True)),
+        "d": node(gpu(), gpu()),
+    }
+    decided = decide_on(nodes, candidates=("d", "c", "b", "a"))
+
+    slim = decided.slim(2)
+
+    assert list(slim.candidates) == ["a", "b", "c", "d"]
+    assert ranking(slim) == ranking(decided)[:2]
+    assert slim.best == decided.best
+    assert slim.feasible == decided.feasible == 3
+    assert rejected(slim) == rejected(decided)
+    worth = dict(zip(decided.candidates, decided.scores, strict=True))
+    for name, score in zip(slim.candidates, slim.scores, strict=True):
+        assert score == pytest.approx(worth[name])
+
+
+def test_decisions_share_the_list_of_the_same_candidates() -> None:
+    nodes = {name: node() for name in "abc"}
+    snapshot = snapshot_of(nodes)
+
+    first, second, other = (
+        decide(snapshot, request(), candidates, Policy(), overlays={})
+        for candidates in (("a", "b", "c"), ("c", "a", "b"), ("a", "b"))
+    )
+
+    slim = first.slim(1)
+    assert second.slim(1, slim.candidates).candidates is slim.candidates
+    assert list(other.slim(1, slim.candidates).candidates) == ["a", "b"]
+
+
+def test_names_that_nobody_knows_are_remembered_as_they_came() -> None:
+    decided = decide_on({"a": node()}, candidates=("new", "a"))
+
+    assert list(decided.slim(5).candidates) == ["new", "a"]
+    assert ranking(decided.slim(5)) == ranking(decided)
