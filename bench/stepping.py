@@ -8,6 +8,7 @@ ms of CPU holds up every question by 20 ms, wherever it runs.
 
 import argparse
 import asyncio
+import gc
 import heapq
 import os
 import signal
@@ -103,6 +104,20 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
     return run
 
 
+def noting_garbage(steps: Steps) -> Callable[[str, dict[str, int]], None]:
+    """Return a callback that notes searches for garbage too; they are part of some step besides."""
+    began = 0.0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.thread_time()
+        else:
+            steps.note(time.thread_time() - began, f"garbage of generation {info['generation']}")
+
+    return note
+
+
 def main() -> None:
     """Serve until a signal ends it."""
     parser = argparse.ArgumentParser(prog="python -m bench.stepping", description=__doc__)
@@ -113,6 +128,7 @@ def main() -> None:
     logs.configure(settings.log.level, settings.log.format)
     steps = Steps(options.out)
     events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
+    gc.callbacks.append(noting_garbage(steps))
     signal.signal(signal.SIGUSR1, lambda *_: steps.write())
     sys.exit(asyncio.run(serve(settings)))
 

@@ -56,6 +56,9 @@ VERBS = ("/filter", "/prioritize", "/preempt")
 QUIET_SECONDS = 1.0
 """Where nobody has asked for so long, the next question may be some time away as well."""
 
+GATHER_SECONDS = 0.003
+"""What changes so soon after something else is laid out together with it."""
+
 LAST_WORDS_SECONDS = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
 
@@ -260,6 +263,7 @@ class Extender:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAY_OUT_SECONDS):
                     await self._touched.wait()
+            await asyncio.sleep(GATHER_SECONDS)
 
     async def run(self) -> None:
         """Follow the sources and write events until cancelled; none of these ends by itself."""

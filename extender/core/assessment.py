@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from extender.core.columns import within
 from extender.core.landing import Landing, landing_set
 from extender.core.policy import Thresholds
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
@@ -94,7 +95,7 @@ def assess(batch: Batch, ask: Ask, estimates: Estimates) -> Assessment:
         limit + (telemetry.utilization - limit) * telemetry.freshness + added, 1.0
     )
     neutral = 1.0 - ask.thresholds.memory
-    headroom = np.clip(
+    headroom = within(
         neutral
         + (1.0 - telemetry.memory_used - neutral) * telemetry.memory_freshness
         - assumed_bytes / total,
@@ -196,6 +197,6 @@ def _chance(good: Rows, size: Rows, needed: Rows) -> Ratios:
     """Return the chance that `needed` devices drawn from `size`, `good` of them good, all are."""
     chance = np.where(needed > 0, 1.0, 0.0)
     for drawn in range(int(needed.max(initial=0))):
-        ratio = np.clip((good - drawn) / np.maximum(size - drawn, 1), 0.0, 1.0)
+        ratio = within((good - drawn) / np.maximum(size - drawn, 1), 0.0, 1.0)
         chance = np.where(drawn < needed, chance * ratio, chance)
     return chance

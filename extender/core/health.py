@@ -6,6 +6,7 @@ from types import MappingProxyType
 import numpy as np
 
 from extender.core.causes import Sign, encode
+from extender.core.columns import known
 from extender.core.policy import Health, HealthAction
 from extender.core.readings import Column, Signal
 from extender.core.snapshot import Flags, Ratios, Rows
@@ -174,8 +175,8 @@ _Rule = tuple[HealthAction, Flags, Sign, Column | float]
 def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
     """Return every sign but XIDs: what it means, which devices show it, and its values."""
     rows = column(Signal.UNCORRECTABLE_REMAPPED_ROWS)
-    pages = np.nan_to_num(column(Signal.RETIRED_PAGES_SINGLE_BIT))
-    pages = pages + np.nan_to_num(column(Signal.RETIRED_PAGES_DOUBLE_BIT))
+    pages = known(column(Signal.RETIRED_PAGES_SINGLE_BIT))
+    pages = pages + known(column(Signal.RETIRED_PAGES_DOUBLE_BIT))
     double_bit = column(Signal.ECC_DOUBLE_BIT_VOLATILE)
     recovery = column(Signal.RECOVERY_ACTION)
     fabric = column(Signal.FABRIC_MANAGER_STATUS)

@@ -7,7 +7,7 @@ them in a few vector operations, eight bytes of each name at a time.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import overload
 
@@ -20,9 +20,6 @@ Places = npt.NDArray[np.intp]
 
 _WORD = 8
 _QUOTE, _COMMA = b'",'
-_MASKS = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], dtype=np.uint64)
-"""What is kept of a word by how many of its bytes are the name's."""
-
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _HALF = np.uint64(32)
 _SPARE_BITS = 3
@@ -262,16 +259,23 @@ def _words(listed: JsonNames, count: int) -> tuple[tuple[Words, ...], Words]:
     buffer = np.frombuffer(listed.text + bytes(_WORD * count), np.uint8)
     # A word at every byte, not at every eighth.
     at = np.ndarray(len(buffer) - _WORD + 1, dtype="<u8", buffer=buffer.data, strides=(1,))
-    shortest = int(listed.lengths.min())
+    shortest, longest = int(listed.lengths.min()), int(listed.lengths.max())
     hashes = np.zeros(len(listed.starts), dtype=np.uint64)
     words = []
     for index in range(count):
         offset = _WORD * index
         word = at[listed.starts + offset]
         if shortest < offset + _WORD:
-            word &= _MASKS[np.clip(listed.lengths - offset, 0, _WORD)]
+            word &= _masks(offset, longest)[listed.lengths]
         words.append(word)
         hashes ^= word
         hashes *= _ODD
         hashes ^= hashes >> _HALF
     return tuple(words), hashes * _ODD
+
+
+@lru_cache(maxsize=256)
+def _masks(offset: int, longest: int) -> Words:
+    """Return which bits of the word at `offset` are a name's, by the length of the name."""
+    counts = (min(max(length - offset, 0), _WORD) for length in range(longest + 1))
+    return np.array([(1 << 8 * count) - 1 for count in counts], dtype=np.uint64)

@@ -17,6 +17,7 @@ few free ones (strategy pack); the load and the smaller terms of `calm`.
 import numpy as np
 
 from extender.core.assessment import Assessment
+from extender.core.columns import within
 from extender.core.policy import Strategy
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 
@@ -65,7 +66,7 @@ def score(batch: Batch, assessment: Assessment, strategy: Strategy, places: Rows
     steps = _spread_steps(batch, assessment)
     if strategy is Strategy.PACK:
         steps = _pack_steps(batch, assessment)
-    place = (np.clip(steps, 0, STEPS) + calm(batch, assessment)) / (STEPS + 1)
+    place = (within(steps, 0, STEPS) + calm(batch, assessment)) / (STEPS + 1)
     order = CHANCE_WEIGHT * assessment.chance + (1 - CHANCE_WEIGHT) * place
     order = (places[batch.model_id] + order) / (places.max(initial=0) + 1)
     raw = np.where(
@@ -106,7 +107,8 @@ def _prospect(assessment: Assessment) -> Ratios:
     """
     landing = assessment.landing
     chances = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0)
-    last = np.clip(landing.needed + landing.taken, 1, np.maximum(landing.size, 1)) - 1
+    wanted = np.maximum(landing.needed + landing.taken, 1)
+    last = np.minimum(wanted, np.maximum(landing.size, 1)) - 1
     if last.any():
         worst = np.take_along_axis(np.sort(chances, axis=1)[:, ::-1], last[:, None], axis=1)[:, 0]
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from extender.core.causes import Sign, renumber
+from extender.core.columns import known, within
 from extender.core.health import HealthColumns, judge, stress
 from extender.core.policy import Foreign, Freshness, Policy
 from extender.core.readings import Column, Signal
@@ -80,11 +81,11 @@ def activity(columns: Mapping[Signal, Column], board_watts: Column) -> tuple[Col
     limit = column(Signal.POWER_LIMIT)
     limit = np.where(limit > 0, limit, board_watts)
     rest = limit * IDLE_POWER_SHARE
-    by_power = np.clip((column(Signal.POWER) - rest) / (limit - rest), 0.0, 1.0)
+    by_power = within((column(Signal.POWER) - rest) / (limit - rest), 0.0, 1.0)
     measured = np.fmax(primary, others)
     busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
     disagree = (primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY)
-    return np.clip(busiest, 0.0, 1.0), disagree
+    return within(busiest, 0.0, 1.0), disagree
 
 
 def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Column, Column, Column]:
@@ -119,12 +120,7 @@ def fade(age_seconds: Column, freshness: Freshness) -> Ratios:
         [1.0, 0.5, 0.0, 0.0]
     """
     beyond = (age_seconds - freshness.max_age_seconds) / max(freshness.fade_seconds, 1e-9)
-    return known(np.clip(1.0 - beyond, 0.0, 1.0))
-
-
-def known(values: Column) -> Column:
-    """Return the values with 0 where they are missing (`nan_to_num` takes ten times as long)."""
-    return np.where(np.isnan(values), 0.0, values)
+    return known(within(1.0 - beyond, 0.0, 1.0))
 
 
 def plausible(values: Column) -> Column:
@@ -230,7 +226,7 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
         latest=latest,
         spread=np.where(has_window, evidence.window_spread, 0.0),
         freshness=activity_fresh,
-        memory_used=np.where(memory_fresh > 0, np.clip(used_ratio, 0.0, 1.0), 0.0),
+        memory_used=np.where(memory_fresh > 0, within(used_ratio, 0.0, 1.0), 0.0),
         memory_free_bytes=np.where(memory_fresh > 0, known(free), 0.0),
         memory_total_bytes=total_known,
         memory_freshness=memory_fresh,

@@ -28,8 +28,8 @@ WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
 
 INTERNAL_ERROR: Final = "internal error: see the extender's log"
 
-BETWEEN_VERBS_SECONDS: Final = 0.003
-"""kube-scheduler asks prioritize so soon after filter, where more than one node has passed."""
+BETWEEN_VERBS_SECONDS: Final = 0.02
+"""kube-scheduler asks prioritize sooner after filter, where more than one node has passed."""
 
 ABOUT: Final = web.ResponseKey("about", AnsweredQuestion)
 """What an answer is about, where it is about a pod."""

@@ -1,0 +1,61 @@
+"""The agent that `bench.agent` measures: as `python -m agent` serves, over a scripted driver.
+
+Imports what the real agent holds in memory, and little else.
+"""
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from typing_extensions import override  # in typing from Python 3.12 on
+
+import agent.nvml  # noqa: F401 - the real agent holds it in memory
+from agent.app import serve
+from agent.backend import Card, ProcessList, ProcessUse, Values
+from agent.options import Options
+from extender import logs
+from extender.core.readings import Signal
+from extender.settings.log_choices import LogFormat, LogLevel
+from tests.agent.scripted import GIB, ScriptedBackend, ScriptedCard
+
+CARDS: Final = 8
+
+
+def uuid_of(number: int) -> str:
+    """Return the UUID of a card."""
+    return f"GPU-43202e14-7a41-4c0e-9d53-5e0b8c11{number:04d}"
+
+
+class LivelyBackend(ScriptedBackend):
+    """A driver whose cards are as busy as chance wants, anew each time."""
+
+    @override
+    def read_gpm(self, card: Card, gpu_instance_id: int | None) -> Values:
+        """Return activity by chance."""
+        values = super().read_gpm(card, gpu_instance_id)
+        return {**values, Signal.GRAPHICS_ACTIVE: random.random()}  # noqa: S311 - a load
+
+
+def main(argv: Sequence[str]) -> None:
+    """Be the agent.
+
+    Args:
+        argv: port to serve on, socket of the kubelet, and processes that use every card.
+    """
+    port, kubelet, *pids = argv
+    logs.configure(LogLevel.INFO, LogFormat.JSON)
+    cards = [ScriptedCard(uuid_of(number)) for number in range(CARDS)]
+    for card in cards:
+        card.processes[ProcessList.COMPUTE] = tuple(
+            ProcessUse(pid=int(pid), memory_bytes=GIB) for pid in pids
+        )
+    options = Options(port=int(port), node="gpu-7", kubelet_socket=kubelet, dcgm_names=True)
+    backend = LivelyBackend(*cards)
+    backend.event_seconds = 1.0  # as long as the agent waits
+    asyncio.run(serve(options, backend))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
