@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export IDLEGPU_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cluster format lint types imports unit prometheus e2e tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit prometheus e2e tools bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ prometheus: tools ## tests against a real Prometheus
 
 e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
 	@$(BIN)/pytest -m e2e
+
+test-gpu: $(VENV)/.dev ## tests of the node agent on a machine with an NVIDIA GPU; prints its figures
+	@$(BIN)/pytest -m gpu -s -v tests/agent
 
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m tests.controlplane.cluster

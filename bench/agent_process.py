@@ -3,6 +3,8 @@
 Imports what the real agent holds in memory, and little else.
 """
 
+import agent.__main__  # isort: skip - first, as in the real agent
+
 import asyncio
 import random
 import sys
@@ -13,7 +15,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 import agent.nvml  # noqa: F401 - the real agent holds it in memory
 from agent.app import serve
-from agent.backend import Card, ProcessList, ProcessUse, Values
+from agent.backend import Call, Card, Handle, ProcessList, ProcessUse, Values
 from agent.options import Options
 from extender import logs
 from extender.core.readings import Signal
@@ -21,6 +23,8 @@ from extender.settings.log_choices import LogFormat, LogLevel
 from tests.agent.scripted import GIB, ScriptedBackend, ScriptedCard
 
 CARDS: Final = 8
+
+_CHANGING: Final = frozenset({Call.POWER, Call.TEMPERATURE, Call.MEMORY})
 
 
 def uuid_of(number: int) -> str:
@@ -30,6 +34,14 @@ def uuid_of(number: int) -> str:
 
 class LivelyBackend(ScriptedBackend):
     """A driver whose cards are as busy as chance wants, anew each time."""
+
+    @override
+    def read(self, call: Call, handle: Handle) -> Values:
+        """Return what changes from second to second by chance, and the rest as it is."""
+        values = super().read(call, handle)
+        if call not in _CHANGING:
+            return values
+        return {name: value * random.uniform(0.9, 1.1) for name, value in values.items()}  # noqa: S311
 
     @override
     def read_gpm(self, card: Card, gpu_instance_id: int | None) -> Values:

@@ -121,6 +121,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         """Connect, and learn the nodes' names."""
         self._connection = Connection(self.world.url)
+        self.world.connections.callback(self._connection.close)
         self._names = names_json(self.world.nodes())
 
     def prepare(self, count: int) -> None:

@@ -64,7 +64,8 @@ def trivial_server() -> Iterator[Connection]:
         )
         process.spawn()
         try:
-            yield _connected(process, port)
+            with contextlib.closing(_connected(process, port)) as connection:
+                yield connection
         finally:
             process.kill()
 

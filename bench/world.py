@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,7 @@ class World:
         extender: the extender's process; `start_extender` starts it.
         url: base URL of the extender.
         started_at: when the extender was started, `time.perf_counter`.
+        connections: closed with the world.
     """
 
     spec: FleetSpec
@@ -65,6 +66,7 @@ class World:
     extender: ServerProcess
     url: str
     started_at: float = 0.0
+    connections: ExitStack = field(default_factory=ExitStack, repr=False)
     _local: threading.local = field(default_factory=threading.local, repr=False)
 
     # --- the backend ----------------------------------------------------------------------------
@@ -205,19 +207,24 @@ class World:
             connections[url] = http.client.HTTPConnection(
                 str(parts.hostname), parts.port, timeout=CONTROL_SECONDS
             )
+            self.connections.callback(connections[url].close)
         return connections[url]
 
 
 def _exchange(
     connection: http.client.HTTPConnection, method: str, path: str, body: bytes
 ) -> tuple[int, bytes]:
-    try:
-        connection.request(method, path, body)
-        response = connection.getresponse()
-        return response.status, response.read()
-    except (OSError, http.client.HTTPException) as error:
-        connection.close()
-        raise OSError(f"{method} {path}: {error}") from error
+    for is_last in (method != "GET", True):
+        try:
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            # One that was idle for long has been closed by the server: it is opened anew.
+            if is_last:
+                raise OSError(f"{method} {path}: {error}") from error
+    raise AssertionError("the last attempt returns or raises")
 
 
 @contextmanager
@@ -306,7 +313,8 @@ def open_world(
             )
             if is_started:
                 world.start_extender()
-            yield world
+            with world.connections:
+                yield world
         finally:
             asyncio.run(extender.stop())
             backend.kill()

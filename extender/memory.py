@@ -1,8 +1,9 @@
-"""Keeps the process small, and Python's searches for garbage short.
+"""Keeps the process small, and Python's searches for garbage out of the way of answers.
 
-Nearly all memory here is freed as soon as nobody refers to it; the search is for cycles alone. A
-complete one walks every object there is: with forty thousand devices that takes a fifth of a
-second, in which no question is answered, and Python would start one whenever a quarter is new.
+Memory is freed here as soon as nobody refers to it; the search is for cycles alone, and answering,
+watching and reading make none. It would find nothing, and take its time for that: a fifth of a
+second where it walks forty thousand devices, and ten milliseconds again and again for whatever is
+new. So it waits until nobody asks.
 """
 
 import asyncio
@@ -10,40 +11,37 @@ import contextlib
 import ctypes
 import gc
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
 logger = logging.getLogger(__name__)
 
-YOUNG_OBJECTS: Final = 700
-"""New objects that are searched at once, as Python has it: of those that hold a remembered decision
-5000 would take 40 ms."""
-MIDDLE_ROUNDS: Final = 2
-"""After so many such searches those that stayed are searched once more, and then left alone."""
-NEVER: Final = 1 << 30
-
 FIRST_SECONDS: Final = 120.0
-"""Time until the first complete search: by then the past has been read."""
-COMPLETE_SECONDS: Final = 3600.0
+"""Time until the first search: by then the past has been read."""
+PAUSE_SECONDS: Final = 600.0
 """Time between the next ones."""
-PATIENCE_SECONDS: Final = 6 * 3600.0
-"""So long one waits for a quiet moment."""
+PATIENCE_SECONDS: Final = 3600.0
+"""So much longer one waits for a quiet moment."""
 LOOK_SECONDS: Final = 1.0
+MOST_OBJECTS: Final = 2_000_000
+"""Where so many have come and stayed, something makes cycles after all: search at once."""
 
-_TRIM_BYTES: Final = 1 << 20
+_LARGE_BYTES: Final = 1 << 20
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 
 
 class Garbage:
-    """Searches for garbage in small portions, and completely where nobody is kept waiting.
+    """Searches for garbage where nobody is kept waiting.
 
     Args:
         is_quiet: whether nobody asks just now.
-        first_seconds: time until the first complete search.
-        complete_seconds: time between the next ones.
-        patience_seconds: after so long without a quiet moment it is done nevertheless.
+        first_seconds: time until the first search.
+        pause_seconds: time between the next ones.
+        patience_seconds: after so much longer without a quiet moment it is done nevertheless.
         look_seconds: time between looks for a quiet moment.
+        most_objects: where so many more have come than gone, it is done at once.
     """
 
     def __init__(
@@ -51,15 +49,17 @@ class Garbage:
         is_quiet: Callable[[], bool],
         *,
         first_seconds: float = FIRST_SECONDS,
-        complete_seconds: float = COMPLETE_SECONDS,
+        pause_seconds: float = PAUSE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
+        most_objects: int = MOST_OBJECTS,
     ) -> None:
         self._is_quiet = is_quiet
         self._first_seconds = first_seconds
-        self._complete_seconds = complete_seconds
+        self._pause_seconds = pause_seconds
         self._patience_seconds = patience_seconds
         self._look_seconds = look_seconds
+        self._most_objects = most_objects
 
     def tidy(self) -> None:
         """Search everything that has come since the last time, and give memory back.
@@ -72,29 +72,34 @@ class Garbage:
         give_back()
 
     async def run(self) -> None:
-        """Search until cancelled; then Python does as it did before."""
-        thresholds = gc.get_threshold()
-        gc.set_threshold(YOUNG_OBJECTS, MIDDLE_ROUNDS, NEVER)
-        pause_seconds = self._first_seconds
+        """Search now and then until cancelled; then Python does as it did before."""
+        was_enabled = gc.isenabled()
+        gc.disable()
+        due_at = time.monotonic() + self._first_seconds
         try:
             while True:
-                await asyncio.sleep(pause_seconds)
-                pause_seconds = self._complete_seconds
-                if await self._wait_until_quiet():
-                    self.tidy()
-                else:
-                    gc.collect()
+                await asyncio.sleep(self._look_seconds)
+                if self._search(due_at):
+                    due_at = time.monotonic() + self._pause_seconds
         finally:
-            gc.set_threshold(*thresholds)
             gc.unfreeze()
+            if was_enabled:
+                gc.enable()
 
-    async def _wait_until_quiet(self) -> bool:
-        """Wait for a quiet moment; tell whether one came."""
-        looks = int(self._patience_seconds / self._look_seconds)
-        for _ in range(looks):
-            if self._is_quiet():
-                return True
-            await asyncio.sleep(self._look_seconds)
+    def _search(self, due_at: float) -> bool:
+        """Search if it is time; tell whether it was."""
+        late_seconds = time.monotonic() - due_at
+        if late_seconds >= 0 and self._is_quiet():
+            self.tidy()
+            return True
+        if late_seconds >= self._patience_seconds or gc.get_count()[0] >= self._most_objects:
+            started = time.perf_counter()
+            found = gc.collect()
+            logger.info(
+                "searched for garbage while questions came",
+                extra={"found": found, "duration_seconds": time.perf_counter() - started},
+            )
+            return True
         return False
 
 
@@ -112,7 +117,7 @@ def prefer_small() -> None:
     """
     libc = _libc()
     if libc is not None:
-        libc.mallopt(_M_MMAP_THRESHOLD, _TRIM_BYTES)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         libc.mallopt(_M_ARENA_MAX, 1)
 
 

@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from extender.config import Prometheus
 from extender.core.readings import Column, DeviceKey, Signal
 from extender.sources import promql
 from extender.sources.dcgm import (
@@ -37,6 +36,9 @@ from extender.sources.dcgm_tenants import (
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_http import PrometheusError
 from extender.sources.prometheus_queries import Queries, outcome
+
+if TYPE_CHECKING:
+    from extender.config import Prometheus
 
 _DISCOVERY_SECONDS: Final = 45.0  # a new metric is noticed within a minute
 _NAMES_SINCE_SECONDS: Final = 3600.0
@@ -75,7 +77,7 @@ class Round:
     warning: str = ""
 
 
-def table_of(settings: Prometheus) -> tuple[Metric, ...]:
+def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
     """Build the table of metrics with the user's rows."""
     return build_table(
         (
@@ -95,7 +97,7 @@ class Collector:
         settings: `url` must not be empty.
     """
 
-    def __init__(self, settings: Prometheus) -> None:
+    def __init__(self, settings: "Prometheus") -> None:
         self._settings = settings
         self._selector = promql.bare_selector(settings.selector)
         self._table = table_of(settings)

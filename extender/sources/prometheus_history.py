@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from extender.config import Prometheus
 from extender.core.readings import Column, DeviceKey, Signal
 from extender.sources import promql
 from extender.sources.dcgm import Metric, convert
@@ -17,6 +16,9 @@ from extender.sources.prometheus_collector import table_of
 from extender.sources.prometheus_http import PrometheusClient, PrometheusError
 from extender.sources.prometheus_queries import UNREADABLE
 from extender.sources.prometheus_rows import Row
+
+if TYPE_CHECKING:
+    from extender.config import Prometheus
 
 Matrix = npt.NDArray[np.float32]
 
@@ -90,7 +92,7 @@ class _Grid:
 
 
 def collect_past(
-    client: PrometheusClient, settings: Prometheus, *, now: float, window_seconds: float
+    client: PrometheusClient, settings: "Prometheus", *, now: float, window_seconds: float
 ) -> Past:
     """Ask for the last `window_seconds`: activity of the graphics engine, else utilization.
 

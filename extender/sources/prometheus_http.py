@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
@@ -20,8 +20,10 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.auth import HTTPBasicAuth
 from urllib3.util.retry import Retry
 
-from extender.config import Prometheus
 from extender.sources.prometheus_rows import Row, Rows, parse_document
+
+if TYPE_CHECKING:
+    from extender.config import Prometheus
 
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class PrometheusError(Exception):
 class _FileAuth:
     """Reads the secret anew for each request: tokens of service accounts change every hour."""
 
-    def __init__(self, settings: Prometheus) -> None:
+    def __init__(self, settings: "Prometheus") -> None:
         self._settings = settings
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -75,7 +77,7 @@ class PrometheusClient:
         last_warning: text of the latest such warning.
     """
 
-    def __init__(self, settings: Prometheus) -> None:
+    def __init__(self, settings: "Prometheus") -> None:
         self.partial_answers = 0
         self.last_warning = ""
         self._settings = settings

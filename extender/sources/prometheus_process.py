@@ -12,6 +12,7 @@ import extender
 from extender.config import Prometheus
 from extender.sources import frames
 from extender.sources.frames import Frame
+from extender.sources.prometheus_worker import PATHS
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +20,6 @@ _MODULE: Final = "extender.sources.prometheus_worker"
 _ROOT: Final = Path(extender.__file__).resolve().parent.parent
 _BUFFER_BYTES: Final = 1 << 24
 _END_SECONDS: Final = 1.0
-_PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
 
 
 class WorkerError(Exception):
@@ -142,7 +142,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _portable(settings: Prometheus) -> Mapping[str, Any]:
     """Write the settings for a process that may run in another directory."""
     document = settings.model_dump(mode="json")
-    for name in _PATHS:
+    for name in PATHS:
         if document[name] is not None:
             document[name] = str(Path(document[name]).resolve())
     return document

@@ -4,13 +4,15 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from extender.config import Prometheus
 from extender.sources.prometheus_http import PrometheusClient, PrometheusError
 from extender.sources.prometheus_rows import Row
+
+if TYPE_CHECKING:
+    from extender.config import Prometheus
 
 T = TypeVar("T")
 
@@ -27,7 +29,7 @@ class Queries:
     requests promises no safety across threads, so a client serves one query at a time.
     """
 
-    def __init__(self, settings: Prometheus) -> None:
+    def __init__(self, settings: "Prometheus") -> None:
         count = settings.parallel_queries
         self._timeout_seconds = settings.timeout_seconds
         self._deadline = 0.0

@@ -11,12 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, BinaryIO, Final, TypeVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 
 import numpy as np
 
 from extender import memory
-from extender.config import Prometheus
 from extender.core.readings import Column
 from extender.sources import frames
 from extender.sources.frames import Frame
@@ -25,9 +26,15 @@ from extender.sources.prometheus_collector import Collector, Round
 from extender.sources.prometheus_history import Past, collect_past
 from extender.sources.prometheus_http import PrometheusClient, PrometheusError
 
+if TYPE_CHECKING:
+    from extender.config import Prometheus
+
 T = TypeVar("T")
 
 NICENESS: Final = 10
+
+PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
+"""Settings that are paths."""
 
 PART_ITEMS: Final = 500
 """Devices in one frame: the extender turns so many into records within a millisecond or two."""
@@ -55,7 +62,7 @@ def main() -> None:
 def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> None:
     """Answer questions; after a fault of ours the extender gets a fresh process."""
     try:
-        settings = Prometheus.model_validate(questions.get().header)
+        settings = read_settings(questions.get().header)
         collector = Collector(settings)
         identity = NodeIdentity()
         while True:
@@ -75,6 +82,21 @@ def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> N
     except BaseException:  # noqa: BLE001  # a thread's fault must end the process
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def read_settings(header: Mapping[str, Any]) -> "Prometheus":
+    """Read the settings as the extender sent them, which has checked them.
+
+    Not as `Prometheus` itself: pydantic would be a fifth of this process's memory.
+    """
+    bare = SimpleNamespace(**header)
+    for name in PATHS:
+        path = getattr(bare, name)
+        setattr(bare, name, None if path is None else Path(path))
+    bare.metrics = {
+        name: None if row is None else SimpleNamespace(**row) for name, row in bare.metrics.items()
+    }
+    return cast("Prometheus", bare)
 
 
 def _read_identity(header: Mapping[str, Any]) -> NodeIdentity | None:
@@ -121,7 +143,7 @@ def round_frames(found: Round) -> Iterator[Frame]:
     )
 
 
-def _answer_past(settings: Prometheus, header: Mapping[str, Any]) -> Iterator[Frame]:
+def _answer_past(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[Frame]:
     client = PrometheusClient(settings)
     try:
         past = collect_past(

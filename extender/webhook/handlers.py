@@ -175,9 +175,7 @@ class Webhooks:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, Outcome.NOT_READY
-        record = self.placer.place(
-            verb, pod, parsed.request, question.nodes, ranked=self.shortlist
-        )
+        record = self.placer.place(verb, pod, parsed.request, question.nodes, ranked=self.shortlist)
         # What people may ask later is filled in once the answer is on its way; after filter, once
         # prioritize has been answered too: that question comes at once, and nothing may be before.
         self._undetailed.append(record)

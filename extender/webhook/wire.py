@@ -186,10 +186,11 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
         passing = np.flatnonzero(decision.codes == Code.PASSES)
         is_long = 0 < shortlist < len(passing)
         kept = np.sort(decision.order[:shortlist]) if is_long else passing
-        for index in np.flatnonzero(decision.codes != Code.PASSES).tolist():
-            rejection = _REJECTIONS[int(decision.codes[index])]
-            target = failed if rejection.is_resolvable else unresolvable
-            target[names[index]] = rejection.value
+        for code in np.unique(decision.codes).tolist():
+            if code != Code.PASSES:
+                refused = _pick(names, np.flatnonzero(decision.codes == code))
+                target = failed if _REJECTIONS[code].is_resolvable else unresolvable
+                target.update(dict.fromkeys(refused, _REJECTIONS[code].value))
     # An answer in the other form, or without a list in it, would mean that no node passes.
     objects = question.node_objects
     return _ENCODER.encode(

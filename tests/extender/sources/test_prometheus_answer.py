@@ -91,7 +91,8 @@ def test_large_fleet_comes_in_parts_and_whole() -> None:
     answer = list(round_frames(found))
     readings = apply(ReadingsBuilder(), found)
 
-    assert [len(frame.header.get("added", ())) for frame in answer] == [500, 500, 1, 0, 0]  # the last two hold the numbers
+    # The last two hold the numbers.
+    assert [len(frame.header.get("added", ())) for frame in answer] == [500, 500, 1, 0, 0]
     assert len(readings.devices) == len(rows)
     assert not np.isnan(readings.columns[Signal.XID]).any()
 

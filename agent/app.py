@@ -1,0 +1,200 @@
+"""Joins the agent's parts; owns every background task."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from agent import report as contract
+from agent.backend import Backend
+from agent.dcgm_names import DcgmCollector
+from agent.exporter import AgentCollector
+from agent.holdings import Holdings
+from agent.http import Address, Answer, Headers, Route, serve_http
+from agent.options import Options
+from agent.pod_names import PodNames
+from agent.podresources import PodResourcesClient
+from agent.processes import ProcessTable
+from agent.sampler import Sampler
+from agent.tenants import TenantPolicy, Tenants
+from extender import memory
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+REFRESH_SECONDS: Final = 1.0
+"""The kubelet is asked when that is due; this often it is looked whether it is."""
+
+TIDY_AFTER: Final = 2
+"""After so many reports everything is loaded that is needed every second."""
+
+
+@contextlib.contextmanager
+def open_tenants(options: Options, clock: Clock) -> Iterator[Tenants]:
+    """Open what knows whose devices are."""
+    with contextlib.ExitStack() as stack:
+        holdings = None
+        if options.kubelet_socket:
+            kubelet = PodResourcesClient(Path(options.kubelet_socket))
+            stack.callback(kubelet.close)
+            holdings = Holdings(kubelet, clock=clock)
+        yield Tenants(
+            holdings=holdings,
+            processes=ProcessTable(Path(options.proc), clock=clock) if options.proc else None,
+            names=PodNames(Path(options.pod_logs) if options.pod_logs else None, clock=clock),
+            policy=TenantPolicy(threshold=options.foreign),
+            clock=clock,
+        )
+
+
+class Agent:
+    """The running agent.
+
+    Args:
+        options: every setting.
+        backend: the driver's library.
+        tenants: what knows whose devices are.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, options: Options, backend: Backend, tenants: Tenants, clock: Clock = time.time
+    ) -> None:
+        self.options = options
+        self.tenants = tenants
+        self.sampler = Sampler(backend, options, tenants, clock=clock)
+        self.registry = CollectorRegistry()
+        self.registry.register(AgentCollector(self.sampler, clock))
+        if options.dcgm_names:
+            self.registry.register(DcgmCollector(self.sampler.latest))
+        self._clock = clock
+
+    def routes(self) -> dict[str, Route]:
+        """Return what is shown over HTTP, by path."""
+        return {
+            "/metrics": self._metrics,
+            "/healthz": self._healthz,
+            "/v1/report": self._report,
+        }
+
+    def _metrics(self, headers: Headers) -> Answer:
+        encode, content_type = choose_encoder(headers.get("accept", ""))
+        return Answer(content_type=content_type, body=encode(self.registry))
+
+    def _healthz(self, _: Headers) -> Answer:
+        """Tell whether the agent lives; where a new container would help, it does not."""
+        report = self.sampler.latest.report
+        problem = report.problem.text if report is not None and report.problem is not None else ""
+        status = HTTPStatus.OK if self.sampler.is_alive else HTTPStatus.SERVICE_UNAVAILABLE
+        return Answer(status=status, body=f"{problem or 'ok'}\n".encode())
+
+    def _report(self, _: Headers) -> Answer:
+        report = self.sampler.latest.report
+        if report is None:
+            return Answer(
+                status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"the first pass is not over yet\n"
+            )
+        content = contract.encode(report, sent_at=self._clock())
+        return Answer(content_type="application/json", body=content)
+
+    async def run(self) -> None:
+        """Read and ask until cancelled; none of these ends by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_tenants(), name="tenants")
+            group.create_task(self.sampler.run(), name="sampler")
+
+    async def _follow_tenants(self) -> None:
+        while True:
+            await self.tenants.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+@asynccontextmanager
+async def start(
+    options: Options, backend: Backend, clock: Clock = time.time
+) -> AsyncIterator[tuple[Agent, Address]]:
+    """Run an agent while the context is open.
+
+    Yields:
+        The agent, and the address that it serves on.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    with open_tenants(options, clock) as tenants:
+        agent = Agent(options, backend, tenants, clock)
+        try:
+            async with serve_http(options.host, options.port, agent.routes()) as address:
+                logger.info("serving", extra={"host": address[0], "port": address[1]})
+                # A background task that ends in a fault takes the agent down: it starts anew.
+                async with asyncio.TaskGroup() as group:
+                    background = group.create_task(agent.run(), name="agent")
+                    yield agent, address
+                    background.cancel()
+        finally:
+            agent.sampler.close()
+
+
+async def serve(options: Options, backend: Backend) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    memory.prefer_small()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopping.set)
+    async with start(options, backend) as (agent, _):
+        tidying = asyncio.create_task(_tidy_once(agent), name="tidying")
+        await stopping.wait()
+        tidying.cancel()
+        logger.info("shutting down")
+
+
+async def _tidy_once(agent: Agent) -> None:
+    """Leave what was loaded to start with out of every search for garbage, and give memory back."""
+    await agent.sampler.latest.newer(TIDY_AFTER)
+    gc.collect()
+    gc.freeze()
+    memory.give_back()
+
+
+async def look_once(options: Options, backend: Backend) -> contract.Report:
+    """Return one report: what is counted between two passes needs the second."""
+    with (
+        open_tenants(options, time.time) as tenants,
+        contextlib.closing(Sampler(backend, options, tenants)) as sampler,
+    ):
+        await tenants.refresh()
+        first = await sampler.sample()
+        if not first.devices:
+            return first
+        await asyncio.sleep(options.period_seconds)
+        return await sampler.sample()
+
+
+async def look_again(
+    options: Options, backend: Backend, show: Callable[[contract.Report], None]
+) -> None:
+    """Show every report until cancelled."""
+    with open_tenants(options, time.time) as tenants:
+        agent = Agent(options, backend, tenants)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.run(), name="agent")
+                sequence = 0
+                while True:
+                    report = await agent.sampler.latest.newer(sequence)
+                    sequence = report.sequence
+                    show(report)
+        finally:
+            agent.sampler.close()

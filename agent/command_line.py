@@ -1,0 +1,156 @@
+"""The command line: serve, look once, or check the settings."""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import importlib.metadata
+import logging
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agent import options as coded
+from agent.options import Options
+from agent.report import Report, encode
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_CANNOT_SERVE: Final = 1
+EXIT_BAD_SETTINGS: Final = 2
+EXIT_NO_GPU: Final = 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments, those of the process unless given.
+
+    Returns:
+        Exit status: 0, 1 where it cannot serve, 2 where arguments or settings are bad, 3 where
+        `--once` or `--watch` finds no GPU that it can read.
+    """
+    arguments = _build_parser().parse_args(argv)
+    if arguments.check_config:
+        return _configure("--check", "--config", str(arguments.check_config)).returncode
+    if arguments.settings_table:
+        return _configure("--table").returncode
+    told = _configure(*_config(arguments.config), capture=True)
+    if told.returncode:
+        return told.returncode
+    options = coded.decode(told.stdout)
+    if arguments.dcgm_names:
+        options = dataclasses.replace(options, dcgm_names=True)
+    if not (arguments.watch or arguments.once or arguments.json):
+        return _serve(options)
+    logging.disable()  # what is wrong stands in the report
+    if not Path(options.kubelet_socket).parent.is_dir():  # no Kubernetes here
+        options = dataclasses.replace(options, kubelet_socket="")
+    return _watch(options) if arguments.watch else _look(options, as_json=arguments.json)
+
+
+def _config(path: Path | None) -> tuple[str, ...]:
+    return () if path is None else ("--config", str(path))
+
+
+def _configure(*arguments: str, capture: bool = False) -> subprocess.CompletedProcess[bytes]:
+    """Have another process read the settings: `agent.config` says why."""
+    command = [sys.executable, "-m", "agent.config", *arguments]
+    return subprocess.run(  # noqa: S603 - our own program
+        command, stdout=subprocess.PIPE if capture else None, check=False
+    )
+
+
+def _serve(options: Options) -> int:
+    """Serve until a signal ends it."""
+    # Only now: the other commands are quick without what serving needs.
+    from agent.app import serve  # noqa: PLC0415 - as above
+    from agent.nvml import Nvml  # noqa: PLC0415 - likewise
+    from extender import logs  # noqa: PLC0415 - likewise
+    from extender.settings.log_choices import LogFormat, LogLevel  # noqa: PLC0415 - likewise
+
+    logs.configure(LogLevel(options.log_level), LogFormat(options.log_format))
+    try:
+        asyncio.run(serve(options, Nvml()))
+    except OSError as error:
+        sys.stderr.write(
+            f"cannot serve on {options.host}:{options.port}: {error.strerror or error}: "
+            "set listen (IDLEGPU_AGENT_LISTEN) to a free address of this machine\n"
+        )
+        return EXIT_CANNOT_SERVE
+    except ExceptionGroup:
+        logger.critical("a background task ended in a fault", exc_info=True)
+        return EXIT_CANNOT_SERVE
+    except KeyboardInterrupt:  # before the agent handles signals itself
+        return EXIT_OK
+    return EXIT_OK
+
+
+def _look(options: Options, *, as_json: bool) -> int:
+    """Print one report."""
+    from agent.app import look_once  # noqa: PLC0415 - as above
+    from agent.nvml import Nvml  # noqa: PLC0415 - likewise
+
+    report = asyncio.run(look_once(options, Nvml()))
+    if as_json:
+        sys.stdout.write(encode(report).decode() + "\n")
+    else:
+        from agent.table import print_report  # noqa: PLC0415 - large
+
+        print_report(report)
+    return _status(report)
+
+
+def _watch(options: Options) -> int:
+    """Show every report in place until Ctrl-C."""
+    from rich.live import Live  # noqa: PLC0415 - large
+
+    from agent.app import look_again  # noqa: PLC0415 - as above
+    from agent.nvml import Nvml  # noqa: PLC0415 - likewise
+    from agent.table import render  # noqa: PLC0415 - large
+
+    shown: list[Report] = []
+    with Live(auto_refresh=False) as live:
+
+        def show(report: Report) -> None:
+            shown[:] = [report]
+            live.update(render(report), refresh=True)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(look_again(options, Nvml(), show))
+    return _status(shown[0]) if shown else EXIT_NO_GPU
+
+
+def _status(report: Report) -> int:
+    return EXIT_OK if any(one.age_seconds is not None for one in report.devices) else EXIT_NO_GPU
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent",
+        description="Reads the GPUs of this machine through NVML: for idlegpu's extender, for "
+        "Prometheus, and for you.",
+        epilog="Variables IDLEGPU_AGENT_... of the environment come before the file.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="use these settings")
+    parser.add_argument(
+        "--dcgm-names", action="store_true", help="export the metrics of dcgm-exporter, too"
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--once", action="store_true", help="print a table of the GPUs")
+    action.add_argument("--json", action="store_true", help="print the report")
+    action.add_argument("--watch", action="store_true", help="show the table, and refresh it")
+    action.add_argument(
+        "--check-config", type=Path, metavar="FILE", help="check the settings and show them"
+    )
+    action.add_argument(
+        "--settings-table", action="store_true", help="print every setting as a Markdown table"
+    )
+    action.add_argument(
+        "--version", action="version", version=importlib.metadata.version("idlegpu")
+    )
+    return parser

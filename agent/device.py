@@ -1,0 +1,333 @@
+"""Says which CUDA device a worker of a container should take.
+
+    DEVICE=$(python -m agent.device --worker-id "$WORKER_ID")      # cuda:1
+    eval "$(python -m agent.device --worker-id "$WORKER_ID" --env)"  # then it is alone, as cuda:0
+
+or, in the worker, `agent.device.device_for_worker(worker_id)`. Standard library only, no CUDA.
+"""
+
+import argparse
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from agent.device_leases import Assigned, LeaseFile, assign
+from agent.device_load import AgentError, agent_loads
+from agent.device_probe import Machine, find_cards
+from agent.device_process import holder_of, is_alive, is_kin
+from agent.device_visible import Device, Visible, visible_devices
+from agent.proc_stat import process_stat
+
+CPU: Final = "cpu"
+
+AGENT_URL: Final = "IDLEGPU_AGENT_URL"
+LEASE_FILE: Final = "IDLEGPU_DEVICE_FILE"
+DEADLINE: Final = "IDLEGPU_DEVICE_DEADLINE_SECONDS"
+NODE_NAMES: Final = ("IDLEGPU_NODE", "NODE_NAME")
+
+_FILE_NAME: Final = "idlegpu-devices.json"
+_TEMPORARY: Final = Path("/tmp")  # noqa: S108 - not TMPDIR: each worker may have another
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - writable where a container's root is not
+_DEFAULT_DEADLINE_SECONDS: Final = 2.0
+_LARGEST_WORKER_ID: Final = 2**63 - 1
+_USAGE_ERROR: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The device of a worker.
+
+    Attributes:
+        device: as PyTorch and others name it: `cuda:1`, or `cpu` where there is no GPU.
+        index: n of `cuda:<n>`, None for `cpu`.
+        uuid: of the GPU or MIG device, "" for `cpu` or where it cannot be found out.
+        selector: what `CUDA_VISIBLE_DEVICES` must be for a process to see this device alone (as
+            `cuda:0`); "" hides all.
+        needs_selector: `device` holds only with `CUDA_VISIBLE_DEVICES` so set: CUDA shows a process
+            one MIG instance at most.
+        message: what was chosen and why, one line.
+    """
+
+    device: str
+    index: int | None
+    uuid: str
+    selector: str
+    needs_selector: bool
+    message: str
+
+
+def device_for_worker(
+    worker_id: object = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> str:
+    """Return the device that this process should use: `cuda:1`, or `cpu` where there is no GPU.
+
+    Call it before CUDA is used. Among several MIG instances it sets `CUDA_VISIBLE_DEVICES` of this
+    process, which is the only way to reach one of them.
+
+    Args:
+        worker_id: an int, a numeric string, or an object with such a `worker_id`; None and "" are
+            worker 0.
+        environment: instead of this process's; then none is set.
+        quiet: do not say on stderr what was chosen and why.
+
+    Raises:
+        ValueError: `worker_id` is none.
+    """
+    choice = choose_device(worker_id, environment=environment)
+    if choice.needs_selector and environment is None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = choice.selector
+    if not quiet:
+        sys.stderr.write(choice.message + "\n")
+    return choice.device
+
+
+def choose_device(
+    worker_id: object = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    pid: int | None = None,
+    machine: Machine | None = None,
+) -> Choice:
+    """Choose the device of a worker, and remember it for as long as the worker lives.
+
+    Args:
+        worker_id: as for `device_for_worker`.
+        environment: instead of this process's.
+        pid: of the process that will use the device, where that is not this one.
+        machine: where GPUs are looked for.
+
+    Raises:
+        ValueError: `worker_id` or a setting in the environment cannot be read.
+    """
+    worker = parse_worker_id(worker_id)
+    environment = os.environ if environment is None else environment
+    deadline_seconds = _deadline_seconds(environment)
+    found = find_cards(environment, machine=machine or Machine(), deadline_seconds=deadline_seconds)
+    visible = visible_devices(found.cards, environment)
+    notes = [found.doubt] if found.doubt else []
+    if not visible.devices:
+        return _no_gpu(worker, visible)
+    devices = _with_loads(visible.devices, environment, deadline_seconds, notes)
+    assigned = _agree(worker, os.getpid() if pid is None else pid, devices, environment, notes)
+    return _choice(worker, assigned, len(devices), environment, notes)
+
+
+def parse_worker_id(worker_id: object) -> int:
+    """Read a worker's number: an int, a numeric string, an object with `worker_id`, nothing for 0.
+
+    Raises:
+        ValueError: it is something else; the message names it.
+
+    Example:
+        >>> parse_worker_id("3"), parse_worker_id(None)
+        (3, 0)
+    """
+    value = getattr(worker_id, "worker_id", worker_id)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return 0
+    number: int | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+        number = int(value)
+    if number is None or not 0 <= number <= _LARGEST_WORKER_ID:
+        raise ValueError(
+            f"worker id is {value!r}: must be a whole number from 0 on, "
+            "or an object with such a worker_id"
+        )
+    return number
+
+
+def _deadline_seconds(environment: Mapping[str, str]) -> float:
+    text = environment.get(DEADLINE, "").strip()
+    try:
+        seconds = float(text) if text else _DEFAULT_DEADLINE_SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= 60:  # noqa: PLR2004 - a minute is longer than any driver's start
+        raise ValueError(f"{DEADLINE}={text}: must be more than 0 and at most 60 seconds")
+    return seconds
+
+
+def _with_loads(
+    devices: tuple[Device, ...],
+    environment: Mapping[str, str],
+    deadline_seconds: float,
+    notes: list[str],
+) -> tuple[Device, ...]:
+    """Add what the agent knows: it sees activity of MIG instances, and over a whole second."""
+    url = environment.get(AGENT_URL, "").strip()
+    if not url or len(devices) == 1:
+        return devices
+    try:
+        loads = agent_loads(url, deadline_seconds)
+    except AgentError as error:
+        notes.append(f"the agent does not answer: {error}")
+        return devices
+    return tuple(replace(one, load=loads.get(one.id, one.load)) for one in devices)
+
+
+def _agree(
+    worker: int,
+    pid: int,
+    devices: Sequence[Device],
+    environment: Mapping[str, str],
+    notes: list[str],
+) -> Assigned:
+    holder = holder_of(pid)
+    failures = []
+    for path in _lease_files(environment, holder.namespace):
+        try:
+            with LeaseFile(path).locked() as held:
+                assigned = assign(
+                    held.read(),
+                    worker=worker,
+                    holder=holder,
+                    devices=devices,
+                    is_alive=lambda other: is_alive(other, namespace=holder.namespace),
+                    is_kin=lambda other: is_kin(other, holder),
+                )
+                held.write(assigned.leases)
+                return assigned
+        except OSError as error:
+            failures.append(f"{path}: {error.strerror or error}")
+    notes.append(f"workers cannot agree ({'; '.join(failures)}): set {LEASE_FILE}")
+    return assign(
+        (),
+        worker=worker,
+        holder=holder,
+        devices=[replace(device, load=None) for device in devices],  # then by number: all do
+        is_alive=lambda _: False,
+        is_kin=lambda _: False,
+    )
+
+
+def _lease_files(environment: Mapping[str, str], namespace: int) -> Iterator[Path]:
+    """Yield where the workers of this container meet: /tmp is its own, where it can be written."""
+    named = environment.get(LEASE_FILE, "").strip()
+    if named:
+        yield Path(named)
+        return
+    yield _TEMPORARY / _FILE_NAME
+    # All containers of a pod have the same one, and each its own processes.
+    yield _SHARED_MEMORY / f"{namespace}-{_FILE_NAME}"
+
+
+def _no_gpu(worker: int, visible: Visible) -> Choice:
+    return Choice(
+        device=CPU,
+        index=None,
+        uuid="",
+        selector="",
+        needs_selector=False,
+        message=f"worker {worker}: {CPU} ({visible.why_none})",
+    )
+
+
+def _choice(
+    worker: int,
+    assigned: Assigned,
+    count: int,
+    environment: Mapping[str, str],
+    notes: Sequence[str],
+) -> Choice:
+    device = assigned.device
+    name = f"cuda:{device.index}"
+    of = f" of {assigned.workers}" if assigned.workers > worker else ""
+    node = next(filter(None, map(environment.get, NODE_NAMES)), None) or socket.gethostname()
+    identity = ", ".join(
+        part
+        for part in (
+            f"{node}::{device.minor}" if device.minor is not None else node,
+            "" if device.id.startswith("#") else device.id,
+        )
+        if part
+    )
+    shared = f", shared with {assigned.sharers} other" if assigned.sharers else ""
+    message = f"worker {worker}{of}: {name} (of {count}; {identity}), {assigned.reason}{shared}"
+    if device.needs_selector:
+        message += f", with CUDA_VISIBLE_DEVICES={device.selector}"
+    return Choice(
+        device=name,
+        index=device.index,
+        uuid="" if device.id.startswith("#") else device.id,
+        selector=device.selector,
+        needs_selector=device.needs_selector,
+        message="; ".join([message, *notes]),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a worker's device; the exit status is 2 where the question is wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        pid = _user_of_the_answer() if options.pid is None else _running(options.pid)
+        choice = choose_device(options.worker_id, pid=pid)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return _USAGE_ERROR
+    if not options.quiet:
+        sys.stderr.write(choice.message + "\n")
+    sys.stdout.write(_answer(choice, options.form) + "\n")
+    return 0
+
+
+def _running(pid: int) -> int:
+    if process_stat(pid) is None:
+        raise ValueError(f"--pid is {pid}: must be the number of a running process")
+    return pid
+
+
+def _answer(choice: Choice, form: str) -> str:
+    if form == "index":
+        return "" if choice.index is None else str(choice.index)
+    if form == "uuid":
+        return choice.selector
+    if form == "env":
+        return f"export CUDA_VISIBLE_DEVICES={shlex.quote(choice.selector)}"
+    return choice.device
+
+
+def _user_of_the_answer() -> int:
+    """Return who called: the shell, which becomes the worker or starts it, outlives this program.
+
+    A shell that executes its last command keeps its number, and so does the worker.
+    """
+    return os.getppid() or os.getpid()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent.device",
+        description="Print which CUDA device a worker of this container should take.",
+    )
+    parser.add_argument(
+        "--worker-id", default="", metavar="N", help="the worker's number from 0 on; nothing is 0"
+    )
+    parser.add_argument(
+        "--pid",
+        type=int,
+        help="the process that will use the device, whose end frees it (the calling process)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    for name, said in (
+        ("index", "print 1 instead of cuda:1, nothing where there is no GPU"),
+        ("uuid", "print the UUID, for CUDA_VISIBLE_DEVICES"),
+        ("env", "print a line for eval that leaves this device alone visible, as cuda:0"),
+    ):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=said)
+    parser.set_defaults(form="device")
+    parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Asks the node's agent how busy devices are; a container sees only what it may by itself."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agent.device_visible import Load
+
+REPORT_PATH: Final = "/v1/report"
+
+_ACTIVITY: Final = ("graphics_active_ratio", "sm_active_ratio", "gpu_utilization_ratio")
+_USED: Final = "memory_used_bytes"
+_TOTAL: Final = "memory_total_bytes"
+_LARGEST_ANSWER_BYTES: Final = 1 << 20
+
+
+class AgentError(Exception):
+    """The agent did not answer, or what it said is no report."""
+
+
+def agent_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
+    """Return how busy each device of the node is, by UUID of card or MIG device.
+
+    Args:
+        url: where the agent serves its report as JSON; without a path, the agent's own.
+        deadline_seconds: the agent is given up after so long without a byte.
+
+    Raises:
+        AgentError: no answer, or not a report.
+    """
+    from urllib.request import Request, urlopen  # noqa: PLC0415 - 30 ms, only where it is asked
+
+    if not url.startswith(("http://", "https://")):
+        raise AgentError(f"{url}: must start with http:// or https://")
+    if "/" not in url.partition("://")[2].rstrip("/"):
+        url = url.rstrip("/") + REPORT_PATH
+    try:
+        with urlopen(  # noqa: S310 - the scheme is checked
+            Request(url, headers={"Accept": "application/json"}),  # noqa: S310 - likewise
+            timeout=deadline_seconds,
+        ) as answer:
+            content = answer.read(_LARGEST_ANSWER_BYTES)
+    except (OSError, ValueError) as error:
+        raise AgentError(f"{url}: {error}") from error
+    try:
+        return parse_loads(json.loads(content))
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise AgentError(f"{url}: no report of an agent: {error}") from error
+
+
+def parse_loads(report: Mapping[str, object]) -> dict[str, Load]:
+    """Read the loads from a report: columns of signals, one row for each device."""
+    devices, signals = report["devices"], report["signals"]
+    if not isinstance(devices, list) or not isinstance(signals, dict):
+        raise TypeError("devices must be a list, signals an object")
+    loads: dict[str, Load] = {}
+    for row, device in enumerate(devices):
+        load = _load(signals, row)
+        # A card with instances is not listed itself, so its UUID stands for none of them.
+        names = device.get("mig_uuids") or [device["uuid"]]
+        loads.update((str(name), load) for name in names)
+    return loads
+
+
+def _load(signals: Mapping[str, Sequence[float | None]], row: int) -> Load:
+    busy = [
+        value for name in _ACTIVITY if (value := signals.get(name, {row: None})[row]) is not None
+    ]
+    used, total = (signals.get(name, {row: None})[row] for name in (_USED, _TOTAL))
+    return Load(
+        utilization_ratio=max(busy) if busy else None,
+        memory_used_ratio=used / total if used is not None and total else None,
+    )

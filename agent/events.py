@@ -1,0 +1,130 @@
+"""XID errors as they happen: a thread that waits for them, and what is remembered of them."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from agent.backend import Backend, Card, EventSource, NvmlError, XidEvent
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS: Final = 1.0
+"""One wait; so long it takes at most until a thread that is told to stop does."""
+
+_JOIN_SECONDS: Final = 3.0
+_REMEMBERED: Final = 64
+
+
+class XidWatcher:
+    """Waits for events in a thread of its own.
+
+    Args:
+        backend: the library.
+        deliver: takes an event; called in that thread.
+        wait_seconds: length of one wait.
+
+    Attributes:
+        problem: why no events come, "" where they would.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        deliver: Callable[[XidEvent], None],
+        *,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self.problem = ""
+        self._backend = backend
+        self._deliver = deliver
+        self._wait_seconds = wait_seconds
+        self._cards: tuple[Card, ...] = ()
+        self._changing = threading.Lock()  # passes follow and stop, the loop closes
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def follow(self, cards: Sequence[Card]) -> None:
+        """Wait for the events of these cards, unless that is what it does."""
+        with self._changing:
+            is_running = self._thread is not None and self._thread.is_alive()
+            if self._is_closed or (is_running and tuple(cards) == self._cards):
+                return
+            self._stop()
+            if not cards:
+                return
+            self._cards = tuple(cards)
+            self._stopping = threading.Event()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._cards, self._stopping), name="xid-events", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; one that hangs in the driver is left behind."""
+        with self._changing:
+            self._stop()
+
+    def close(self) -> None:
+        """End the thread for good: a pass that is still under way starts no other."""
+        with self._changing:
+            self._is_closed = True
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_JOIN_SECONDS)
+
+    def _run(self, cards: Sequence[Card], stopping: threading.Event) -> None:
+        try:
+            source = self._backend.events(cards)
+        except NvmlError as error:
+            self._fail(error)
+            return
+        try:
+            self._listen(source, stopping)
+        except NvmlError as error:
+            self._fail(error)
+
+    def _listen(self, source: EventSource, stopping: threading.Event) -> None:
+        try:
+            while not stopping.is_set():
+                event = source.wait(self._wait_seconds)
+                self.problem = ""
+                if event is not None and not stopping.is_set():
+                    self._deliver(event)
+        finally:
+            source.close()
+
+    def _fail(self, error: NvmlError) -> None:
+        problem = f"no XID errors are seen as they happen: {error}"
+        if problem != self.problem:
+            logger.warning("cannot wait for XID errors", extra={"error": str(error)})
+        self.problem = problem
+
+
+class XidLog:
+    """What XIDs each device had, and when; changed and read by the loop."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, deque[tuple[float, XidEvent]]] = {}
+        self.counts: dict[tuple[str, int], int] = {}
+
+    def add(self, event: XidEvent, at: float) -> None:
+        """Remember an event, which came at a time (seconds since the epoch)."""
+        events = self._events.setdefault(event.uuid, deque(maxlen=_REMEMBERED))
+        events.append((at, event))
+        key = (event.uuid, event.xid)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def of(self, uuid: str, gpu_instance_id: str) -> tuple[tuple[float, int], ...]:
+        """Return when which XIDs concerned a device, oldest first."""
+        return tuple(
+            (at, event.xid)
+            for at, event in self._events.get(uuid, ())
+            if event.gpu_instance_id is None or str(event.gpu_instance_id) == gpu_instance_id
+        )

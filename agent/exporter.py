@@ -1,0 +1,294 @@
+"""Metrics for Prometheus: what is known of the devices, and how the agent itself fares.
+
+Made anew for each scrape of the latest report; a device that is not read has no samples.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from agent.backend import Extra
+from agent.reading import DeviceReading
+from agent.report import Device, Report, Tenant
+from agent.sampler import Sampler
+from extender.core.readings import Signal
+
+PREFIX: Final = "idlegpu_agent_"
+
+_DEVICE_LABELS: Final = ("uuid", "gpu_instance_id", "gpu", "namespace", "pod", "container")
+_IDENTITY: Final = _DEVICE_LABELS[:3]
+
+_HELP: Final[Mapping[str, str]] = {
+    Signal.GPU_UTILIZATION: "Share of time in which a kernel ran: mean of the driver's samples.",
+    Signal.GRAPHICS_ACTIVE: "Share of time in which a context was busy, by GPM.",
+    Signal.SM_ACTIVE: "Share of the SMs that were busy, by GPM.",
+    Signal.TENSOR_ACTIVE: "Share of time in which tensor cores were busy, by GPM.",
+    Signal.DRAM_ACTIVE: "Share of the memory bandwidth that was used, by GPM.",
+    Signal.MEMORY_COPY_UTILIZATION: "Share of time in which memory was read or written.",
+    Signal.MEMORY_USED: "Memory in use, without what the driver reserves.",
+    Signal.MEMORY_FREE: "Free memory.",
+    Signal.MEMORY_RESERVED: "Memory that the driver reserves.",
+    Signal.MEMORY_TOTAL: "All memory.",
+    Signal.POWER: "Power draw of the card; of its card for a MIG instance.",
+    Signal.POWER_LIMIT: "Power limit that is enforced.",
+    Signal.TEMPERATURE: "Temperature of the chip.",
+    Signal.MEMORY_TEMPERATURE: "Temperature of the memory.",
+    Signal.CLOCK_EVENT_REASONS: "Bit mask of what holds the clocks back, as NVML numbers it.",
+    Signal.ROW_REMAP_FAILURE: "Whether remapping of a memory row failed.",
+    Signal.ROW_REMAP_PENDING: "Whether a remapped memory row waits for a reset.",
+    Signal.UNCORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for uncorrectable errors.",
+    Signal.ECC_DOUBLE_BIT_VOLATILE: "Uncorrectable memory errors since the last reset.",
+    Signal.RETIRED_PAGES_PENDING: "Whether memory pages wait to be retired.",
+    Signal.RETIRED_PAGES_SINGLE_BIT: "Memory pages retired for correctable errors.",
+    Signal.RETIRED_PAGES_DOUBLE_BIT: "Memory pages retired for uncorrectable errors.",
+    Signal.RECOVERY_ACTION: "What the driver asks for, as NVML numbers it; 0 for nothing.",
+    Signal.FABRIC_MANAGER_STATUS: "State of the NVLink fabric as DCGM numbers it; 3 is good.",
+    Signal.SRAM_THRESHOLD_EXCEEDED: "Whether SRAM errors are beyond their threshold.",
+    Signal.FABRIC_HEALTH: "Health of the NVLink fabric: 1 good, 2 unhealthy, 3 limited.",
+    Signal.NVLINKS_DOWN: "NVLinks that were up and are not any more.",
+    Signal.INFOROM_CORRUPTED: "Whether the infoROM is damaged.",
+    Signal.TEMPERATURE_SHUTDOWN: "Temperature at which the card switches itself off.",
+    Extra.SM_OCCUPANCY: "Warps on the SMs, as a share of the most there could be, by GPM.",
+    Extra.SM_CLOCK: "Clock of the SMs.",
+    Extra.MEMORY_CLOCK: "Clock of the memory.",
+    Extra.ENERGY: "Energy used since the driver was loaded.",
+    Extra.ENCODER_UTILIZATION: "Share of time in which the video encoder was busy.",
+    Extra.DECODER_UTILIZATION: "Share of time in which the video decoder was busy.",
+    Extra.PCIE_REPLAYS: "PCIe packets sent again.",
+    Extra.PCIE_SENT: "Data sent over PCIe, by GPM.",
+    Extra.PCIE_RECEIVED: "Data received over PCIe, by GPM.",
+    Extra.NVLINK_SENT: "Data sent over NVLink, by GPM.",
+    Extra.NVLINK_RECEIVED: "Data received over NVLink, by GPM.",
+    Extra.CORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for correctable errors.",
+    Extra.TEMPERATURE_SLOWDOWN: "Temperature at which the clocks are held back.",
+    Extra.TEMPERATURE_MEMORY_MAX: "Highest temperature that the memory may have.",
+    Extra.NVLINKS_UP: "NVLinks that are up.",
+}
+
+Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def tenants_of(device: Device) -> tuple[Tenant, ...]:
+    """Return the containers that hold a device, as far as is known."""
+    return device.allocated_to or ()
+
+
+class AgentCollector(Collector):
+    """Tells the latest report, and how the agent fares.
+
+    Args:
+        sampler: the agent's loop.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, sampler: Sampler, clock: Callable[[], float]) -> None:
+        self._sampler = sampler
+        self._clock = clock
+
+    @override
+    def collect(self) -> Iterator[Family]:
+        """Make the metrics."""
+        yield from self._own()
+        report = self._sampler.latest.report
+        if report is None:
+            return
+        yield from _signals(report, self._sampler.latest.found.devices)
+        yield from _states(report)
+        yield from _tenants(report)
+        yield from _info(report)
+
+    def _own(self) -> Iterator[Family]:
+        sampler = self._sampler
+        report = sampler.latest.report
+        yield _counter("passes", "Passes over the GPUs.", [((), sampler.passes)])
+        yield _counter("pass_seconds", "Time that the passes took.", [((), sampler.pass_seconds)])
+        yield _counter(
+            "library_seconds",
+            "Part of it that was spent in the driver's library.",
+            [((), sampler.library_seconds)],
+        )
+        yield _counter(
+            "call_failures",
+            "Calls that failed, by the library's error.",
+            [(key, count) for key, count in list(sampler.session.failures.items())],
+            ("call", "error"),
+        )
+        yield _counter(
+            "hung_calls",
+            "Calls that did not return and were given up.",
+            [((call,), count) for call, count in sampler.hung.items()],
+            ("call",),
+        )
+        yield _counter(
+            "xid_errors",
+            "XID errors that happened since the agent started.",
+            [((uuid, str(xid)), count) for (uuid, xid), count in sampler.xids.counts.items()],
+            ("uuid", "xid"),
+        )
+        yield _gauge(
+            "watches_xids",
+            "Whether XID errors are seen as they happen.",
+            [((), not sampler.watcher.problem)],
+        )
+        if report is None:
+            return
+        problem = report.problem.code if report.problem is not None else ""
+        yield _gauge(
+            "reads_gpus",
+            "Whether the GPUs can be read; the label says why not.",
+            [((problem,), not problem)],
+            ("problem",),
+        )
+        yield _gauge(
+            "report_age_seconds",
+            "Time since the last pass ended.",
+            [((), max(self._clock() - report.at, 0.0))],
+        )
+
+
+def _signals(report: Report, readings: Iterable[DeviceReading]) -> Iterator[Family]:
+    rows = [
+        (labels_of(device), reading)
+        for device, reading in zip(report.devices, readings, strict=True)
+    ]
+    for name, text in _HELP.items():
+        values = [
+            (labels, reading.values[name]) for labels, reading in rows if name in reading.values
+        ]
+        if not values:
+            continue
+        make = _counter if name.endswith("_total") else _gauge
+        yield make(name.removesuffix("_total"), text, values, _DEVICE_LABELS)
+
+
+def _states(report: Report) -> Iterator[Family]:
+    """Say of each device how old its values are, and what is made of them."""
+    rows = [(labels_of(device), device) for device in report.devices]
+    yield _gauge(
+        "device_age_seconds",
+        "Time since the device was measured, when the report was made.",
+        [(labels, one.age_seconds) for labels, one in rows if one.age_seconds is not None],
+        _DEVICE_LABELS,
+    )
+    verdicts = [(labels, one.verdict) for labels, one in rows if one.verdict is not None]
+    yield _gauge(
+        "device_idle",
+        "Whether the device is idle; no sample where that is unknown.",
+        [(labels, one.is_idle) for labels, one in verdicts if one.is_idle is not None],
+        _DEVICE_LABELS,
+    )
+    yield _gauge(
+        "device_unhealthy",
+        "What signs of ill health mean for placing pods; 1 for the action that counts.",
+        [((*labels, one.action), True) for labels, one in verdicts if one.action],
+        (*_DEVICE_LABELS, "action"),
+    )
+    yield _gauge(
+        "device_problem",
+        "Why the device is not read.",
+        [((*labels, one.problem.code), True) for labels, one in rows if one.problem is not None],
+        (*_DEVICE_LABELS, "problem"),
+    )
+    xids = report.signals.get(Signal.XID, ())
+    yield _gauge(
+        "device_xid",
+        "The gravest XID error that still counts, or the last one.",
+        [(row[0], xid) for row, xid in zip(rows, xids, strict=False) if xid is not None],
+        _DEVICE_LABELS,
+    )
+
+
+def _tenants(report: Report) -> Iterator[Family]:
+    """Say who holds each device, who uses it, and what nobody accounts for."""
+    yield _gauge(
+        "device_tenant",
+        "A container that holds the device, or a share of it.",
+        [
+            ((*_identity(device), one.namespace, one.pod, one.container, replica), True)
+            for device in report.devices
+            for one in tenants_of(device)
+            for replica in one.replicas or ("",)
+        ],
+        (*_DEVICE_LABELS, "replica"),
+    )
+    used: dict[tuple[str, ...], int] = {}
+    for device in report.devices:
+        for process in device.used_by or ():
+            labels = (
+                *_identity(device),
+                process.namespace,
+                process.pod,
+                process.container,
+                process.place.value,
+            )
+            used[labels] = used.get(labels, 0) + (process.memory_bytes or 0)
+    yield _gauge(
+        "process_memory_bytes",
+        "Memory that processes hold, by where they run.",
+        list(used.items()),
+        (*_DEVICE_LABELS, "place"),
+    )
+    yield _gauge(
+        "foreign_memory_bytes",
+        "Memory in use that no pod accounts for; no sample where that is unknown.",
+        [
+            (_identity(device), device.foreign.memory_bytes)
+            for device in report.devices
+            if device.foreign is not None
+        ],
+        _IDENTITY,
+    )
+
+
+def _info(report: Report) -> Iterator[Family]:
+    labels = ("model", "mig_profile", "pci_bus_id", "numa_node", "driver_version")
+    yield _gauge(
+        "device_info",
+        "What the device is.",
+        [
+            (
+                (
+                    *_identity(device),
+                    device.model,
+                    device.mig_profile,
+                    device.pci_bus_id,
+                    "" if device.numa_node is None else str(device.numa_node),
+                    report.driver_version,
+                ),
+                True,
+            )
+            for device in report.devices
+        ],
+        (*_IDENTITY, *labels),
+    )
+
+
+def _identity(device: Device) -> tuple[str, str, str]:
+    index = "" if device.index is None else str(device.index)
+    return device.uuid, device.gpu_instance_id, index
+
+
+def labels_of(device: Device) -> tuple[str, ...]:
+    """Return a device's labels; its tenant is named where it has just one."""
+    holders = {(one.namespace, one.pod, one.container) for one in tenants_of(device)}
+    return (*_identity(device), *(holders.pop() if len(holders) == 1 else ("", "", "")))
+
+
+Samples = Iterable[tuple[Iterable[str], float]]
+
+
+def _gauge(name: str, text: str, samples: Samples, labels: tuple[str, ...] = ()) -> Family:
+    return _fill(GaugeMetricFamily(PREFIX + name, text, labels=labels), samples)
+
+
+def _counter(name: str, text: str, samples: Samples, labels: tuple[str, ...] = ()) -> Family:
+    return _fill(CounterMetricFamily(PREFIX + name, text, labels=labels), samples)
+
+
+def _fill(family: Family, samples: Samples) -> Family:
+    for labels, value in samples:
+        family.add_metric(tuple(labels), float(value))
+    return family

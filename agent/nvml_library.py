@@ -1,0 +1,74 @@
+"""One call of NVML: errors in the agent's words, and older calls for older drivers."""
+
+from typing import Any, Final
+
+from agent.backend import Code, NvmlError
+
+OLD_DRIVER: Final = frozenset(
+    {Code.FunctionNotFound, Code.ArgumentVersionMismatch, Code.NotSupported, Code.Deprecated}
+)
+"""The driver, or the card, does not know the call: it never will, until it is replaced."""
+
+_TYPE_FIELDS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Fields of NVML's union of values, by value type; the other fields hold garbage."""
+
+
+class Library:
+    """The library behind a name.
+
+    Args:
+        module: pynvml, or what stands in for it; it has no types.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._outdated: set[str] = set()
+
+    def forget(self) -> None:
+        """Forget what the driver lacked: it may be another one now."""
+        self._outdated.clear()
+
+    def ask(self, name: str, *arguments: object) -> Any:
+        """Make a call.
+
+        Raises:
+            NvmlError: it failed.
+        """
+        try:
+            return getattr(self.module, name)(*arguments)
+        except self.module.NVMLError as error:
+            raise NvmlError(name, error.value, str(error)) from error
+
+    def ask_newest(
+        self, new: str, old: str, *arguments: object, since: tuple[int, ...] = ()
+    ) -> Any:
+        """Make the newer of two calls, or the older where the driver lacks that.
+
+        Args:
+            new: the newer call.
+            old: the older; the same name where it is the same call with fewer arguments.
+            *arguments: of both.
+            since: further arguments of the newer one.
+
+        Raises:
+            NvmlError: it failed.
+        """
+        if new not in self._outdated:
+            try:
+                return self.ask(new, *arguments, *since)
+            except NvmlError as error:
+                if error.code not in OLD_DRIVER:
+                    raise
+        answer = self.ask(old, *arguments)
+        self._outdated.add(new)
+        return answer
+
+
+def number(union: Any, value_type: int) -> float:
+    """Return what a union of values holds."""
+    return float(getattr(union, _TYPE_FIELDS[value_type]))
+
+
+def text(value: Any) -> str:
+    """Return text; older bindings say it in bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)

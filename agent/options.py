@@ -1,0 +1,75 @@
+"""What the settings say, as the running agent takes it: frozen, checked, and small.
+
+`agent.config` makes it of files and variables, in a process of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from agent.foreign import Threshold
+from agent.session import Cadence
+from agent.verdict import Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every setting.
+
+    Attributes:
+        host: address that /metrics, /healthz and the report are served on.
+        port: likewise.
+        node: name of the node.
+        period_seconds: between two passes.
+        cadence: how often what is read in a pass.
+        call_seconds: a call of NVML that takes longer is given up.
+        hung_calls: so many may be given up at once.
+        liveness_seconds: /healthz fails once nothing could be read for so long.
+        dcgm_names: export the metrics of dcgm-exporter, too.
+        kubelet_socket: of the pod-resources API, "" for none.
+        proc: where the machine's processes are seen, "" for nowhere.
+        pod_logs: directory that names the machine's pods, "" for none.
+        judgement: when a device is idle, and when it is ill.
+        foreign: from where on use that no pod accounts for is foreign.
+        log_level: least level written.
+        log_format: for whom lines are.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 9402
+    node: str = ""
+    period_seconds: float = 1.0
+    cadence: Cadence = field(default_factory=Cadence)
+    call_seconds: float = 5.0
+    hung_calls: int = 3
+    liveness_seconds: float = 60.0
+    dcgm_names: bool = False
+    kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    proc: str = "/proc"
+    pod_logs: str = "/var/log/pods"
+    judgement: Judgement = field(default_factory=Judgement)
+    foreign: Threshold = field(default_factory=Threshold)
+    log_level: str = "info"
+    log_format: str = "json"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} is no setting")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain)
+_DECODER: Final = msgspec.json.Decoder(Options)
+
+
+def encode(options: Options) -> bytes:
+    """Write options for another process of this program."""
+    return _ENCODER.encode(options)
+
+
+def decode(content: bytes) -> Options:
+    """Read what `encode` wrote."""
+    return _DECODER.decode(content)

@@ -1,0 +1,266 @@
+"""The report of a node: the contract between agent and extender, and what `--json` prints.
+
+Says what was measured, never what to make of it elsewhere. Numbers stand in columns, one for each
+signal, because both ends think in columns and names are then written once. A reader ignores fields
+that it does not know; a change that old readers would misunderstand raises `VERSION`.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+VERSION: Final = 1
+
+MAX_BYTES: Final = 1 << 20
+"""No honest report is larger: 16 cards of 7 instances with a dozen processes each take 200 KiB."""
+
+
+class ReportError(ValueError):
+    """A report that cannot be read; the message says what is wrong with it."""
+
+
+class Place(StrEnum):
+    """Where a process runs, as far as the agent can tell."""
+
+    POD = "pod"
+    HOST = "host"
+    """In no pod: of the machine itself, or of a container that Kubernetes did not make."""
+    UNKNOWN = "unknown"
+    """The agent does not see the machine's processes (hostPID is not given), or it is gone."""
+
+
+class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of the report; what has its default value is left out when it is written."""
+
+
+class Tenant(_Record, frozen=True, kw_only=True):
+    """A container that holds a device, as the kubelet says.
+
+    Attributes:
+        namespace: of its pod.
+        pod: name of its pod.
+        container: its name.
+        uid: UID of its pod, "" where unknown (the kubelet's answer has none).
+        replicas: names of the shares that it holds, () where the device is not shared.
+    """
+
+    namespace: str
+    pod: str
+    container: str = ""
+    uid: str = ""
+    replicas: tuple[str, ...] = ()
+
+
+class Process(_Record, frozen=True, kw_only=True):
+    """A process that uses a device, as the driver says.
+
+    Attributes:
+        pid: its number on the machine (not in its container).
+        name: its command, "" where unknown.
+        memory_bytes: what it holds of the device's memory, None where the driver does not say.
+        utilization_ratio: its share of the device's time lately, 0 to 1, None where unknown.
+        place: where it runs.
+        uid: UID of its pod, "" where it is in none or that is unknown.
+        namespace: of its pod, "" likewise.
+        pod: name of its pod, "" likewise.
+        container: name of its container, or its id where the name is unknown, "" likewise.
+    """
+
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+    utilization_ratio: float | None = None
+    place: Place = Place.UNKNOWN
+    uid: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+class Foreign(_Record, frozen=True, kw_only=True):
+    """What is used of a device that no pod accounts for; all of it zero where there is nothing.
+
+    Attributes:
+        memory_bytes: memory of it.
+        utilization_ratio: activity of it, 0 to 1, None where unknown.
+        pids: processes of it that are known.
+    """
+
+    memory_bytes: int = 0
+    utilization_ratio: float | None = None
+    pids: tuple[int, ...] = ()
+
+
+class Verdict(_Record, frozen=True, kw_only=True):
+    """What the agent makes of a device, with its own settings; for people.
+
+    Attributes:
+        is_idle: None where it is not known.
+        reason: why it is idle, is not, or is not known to be.
+        action: what the signs of ill health mean, as `health.*` of the settings names it, "" where
+            there are none.
+        cause: the gravest of these signs, "" likewise.
+    """
+
+    is_idle: bool | None = None
+    reason: str = ""
+    action: str = ""
+    cause: str = ""
+
+
+class Problem(_Record, frozen=True, kw_only=True):
+    """Why something is not seen.
+
+    Attributes:
+        code: NVML's name for it (`DriverNotLoaded`), or ours (`Hung`): one of few, for metrics.
+        text: what failed, why, and what to do.
+    """
+
+    code: str
+    text: str
+
+
+class Device(_Record, frozen=True, kw_only=True):
+    """A card, or a MIG instance; a card with instances is not listed itself.
+
+    Attributes:
+        uuid: UUID of the card; of the parent card for an instance.
+        gpu_instance_id: "" for a whole card.
+        mig_uuids: UUIDs of its MIG devices, as the kubelet names them; one for each compute
+            instance, () for a whole card.
+        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
+        index: the driver's index of the card; may change when the machine starts anew.
+        model: as the driver writes it.
+        pci_bus_id: address of the card, as NVML writes it (`00000000:1A:00.0`).
+        numa_node: NUMA node that the card hangs on, None where unknown.
+        nvlink_peers: UUIDs of cards that it reaches over NVLink; `switch` for an NVSwitch.
+        activity_source: what tells the activity: `gpm`, `samples`, `rates`, "" for nothing.
+        age_seconds: so long before the report's time its signals were measured; None where they
+            never were.
+        xid_age_seconds: so long before the report's time the XID happened, None where there is
+            none.
+        allocated_to: containers that hold it, None where the kubelet cannot be asked.
+        used_by: processes that use it, None where the driver does not say.
+        foreign: use that no pod accounts for, None where that cannot be told.
+        verdict: what the agent makes of it.
+        problem: why its signals are missing or old, None where nothing is wrong.
+    """
+
+    uuid: str
+    gpu_instance_id: str = ""
+    mig_uuids: tuple[str, ...] = ()
+    mig_profile: str = ""
+    index: int | None = None
+    model: str = ""
+    pci_bus_id: str = ""
+    numa_node: int | None = None
+    nvlink_peers: tuple[str, ...] = ()
+    activity_source: str = ""
+    age_seconds: float | None = None
+    xid_age_seconds: float | None = None
+    allocated_to: tuple[Tenant, ...] | None = None
+    used_by: tuple[Process, ...] | None = None
+    foreign: Foreign | None = None
+    verdict: Verdict | None = None
+    problem: Problem | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identity of the device: what `extender.core.readings.DeviceKey` holds."""
+        return self.uuid, self.gpu_instance_id
+
+
+class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSION):
+    """What a node's agent knows at one time; `version` is written before these.
+
+    Attributes:
+        node: name of the node, as the agent was told; the extender believes the agent's token.
+        agent_version: of the program.
+        started_at: when the agent started, seconds since the epoch by the node's clock.
+        sequence: counts the agent's reports; with `started_at` it tells which of two is newer.
+        at: when the pass that this says ended, by the node's clock.
+        sent_at: when it was sent, by the node's clock: `sent_at - at` is its age, whatever the
+            reader's clock says; 0 where it was not.
+        driver_version: "" where there is no driver.
+        devices: what the node has; a device that was seen and is gone stays with its problem.
+        signals: by name of `extender.core.readings.Signal`, one value for each device in base
+            units, None where missing.
+        problem: why nothing is seen at all, or nothing new; None where all is well.
+        tenants_problem: why it is not known who holds the devices, None where it is.
+        processes_problem: why it is not known whose the processes are, None where it is.
+    """
+
+    node: str
+    agent_version: str = ""
+    started_at: float = 0.0
+    sequence: int = 0
+    at: float
+    sent_at: float = 0.0
+    driver_version: str = ""
+    devices: tuple[Device, ...] = ()
+    signals: Mapping[str, tuple[float | None, ...]] = {}
+    problem: Problem | None = None
+    tenants_problem: Problem | None = None
+    processes_problem: Problem | None = None
+
+    def signals_of(self, row: int) -> dict[str, float]:
+        """Return what was measured of one device, by name of the signal."""
+        return {
+            name: value
+            for name, column in self.signals.items()
+            if (value := column[row]) is not None
+        }
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+_DECODER: Final = msgspec.json.Decoder(Report)
+
+
+class _Envelope(msgspec.Struct):
+    """What every version of the report has."""
+
+    version: int
+
+
+_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+
+
+def encode(report: Report, sent_at: float | None = None) -> bytes:
+    """Write a report as JSON.
+
+    Args:
+        report: the report.
+        sent_at: the time of sending, seconds since the epoch; None where it is not sent.
+    """
+    if sent_at is not None:
+        report = msgspec.structs.replace(report, sent_at=sent_at)
+    return _ENCODER.encode(report)
+
+
+def decode(content: bytes) -> Report:
+    """Read a report; fields that are not known are ignored.
+
+    Raises:
+        ReportError: it is none, or of a version that this program does not understand.
+    """
+    if len(content) > MAX_BYTES:
+        raise ReportError(f"report of {len(content)} bytes: must be at most {MAX_BYTES} bytes")
+    try:
+        version = _ENVELOPE.decode(content).version
+        if version != VERSION:
+            raise ReportError(
+                f"report of version {version}: must be version {VERSION}: "
+                "agents and extender must be of the same release"
+            )
+        report = _DECODER.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReportError(f"cannot read report: {error}") from error
+    for name, column in report.signals.items():
+        if len(column) != len(report.devices):
+            raise ReportError(
+                f"cannot read report: $.signals.{name} has {len(column)} values: "
+                f"must be one for each of {len(report.devices)} devices"
+            )
+    return report

@@ -1,0 +1,210 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agent.app import Agent, look_again, look_once, start
+from agent.backend import Call, Code
+from agent.options import Options
+from agent.report import Report, decode
+from agent.session import Cadence
+from tests.agent.fake_kubelet import FakeKubelet, container, pod
+from tests.agent.scripted import ScriptedBackend, ScriptedCard
+
+OPTIONS = Options(
+    port=0,
+    node="gpu-7",
+    period_seconds=0.25,
+    cadence=Cadence(slow_seconds=1.0, retry_seconds=1.0),
+    call_seconds=0.1,
+    hung_calls=1,
+    liveness_seconds=0.2,
+    kubelet_socket="",
+    proc="",
+    pod_logs="",
+)
+
+OTHER = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110005"
+
+
+class Served:
+    """A running agent, asked over HTTP."""
+
+    def __init__(self, agent: Agent, backend: ScriptedBackend, http: aiohttp.ClientSession) -> None:
+        self.agent = agent
+        self.backend = backend
+        self._http = http
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        async with self._http.get(path) as answer:
+            return answer.status, await answer.read()
+
+    async def until(self, path: str, condition: Callable[[int, bytes], bool]) -> tuple[int, bytes]:
+        async with asyncio.timeout(20):
+            while True:
+                status, body = await self.get(path)
+                if condition(status, body):
+                    return status, body
+                await asyncio.sleep(0.02)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    options: Options = OPTIONS, *cards: ScriptedCard, fault: Code | None = None
+) -> AsyncIterator[Served]:
+    backend = ScriptedBackend(*cards)
+    if fault is not None:
+        backend.faults["start", ""] = fault
+    async with (
+        start(options, backend) as (agent, (host, port)),
+        aiohttp.ClientSession(f"http://{host}:{port}") as http,
+    ):
+        try:
+            yield Served(agent, backend, http)
+        finally:
+            backend.released.set()
+
+
+async def test_the_report_is_served_with_the_time_of_sending() -> None:
+    async with served(OPTIONS, ScriptedCard("GPU-0")) as one:
+        _, body = await one.until("/v1/report", lambda status, _: status == 200)
+
+    report = decode(body)
+    assert report.node == "gpu-7"
+    assert [device.uuid for device in report.devices] == ["GPU-0"]
+    assert report.sent_at >= report.at
+
+
+async def test_metrics_are_served_with_dcgms_names_where_they_are_wanted() -> None:
+    def has_power(_: int, body: bytes) -> bool:
+        return b"idlegpu_agent_power_watts{" in body
+
+    async with served(OPTIONS, ScriptedCard("GPU-0")) as one:
+        _, own = await one.until("/metrics", has_power)
+    async with served(replace(OPTIONS, dcgm_names=True), ScriptedCard("GPU-0")) as one:
+        _, both = await one.until("/metrics", has_power)
+
+    assert b"DCGM_FI_DEV_GPU_TEMP" not in own
+    assert b"DCGM_FI_DEV_GPU_TEMP{" in both
+
+
+async def test_without_a_driver_it_serves_says_why_and_lives() -> None:
+    async with served(fault=Code.LibraryNotFound) as one:
+        status, body = await one.until("/healthz", lambda _, body: body != b"ok\n")
+        _, content = await one.until("/v1/report", lambda status, _: status == 200)
+        _, metrics = await one.get("/metrics")
+
+        assert status == 200
+        assert b"libnvidia-ml.so.1" in body
+        report = decode(content)
+        assert report.problem is not None
+        assert report.problem.code == "LibraryNotFound"
+        assert b'idlegpu_agent_reads_gpus{problem="LibraryNotFound"} 0.0' in metrics
+
+        one.backend.cards.append(ScriptedCard("GPU-0"))
+        one.backend.faults.clear()
+
+        await one.until("/v1/report", lambda _, body: bool(decode(body).devices))
+
+
+async def test_liveness_fails_when_the_driver_hangs_and_http_goes_on() -> None:
+    async with served(OPTIONS, ScriptedCard("GPU-0")) as one:
+        await one.until("/v1/report", lambda status, _: status == 200)
+        one.backend.hangs.add((Call.POWER, "GPU-0"))
+
+        _, body = await one.until("/healthz", lambda status, _: status == 503)
+        _, content = await one.get("/v1/report")
+
+        assert b"have not returned" in body
+        first = decode(content).devices[0]
+        assert first.problem is not None
+        age = first.age_seconds
+        await one.until("/v1/report", lambda _, body: is_older(decode(body), age))
+
+
+def is_older(report: Report, before: float | None) -> bool:
+    age = report.devices[0].age_seconds
+    return age is not None and before is not None and age > before
+
+
+async def test_it_serves_before_the_first_pass_is_over() -> None:
+    backend = ScriptedBackend(ScriptedCard("GPU-0"))
+    backend.hangs.add(("start", ""))
+    options = replace(OPTIONS, cadence=Cadence(start_limit_seconds=60))
+    async with (
+        start(options, backend) as (_, (host, port)),
+        aiohttp.ClientSession(f"http://{host}:{port}") as http,
+    ):
+        async with http.get("/healthz") as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
+        async with http.get("/v1/report") as answer:
+            assert answer.status == 503
+        async with http.get("/metrics") as answer:
+            assert b"idlegpu_agent_passes_total 0.0" in await answer.read()
+        backend.released.set()
+
+
+async def test_a_taken_address_is_an_error_of_the_system() -> None:
+    async with start(OPTIONS, ScriptedBackend()) as (_, (_, port)):
+        with pytest.raises(OSError, match=str(port)):
+            async with start(replace(OPTIONS, port=port), ScriptedBackend()):
+                pass
+
+
+async def test_one_look_waits_for_what_is_counted_between_two_passes() -> None:
+    backend = ScriptedBackend(ScriptedCard("GPU-0"))
+
+    report = await look_once(OPTIONS, backend)
+
+    assert report.sequence == 2
+    assert backend.calls[Call.GPM, "GPU-0"] == 2
+
+
+async def test_one_look_without_a_driver_does_not_wait() -> None:
+    backend = ScriptedBackend()
+    backend.faults["start", ""] = Code.LibraryNotFound
+
+    report = await look_once(replace(OPTIONS, period_seconds=60), backend)
+
+    assert report.problem is not None
+
+
+async def test_the_kubelet_is_asked_who_holds_the_devices(tmp_path: Path) -> None:
+    uuid = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110004"
+    with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
+        kubelet.pods = [pod("train-0", container("main", uuid), namespace="ml")]
+        kubelet.allocatable = [
+            {"resource_name": "nvidia.com/gpu", "device_ids": [one]} for one in (uuid, OTHER)
+        ]
+        report = await look_once(
+            replace(OPTIONS, kubelet_socket=str(kubelet.socket)),
+            ScriptedBackend(ScriptedCard(uuid), ScriptedCard(OTHER)),
+        )
+        await asyncio.sleep(0)  # a closed transport goes with the loop's next round
+
+    assert report.tenants_problem is None
+    (tenant,) = report.devices[0].allocated_to or ()
+    assert (tenant.namespace, tenant.pod) == ("ml", "train-0")
+    assert report.devices[1].allocated_to == ()
+
+
+async def test_watching_shows_every_report() -> None:
+    shown: list[Report] = []
+    enough = asyncio.Event()
+
+    def show(report: Report) -> None:
+        shown.append(report)
+        if len(shown) == 3:
+            enough.set()
+
+    backend = ScriptedBackend(ScriptedCard("GPU-0"))
+    watching = asyncio.create_task(look_again(OPTIONS, backend, show))
+    async with asyncio.timeout(20):
+        await enough.wait()
+    watching.cancel()
+
+    assert [report.sequence for report in shown[:3]] == [1, 2, 3]

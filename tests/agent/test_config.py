@@ -1,0 +1,117 @@
+from pathlib import Path
+
+import pytest
+
+from agent import options as coded
+from agent.config import ConfigError, Settings, all_settings, load_settings
+from agent.options import Options
+from extender.core.policy import HealthAction
+
+
+def test_without_anything_set_the_defaults_are_those_of_the_program() -> None:
+    options = load_settings(None, {}).value()
+
+    assert options.node != ""
+    assert options == Options(node=options.node)
+
+
+def test_a_variable_comes_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("period_seconds: 5\nthresholds: {utilization: 20%, memory: 40}\n")
+    environ = {"IDLEGPU_AGENT_PERIOD_SECONDS": "2", "IDLEGPU_AGENT_THRESHOLDS_MEMORY": "60"}
+
+    options = load_settings(file, environ).value()
+
+    assert options.period_seconds == 2
+    assert (options.judgement.thresholds.utilization, options.judgement.thresholds.memory) == (
+        pytest.approx(0.2),
+        pytest.approx(0.6),
+    )
+
+
+def test_a_map_in_a_variable_replaces_the_files(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("health: {xid: {94: exclude}, penalty: 0.9}\n")
+
+    health = load_settings(file, {"IDLEGPU_AGENT_HEALTH_XID": "{13: penalty}"}).health
+
+    assert (health.xid, health.penalty) == ({13: HealthAction.PENALTY}, 0.9)
+
+
+def test_what_the_extenders_variables_say_is_not_the_agents() -> None:
+    environ = {"IDLEGPU_LISTEN": "nonsense", "IDLEGPU_THRESHOLDS_MEMORY": "-5"}
+
+    assert load_settings(None, environ) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            {"IDLEGPU_AGENT_PERIOD_SECONDS": "0"},
+            "IDLEGPU_AGENT_PERIOD_SECONDS: 0 is out of bounds: must be from 0.25 to 60 seconds",
+        ),
+        (
+            {"IDLEGPU_AGENT_LISTN": "a:1"},
+            "IDLEGPU_AGENT_LISTN: names no setting: did you mean IDLEGPU_AGENT_LISTEN?",
+        ),
+        (
+            {"IDLEGPU_AGENT_LISTEN": "everywhere"},
+            "IDLEGPU_AGENT_LISTEN: 'everywhere' is not allowed: must be host:port",
+        ),
+        (
+            {"IDLEGPU_AGENT_HEALTH_DOUBLE_BIT_ERROR": "shout"},
+            "IDLEGPU_AGENT_HEALTH_DOUBLE_BIT_ERROR: 'shout' is not allowed: must be one of",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_what_is_allowed(
+    environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, environ)
+
+    assert message in str(caught.value)
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("perod_seconds: 1\nhung_calls: 0\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file, {"IDLEGPU_AGENT_CALL_SECONDS": "never"})
+
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert any(
+        "perod_seconds: is no known setting: did you mean period_seconds?" in one for one in lines
+    )
+
+
+def test_null_switches_a_source_off(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("kubelet_socket: null\nproc: null\n")
+
+    options = load_settings(file, {}).value()
+
+    assert (options.kubelet_socket, options.proc) == ("", "")
+
+
+def test_options_survive_the_way_between_two_processes() -> None:
+    environ = {
+        "IDLEGPU_AGENT_HEALTH_XID": "{94: exclude, 109: penalty}",
+        "IDLEGPU_AGENT_FOREIGN_MEMORY": "2Gi",
+        "IDLEGPU_AGENT_DCGM_NAMES": "true",
+    }
+    options = load_settings(None, environ).value()
+
+    assert coded.decode(coded.encode(options)) == options
+    assert options.foreign.memory_bytes == 2 << 30
+
+
+def test_every_setting_has_a_description_and_bounds_where_it_is_a_number() -> None:
+    for setting in all_settings().values():
+        assert setting.description, setting.name
+        assert setting.variable.startswith("IDLEGPU_AGENT_")
+        if setting.kind in {"a number", "a whole number", "a quantity"}:
+            assert setting.bounds, setting.name

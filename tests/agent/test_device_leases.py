@@ -1,0 +1,357 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from agent.device_leases import (
+    MOST_LEASES,
+    Assigned,
+    Holder,
+    Lease,
+    LeaseFile,
+    assign,
+    parse_leases,
+    render_leases,
+)
+from agent.device_process import holder_of, is_alive, is_kin
+from agent.device_visible import Device, Load
+
+
+def devices(count: int, loads: list[float] | None = None) -> list[Device]:
+    return [
+        Device(
+            id=f"GPU-{number}",
+            index=number,
+            selector=f"GPU-{number}",
+            load=None
+            if loads is None
+            else Load(utilization_ratio=loads[number], memory_used_ratio=0.0),
+        )
+        for number in range(count)
+    ]
+
+
+def process(pid: int, namespace: int = 1) -> Holder:
+    return Holder(pid=pid, started=pid * 10, namespace=namespace)
+
+
+def ask(
+    leases: tuple[Lease, ...],
+    worker: int,
+    holder: Holder,
+    among: list[Device],
+    *,
+    ended: frozenset[Holder] = frozenset(),
+    kin: frozenset[Holder] = frozenset(),
+) -> Assigned:
+    return assign(
+        leases,
+        worker=worker,
+        holder=holder,
+        devices=among,
+        is_alive=lambda one: one not in ended and one.namespace == 1,
+        is_kin=lambda one: one in kin,
+    )
+
+
+@given(st.permutations(range(8)), st.integers(1, 8), st.booleans())
+def test_workers_spread_evenly_whatever_their_order(
+    order: list[int], count: int, known: bool
+) -> None:
+    among = devices(count, [0.0] * count if known else None)
+    leases: tuple[Lease, ...] = ()
+    taken: Counter[str] = Counter()
+    for worker in order:
+        assigned = ask(leases, worker, process(worker + 2), among)
+        leases = assigned.leases
+        taken[assigned.device.id] += 1
+        assert max(taken.values()) - min(taken[one.id] for one in among) <= 1
+        assert assigned.workers == len(leases)
+
+
+@given(st.integers(0, 10**9), st.integers(1, 16))
+def test_the_first_worker_gets_the_device_of_its_number(worker: int, count: int) -> None:
+    assert ask((), worker, process(2), devices(count)).device.index == worker % count
+
+
+def test_workers_in_their_order_get_the_devices_in_theirs() -> None:
+    leases: tuple[Lease, ...] = ()
+    got = []
+    for worker in range(5):
+        assigned = ask(leases, worker, process(worker + 2), devices(3))
+        leases = assigned.leases
+        got.append((assigned.device.index, assigned.sharers))
+
+    assert got == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
+
+
+def test_idler_devices_go_first_and_noise_decides_nothing() -> None:
+    among = devices(3, [0.9, 0.31, 0.39])
+
+    assert ask((), 0, process(2), among).device.index == 1
+    assert ask((), 2, process(2), among).device.index == 2
+    assert ask((), 0, process(2), among).reason == "idlest"
+
+
+def test_a_device_of_unknown_load_stands_between_idle_and_busy() -> None:
+    idle, unknown, busy = devices(3, [0.0, 0.0, 1.0])
+    unknown = Device(id=unknown.id, index=1, selector=unknown.id)
+
+    order = []
+    leases: tuple[Lease, ...] = ()
+    for worker in (2, 5, 8):
+        assigned = ask(leases, worker, process(worker), [idle, unknown, busy])
+        leases = assigned.leases
+        order.append(assigned.device.id)
+
+    assert order == [idle.id, unknown.id, busy.id]
+
+
+def test_an_unused_device_goes_before_an_idler_one_that_is_taken() -> None:
+    among = devices(2, [0.0, 1.0])
+    first = ask((), 0, process(2), among)
+
+    second = ask(first.leases, 1, process(3), among)
+
+    assert [first.device.index, second.device.index] == [0, 1]
+
+
+def test_a_worker_that_starts_again_gets_its_device_back_though_it_is_the_busiest() -> None:
+    leases: tuple[Lease, ...] = ()
+    for worker in range(3):
+        leases = ask(leases, worker, process(worker + 2), devices(4)).leases
+    crashed = frozenset({process(3)})
+
+    newcomer = ask(leases, 9, process(20), devices(4), ended=crashed)
+    again = ask(newcomer.leases, 1, process(21), devices(4, [0, 1, 0, 0]), ended=crashed)
+
+    assert newcomer.device.index == 3
+    assert (again.device.index, again.reason) == (1, "its own again")
+
+
+def test_a_worker_whose_device_another_had_to_take_gets_an_unused_one() -> None:
+    leases = ask((), 0, process(2), devices(1)).leases
+    crashed = frozenset({process(2)})
+    leases = ask(leases, 1, process(3), devices(1), ended=crashed).leases
+
+    again = ask(leases, 0, process(4), devices(2), ended=crashed)
+
+    assert again.device.index == 1
+
+
+def test_a_worker_that_asks_twice_keeps_its_device() -> None:
+    first = ask((), 0, process(2), devices(2, [0, 0.5]))
+    leases = ask(first.leases, 1, process(3), devices(2)).leases
+
+    again = ask(leases, 0, process(2), devices(2, [1, 0]))
+
+    assert (again.device, again.reason) == (devices(2, [1, 0])[0], "as before")
+    assert len(again.leases) == 2
+
+
+def test_the_worker_that_its_shell_asked_for_is_the_same_worker() -> None:
+    shell, worker = process(2), process(3)
+    leases = ask((), 0, shell, devices(2)).leases
+
+    asked = ask(leases, 0, worker, devices(2), kin=frozenset({shell}))
+
+    assert asked.device.index == 0
+    assert [lease.holder for lease in asked.leases] == [worker]
+
+
+def test_two_living_workers_of_one_number_are_two_workers() -> None:
+    leases = ask((), 0, process(2), devices(2)).leases
+
+    other = ask(leases, 0, process(3), devices(2))
+
+    assert other.device.index == 1
+    assert [lease.worker for lease in other.leases] == [0, 0]
+
+
+def test_a_container_that_starts_again_gives_each_worker_its_device_back() -> None:
+    leases: tuple[Lease, ...] = ()
+    for worker, load in ((1, [0, 0]), (0, [0, 0])):
+        leases = ask(leases, worker, process(worker + 2), devices(2, load)).leases
+    before = tuple(
+        Lease(worker=one.worker, device=one.device, holder=process(one.holder.pid, namespace=7))
+        for one in leases
+    )
+
+    again = [ask(before, worker, process(9), devices(2, [1, 0])) for worker in (0, 1)]
+
+    assert [one.device.index for one in again] == [0, 1]
+    assert {one.reason for one in again} == {"its own again"}
+
+
+def test_what_a_worker_had_here_goes_before_what_one_of_its_number_had_elsewhere() -> None:
+    here, elsewhere = process(2), process(3, namespace=7)
+    leases = (
+        Lease(worker=0, device="GPU-1", holder=here),
+        Lease(worker=0, device="GPU-2", holder=elsewhere),
+    )
+
+    again = ask(leases, 0, process(9), devices(3), ended=frozenset({here}))
+
+    assert again.device.index == 1
+
+
+def test_a_device_that_is_gone_is_given_to_nobody() -> None:
+    leases = ask((), 1, process(2), devices(2)).leases
+
+    again = ask(leases, 1, process(2), devices(1))
+
+    assert again.device.index == 0
+
+
+def test_only_so_many_that_ended_are_remembered_the_newest_and_all_that_live() -> None:
+    ended = frozenset(process(pid) for pid in range(1_000, 1_600))
+    leases: tuple[Lease, ...] = ()
+    for worker in range(40):
+        leases = ask(leases, worker, process(worker + 2), devices(4)).leases
+    for number, holder in enumerate(sorted(ended, key=lambda one: one.pid)):
+        leases = ask(leases, 100 + number, holder, devices(4), ended=ended).leases
+
+    assert len(leases) == MOST_LEASES
+    assert {lease.worker for lease in leases} >= {*range(40), 699, 600}
+
+
+class Workers(RuleBasedStateMachine):
+    """Workers start, crash and start again in any order; loads are what they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases: tuple[Lease, ...] = ()
+        self.alive: dict[int, tuple[Holder, str]] = {}
+        self.before: dict[int, str] = {}
+        self.count = 3
+        self.pids = iter(range(10, 10_000))
+
+    @rule(worker=st.integers(0, 7), loads=st.lists(st.floats(0, 1), min_size=3, max_size=3))
+    def start(self, worker: int, loads: list[float]) -> None:
+        if worker in self.alive:
+            return
+        holder = process(next(self.pids))
+        taken = Counter(device for _, device in self.alive.values())
+        living = frozenset(one for one, _ in self.alive.values())
+        assigned = assign(
+            self.leases,
+            worker=worker,
+            holder=holder,
+            devices=devices(self.count, loads),
+            is_alive=living.__contains__,
+            is_kin=lambda _: False,
+        )
+        self.leases = parse_leases(render_leases(assigned.leases))
+        got = assigned.device.id
+        least = min(taken[one.id] for one in devices(self.count))
+        assert taken[got] == least
+        before = self.before.get(worker)
+        if before is not None and taken[before] == least:
+            assert got == before
+        assert (assigned.sharers, assigned.workers) == (least, len(self.alive) + 1)
+        self.alive[worker] = (holder, got)
+        self.before[worker] = got
+
+    @rule(worker=st.integers(0, 7))
+    def crash(self, worker: int) -> None:
+        self.alive.pop(worker, None)
+
+    @invariant()
+    def the_living_are_remembered(self) -> None:
+        known = {(lease.worker, lease.holder, lease.device) for lease in self.leases}
+        for worker, (holder, device) in self.alive.items():
+            assert (worker, holder, device) in known
+
+
+test_workers_that_come_and_go_share_only_when_they_must = Workers.TestCase
+
+
+@given(
+    st.lists(
+        st.builds(
+            Lease,
+            worker=st.integers(0, 2**63 - 1),
+            device=st.text(),
+            holder=st.builds(
+                Holder, pid=st.integers(), started=st.integers(), namespace=st.integers()
+            ),
+        )
+    )
+)
+def test_what_is_written_is_read_again(leases: list[Lease]) -> None:
+    assert parse_leases(render_leases(leases)) == tuple(leases)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\xff",
+        b"[]",
+        b'{"version": 2, "leases": []}',
+        b'{"version": 1, "leases": 5}',
+        b'{"version": 1, "leases": [{}, 1, {"worker": "0", "device": "a", "holder": {}}]}',
+        b'{"version": 1, "leases": [{"worker": true, "device": "a", "holder": {"pid": 1}}]}',
+        b"[" * 100_000,
+        render_leases([Lease(worker=0, device="a", holder=process(2))])[:-9],
+    ],
+)
+def test_a_file_that_is_torn_or_not_ours_is_an_empty_one(content: bytes) -> None:
+    assert parse_leases(content) == ()
+
+
+def test_the_file_is_made_for_every_user_and_shrinks(tmp_path: Path) -> None:
+    file = LeaseFile(tmp_path / "devices.json")
+    many = [Lease(worker=n, device="GPU-1", holder=process(n)) for n in range(9)]
+    with file.locked() as held:
+        assert held.read() == ()
+        held.write(many)
+        held.write(many[:1])
+
+    with file.locked() as held:
+        assert held.read() == tuple(many[:1])
+    assert stat.S_IMODE((tmp_path / "devices.json").stat().st_mode) == 0o666
+    assert json.loads((tmp_path / "devices.json").read_bytes())["version"] == 1
+
+
+def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("keep")
+    (tmp_path / "devices.json").symlink_to(target)
+
+    with (
+        pytest.raises(OSError, match="symbolic links"),
+        LeaseFile(tmp_path / "devices.json").locked(),
+    ):
+        pass
+
+    assert target.read_text() == "keep"
+
+
+def test_processes_that_started_one_another_are_kin_and_siblings_are_not() -> None:
+    own = holder_of(os.getpid())
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as first,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as second,
+    ):
+        one, other = holder_of(first.pid), holder_of(second.pid)
+        related = [is_kin(own, one), is_kin(one, own), is_kin(own, own), is_kin(one, other)]
+        living = is_alive(one, namespace=own.namespace)
+        first.kill()
+        first.wait()
+        second.kill()
+
+    assert related == [True, True, True, False]
+    assert living
+    assert not is_alive(one, namespace=own.namespace)
+    later = Holder(pid=own.pid, started=own.started + 1, namespace=own.namespace)
+    elsewhere = Holder(pid=own.pid, started=own.started, namespace=own.namespace + 1)
+    assert not any(is_alive(other, namespace=own.namespace) for other in (later, elsewhere))

@@ -1,0 +1,306 @@
+import time
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.backend import Call, Code, ProcessList, ProcessUse, XidEvent
+from agent.dcgm_names import DcgmCollector
+from agent.exporter import AgentCollector
+from agent.options import Options
+from agent.report import Foreign, Problem, Process, Tenant
+from agent.sampler import Sampler
+from agent.tenants import DeviceTenants, DeviceUse
+from extender.core.readings import Signal
+from extender.sources.dcgm import DEFAULT_METRICS
+from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
+
+DASHBOARD_12239 = (
+    "DCGM_FI_DEV_GPU_TEMP",
+    "DCGM_FI_DEV_POWER_USAGE",
+    "DCGM_FI_DEV_SM_CLOCK",
+    "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_FB_USED",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+)
+"""What the queries of Grafana's dashboard 12239 (NVIDIA DCGM Exporter Dashboard) select; each by
+`{instance=~"$instance", gpu=~"$gpu"}`, of which Prometheus adds `instance`."""
+
+ALERTED = (
+    "DCGM_FI_DEV_FB_FREE",
+    "DCGM_FI_DEV_XID_ERRORS",
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE",
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+)
+"""What alerts of others commonly watch besides."""
+
+
+class Holders:
+    """Knows what the test says of each device."""
+
+    def __init__(self, *tenants: tuple[Tenant, ...] | None) -> None:
+        self._tenants = tenants
+        self.foreign: Foreign | None = None
+        self.holders_problem: Problem | None = None
+        self.processes_problem: Problem | None = None
+
+    def attribute(self, uses: tuple[DeviceUse, ...]) -> tuple[DeviceTenants, ...]:
+        return tuple(
+            DeviceTenants(allocated_to=held, used_by=use.processes, foreign=self.foreign)
+            for use, held in zip(uses, self._tenants, strict=True)
+        )
+
+
+async def sampled(*cards: ScriptedCard, holders: Holders | None = None, passes: int = 1) -> Sampler:
+    sampler = Sampler(ScriptedBackend(*cards), Options(node="gpu-7"), holders)
+    for _ in range(passes):
+        await sampler.sample()
+    sampler.close()
+    return sampler
+
+
+def scrape(sampler: Sampler, *, dcgm: bool = False) -> dict[str, Metric]:
+    registry = CollectorRegistry()
+    if dcgm:
+        registry.register(DcgmCollector(sampler.latest))
+    else:
+        registry.register(AgentCollector(sampler, time.time))
+    text = generate_latest(registry).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+
+
+def busy_card(uuid: str = "GPU-0") -> ScriptedCard:
+    card = ScriptedCard(uuid, gpm={**IDLE_GPM, Signal.GRAPHICS_ACTIVE: 0.6})
+    card.set(Call.MEMORY, MEMORY_USED=20.0 * GIB)
+    card.processes[ProcessList.COMPUTE] = (ProcessUse(pid=7, memory_bytes=20 * GIB),)
+    return card
+
+
+TRAIN = Tenant(namespace="ml", pod="train-0", container="main")
+
+
+async def test_signals_stand_under_their_own_names_in_base_units_with_their_tenant() -> None:
+    found = scrape(await sampled(busy_card(), holders=Holders((TRAIN,))))
+
+    used = found["idlegpu_agent_memory_used_bytes"]
+    labels = ("uuid", "gpu", "namespace", "pod", "container")
+    assert values(used, *labels) == {("GPU-0", "0", "ml", "train-0", "main"): 20.0 * GIB}
+    assert values(found["idlegpu_agent_graphics_active_ratio"], "uuid") == {("GPU-0",): 0.6}
+    assert values(found["idlegpu_agent_power_watts"], "uuid") == {("GPU-0",): 80.0}
+    assert values(found["idlegpu_agent_sm_clock_hertz"], "uuid") == {("GPU-0",): 1.98e9}
+    assert values(found["idlegpu_agent_energy_joules"], "uuid") == {("GPU-0",): 1000.0}
+    assert found["idlegpu_agent_energy_joules"].type == "counter"
+
+
+async def test_a_device_with_several_tenants_names_them_apart() -> None:
+    shared = (
+        Tenant(namespace="a", pod="p", replicas=("0", "2")),
+        Tenant(namespace="b", pod="q", replicas=("1",)),
+    )
+
+    found = scrape(await sampled(busy_card(), holders=Holders(shared)))
+
+    assert values(found["idlegpu_agent_power_watts"], "pod") == {("",): 80.0}
+    tenants = values(found["idlegpu_agent_device_tenant"], "namespace", "pod", "replica")
+    assert set(tenants) == {("a", "p", "0"), ("a", "p", "2"), ("b", "q", "1")}
+
+
+async def test_memory_of_processes_is_told_by_where_they_run() -> None:
+    holders = Holders((TRAIN,))
+    holders.foreign = Foreign(memory_bytes=5 * GIB, pids=(7,))
+    found = scrape(await sampled(busy_card(), holders=holders))
+
+    process = values(found["idlegpu_agent_process_memory_bytes"], "uuid", "place")
+    assert process == {("GPU-0", "unknown"): 20.0 * GIB}
+    assert values(found["idlegpu_agent_foreign_memory_bytes"], "uuid") == {("GPU-0",): 5.0 * GIB}
+
+
+async def test_what_is_unknown_has_no_sample() -> None:
+    card = busy_card()
+    card.values[Call.RATES] = {}
+    backend = ScriptedBackend(card)
+    backend.faults[Call.POWER, "GPU-0"] = Code.Unknown
+    sampler = Sampler(backend, Options(node="gpu-7"))
+    await sampler.sample()
+    sampler.close()
+
+    found = scrape(sampler)
+
+    assert "idlegpu_agent_power_watts" not in found
+    assert values(found["idlegpu_agent_foreign_memory_bytes"]) == {}
+    failures = values(found["idlegpu_agent_call_failures"], "call", "error")
+    assert failures == {("power", "Unknown"): 1.0}
+
+
+async def test_verdicts_are_told() -> None:
+    busy, sick = busy_card(), ScriptedCard("GPU-1")
+    sick.set(Call.FIELDS, ECC_DOUBLE_BIT_VOLATILE=2.0)
+
+    found = scrape(await sampled(busy, sick))
+
+    idle = values(found["idlegpu_agent_device_idle"], "uuid")
+    assert idle == {("GPU-0",): 0.0, ("GPU-1",): 1.0}
+    unhealthy = values(found["idlegpu_agent_device_unhealthy"], "uuid", "action")
+    assert unhealthy == {("GPU-1", "exclude"): 1.0}
+
+
+async def test_it_tells_how_it_fares_itself() -> None:
+    found = scrape(await sampled(busy_card(), passes=3))
+
+    assert values(found["idlegpu_agent_passes"]) == {(): 3.0}
+    assert values(found["idlegpu_agent_reads_gpus"], "problem") == {("",): 1.0}
+    assert 0 <= values(found["idlegpu_agent_report_age_seconds"])[()] < 60
+    assert 0 < values(found["idlegpu_agent_pass_seconds"])[()] < 60
+
+
+async def test_without_a_driver_it_says_so_and_has_no_device() -> None:
+    backend = ScriptedBackend()
+    backend.faults["start", ""] = Code.DriverNotLoaded
+    sampler = Sampler(backend, Options(node="gpu-7"))
+    await sampler.sample()
+    sampler.close()
+
+    found = scrape(sampler)
+
+    reads = values(found["idlegpu_agent_reads_gpus"], "problem")
+    assert reads == {("DriverNotLoaded",): 0.0}
+    assert not values(found["idlegpu_agent_device_info"])
+
+
+async def test_before_the_first_pass_it_tells_only_of_itself() -> None:
+    sampler = Sampler(ScriptedBackend(), Options(node="gpu-7"))
+
+    assert "idlegpu_agent_passes" in scrape(sampler)
+    assert scrape(sampler, dcgm=True) == {}
+
+
+async def test_xids_are_counted_and_the_one_that_counts_is_told() -> None:
+    sampler = await sampled(busy_card())
+    for xid in (48, 43):
+        sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=xid), time.time())
+    await sampler.sample()
+    sampler.close()
+
+    found = scrape(sampler)
+
+    counted = values(found["idlegpu_agent_xid_errors"], "uuid", "xid")
+    assert counted == {("GPU-0", "48"): 1.0, ("GPU-0", "43"): 1.0}
+    assert values(found["idlegpu_agent_device_xid"], "uuid") == {("GPU-0",): 48.0}
+
+
+@pytest.mark.parametrize("name", [*DASHBOARD_12239, *ALERTED])
+async def test_no_query_of_the_known_dashboard_and_alerts_comes_back_empty(name: str) -> None:
+    sampler = await sampled(busy_card())
+    sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=13), time.time())
+    await sampler.sample()
+    sampler.close()
+
+    found = scrape(sampler, dcgm=True)
+
+    assert values(found[name], "gpu").keys() == {("0",)}
+
+
+async def test_no_query_comes_back_empty_for_mig_instances_either() -> None:
+    card = busy_card()
+    card.instances = migs((1, "3g.40gb"), (5, "1g.10gb"))
+
+    found = scrape(await sampled(card), dcgm=True)
+
+    for name in DASHBOARD_12239:
+        assert values(found[name], "GPU_I_ID", "GPU_I_PROFILE").keys() == {
+            ("1", "3g.40gb"),
+            ("5", "1g.10gb"),
+        }
+
+
+async def test_dcgm_names_have_dcgms_units() -> None:
+    found = scrape(await sampled(busy_card(), holders=Holders((TRAIN,))), dcgm=True)
+
+    def value(name: str) -> float:
+        (one,) = values(found[name]).values()
+        return one
+
+    assert value("DCGM_FI_DEV_GPU_UTIL") == pytest.approx(60.0)
+    assert value("DCGM_FI_DEV_FB_USED") == 20 * 1024
+    assert value("DCGM_FI_DEV_POWER_USAGE") == 80.0
+    assert value("DCGM_FI_DEV_SM_CLOCK") == pytest.approx(1980)
+    assert value("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION") == 1_000_000.0
+    assert value("DCGM_FI_PROF_GR_ENGINE_ACTIVE") == 0.6
+    (sample,) = found["DCGM_FI_DEV_GPU_UTIL"].samples
+    expected = {
+        "gpu": "0",
+        "UUID": "GPU-0",
+        "device": "nvidia0",
+        "modelName": "NVIDIA H100 80GB HBM3",
+        "Hostname": "gpu-7",
+        "namespace": "ml",
+        "pod": "train-0",
+        "container": "main",
+    }
+    assert expected.items() <= sample.labels.items()
+
+
+async def test_without_gpm_utilization_stands_under_dcgms_name_as_well() -> None:
+    card = ScriptedCard("GPU-0", gpm=None)
+    card.set(Call.RATES, GPU_UTILIZATION=0.4)
+
+    found = scrape(await sampled(card), dcgm=True)
+
+    assert values(found["DCGM_FI_DEV_GPU_UTIL"], "gpu") == {("0",): 40.0}
+    assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" not in found, "nothing tells it"
+
+
+async def test_of_a_shared_device_each_tenant_has_its_series_and_power_is_counted_once() -> None:
+    shared = (
+        Tenant(namespace="a", pod="p", replicas=("0",)),
+        Tenant(namespace="b", pod="q", replicas=("1",)),
+    )
+
+    found = scrape(await sampled(busy_card(), holders=Holders(shared)), dcgm=True)
+
+    used = values(found["DCGM_FI_DEV_FB_USED"], "namespace", "pod", "vgpu")
+    assert set(used) == {("a", "p", "0"), ("b", "q", "1")}
+    assert values(found["DCGM_FI_DEV_POWER_USAGE"], "pod") == {("",): 80.0}
+
+
+async def test_the_extender_understands_every_dcgm_name() -> None:
+    sampler = await sampled(busy_card())
+    known = {metric.name for metric in DEFAULT_METRICS}
+    extra = {
+        "DCGM_FI_DEV_SM_CLOCK",
+        "DCGM_FI_DEV_MEM_CLOCK",
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+        "DCGM_FI_DEV_ENC_UTIL",
+        "DCGM_FI_DEV_DEC_UTIL",
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+    }
+
+    assert set(names(scrape(sampler, dcgm=True).values())) <= known | extra
+
+
+def names(families: Iterable[Metric]) -> list[str]:
+    return [family.name for family in families]
+
+
+async def test_a_process_is_no_label_but_its_pod_is() -> None:
+    """Process numbers would make a new series for each process."""
+    found = scrape(await sampled(busy_card(), holders=Holders((TRAIN,))))
+
+    for family in found.values():
+        for sample in family.samples:
+            assert not {"pid", "process", "name"} & sample.labels.keys()
+    assert Process(pid=7).place == "unknown"

@@ -1,0 +1,158 @@
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agent.report import decode
+
+COMMAND = (sys.executable, "-m", "agent")
+TIMEOUT = 60
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+without_driver = pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA driver")
+
+
+def run(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(  # noqa: S603 - our own program
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+        env={**os.environ, "COLUMNS": "200", **environ},
+    )
+
+
+@without_driver
+def test_one_look_without_a_driver_explains_itself_and_exits_with_3() -> None:
+    told = run("--once", IDLEGPU_AGENT_NODE="gpu-7")
+
+    assert told.returncode == 3
+    assert "gpu-7, no driver" in told.stdout
+    assert "there is no NVIDIA driver library (libnvidia-ml.so.1)" in told.stdout
+    assert "install the driver" in told.stdout
+    assert told.stderr == ""
+
+
+@without_driver
+def test_the_report_itself_says_why_nothing_is_seen() -> None:
+    told = run("--json")
+
+    report = decode(told.stdout.encode())
+    assert told.returncode == 3
+    assert report.problem is not None
+    assert report.problem.code == "LibraryNotFound"
+    assert report.devices == ()
+
+
+def test_bad_settings_exit_with_2_and_name_the_setting() -> None:
+    told = run("--once", IDLEGPU_AGENT_PERIOD_SECONDS="0")
+
+    assert told.returncode == 2
+    assert "IDLEGPU_AGENT_PERIOD_SECONDS: 0 is out of bounds" in told.stderr
+
+
+def test_settings_are_checked_and_shown(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("period_seconds: 2\n")
+
+    told = run("--check-config", str(file))
+
+    assert told.returncode == 0
+    assert f"{file}: ok" in told.stdout
+    assert "  period_seconds: 2\n" in told.stdout
+
+
+def test_settings_that_cannot_be_used_fail_the_check(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text("period_seconds: soon\n")
+
+    told = run("--check-config", str(file))
+
+    assert told.returncode == 2
+    assert "period_seconds: 'soon' is not allowed: must be a number" in told.stderr
+
+
+def test_the_table_of_settings_has_a_row_for_each() -> None:
+    told = run("--settings-table")
+
+    assert told.returncode == 0
+    assert "| `period_seconds` | seconds | `1` | 0.25 to 60 |" in told.stdout
+
+
+def test_a_taken_address_is_explained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        told = run(IDLEGPU_AGENT_LISTEN=address)
+
+    assert told.returncode == 1
+    assert f"cannot serve on {address}" in told.stderr
+    assert "IDLEGPU_AGENT_LISTEN" in told.stderr
+
+
+def count_threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+@without_driver
+async def test_it_serves_without_a_driver_until_it_is_told_to_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environ = {
+        **os.environ,
+        "IDLEGPU_AGENT_LISTEN": f"127.0.0.1:{port}",
+        "IDLEGPU_AGENT_KUBELET_SOCKET": "",
+    }
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--dcgm-names", env=environ, stderr=subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT), aiohttp.ClientSession() as http:
+            text = ""
+            while "LibraryNotFound" not in text:
+                await asyncio.sleep(0.1)
+                try:
+                    async with http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                        text = await answer.text()
+                except aiohttp.ClientConnectionError:
+                    continue
+        threads = count_threads(process.pid)
+        process.send_signal(signal.SIGTERM)
+        _, told = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+    assert process.returncode == 0
+    assert threads <= 3, "the loop's, NVML's, and perhaps the one for events; none of numpy's"
+    assert b"cannot start NVML" in told
+    assert b"shutting down" in told
+
+
+def test_what_reads_settings_does_not_stay_in_memory() -> None:
+    """It takes 11 MiB of the 60 that the agent may take; aiohttp would take 16."""
+    code = (
+        "import sys, agent.__main__, agent.app, agent.nvml; from extender import logs;"
+        "print(sorted({'aiohttp', 'pydantic', 'yaml', 'rich', 'multiprocessing', 'grpc'}"
+        " & {name.partition('.')[0] for name in sys.modules}))"
+    )
+    told = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+
+    assert told.stdout.strip() == "[]"

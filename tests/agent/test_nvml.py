@@ -1,0 +1,314 @@
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.backend import Call, Code, Extra, NvmlError, ProcessList
+from agent.nvml import Nvml
+from extender.core.readings import Signal
+from tests.agent.replay import CALLS, Replay, nvml_on, refuse
+
+GIB = 1 << 30
+
+
+def test_a_recorded_card_is_described_as_it_was() -> None:
+    card = nvml_on(Replay()).card(0)
+
+    assert (card.model, card.index, card.minor) == ("NVIDIA H200", 0, 0)
+    assert (card.pci_bus_id, card.has_gpm) == ("00000000:00:06.0", True)
+    assert card.uuid == "GPU-00000000-1111-2222-3333-444444444444"
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (Call.POWER_LIMIT, {Signal.POWER_LIMIT: 700.0}),
+        (Call.CLOCK_EVENTS, {Signal.CLOCK_EVENT_REASONS: 1.0}),
+        (Call.ENERGY, {Extra.ENERGY: 2270.072}),
+        (
+            Call.THRESHOLDS,
+            {
+                Signal.TEMPERATURE_SHUTDOWN: 95.0,
+                Extra.TEMPERATURE_SLOWDOWN: 89.0,
+                Extra.TEMPERATURE_MEMORY_MAX: 95.0,
+            },
+        ),
+        (
+            Call.REMAPPED_ROWS,
+            {
+                Extra.CORRECTABLE_REMAPPED_ROWS: 0.0,
+                Signal.UNCORRECTABLE_REMAPPED_ROWS: 0.0,
+                Signal.ROW_REMAP_PENDING: 0.0,
+                Signal.ROW_REMAP_FAILURE: 0.0,
+            },
+        ),
+        (Call.FABRIC, {Signal.FABRIC_MANAGER_STATUS: 0.0}),
+        (Call.CODECS, {Extra.ENCODER_UTILIZATION: 0.0, Extra.DECODER_UTILIZATION: 0.0}),
+    ],
+)
+def test_recorded_answers_come_in_base_units(call: Call, expected: dict[str, float]) -> None:
+    replay = Replay()
+
+    assert nvml_on(replay).read(call, replay.handle) == expected
+
+
+def test_power_clocks_and_temperature_of_a_loaded_card_come_in_base_units() -> None:
+    replay = Replay("full_big_matmul")
+    nvml = nvml_on(replay)
+    replay.now += 2
+
+    assert 650 < nvml.read(Call.POWER, replay.handle)[Signal.POWER] < 700
+    assert 55 < nvml.read(Call.TEMPERATURE, replay.handle)[Signal.TEMPERATURE] < 75
+    assert nvml.read(Call.CLOCKS, replay.handle) == {
+        Extra.SM_CLOCK: pytest.approx(1.485e9, rel=0.1),
+        Extra.MEMORY_CLOCK: 3.201e9,
+    }
+
+
+def test_used_memory_excludes_what_the_driver_reserves() -> None:
+    replay = Replay("loaded_but_idle_60GiB")
+    replay.now += 2
+
+    memory = nvml_on(replay).read(Call.MEMORY, replay.handle)
+
+    assert memory[Signal.MEMORY_RESERVED] == CALLS["memory_v2"]["value"]["reserved"]
+    assert memory[Signal.MEMORY_USED] / GIB == pytest.approx(60.5, abs=0.2)
+    assert (
+        sum(memory[one] for one in (Signal.MEMORY_USED, Signal.MEMORY_FREE))
+        < (memory[Signal.MEMORY_TOTAL])
+    )
+
+
+def test_a_driver_before_510_tells_memory_without_what_is_reserved() -> None:
+    replay = Replay(has_memory_v2=False)
+    nvml = nvml_on(replay)
+
+    first = nvml.read(Call.MEMORY, replay.handle)
+    asked = replay.asked.count("nvmlDeviceGetMemoryInfo")
+    nvml.read(Call.MEMORY, replay.handle)
+
+    assert Signal.MEMORY_RESERVED not in first
+    assert first[Signal.MEMORY_USED] == 615 << 20
+    assert replay.asked.count("nvmlDeviceGetMemoryInfo") == asked + 1, "the old call alone"
+
+
+def test_a_started_library_forgets_what_the_driver_before_it_lacked() -> None:
+    replay = Replay(has_memory_v2=False)
+    nvml = nvml_on(replay)
+    nvml.read(Call.MEMORY, replay.handle)
+    replay._has_memory_v2 = True
+
+    nvml.start()
+
+    assert Signal.MEMORY_RESERVED in nvml.read(Call.MEMORY, replay.handle)
+
+
+@pytest.mark.parametrize("call", [Call.NVLINKS, Call.SRAM, Call.FIELDS])
+def test_what_the_card_does_not_support_says_so(call: Call) -> None:
+    replay = Replay()
+
+    with pytest.raises(NvmlError) as caught:
+        nvml_on(replay).read(call, replay.handle)
+
+    assert caught.value.code is Code.NotSupported
+
+
+def test_gpm_tells_nothing_the_first_time_and_then_what_was_between() -> None:
+    replay = Replay("duty_60pct")
+    nvml = nvml_on(replay)
+    card = nvml.card(0)
+
+    assert nvml.read_gpm(card, None) == {}
+    replay.now += 1
+    values = nvml.read_gpm(card, None)
+
+    assert values[Signal.GRAPHICS_ACTIVE] == pytest.approx(0.585, abs=0.02)
+    assert values[Signal.SM_ACTIVE] == pytest.approx(0.53, abs=0.02)
+    assert values[Signal.TENSOR_ACTIVE] == pytest.approx(0.515, abs=0.02)
+    assert values[Signal.DRAM_ACTIVE] == pytest.approx(0.10, abs=0.01)
+    assert Extra.PCIE_SENT not in values, "what GPM did not tell is missing"
+
+
+def test_gpm_begins_anew_after_a_failure() -> None:
+    replay = Replay("duty_60pct")
+    nvml = nvml_on(replay)
+    card = nvml.card(0)
+    nvml.read_gpm(card, None)
+    replay._nvmlGpmSampleGet = refuse(19)
+
+    with pytest.raises(NvmlError, match="nvmlGpmSampleGet"):
+        nvml.read_gpm(card, None)
+    del replay._nvmlGpmSampleGet
+    replay.now += 1
+
+    assert nvml.read_gpm(card, None) == {}
+    replay.now += 1
+    assert Signal.GRAPHICS_ACTIVE in nvml.read_gpm(card, None)
+
+
+def test_a_card_that_is_found_again_starts_to_count_anew() -> None:
+    replay = Replay("duty_60pct")
+    nvml = nvml_on(replay)
+    nvml.read_gpm(nvml.card(0), None)
+    replay.now += 1
+
+    assert nvml.read_gpm(nvml.card(0), None) == {}
+
+
+def test_samples_are_read_by_their_type_and_only_new_ones() -> None:
+    replay = Replay("full_big_matmul", has_gpm=False)
+    nvml = nvml_on(replay)
+    card = nvml.card(0)
+    since = int(replay.now * 1e6)
+    replay.now += 1.01
+
+    samples = nvml.samples(card, since)
+
+    assert len(samples) == 5
+    assert all(0.9 < sample.ratio <= 1 for sample in samples)
+    assert all(sample.at_microseconds > since for sample in samples)
+    assert nvml.samples(card, samples[-1].at_microseconds) == ()
+
+
+def test_processes_come_with_their_memory_and_their_share_of_time() -> None:
+    replay = Replay("duty_30pct")
+    nvml = nvml_on(replay)
+    card = nvml.card(0)
+
+    (process,) = nvml.processes(ProcessList.COMPUTE, card.handle)
+    (rate,) = nvml.process_rates(card, 0)
+
+    assert (process.pid, process.memory_bytes, process.gpu_instance_id) == (457, 5211422720, None)
+    assert (rate.pid, rate.utilization_ratio) == (457, 0.28)
+
+
+def test_no_process_did_anything_is_no_error() -> None:
+    replay = Replay("idle")
+    nvml = nvml_on(replay)
+
+    assert nvml.process_rates(nvml.card(0), 0) == ()
+    replay._nvmlDeviceGetProcessUtilization = refuse(0)  # as pynvml says that there is nothing
+    assert nvml.process_rates(nvml.card(0), 0) == ()
+
+
+def test_a_list_that_grew_while_it_was_asked_is_asked_again() -> None:
+    replay = Replay("duty_30pct")
+    nvml = nvml_on(replay)
+    answers = [refuse(7), replay._nvmlDeviceGetComputeRunningProcesses]
+
+    def answer(handle: object) -> Any:
+        return answers.pop(0)(handle)
+
+    replay._nvmlDeviceGetComputeRunningProcesses = answer
+
+    assert [one.pid for one in nvml.processes(ProcessList.COMPUTE, replay.handle)] == [457]
+
+
+def test_memory_of_a_process_that_the_driver_does_not_tell_is_unknown() -> None:
+    replay = Replay()
+    line = SimpleNamespace(pid=5, usedGpuMemory=None, gpuInstanceId=3)
+    replay._nvmlDeviceGetComputeRunningProcesses = lambda _: [line]
+
+    (process,) = nvml_on(replay).processes(ProcessList.COMPUTE, replay.handle)
+
+    assert (process.memory_bytes, process.gpu_instance_id) == (None, 3)
+
+
+def test_field_values_that_failed_one_by_one_are_missing() -> None:
+    replay = Replay()
+
+    def field(number: int, value: int, failed: int = 0) -> Any:
+        union = SimpleNamespace(uiVal=value, dVal=-1.0)
+        return SimpleNamespace(fieldId=number, nvmlReturn=failed, valueType=1, value=union)
+
+    replay._nvmlDeviceGetFieldValues = lambda _, __: [field(82, 45), field(230, 1), field(4, 9, 3)]
+
+    assert nvml_on(replay).read(Call.FIELDS, replay.handle) == {
+        Signal.MEMORY_TEMPERATURE: 45.0,
+        Signal.RECOVERY_ACTION: 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "expected"), [(3, 0, 3.0), (3, 999, 4.0), (2, 0, 2.0), (1, 0, 1.0)]
+)
+def test_a_fabric_that_was_set_up_with_an_error_has_failed(
+    state: int, status: int, expected: float
+) -> None:
+    replay = Replay()
+
+    def fabric(_: object, reference: Any) -> None:
+        info = reference._obj
+        info.state, info.status, info.healthSummary = state, status, 2
+
+    replay._nvmlDeviceGetGpuFabricInfoV = fabric
+
+    assert nvml_on(replay).read(Call.FABRIC, replay.handle) == {
+        Signal.FABRIC_MANAGER_STATUS: expected,
+        Signal.FABRIC_HEALTH: 2.0,
+    }
+
+
+def test_links_that_are_up_are_counted_up_to_the_last() -> None:
+    replay = Replay()
+    states = [1, 0, 1]
+    replay._nvmlDeviceGetNvLinkState = lambda _, link: (
+        states[link] if link < len(states) else refuse(2)()
+    )
+
+    assert nvml_on(replay).read(Call.NVLINKS, replay.handle) == {Extra.NVLINKS_UP: 2.0}
+
+
+def test_numa_node_and_peers_are_found(tmp_path: Path) -> None:
+    replay = Replay()
+    folder = tmp_path / "0000:00:06.0"
+    folder.mkdir()
+    (folder / "numa_node").write_text("1\n")
+    buses = {0: "00000000:00:06.0", 1: "00000000:C6:00.0"}
+    replay._nvmlDeviceGetNvLinkState = lambda _, link: 1 if link in buses else refuse(2)()
+    replay._nvmlDeviceGetNvLinkRemotePciInfo = lambda _, link: SimpleNamespace(busId=buses[link])
+    nvml = nvml_on(replay, tmp_path)
+    card = nvml.card(0)
+
+    topology = nvml.topology(card, [card])
+
+    assert (topology.numa_node, topology.nvlink_peers) == (1, (card.uuid, "switch"))
+
+
+def test_a_numa_node_of_a_virtual_machine_is_unknown(tmp_path: Path) -> None:
+    folder = tmp_path / "0000:00:06.0"
+    folder.mkdir()
+    (folder / "numa_node").write_text("-1\n")
+    nvml = nvml_on(Replay(), tmp_path)
+    card = nvml.card(0)
+
+    assert nvml.topology(card, [card]).numa_node is None
+
+
+@pytest.mark.parametrize("code", [1, 4, 9, 15, 16, 17, 18, 999, 12345])
+def test_errors_keep_their_meaning_on_the_way(code: int) -> None:
+    replay = Replay()
+    replay._nvmlDeviceGetPowerUsage = refuse(code)
+
+    with pytest.raises(NvmlError) as caught:
+        nvml_on(replay).read(Call.POWER, replay.handle)
+
+    expected = code if code in {one.value for one in Code} else Code.Unknown
+    assert caught.value.code == expected
+    assert caught.value.call == "nvmlDeviceGetPowerUsage"
+
+
+def test_the_real_library_without_a_driver_says_that_there_is_none() -> None:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("this machine has a driver")
+
+    with pytest.raises(NvmlError) as caught:
+        Nvml().start()
+
+    assert caught.value.code is Code.LibraryNotFound

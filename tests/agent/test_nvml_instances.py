@@ -1,0 +1,89 @@
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+from tests.agent.replay import Replay, nvml_on, refuse
+
+
+def mig_replay() -> Replay:
+    replay = Replay()
+    handles = {0: "first", 2: "second"}
+    names = {"first": "MIG 3g.71gb", "second": "MIG 1c.2g.35gb"}
+    replay._nvmlDeviceGetMigMode = lambda _: (1, 1)
+    replay._nvmlDeviceGetMaxMigDeviceCount = lambda _: 7
+    replay._nvmlDeviceGetMigDeviceHandleByIndex = lambda _, index: (
+        handles[index] if index in handles else refuse(6 if index < 4 else 2)()
+    )
+    replay._nvmlDeviceGetName = lambda handle: f"NVIDIA H200 {names[handle]}"
+    replay._nvmlDeviceGetUUID = lambda handle: f"MIG-{handle}"
+    replay._nvmlDeviceGetGpuInstanceId = lambda handle: {"first": 1, "second": 5}[handle]
+    return replay
+
+
+def test_instances_are_listed_with_the_profile_of_their_gpu_instance() -> None:
+    card = nvml_on(Replay()).card(0)
+
+    found = nvml_on(mig_replay()).instances(card)
+
+    assert found is not None
+    assert [(one.uuid, one.gpu_instance_id, one.profile) for one in found] == [
+        ("MIG-first", 1, "3g.71gb"),
+        ("MIG-second", 5, "2g.35gb"),
+    ]
+
+
+def test_a_card_without_mig_has_no_instances() -> None:
+    replay = Replay()
+    nvml = nvml_on(replay)
+
+    assert nvml.instances(nvml.card(0)) is None
+    replay._nvmlDeviceGetMigMode = refuse(3)
+    assert nvml.instances(nvml.card(0)) is None
+
+
+def event(handle: Any, xid: int, instance: int = 0xFFFFFFFF, kind: int = 8) -> Any:
+    return SimpleNamespace(device=handle, eventType=kind, eventData=xid, gpuInstanceId=instance)
+
+
+def test_an_xid_names_its_card_even_when_the_card_is_lost() -> None:
+    replay = Replay()
+    replay._nvmlEventSetCreate = lambda: "set"
+    replay._nvmlDeviceRegisterEvents = lambda *_: None
+    nvml = nvml_on(replay)
+    card = nvml.card(0)
+    source = nvml.events([card])
+    again = ctypes.cast(replay.handle, type(replay.handle))  # a handle of its own, same address
+    replay._nvmlEventSetWait_v2 = lambda *_: event(again, 79)
+    replay._nvmlDeviceGetUUID = refuse(15)
+
+    found = source.wait(1.0)
+
+    assert found is not None
+    assert (found.uuid, found.xid, found.gpu_instance_id) == (card.uuid, 79, None)
+
+
+def test_waiting_in_vain_is_no_event_and_other_events_are_none() -> None:
+    replay = Replay()
+    replay._nvmlEventSetCreate = lambda: "set"
+    replay._nvmlDeviceRegisterEvents = lambda *_: None
+    nvml = nvml_on(replay)
+    source = nvml.events([nvml.card(0)])
+    replay._nvmlEventSetWait_v2 = refuse(10)
+    assert source.wait(0.0) is None
+
+    replay._nvmlEventSetWait_v2 = lambda *_: event(replay.handle, 1, kind=4)
+    assert source.wait(0.0) is None
+
+
+def test_an_xid_of_an_instance_names_it() -> None:
+    replay = Replay()
+    replay._nvmlEventSetCreate = lambda: "set"
+    replay._nvmlDeviceRegisterEvents = lambda *_: None
+    nvml = nvml_on(replay)
+    source = nvml.events([nvml.card(0)])
+    replay._nvmlEventSetWait_v2 = lambda *_: event(replay.handle, 43, instance=5)
+
+    found = source.wait(0.0)
+
+    assert found is not None
+    assert (found.xid, found.gpu_instance_id) == (43, 5)

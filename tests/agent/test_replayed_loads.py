@@ -1,0 +1,147 @@
+"""The agent over what a real H200 answered under known loads."""
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from agent.nvml import Nvml
+from agent.options import Options
+from agent.report import Report, Verdict
+from agent.sampler import Sampler
+from agent.verdict import Judgement
+from extender.core.readings import Signal
+from extender.core.signals import IDLE_POWER_SHARE
+from tests.agent.replay import LOADS, RECORDED, Replay
+
+OPTIONS = Options(node="h200")
+POINTS = 0.05
+BUSY_LOADS = tuple(load for load in LOADS if load not in {"idle", "after"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Second:
+    """What the agent said of a second, and what was true of it."""
+
+    report: Report
+    graphics: float
+    sm: float
+
+    @property
+    def values(self) -> dict[str, float]:
+        return self.report.signals_of(0)
+
+    @property
+    def verdict(self) -> Verdict:
+        verdict = self.report.devices[0].verdict
+        assert verdict is not None
+        return verdict
+
+
+def truth(load: str, metric: str, since: float, until: float) -> float:
+    """Return what the card itself counted in that time, as recorded."""
+    series = RECORDED["series"][load]
+    values = [
+        value
+        for t, value in zip(series["t"], series["gpm"][metric], strict=True)
+        if since < series["start"] + t <= until and value is not None
+    ]
+    return sum(values) / len(values) / 100
+
+
+@contextlib.asynccontextmanager
+async def sampled(replay: Replay, load: str) -> AsyncIterator[list[Second]]:
+    """Sample once a second over the whole recording."""
+
+    def clock() -> float:
+        return replay.now
+
+    sampler = Sampler(Nvml(replay), OPTIONS, clock=clock, monotonic=clock)
+    seconds = []
+    try:
+        await sampler.sample()
+        while replay.now + 1 <= replay.end:
+            since, replay.now = replay.now, replay.now + 1
+            report = await sampler.sample()
+            counted = [
+                truth(load, metric, since, clock()) for metric in ("graphics_util", "sm_util")
+            ]
+            seconds.append(Second(report=report, graphics=counted[0], sm=counted[1]))
+        yield seconds
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize("load", LOADS)
+async def test_with_gpm_activity_is_what_the_card_counted(load: str) -> None:
+    async with sampled(Replay(load), load) as seconds:
+        assert len(seconds) >= 3
+        for second in seconds:
+            assert second.report.devices[0].activity_source == "gpm"
+            said = second.values[Signal.GRAPHICS_ACTIVE]
+            assert said == pytest.approx(second.graphics, abs=POINTS)
+            assert second.values[Signal.SM_ACTIVE] == pytest.approx(second.sm, abs=POINTS)
+            assert Signal.GPU_UTILIZATION not in second.values
+
+
+@pytest.mark.parametrize("load", LOADS)
+async def test_with_gpm_a_device_is_idle_exactly_where_no_evidence_is_beyond_the_threshold(
+    load: str,
+) -> None:
+    async with sampled(Replay(load), load) as seconds:
+        for second in seconds:
+            busiest = max(second.graphics, by_power(second))
+            assert second.verdict.is_idle is (busiest < Judgement().thresholds.utilization)
+
+
+def by_power(second: Second) -> float:
+    rest = second.values[Signal.POWER_LIMIT] * IDLE_POWER_SHARE
+    return (second.values[Signal.POWER] - rest) / (second.values[Signal.POWER_LIMIT] - rest)
+
+
+def by_processes(second: Second) -> float:
+    return sum(one.utilization_ratio or 0.0 for one in second.report.devices[0].used_by or ())
+
+
+@pytest.mark.parametrize("load", BUSY_LOADS)
+async def test_without_gpm_no_loaded_device_is_idle_while_power_or_processes_say_otherwise(
+    load: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threshold = Judgement().thresholds.utilization
+    async with sampled(Replay(load, has_gpm=False), load) as seconds:
+        for second in seconds:
+            assert second.report.devices[0].activity_source == "samples"
+            if max(by_power(second), by_processes(second)) >= threshold:
+                assert second.verdict.is_idle is False
+            assert second.values[Signal.GPU_UTILIZATION] >= by_processes(second) - 1e-3
+    with capsys.disabled():
+        sys.stdout.write(f"\n{describe_error(load, seconds)}\n")
+
+
+def describe_error(load: str, seconds: Sequence[Second]) -> str:
+    errors = [second.values[Signal.GPU_UTILIZATION] - second.graphics for second in seconds]
+    worst = max(errors, key=abs)
+    return f"without GPM, {load}: error {worst * 100:+.0f} points at worst"
+
+
+async def test_without_gpm_a_load_that_readings_call_idle_is_seen_by_its_processes() -> None:
+    """At a true 30 % the driver's utilization fell to 1 % for seconds on end."""
+    load = "duty_30pct"
+    async with sampled(Replay(load, has_gpm=False), load) as seconds:
+        last = seconds[-1]
+
+    assert RECORDED["series"][load]["gpu"][-1] <= 1, "that is what one reading says"
+    assert last.values[Signal.GPU_UTILIZATION] == pytest.approx(last.graphics, abs=POINTS)
+
+
+async def test_a_model_that_is_loaded_and_does_nothing_is_idle_and_its_process_is_seen() -> None:
+    load = "loaded_but_idle_60GiB"
+    async with sampled(Replay(load), load) as seconds:
+        last = seconds[-1]
+
+    (process,) = last.report.devices[0].used_by or ()
+    assert (process.pid, process.memory_bytes) == (403, 64967671808)
+    assert last.values[Signal.MEMORY_USED] == pytest.approx(60.5 * (1 << 30), rel=0.01)
+    assert last.verdict.is_idle is True

@@ -1,0 +1,391 @@
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.device_ids import KnownDevice
+from agent.holdings import Holdings
+from agent.pod_names import PodNames
+from agent.podresources import PodResourcesClient
+from agent.processes import ProcessTable
+from agent.report import Foreign, Place, Process, Tenant
+from agent.tenants import DeviceTenants, DeviceUse, Tenants
+from tests.agent.fake_kubelet import FakeKubelet, container, pod
+from tests.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
+
+GIB = 1 << 30
+TRAINER = "0f6b1c2d-1111-4222-8333-00000000000a"
+NOTEBOOK = "9d2e7c51-5555-4666-8777-00000000000b"
+GPU = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110004"
+
+
+class World:
+    """A node with one card: a real gRPC kubelet, a `/proc` of files, a clock."""
+
+    def __init__(self, directory: Path, kubelet: FakeKubelet) -> None:
+        self.now = 1_000.0
+        self.kubelet = kubelet
+        self.machine = FakeMachine(directory)
+        self.client = PodResourcesClient(kubelet.socket, deadline_seconds=10)
+        self.device = KnownDevice(key=(GPU, ""), index=0)
+        self.tenants = self.watch()
+        self.offer(GPU)
+
+    def watch(self, *, kubelet: bool = True, processes: bool = True) -> Tenants:
+        self.tenants = Tenants(
+            holdings=Holdings(self.client, clock=self.clock) if kubelet else None,
+            processes=ProcessTable(self.machine.proc, clock=self.clock) if processes else None,
+            names=PodNames(self.machine.logs, clock=self.clock),
+            clock=self.clock,
+        )
+        return self.tenants
+
+    def clock(self) -> float:
+        return self.now
+
+    def offer(self, *device_ids: str) -> None:
+        self.kubelet.allocatable = [
+            {"resource_name": "nvidia.com/gpu", "device_ids": [device_id]}
+            for device_id in device_ids
+        ]
+
+    def hold(self, *names: str, device_id: str = GPU) -> None:
+        self.kubelet.pods = [pod(name, container("main", device_id)) for name in names]
+
+    async def second(
+        self,
+        *,
+        memory: int | None = 0,
+        busy: float | None = 0.0,
+        processes: tuple[Process, ...] | None = (),
+    ) -> DeviceTenants:
+        """One pass of the agent, a second after the last one."""
+        self.now += 1
+        await self.tenants.refresh()
+        use = DeviceUse(
+            device=self.device,
+            memory_used_bytes=memory,
+            utilization_ratio=busy,
+            processes=processes,
+        )
+        return self.tenants.attribute([use])[0]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
+        yield World(tmp_path, kubelet)
+
+
+@pytest.fixture(autouse=True)
+async def closed(world: World) -> object:
+    yield
+    world.tenants.close()
+    world.client.close()
+
+
+def used(pid: int, memory: int = 10 * GIB, busy: float | None = 0.5) -> Process:
+    return Process(pid=pid, memory_bytes=memory, utilization_ratio=busy)
+
+
+async def test_a_device_says_who_holds_it_and_whose_processes_use_it(world: World) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(4242, pod_cgroup(TRAINER), name="python3")
+
+    seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(4242),))
+
+    assert seen.allocated_to == (
+        Tenant(namespace="default", pod="trainer", container="main", uid=TRAINER),
+    )
+    assert seen.used_by == (
+        Process(
+            pid=4242,
+            name="python3",
+            memory_bytes=10 * GIB,
+            utilization_ratio=0.5,
+            place=Place.POD,
+            uid=TRAINER,
+            namespace="default",
+            pod="trainer",
+            container="main",
+        ),
+    )
+    assert seen.foreign == Foreign()
+
+
+async def test_a_process_outside_of_kubernetes_is_foreign_at_once(world: World) -> None:
+    world.hold("trainer")
+    world.machine.run(77, HOST_CGROUP)
+
+    seen = await world.second(memory=10 * GIB, busy=0.9, processes=(used(77, 3 * GIB, 0.9),))
+
+    assert seen.foreign == Foreign(memory_bytes=3 * GIB, utilization_ratio=0.9, pids=(77,))
+    assert seen.used_by is not None
+    assert seen.used_by[0].place is Place.HOST
+
+
+async def test_a_pod_that_uses_a_device_of_another_pod_is_foreign_once_the_kubelet_was_asked(
+    world: World,
+) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.log("lab", "notebook", NOTEBOOK)
+    world.machine.run(1, pod_cgroup(TRAINER))
+    world.machine.run(3, pod_cgroup(NOTEBOOK))
+    both = (used(1), used(3, 2 * GIB, 0.1))
+
+    first = await world.second(memory=12 * GIB, busy=0.6, processes=both)
+    second = await world.second(memory=12 * GIB, busy=0.6, processes=both)
+
+    assert first.foreign is None
+    assert second.foreign == Foreign(memory_bytes=2 * GIB, utilization_ratio=0.1, pids=(3,))
+    assert second.used_by is not None
+    assert (second.used_by[1].namespace, second.used_by[1].pod) == ("lab", "notebook")
+
+
+async def test_a_new_pod_that_the_kubelet_was_not_asked_about_yet_is_not_foreign(
+    world: World,
+) -> None:
+    await world.second()
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(5, pod_cgroup(TRAINER))
+
+    seen = [await world.second(memory=10 * GIB, busy=0.9, processes=(used(5),)) for _ in range(8)]
+
+    assert seen[0].foreign is None
+    assert [one.foreign for one in seen[1:]] == [Foreign()] * 7
+    assert world.kubelet.calls.count("List") <= 4
+
+
+async def test_use_of_a_device_that_nobody_holds_is_foreign_without_seeing_processes(
+    world: World,
+) -> None:
+    world.machine.hide_machine()
+
+    first = await world.second(memory=40 * GIB, busy=0.7, processes=(used(77),))
+    second = await world.second(memory=40 * GIB, busy=0.7, processes=(used(77),))
+
+    assert first.foreign is None
+    assert second.foreign == Foreign(memory_bytes=40 * GIB, utilization_ratio=0.7)
+    assert second.allocated_to == ()
+
+
+async def test_a_context_that_does_next_to_nothing_on_a_free_device_is_nothing(
+    world: World,
+) -> None:
+    for _ in range(3):
+        seen = await world.second(memory=GIB // 2, busy=0.02)
+
+        assert seen.foreign == Foreign()
+
+
+async def test_what_a_tenant_leaves_behind_is_not_foreign_at_once(world: World) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(5, pod_cgroup(TRAINER))
+    busy = {"memory": 10 * GIB, "busy": 0.5, "processes": (used(5),)}
+    for _ in range(6):
+        await world.second(**busy)
+
+    world.kubelet.pods = []
+    seen = [(await world.second(**busy)).foreign for _ in range(12)]
+
+    freed = seen.index(None)
+    assert set(seen[:freed]) <= {Foreign()}
+    assert seen[freed + 1] is None
+    assert seen[-1] == Foreign(memory_bytes=10 * GIB, utilization_ratio=0.5, pids=(5,))
+
+
+async def test_without_hostpid_processes_are_unknown_and_never_foreign(world: World) -> None:
+    world.machine.hide_machine()
+    world.machine.run(77, HOST_CGROUP)  # another process, by the same number
+    world.hold("trainer")
+
+    for _ in range(3):
+        seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(77),))
+
+    assert seen.foreign is None
+    assert seen.used_by == (used(77),)
+    assert seen.used_by[0].place is Place.UNKNOWN
+    problem = world.tenants.processes_problem
+    assert problem is not None
+    assert "hostPID: true" in problem.text
+
+
+async def test_without_the_kubelet_only_what_is_in_no_pod_is_foreign(world: World) -> None:
+    world.watch(kubelet=False)
+    world.machine.run(1, pod_cgroup(TRAINER))
+    world.machine.run(77, HOST_CGROUP)
+
+    in_pod = await world.second(memory=10 * GIB, busy=0.5, processes=(used(1),))
+    outside = await world.second(memory=20 * GIB, busy=0.5, processes=(used(1), used(77)))
+    unused = await world.second(memory=0, busy=0.0)
+
+    assert (in_pod.allocated_to, in_pod.foreign) == (None, None)
+    assert outside.foreign is not None
+    assert outside.foreign.pids == (77,)
+    assert unused.foreign == Foreign()
+
+
+async def test_without_either_source_nothing_is_said(world: World) -> None:
+    world.watch(kubelet=False, processes=False)
+
+    seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(1),))
+
+    assert seen == DeviceTenants(allocated_to=None, used_by=(used(1),), foreign=None)
+
+
+async def test_unreadable_memory_of_a_free_device_is_unknown_use(world: World) -> None:
+    for _ in range(3):
+        seen = await world.second(memory=None, busy=None, processes=None)
+
+    assert (seen.used_by, seen.foreign) == (None, None)
+
+
+async def test_a_kubelet_that_is_gone_for_long_is_not_believed_any_more(world: World) -> None:
+    world.hold("trainer")
+    assert (await world.second()).allocated_to
+    world.kubelet.stop()
+
+    world.now += 30
+    shortly = await world.second()
+    problem = world.tenants.holders_problem
+    world.now += 40
+    later = await world.second()
+
+    assert shortly.allocated_to
+    assert problem is not None
+    assert str(world.kubelet.socket) in problem.text
+    assert later.allocated_to is None
+
+
+async def test_a_device_that_the_kubelet_does_not_offer_is_unknown_not_free(world: World) -> None:
+    world.offer("some-plugins-own-name-7")
+
+    for _ in range(3):
+        seen = await world.second(memory=40 * GIB, busy=0.9)
+
+    assert (seen.allocated_to, seen.foreign) == (None, None)
+
+
+async def test_shares_of_one_container_are_one_tenant_with_their_names(world: World) -> None:
+    world.kubelet.pods = [
+        pod("wide", container("main", f"{GPU}::3", f"{GPU}::0")),
+        pod("side", container("init", f"{GPU}::1"), container("main", f"{GPU}::2")),
+    ]
+
+    seen = await world.second()
+
+    assert seen.allocated_to is not None
+    assert {(one.pod, one.container): one.replicas for one in seen.allocated_to} == {
+        ("wide", "main"): ("0", "3"),
+        ("side", "init"): ("1",),
+        ("side", "main"): ("2",),
+    }
+
+
+async def test_a_pod_that_nobody_can_name_on_a_held_device_may_be_its_holder(world: World) -> None:
+    world.hold("trainer")
+    world.machine.run(5, pod_cgroup(TRAINER))  # and no log directory that tells its name
+
+    for _ in range(3):
+        seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(5),))
+
+    assert seen.foreign is None
+    assert seen.used_by is not None
+    assert (seen.used_by[0].uid, seen.used_by[0].pod) == (TRAINER, "")
+
+
+async def test_a_process_that_ended_between_the_drivers_list_and_ours_is_nobodys_fault(
+    world: World,
+) -> None:
+    world.hold("trainer")
+
+    seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(999),))
+
+    assert seen.foreign == Foreign()
+    assert seen.used_by == (used(999),)
+
+
+async def test_a_number_that_another_process_got_is_looked_up_anew(world: World) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(5, pod_cgroup(TRAINER), started=1_000)
+    before = await world.second(memory=10 * GIB, busy=0.5, processes=(used(5),))
+
+    world.machine.run(5, HOST_CGROUP, started=2_000)
+    after = await world.second(memory=10 * GIB, busy=0.5, processes=(used(5),))
+
+    assert before.foreign == Foreign()
+    assert after.foreign is not None
+    assert after.foreign.pids == (5,)
+
+
+async def test_a_zombie_holds_nothing(world: World) -> None:
+    world.hold("trainer")
+    world.machine.run(77, HOST_CGROUP)
+    world.machine.become_zombie(77)
+
+    seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(77),))
+
+    assert seen.foreign == Foreign()
+
+
+@pytest.mark.parametrize("command", ["nvidia-cuda-mps", "nv-hostengine"])
+async def test_what_serves_everybody_is_foreign_to_nobody(world: World, command: str) -> None:
+    world.machine.run(50, HOST_CGROUP, name=command)
+
+    for _ in range(3):
+        seen = await world.second(memory=GIB + GIB // 2, busy=0.0, processes=(used(50, GIB, 0.0),))
+
+    assert seen.foreign == Foreign()
+
+
+async def test_a_command_may_be_called_anything(world: World) -> None:
+    world.machine.run(50, HOST_CGROUP, name=") Z 1 (a b")
+
+    seen = await world.second(memory=2 * GIB, processes=(used(50, 2 * GIB),))
+
+    assert seen.used_by is not None
+    assert seen.used_by[0].name == ") Z 1 (a b"
+    assert seen.foreign is not None
+    assert seen.foreign.pids == (50,)
+
+
+async def test_an_instance_is_held_by_its_mig_uuid(world: World) -> None:
+    mig = "MIG-11111111-2222-3333-4444-555555555555"
+    world.offer(mig)
+    world.device = KnownDevice(key=(GPU, "7"), mig_uuids=(mig,), index=0)
+    world.hold("trainer", device_id=f"{mig}::0")
+
+    seen = await world.second()
+
+    assert seen.allocated_to is not None
+    assert [(one.pod, one.replicas) for one in seen.allocated_to] == [("trainer", ("0",))]
+
+
+async def test_many_processes_that_come_and_go_at_random_never_raise(world: World) -> None:
+    rng = random.Random(7)
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    running: set[int] = set()
+    for _ in range(60):
+        for pid in rng.sample(range(100, 140), 6):
+            if pid in running and rng.random() < 0.5:
+                world.machine.end(pid)
+                running.discard(pid)
+            else:
+                cgroup = rng.choice([HOST_CGROUP, pod_cgroup(TRAINER), pod_cgroup(NOTEBOOK)])
+                world.machine.run(pid, cgroup, started=rng.randrange(10_000))
+                running.add(pid)
+        listed = tuple(used(pid, GIB) for pid in rng.sample(range(100, 140), 20))
+
+        seen = await world.second(memory=40 * GIB, busy=0.5, processes=listed)
+
+        assert seen.used_by is not None
+        foreign = set() if seen.foreign is None else set(seen.foreign.pids)
+        assert foreign >= {one.pid for one in seen.used_by if one.place is Place.HOST}
+        assert foreign <= running

@@ -1,0 +1,328 @@
+"""The parts that tenants are joined from: device ids, the kubelet's word, names, processes."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from agent.device_ids import DeviceNames, KnownDevice, Meant
+from agent.holdings import Holdings, HoldingsPolicy
+from agent.pod_names import PodName, PodNames
+from agent.podresources import Allocation, DeviceClaim, Offer, PodResourcesError
+from agent.proc_stat import process_stat
+from agent.processes import ProcessTable
+from agent.report import Place
+from tests.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
+
+UUIDS = [f"43202e14-7a41-4c0e-9d53-5e0b8c11000{number}" for number in range(3)]
+CARD, PARENT = (f"GPU-{uuid}" for uuid in UUIDS[:2])
+MIG = f"MIG-{UUIDS[2]}"
+DEVICES = [
+    KnownDevice(key=(CARD, ""), index=0),
+    KnownDevice(key=(PARENT, "1"), mig_uuids=(MIG,), index=1),
+    KnownDevice(key=(PARENT, "5"), mig_uuids=("MIG-other-a", "MIG-other-b"), index=1),
+]
+WHOLE = (CARD, "")
+FIRST, SECOND = (PARENT, "1"), (PARENT, "5")
+
+
+def claim(device: str, *cdi: str, driver: str = "gpu.nvidia.com") -> DeviceClaim:
+    return DeviceClaim(driver=driver, pool="node-a", device=device, cdi_devices=cdi, claim="a/b")
+
+
+@pytest.mark.parametrize(
+    ("device_id", "meant"),
+    [
+        pytest.param(CARD, Meant(keys=(WHOLE,)), id="card"),
+        pytest.param(CARD.lower(), Meant(keys=(WHOLE,)), id="whatever-the-case"),
+        pytest.param(f"{CARD}::3", Meant(keys=(WHOLE,), share="3"), id="share"),
+        pytest.param(MIG, Meant(keys=(FIRST,)), id="instance"),
+        pytest.param(f"{MIG}::7", Meant(keys=(FIRST,), share="7"), id="share-of-an-instance"),
+        pytest.param("MIG-other-b", Meant(keys=(SECOND,)), id="second-compute-instance"),
+        pytest.param(f"MIG-{PARENT}/5/0", Meant(keys=(SECOND,)), id="before-driver-470"),
+        pytest.param("nvidia0", Meant(keys=(WHOLE,)), id="gke"),
+        pytest.param("nvidia0/vgpu1", Meant(keys=(WHOLE,), share="vgpu1"), id="gke-share"),
+        pytest.param("nvidia1/gi5", Meant(keys=(SECOND,)), id="gke-instance"),
+        pytest.param(
+            "nvidia1/gi5/vgpu2", Meant(keys=(SECOND,), share="vgpu2"), id="gke-instance-share"
+        ),
+        pytest.param(PARENT, Meant(keys=(FIRST, SECOND)), id="card-with-instances"),
+        pytest.param(f"{CARD}-4", Meant(keys=(WHOLE,), share="4"), id="others-suffix"),
+        pytest.param(f"{CARD}-_-4", Meant(keys=(WHOLE,), share="4"), id="others-longer-suffix"),
+        pytest.param("nvidia7", None, id="no-such-card"),
+        pytest.param("nvidia1/gi9", None, id="no-such-instance"),
+        pytest.param("GPU-unknown", None, id="unknown-uuid"),
+        pytest.param("rdma0", None, id="no-gpu"),
+        pytest.param("", None, id="nothing"),
+        pytest.param("::", None, id="only-a-separator"),
+    ],
+)
+def test_a_device_id_of_any_plugin_is_understood(device_id: str, meant: Meant | None) -> None:
+    assert DeviceNames(DEVICES).find(device_id) == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        pytest.param(claim("gpu-0"), (WHOLE,), id="card"),
+        pytest.param(claim("gpu-1-mig-1g.10gb-19-0"), (FIRST, SECOND), id="one-of-the-instances"),
+        pytest.param(claim("", "k8s.gpu.nvidia.com/device=gpu-0"), (WHOLE,), id="cdi-name-alone"),
+        pytest.param(claim("", f"nvidia.com/gpu={CARD}"), (WHOLE,), id="cdi-name-by-uuid"),
+        pytest.param(claim("gpu-1"), None, id="whole-card-that-has-instances-now"),
+        pytest.param(claim("channel-0"), None, id="no-device"),
+    ],
+)
+def test_a_claims_device_is_understood(
+    given: DeviceClaim, keys: tuple[tuple[str, str], ...] | None
+) -> None:
+    meant = DeviceNames(DEVICES).find(given.device, given)
+
+    assert (None if meant is None else meant.keys) == keys
+
+
+class ScriptedKubelet:
+    def __init__(self) -> None:
+        self.allocations: tuple[Allocation, ...] | PodResourcesError = ()
+        self.offers: tuple[Offer, ...] | PodResourcesError = ()
+        self.calls: list[str] = []
+
+    async def list(self) -> tuple[Allocation, ...]:
+        self.calls.append("list")
+        if isinstance(self.allocations, PodResourcesError):
+            raise self.allocations
+        return self.allocations
+
+    async def allocatable(self) -> tuple[Offer, ...]:
+        self.calls.append("allocatable")
+        if isinstance(self.offers, PodResourcesError):
+            raise self.offers
+        return self.offers
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def held_by(pod: str, device_id: str, given: DeviceClaim | None = None) -> Allocation:
+    return Allocation(
+        namespace="default",
+        pod=pod,
+        container="main",
+        resource="nvidia.com/gpu",
+        device_id=device_id,
+        claim=given,
+    )
+
+
+async def test_the_kubelet_is_asked_every_few_seconds_and_sooner_when_wanted() -> None:
+    kubelet, clock = ScriptedKubelet(), Clock()
+    policy = HoldingsPolicy(list_seconds=5, least_seconds=1, offer_seconds=60)
+    holdings = Holdings(kubelet, policy=policy, clock=clock)
+    asked = []
+    for tick in range(48):  # 12 seconds of 4 passes each
+        clock.now = 100 + tick / 4
+        if tick >= 30:
+            holdings.want()
+        before = kubelet.calls.count("list")
+        await holdings.refresh()
+        if kubelet.calls.count("list") > before:
+            asked.append(clock.now - 100)
+
+    assert asked == [0, 5, 7.5, 8.5, 9.5, 10.5, 11.5]
+    assert kubelet.calls.count("allocatable") == 1
+
+
+async def test_a_clock_that_is_set_back_does_not_keep_the_kubelet_from_being_asked() -> None:
+    kubelet, clock = ScriptedKubelet(), Clock()
+    holdings = Holdings(kubelet, clock=clock)
+    await holdings.refresh()
+
+    clock.now -= 3_600
+    await holdings.refresh()
+    holdings.close()
+
+    assert kubelet.calls == ["list", "allocatable", "list", "close"]
+
+
+async def test_a_failing_kubelet_is_asked_no_more_often_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kubelet, clock = ScriptedKubelet(), Clock()
+    kubelet.allocations = PodResourcesError("it is gone")
+    holdings = Holdings(kubelet, clock=clock)
+    with caplog.at_level(logging.INFO, "agent.holdings"):
+        for _ in range(50):
+            clock.now += 1
+            await holdings.refresh()
+        kubelet.allocations = ()
+        clock.now += 10
+        await holdings.refresh()
+
+    assert kubelet.calls.count("list") == 11
+    assert [record.message for record in caplog.records] == [
+        "kubelet does not say who holds devices",
+        "kubelet answers again",
+    ]
+    assert holdings.problem is None
+
+
+async def test_what_is_held_and_free_is_told_apart_from_what_is_unknown() -> None:
+    kubelet, clock = ScriptedKubelet(), Clock()
+    kubelet.allocations = (held_by("trainer", MIG),)
+    kubelet.offers = (Offer(resource="nvidia.com/gpu", device_id=CARD),)
+    holdings = Holdings(kubelet, clock=clock)
+    assert holdings.held(DEVICES) is None
+    await holdings.refresh()
+
+    held = holdings.held(DEVICES)
+
+    assert held is not None
+    assert [one.pod for one in held.holders[FIRST]] == ["trainer"]
+    assert held.holders[WHOLE] == ()
+    assert SECOND not in held.holders
+
+
+async def test_where_claims_are_seen_or_offers_are_not_told_every_device_is_known() -> None:
+    for given in (claim("gpu-0"), None):
+        kubelet = ScriptedKubelet()
+        kubelet.allocations = (held_by("trainer", CARD if given is None else "gpu-0", given),)
+        kubelet.offers = () if given else PodResourcesError("not offered")
+        holdings = Holdings(kubelet, clock=Clock())
+        await holdings.refresh()
+
+        held = holdings.held(DEVICES)
+
+        assert held is not None
+        assert set(held.holders) == {WHOLE, FIRST, SECOND}
+
+
+async def test_a_claim_for_one_of_several_instances_may_hold_any_of_them() -> None:
+    kubelet = ScriptedKubelet()
+    kubelet.allocations = (held_by("trainer", "x", claim("gpu-1-mig-1g.10gb-19-0")),)
+    holdings = Holdings(kubelet, clock=Clock())
+    await holdings.refresh()
+
+    held = holdings.held(DEVICES)
+
+    assert held is not None
+    assert [one.pod for key in (FIRST, SECOND) for one in held.holders[key]] == ["trainer"] * 2
+    assert held.holders[WHOLE] == ()
+
+
+def test_names_come_from_the_kubelets_log_directory(tmp_path: Path) -> None:
+    machine, clock = FakeMachine(tmp_path), Clock()
+    machine.log("llm", "trainer-0", "uid-1")
+    (machine.logs / "lost+found").mkdir()
+    names = PodNames(machine.logs, clock=clock)
+
+    assert names.name("uid-1") == PodName(namespace="llm", pod="trainer-0")
+    assert names.uid(PodName(namespace="llm", pod="trainer-0")) == "uid-1"
+
+    machine.log("llm", "trainer-0", "uid-2")
+    assert names.name("uid-2") is None  # read less than a second ago
+    clock.now += 1
+    assert names.name("uid-2") == PodName(namespace="llm", pod="trainer-0")
+    assert names.uid(PodName(namespace="llm", pod="trainer-0")) == ""
+
+
+def test_without_the_directory_no_name_is_known(tmp_path: Path) -> None:
+    for directory in (tmp_path / "absent", None):
+        names = PodNames(directory, clock=Clock())
+
+        assert names.name("uid-1") is None
+        assert names.uid(PodName(namespace="a", pod="b")) == ""
+
+
+def test_processes_are_remembered_while_they_are_asked_for(tmp_path: Path) -> None:
+    machine, clock = FakeMachine(tmp_path), Clock()
+    machine.run(5, HOST_CGROUP)
+    table = ProcessTable(machine.proc, clock=clock)
+
+    first = table.look_up([5, 6])[5]
+    clock.now += 1
+    again = table.look_up([5])[5]
+    table.look_up([])
+    anew = table.look_up([5])[5]
+
+    assert first is again
+    assert (first.first_seen, anew.first_seen) == (100.0, 101.0)
+
+
+def test_a_process_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.run(5, HOST_CGROUP)
+    (machine.proc / "5" / "cgroup").unlink()
+
+    assert ProcessTable(machine.proc, clock=Clock()).look_up([5]) == {}
+
+
+def test_a_number_that_changes_hands_while_it_is_read_is_left_out(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.run(5, HOST_CGROUP, started=1_000)
+    cgroup = machine.proc / "5" / "cgroup"
+    cgroup.unlink()
+    os.mkfifo(cgroup)  # whoever reads it waits for this
+
+    def hand_over() -> None:
+        with cgroup.open("w") as reader_came:
+            stat = machine.proc / "5" / "stat"
+            stat.write_text(stat.read_text().replace(" 1000 ", " 2000 "))
+            reader_came.write(HOST_CGROUP)
+
+    thread = Thread(target=hand_over)
+    thread.start()
+    found = ProcessTable(machine.proc, clock=Clock()).look_up([5])
+    thread.join()
+
+    assert found == {}
+
+
+def test_no_process_is_looked_up_where_the_machines_are_not_seen(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    machine.run(5, HOST_CGROUP)
+    table = ProcessTable(machine.proc, clock=Clock())
+    assert set(table.look_up([5])) == {5}
+
+    machine.hide_machine()
+
+    assert table.look_up([5]) == {}
+
+
+def test_the_agents_own_pod_is_unknown_in_a_private_namespace(tmp_path: Path) -> None:
+    machine = FakeMachine(tmp_path)
+    (machine.proc / "self" / "cgroup").write_text("0::/\n")
+    machine.run(5, "0::/../cri-containerd-ab.scope")
+    machine.run(6, pod_cgroup("0f6b1c2d-1111-4222-8333-00000000000a"))
+
+    found = ProcessTable(machine.proc, clock=Clock()).look_up([5, 6])
+
+    assert [found[pid].home.place for pid in (5, 6)] == [Place.UNKNOWN, Place.POD]
+
+
+def test_a_real_process_is_found_and_a_zombie_is_gone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started, own = process_stat(child.pid), process_stat(os.getpid())
+        assert started is not None
+        assert own is not None
+        assert started.started_ticks >= own.started_ticks
+        assert started.parent == os.getpid()
+        table = ProcessTable(clock=Clock())
+        if table.sees_machine():
+            assert table.look_up([child.pid])[child.pid].started_ticks == started.started_ticks
+
+        assert child.stdin is not None
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+        assert process_stat(child.pid) is None  # it has ended, and nobody has waited for it yet
+    assert process_stat(child.pid) is None

@@ -1,0 +1,171 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.report import Verdict
+from agent.verdict import Facts, Judge, Judgement, gravest_xid
+from extender.core.causes import words
+from extender.core.health import judge
+from extender.core.policy import Health, HealthAction, Thresholds
+from extender.core.readings import Signal
+
+NOW = 1_800_000_000.0
+GIB = float(1 << 30)
+
+
+def verdict(
+    judgement: Judgement | None = None,
+    *,
+    source: str = "gpm",
+    xid_at: float | None = None,
+    is_lost: bool = False,
+    **values: float,
+) -> Verdict:
+    signals = {Signal[name].value: (value,) for name, value in values.items()}
+    facts = Facts(sources=(source,), xid_at=(xid_at,), is_lost=(is_lost,))
+    (found,) = Judge(judgement or Judgement()).judge(signals, facts, NOW)
+    return found
+
+
+IDLE = {"GRAPHICS_ACTIVE": 0.02, "MEMORY_USED": GIB, "MEMORY_TOTAL": 80 * GIB}
+
+
+def test_a_device_below_both_thresholds_is_idle_and_says_by_what() -> None:
+    found = verdict(**IDLE)
+
+    assert (found.is_idle, found.reason) == (True, "busy 2% (gpm), memory 1% used")
+    assert (found.action, found.cause) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"GRAPHICS_ACTIVE": 0.45}, "busy 45% (gpm), idle is below 30%"),
+        ({"MEMORY_USED": 60 * GIB}, "memory 75% used, idle is below 50%"),
+        (
+            {"GRAPHICS_ACTIVE": 0.3, "MEMORY_USED": 40 * GIB},
+            "busy 30% (gpm), idle is below 30%; memory 50% used, idle is below 50%",
+        ),
+    ],
+)
+def test_a_device_that_is_not_idle_says_which_threshold_it_is_beyond(
+    values: dict[str, float], reason: str
+) -> None:
+    found = verdict(**{**IDLE, **values})
+
+    assert (found.is_idle, found.reason) == (False, reason)
+
+
+def test_power_contradicts_a_reading_that_calls_a_loaded_device_idle() -> None:
+    loaded = {**IDLE, "GPU_UTILIZATION": 0.01, "POWER": 450.0, "POWER_LIMIT": 700.0}
+    del loaded["GRAPHICS_ACTIVE"]
+
+    found = verdict(source="samples", **loaded)
+
+    assert found.is_idle is False
+    assert found.reason.startswith("busy 49% (1% by samples, more by power or memory traffic)")
+
+
+@pytest.mark.parametrize("missing", [("GRAPHICS_ACTIVE",), ("MEMORY_USED", "MEMORY_TOTAL")])
+def test_what_is_not_known_leaves_it_open_whether_a_device_is_idle(missing: tuple[str]) -> None:
+    found = verdict(**{name: value for name, value in IDLE.items() if name not in missing})
+
+    assert found.is_idle is None
+    assert "unknown" in found.reason
+
+
+def test_what_is_known_may_be_enough_to_call_it_busy() -> None:
+    assert verdict(GRAPHICS_ACTIVE=0.9).is_idle is False
+
+
+def test_thresholds_are_settings() -> None:
+    strict = Judgement(thresholds=Thresholds(utilization=0.01, memory=0.5))
+
+    assert verdict(strict, **IDLE).is_idle is False
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "ROW_REMAP_FAILURE",
+                "ECC_DOUBLE_BIT_VOLATILE",
+                "UNCORRECTABLE_REMAPPED_ROWS",
+                "RECOVERY_ACTION",
+                "FABRIC_MANAGER_STATUS",
+                "RETIRED_PAGES_PENDING",
+                "SRAM_THRESHOLD_EXCEEDED",
+                "FABRIC_HEALTH",
+            ]
+        ),
+        st.integers(0, 600).map(float),
+    )
+)
+def test_health_is_judged_as_the_extender_judges_it(values: dict[str, float]) -> None:
+    columns = {Signal[name]: np.array([value]) for name, value in values.items()}
+    by_extender = judge(columns, 1, Health(), np.array([False]), np.array([False]))
+
+    found = verdict(**values)
+
+    assert found.cause == words(int(by_extender.cause[0]))
+    excluded = {HealthAction.EXCLUDE, HealthAction.EXCLUDE_NODE}
+    assert (found.action in excluded) == bool(by_extender.is_excluded[0])
+
+
+def test_what_signs_mean_is_a_setting() -> None:
+    lax = Judgement(health=Health(double_bit_error=HealthAction.PENALTY))
+
+    assert verdict(ECC_DOUBLE_BIT_VOLATILE=1.0).action == "exclude"
+    assert verdict(lax, ECC_DOUBLE_BIT_VOLATILE=1.0).action == "penalty"
+
+
+def test_a_device_that_cannot_be_read_is_missing_among_its_siblings() -> None:
+    found = verdict(is_lost=True)
+
+    assert (found.action, found.cause) == ("penalty", "missing among its siblings")
+
+
+def test_an_xid_counts_for_a_while() -> None:
+    assert verdict(XID=48.0, xid_at=NOW - 3599).action == "exclude"
+    assert verdict(XID=48.0, xid_at=NOW - 3601).action == ""
+
+
+def test_an_application_fault_does_not_hide_the_fault_of_the_card_before_it() -> None:
+    events = ((NOW - 20, 13), (NOW - 10, 48), (NOW - 1, 43))
+
+    assert gravest_xid(events, Health(), NOW) == (NOW - 10, 48)
+
+
+def test_of_faults_as_grave_the_last_is_told() -> None:
+    events = ((NOW - 20, 48), (NOW - 10, 62))
+
+    assert gravest_xid(events, Health(), NOW) == (NOW - 10, 62)
+
+
+def test_faults_that_count_no_more_leave_the_last_to_be_told() -> None:
+    events = ((NOW - 9000, 48), (NOW - 8000, 43))
+
+    assert gravest_xid(events, Health(), NOW) == (NOW - 8000, 43)
+    assert gravest_xid((), Health(), NOW) is None
+
+
+def test_a_node_without_devices_has_no_verdicts() -> None:
+    assert Judge(Judgement()).judge({}, Facts(sources=(), xid_at=(), is_lost=()), NOW) == ()
+
+
+def test_health_that_changes_is_judged_anew_each_time() -> None:
+    judge_of_node = Judge(Judgement())
+    facts = Facts(sources=("gpm",), xid_at=(NOW,), is_lost=(False,))
+
+    def action(now: float, **values: float) -> str:
+        signals = {Signal[name].value: (value,) for name, value in values.items()}
+        (found,) = judge_of_node.judge(signals, facts, now)
+        return found.action
+
+    assert action(NOW) == ""
+    assert action(NOW, XID=48.0) == "exclude"
+    assert action(NOW + 3601, XID=48.0) == "", "it counts no more, though nothing else changed"
+    assert action(NOW + 3601, XID=48.0, ROW_REMAP_PENDING=1.0) == "penalty"
+    assert action(NOW + 3601, XID=48.0, ROW_REMAP_FAILURE=1.0) == "exclude"
+    assert action(NOW + 3601) == ""

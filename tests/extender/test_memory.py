@@ -1,0 +1,95 @@
+"""The search for garbage: complete, but only where nobody waits for an answer."""
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from extender.memory import Garbage, give_back
+from tests.extender.fake_kube import eventually
+
+
+class Knot:
+    """An object that only a search for cycles frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def make_knot() -> Callable[[], object]:
+    """Return what tells whether an unreachable cycle is still there."""
+    return weakref.ref(Knot())
+
+
+def garbage(is_quiet: Callable[[], bool], **limits: float) -> Garbage:
+    """Return one that is always due."""
+    values = {"first_seconds": 0.0, "pause_seconds": 0.0, "look_seconds": 0.001, **limits}
+    return Garbage(is_quiet, **values)  # type: ignore[arg-type] # a test's
+
+
+@asynccontextmanager
+async def running(searching: Garbage) -> AsyncIterator[None]:
+    task = asyncio.create_task(searching.run())
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def test_cycles_are_freed_in_a_quiet_moment_and_not_before() -> None:
+    is_quiet = False
+    async with running(garbage(lambda: is_quiet)):
+        knot = make_knot()
+        junk = [[number] for number in range(5000)]  # more than Python itself would wait for
+        await asyncio.sleep(0.05)
+        assert knot() is not None
+        is_quiet = True
+        await eventually(lambda: knot() is None)
+    assert junk
+
+
+async def test_without_a_quiet_moment_patience_ends() -> None:
+    async with running(garbage(lambda: False, patience_seconds=0.02)):
+        knot = make_knot()
+        await eventually(lambda: knot() is None)
+
+
+async def test_too_many_objects_are_searched_at_once() -> None:
+    searching = garbage(lambda: False, first_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
+    async with running(searching):
+        knot = make_knot()
+        junk = [[number] for number in range(15_000)]
+        await asyncio.sleep(0.05)
+        assert knot() is not None
+        junk += [[number] for number in range(15_000)]
+        await eventually(lambda: knot() is None)
+
+
+async def test_what_was_there_is_not_searched_again() -> None:
+    searching = garbage(lambda: False)
+    async with running(searching):
+        searching.tidy()
+        frozen = gc.get_freeze_count()
+        assert frozen > 10_000
+        assert len(gc.get_objects()) < frozen / 10
+
+
+async def test_afterwards_python_does_as_before() -> None:
+    was_enabled = gc.isenabled()
+    searching = garbage(lambda: True)
+
+    async with running(searching):
+        assert not gc.isenabled()
+        searching.tidy()
+
+    assert gc.isenabled() == was_enabled
+    assert gc.get_freeze_count() == 0
+
+
+def test_memory_is_given_back_wherever_that_can_be() -> None:
+    give_back()
