@@ -118,7 +118,7 @@ def decide(  # noqa: PLR0913 - what a decision rests on is just so much
     for resource, ask in asks(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
-            tally.add_unknown(np.ones(len(candidates), dtype=np.bool_))
+            tally.add_unknown()
             continue
         question = Question(
             request=request, ask=ask, policy=policy, overlay=overlays.get(resource, {})
@@ -164,28 +164,24 @@ class _Tally:
         self.is_busy: Flags = np.zeros(count, dtype=np.bool_)
 
     def add(self, evaluation: Evaluation, rows: Rows) -> None:
-        """Add the evaluation of one resource; row -1 is a node that does not offer it."""
-        is_known = rows >= 0
-        known = slice(None) if is_known.all() else is_known  # a slice makes no copies
-        at = rows[known]
-        self._refuse(known, evaluation.codes[at])
-        self.scores[known] = np.minimum(self.scores[known], evaluation.scores[at])
+        """Add the evaluation of one resource; row -1, a node without it, takes what is appended."""
+        codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
+        if self._unknown_codes.any():
+            codes = np.where(rows < 0, self._unknown_codes, codes)
+        self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
+        self.scores = np.minimum(self.scores, np.append(evaluation.scores, UNKNOWN_SCORE)[rows])
         if self._weighs_load:
-            self.load[known] = np.maximum(self.load[known], evaluation.utilization[at])
-            self.is_enough[known] &= evaluation.idle[at] >= evaluation.needed[at]
-            self.is_busy[known] |= evaluation.possible[at] < evaluation.needed[at]
-        if not isinstance(known, slice):
-            self.add_unknown(~known)
+            is_enough = evaluation.idle >= evaluation.needed
+            is_busy = evaluation.possible < evaluation.needed
+            self.load = np.maximum(self.load, np.append(evaluation.utilization, 0.0)[rows])
+            self.is_enough &= np.append(is_enough, False)[rows]
+            self.is_busy |= np.append(is_busy, False)[rows]
 
-    def add_unknown(self, which: Flags) -> None:
-        """Add a resource that the candidates in `which` do not offer as far as we know."""
-        self._refuse(which, self._unknown_codes[which])
-        self.scores[which] = np.minimum(self.scores[which], UNKNOWN_SCORE)
-        self.is_enough[which] = False
-
-    def _refuse(self, which: Flags | slice, codes: Codes) -> None:
-        before = self.codes[which]
-        self.codes[which] = np.where(before == Code.PASSES, codes, before)
+    def add_unknown(self) -> None:
+        """Add a resource that no candidate offers as far as we know."""
+        self.codes = np.where(self.codes == Code.PASSES, self._unknown_codes, self.codes)
+        self.scores = np.minimum(self.scores, UNKNOWN_SCORE)
+        self.is_enough[:] = False
 
 
 def _refuse_busy(codes: Codes, tally: _Tally, is_nominated: Flags) -> Codes:

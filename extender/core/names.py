@@ -22,8 +22,8 @@ _WORD = 8
 _QUOTE, _COMMA = b'",'
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _HALF = np.uint64(32)
-_SPARE_BITS = 3
-"""The table has two to three bits more than its names need: few share a place."""
+_SPARE_BITS = 2
+"""The table has one to two bits more than its names need: few share a place, and it stays small."""
 
 
 class NamesAt(Sequence[str]):
@@ -160,7 +160,7 @@ class NameTable:
 
     words: tuple[Words, ...]
     hashes: Words
-    places: npt.NDArray[np.intp]
+    places: npt.NDArray[np.int32]
     shift: np.uint64
 
     @classmethod
@@ -169,11 +169,11 @@ class NameTable:
         listed = JsonNames.read(b'["' + '","'.join(names).encode() + b'"]') if names else None
         if listed is None:  # no names of nodes: nothing will be found, and others look them up
             empty = np.zeros(0, dtype=np.uint64)
-            return cls((), empty, np.full(1, -1, dtype=np.intp), np.uint64(0))
+            return cls((), empty, np.full(1, -1, dtype=np.int32), np.uint64(0))
         words, hashes = _words(listed, int(listed.lengths.max()) // _WORD + 1)
         bits = len(names).bit_length() + _SPARE_BITS
         shift = np.uint64(64 - bits)
-        places = np.full(1 << bits, -1, dtype=np.intp)
+        places = np.full(1 << bits, -1, dtype=np.int32)
         left, slots = np.arange(len(names)), (hashes >> shift).astype(np.intp)
         while len(left):
             free = places[slots[left]] < 0
@@ -191,7 +191,7 @@ class NameTable:
             return None
         words, hashes = _words(listed, len(self.words))
         slots = (hashes >> self.shift).astype(np.intp)
-        found = self.places[slots]
+        found = self.places[slots].astype(np.intp)
         others = np.flatnonzero(self.hashes[found] != hashes)
         while len(others):
             slots[others] = (slots[others] + 1) % len(self.places)
