@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Final
 
-BENCHMARKS: Final = ("webhooks", "start", "memory", "ingest", "soak", "scheduler")
+BENCHMARKS: Final = ("webhooks", "start", "memory", "ingest", "soak", "scheduler", "agent")
 
 
 def main() -> int:
