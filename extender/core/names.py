@@ -152,13 +152,13 @@ class NameTable:
     """Finds names of a JSON list among known ones, all at once.
 
     Attributes:
-        words: the known names as words of eight bytes, one array for each word.
+        words: the known names as words of eight bytes, one row for each.
         hashes: of each known name.
         places: the place of a known name by its hash's first bits, or soon after; -1 is free.
         shift: bits of a hash that are not used for that.
     """
 
-    words: tuple[Words, ...]
+    words: Words
     hashes: Words
     places: npt.NDArray[np.int32]
     shift: np.uint64
@@ -169,8 +169,9 @@ class NameTable:
         listed = JsonNames.read(b'["' + '","'.join(names).encode() + b'"]') if names else None
         if listed is None:  # no names of nodes: nothing will be found, and others look them up
             empty = np.zeros(0, dtype=np.uint64)
-            return cls((), empty, np.full(1, -1, dtype=np.int32), np.uint64(0))
-        words, hashes = _words(listed, int(listed.lengths.max()) // _WORD + 1)
+            return cls(empty, empty, np.full(1, -1, dtype=np.int32), np.uint64(0))
+        words = _words(listed, int(listed.lengths.max()) // _WORD + 1)
+        hashes = _hashes(words)
         bits = len(names).bit_length() + _SPARE_BITS
         shift = np.uint64(64 - bits)
         places = np.full(1 << bits, -1, dtype=np.int32)
@@ -187,9 +188,10 @@ class NameTable:
 
         None where one is not known, or listed twice.
         """
-        if not len(self.hashes) or listed.lengths.max() > _WORD * len(self.words):
+        if not len(self.hashes) or listed.lengths.max() > _WORD * self.words.shape[1]:
             return None
-        words, hashes = _words(listed, len(self.words))
+        words = _words(listed, self.words.shape[1])
+        hashes = _hashes(words)
         slots = (hashes >> self.shift).astype(np.intp)
         found = self.places[slots].astype(np.intp)
         others = np.flatnonzero(self.hashes[found] != hashes)
@@ -201,11 +203,7 @@ class NameTable:
             others = others[self.hashes[next_found] != hashes[others]]
         if found.min() < 0 or np.bincount(found).max() > 1:
             return None
-        same = (
-            bool((known[found] == word).all())
-            for known, word in zip(self.words, words, strict=True)
-        )
-        return found if all(same) else None
+        return found if np.array_equal(_rows_at(self.words, found), words) else None
 
 
 class Roll:
@@ -254,28 +252,50 @@ class Roll:
 EMPTY_ROLL = Roll((), {})
 
 
-def _words(listed: JsonNames, count: int) -> tuple[tuple[Words, ...], Words]:
-    """Return the first `count` words of each name, and a hash of them."""
-    buffer = np.frombuffer(listed.text + bytes(_WORD * count), np.uint8)
-    # A word at every byte, not at every eighth.
-    at = np.ndarray(len(buffer) - _WORD + 1, dtype="<u8", buffer=buffer.data, strides=(1,))
+def _words(listed: JsonNames, count: int) -> Words:
+    """Return the first `count` words of each name, a row for each; behind its end a name is 0."""
+    text = listed.text + bytes(_WORD * count)
+    width = _row_type(count)
+    at = np.ndarray(len(text) - width.itemsize + 1, dtype=width, buffer=text, strides=(1,))
+    words: Words = at[listed.starts].view("<u8").reshape(-1, count)
     shortest, longest = int(listed.lengths.min()), int(listed.lengths.max())
-    hashes = np.zeros(len(listed.starts), dtype=np.uint64)
-    words = []
-    for index in range(count):
-        offset = _WORD * index
-        word = at[listed.starts + offset]
-        if shortest < offset + _WORD:
-            word &= _masks(offset, longest)[listed.lengths]
-        words.append(word)
-        hashes ^= word
-        hashes *= _ODD
-        hashes ^= hashes >> _HALF
-    return tuple(words), hashes * _ODD
+    masks = _masks(count, longest)
+    words &= masks[longest] if shortest == longest else _rows_at(masks, listed.lengths)
+    return words
+
+
+def _row_type(count: int) -> np.dtype[np.void]:
+    """Return the type of so many words as one item: a fancy index copies each whole, and fast."""
+    return np.dtype((np.void, _WORD * count))
+
+
+def _rows_at(words: Words, places: Places) -> Words:
+    """Return the rows at some places."""
+    count = words.shape[1]
+    rows: Words = words.view(_row_type(count))[places, 0].view(np.uint64).reshape(-1, count)
+    return rows
+
+
+def _hashes(words: Words) -> Words:
+    """Return a hash of each row: its first bits depend on all of it."""
+    hashes: Words = words @ _factors(words.shape[1])
+    hashes ^= hashes >> _HALF
+    hashes *= _ODD
+    hashes ^= hashes >> _HALF
+    return hashes * _ODD
 
 
 @lru_cache(maxsize=256)
-def _masks(offset: int, longest: int) -> Words:
-    """Return which bits of the word at `offset` are a name's, by the length of the name."""
-    counts = (min(max(length - offset, 0), _WORD) for length in range(longest + 1))
-    return np.array([(1 << 8 * count) - 1 for count in counts], dtype=np.uint64)
+def _masks(count: int, longest: int) -> Words:
+    """Return which bits of `count` words are a name's, by the length of the name."""
+    lengths = np.arange(longest + 1)[:, None] - _WORD * np.arange(count)
+    sizes = np.minimum(np.maximum(lengths, 0), _WORD)
+    masks = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], dtype=np.uint64)
+    of_length: Words = masks[sizes]
+    return of_length
+
+
+@lru_cache(maxsize=256)
+def _factors(count: int) -> Words:
+    """Return an odd factor for each of so many words, each another."""
+    return np.array([int(_ODD) * (2 * at + 1) % (1 << 64) for at in range(count)], dtype=np.uint64)

@@ -34,6 +34,7 @@ _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _SHOWN: Final = 80
 """So many bytes of a value are enough to recognize it, and too few to flood a log."""
 _MAX_INT64: Final = (1 << 63) - 1
+_NAMES_KEY: Final = b',"NodeNames":'
 
 
 class WireError(ValueError):
@@ -97,9 +98,10 @@ def decode_question(body: bytes) -> Question:
     Raises:
         WireError: with the place in the document, what stands there and what may.
     """
-    document = _document(body, _ARGS)
+    head, listed = _split_names(body)
+    document = _document(head, _ARGS)
     pod = _pod(document, _ARGS)
-    names = _names(document.get("nodenames"))
+    names = _names(document.get("nodenames")) if listed is None else listed
     node_list = _object(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
         return Question(pod=pod, nodes=names, node_objects=None)
@@ -169,8 +171,9 @@ def _violations(number: msgspec.Raw | None, where: str) -> int:
 def encode_filter(question: Question, decision: Decision | None, shortlist: int = 0) -> bytes:
     """Encode an ExtenderFilterResult in the form and the order that the question had.
 
-    Nodes that pass beyond the shortlist are left out without a reason: kube-scheduler then scores
-    only the best ones. At least one node passes then, so no pod is left without one for it.
+    Where more nodes pass than the shortlist has room for, all others are left out without a
+    reason: kube-scheduler then scores only the best ones, and has no thousands of reasons to read
+    that it would not tell anybody. No pod is left without a node for it.
 
     Args:
         question: what was asked.
@@ -186,8 +189,8 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
         passing = np.flatnonzero(decision.codes == Code.PASSES)
         is_long = 0 < shortlist < len(passing)
         kept = np.sort(decision.order[:shortlist]) if is_long else passing
-        for code in np.unique(decision.codes).tolist():
-            if code != Code.PASSES:
+        for code in np.flatnonzero(np.bincount(decision.codes)).tolist():
+            if code != Code.PASSES and not is_long:
                 refused = _pick(names, np.flatnonzero(decision.codes == code))
                 target = failed if _REJECTIONS[code].is_resolvable else unresolvable
                 target.update(dict.fromkeys(refused, _REJECTIONS[code].value))
@@ -261,6 +264,25 @@ def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:
 def encode_error(error: str) -> bytes:
     """Encode the body of an answer with an error status."""
     return _ENCODER.encode({"Error": error})
+
+
+def _split_names(body: bytes) -> tuple[bytes, JsonNames | None]:
+    """Split the list of names off a question that ends with it, as kube-scheduler writes it.
+
+    A parser would look at each of thousands of names only to pass over them. The key cannot stand
+    inside a string, where its quotation marks would be escaped; and if what is before it and one
+    closing brace are an object, it is a key of the question itself, and the last of its name.
+
+    Example:
+        >>> head, names = _split_names(b'{"Pod":{},"NodeNames":["a"]}')
+        >>> head, list(names or ())
+        (b'{"Pod":{}}', ['a'])
+    """
+    at = body.rfind(_NAMES_KEY)
+    if at < 0 or not body.endswith(b"]}"):
+        return body, None
+    listed = JsonNames.read(body[at + len(_NAMES_KEY) : -1])
+    return (body, None) if listed is None else (body[:at] + b"}", listed)
 
 
 def _document(body: bytes, what: str) -> RawObject:

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,12 +37,21 @@ def test_the_best_nodes_are_named_in_the_order_of_the_question() -> None:
     assert answer["NodeNames"] == ["n1", "n3"]
 
 
-def test_nodes_beyond_the_shortlist_carry_no_reason_and_refused_ones_keep_theirs() -> None:
-    answer = answered(
-        [Code.PASSES, Code.UNHEALTHY, Code.PASSES, Code.NO_MEMORY], [0.1, 0.9, 0.3, 0.8], 1
-    )
+VERDICTS = [Code.PASSES, Code.UNHEALTHY, Code.PASSES, Code.NO_MEMORY]
+
+
+def test_where_the_shortlist_leaves_nodes_out_none_carries_a_reason() -> None:
+    answer = answered(VERDICTS, [0.1, 0.9, 0.3, 0.8], shortlist=1)
 
     assert answer["NodeNames"] == ["n2"]
+    assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == {}
+
+
+@pytest.mark.parametrize("shortlist", [0, 2])
+def test_where_it_leaves_none_out_refused_ones_carry_theirs(shortlist: int) -> None:
+    answer = answered(VERDICTS, [0.1, 0.9, 0.3, 0.8], shortlist)
+
+    assert answer["NodeNames"] == ["n0", "n2"]
     assert answer["FailedNodes"] == {"n3": Code.NO_MEMORY.text}
     assert answer["FailedAndUnresolvableNodes"] == {"n1": Code.UNHEALTHY.text}
 

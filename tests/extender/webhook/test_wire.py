@@ -21,6 +21,45 @@ def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
 # --- the question ---------------------------------------------------------------------------------
 
 
+NAMED = b'{"metadata":{"name":"p"}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "names", "pod"),
+    [
+        (b'{"Pod":%b,"Nodes":null,"NodeNames":["b","a"]}' % NAMED, ["b", "a"], "p"),
+        (b'{"Pod":%b,"NodeNames":["c"],"NodeNames":["b"]}' % NAMED, ["b"], "p"),
+        (b'{"Pod":%b,"NodeNames":["a"],"NODENAMES":["b"]}' % NAMED, ["b"], "p"),
+        (b'{"Pod":%b,"NodeNames":["\\u0061"]}' % NAMED, ["a"], "p"),
+        (b'{"NodeNames":["a"],"Pod":{"metadata":{"name":"p"},"NodeNames":["b"]}}', ["a"], "p"),
+        (
+            b'{"Pod":{"metadata":{"name":",\\"NodeNames\\":[\\"x\\"]}"}},"NodeNames":["b"]}',
+            ["b"],
+            ',"NodeNames":["x"]}',
+        ),
+    ],
+    ids=["as-go-writes-it", "twice", "twice-in-another-case", "escaped", "nested", "in-a-string"],
+)
+def test_the_names_are_those_of_the_question_itself(
+    body: bytes, names: list[str], pod: str
+) -> None:
+    question = wire.decode_question(body)
+
+    assert list(question.nodes) == names
+    metadata = question.pod["metadata"]
+    assert isinstance(metadata, dict)
+    assert metadata["name"] == pod
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b',"NodeNames":["a"]}', b'{"Pod":{,"NodeNames":["a"]}', b'{"Pod":{"x":[,"NodeNames":["a"]}'],
+)
+def test_what_stands_before_the_names_must_be_a_question(body: bytes) -> None:
+    with pytest.raises(wire.WireError, match="not JSON"):
+        wire.decode_question(body)
+
+
 @pytest.mark.parametrize(
     "document",
     [
