@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -21,10 +22,11 @@ from agent.dcgm_names import DcgmCollector
 from agent.exporter import AgentCollector
 from agent.holdings import Holdings
 from agent.http import Address, Answer, Headers, Route, serve_http
-from agent.options import Options
+from agent.options import Options, ReportOptions
 from agent.pod_names import PodNames
 from agent.podresources import PodResourcesClient
 from agent.processes import ProcessTable
+from agent.push import Pusher
 from agent.sampler import Sampler
 from agent.tenants import TenantPolicy, Tenants
 from extender import memory
@@ -41,21 +43,27 @@ TIDY_AFTER: Final = 2
 
 
 @contextlib.contextmanager
-def open_tenants(options: Options, clock: Clock) -> Iterator[Tenants]:
-    """Open what knows whose devices are."""
+def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Tenants]:
+    """Open what knows whose devices are.
+
+    Args:
+        options: where to look.
+        clock: seconds that never jump: all that is measured here is how long ago something was.
+    """
     with contextlib.ExitStack() as stack:
         holdings = None
         if options.kubelet_socket:
             kubelet = PodResourcesClient(Path(options.kubelet_socket))
-            stack.callback(kubelet.close)
             holdings = Holdings(kubelet, clock=clock)
-        yield Tenants(
+        tenants = Tenants(
             holdings=holdings,
             processes=ProcessTable(Path(options.proc), clock=clock) if options.proc else None,
             names=PodNames(Path(options.pod_logs) if options.pod_logs else None, clock=clock),
             policy=TenantPolicy(threshold=options.foreign),
             clock=clock,
         )
+        stack.callback(tenants.close)
+        yield tenants
 
 
 class Agent:
@@ -78,6 +86,10 @@ class Agent:
         self.registry.register(AgentCollector(self.sampler, clock))
         if options.dcgm_names:
             self.registry.register(DcgmCollector(self.sampler.latest))
+        self.pusher = None
+        if options.reports.service:
+            self.pusher = Pusher(options, self.sampler.latest, clock=clock)
+            self.registry.register(self.pusher)
         self._clock = clock
 
     def routes(self) -> dict[str, Route]:
@@ -113,6 +125,8 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_tenants(), name="tenants")
             group.create_task(self.sampler.run(), name="sampler")
+            if self.pusher is not None:
+                group.create_task(self.pusher.run(), name="reports")
 
     async def _follow_tenants(self) -> None:
         while True:
@@ -132,7 +146,7 @@ async def start(
     Raises:
         OSError: the address cannot be used.
     """
-    with open_tenants(options, clock) as tenants:
+    with open_tenants(options) as tenants:
         agent = Agent(options, backend, tenants, clock)
         try:
             async with serve_http(options.host, options.port, agent.routes()) as address:
@@ -171,7 +185,7 @@ async def _tidy_once(agent: Agent) -> None:
 async def look_once(options: Options, backend: Backend) -> contract.Report:
     """Return one report: what is counted between two passes needs the second."""
     with (
-        open_tenants(options, time.time) as tenants,
+        open_tenants(options) as tenants,
         contextlib.closing(Sampler(backend, options, tenants)) as sampler,
     ):
         await tenants.refresh()
@@ -186,8 +200,9 @@ async def look_again(
     options: Options, backend: Backend, show: Callable[[contract.Report], None]
 ) -> None:
     """Show every report until cancelled."""
-    with open_tenants(options, time.time) as tenants:
-        agent = Agent(options, backend, tenants)
+    with open_tenants(options) as tenants:
+        # Whoever only looks reports to nobody: the node's agent does.
+        agent = Agent(replace(options, reports=ReportOptions()), backend, tenants)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.run(), name="agent")

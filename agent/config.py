@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from agent import options
 from agent.foreign import Threshold
-from agent.options import Options
+from agent.options import Options, ReportOptions
 from agent.session import Cadence
 from agent.verdict import Judgement
 from extender.settings import decision, service
@@ -35,7 +35,10 @@ EXIT_BAD_SETTINGS: Final = 2
 
 _DEFAULT: Final = Options()
 _ALWAYS_SHOWN: Final = frozenset(
-    {"listen", "node", "period_seconds", "thresholds.utilization", "thresholds.memory"}
+    {
+        *("listen", "node", "period_seconds", "reports.service"),
+        *("thresholds.utilization", "thresholds.memory"),
+    }
 )
 
 
@@ -57,6 +60,88 @@ class Foreign(Section):
     def value(self) -> Threshold:
         """Return what the agent takes."""
         return Threshold(memory_bytes=self.memory, utilization=self.utilization / 100)
+
+
+class Reports(Section):
+    """How the extender is told."""
+
+    service: Annotated[str, Form(ADDRESS_FORM)] = Field(
+        default=_DEFAULT.reports.service,
+        description="host:port of a headless Service of all replicas of the extender: each is told "
+        "what this node's GPUs do; empty: none",
+    )
+    token_file: Path = Field(
+        default=Path(_DEFAULT.reports.token_file),
+        description="file with the projected service-account token that proves which node this "
+        "is; read anew for each connection",
+    )
+    allow_plain: bool = Field(
+        default=_DEFAULT.reports.allow_plain,
+        description="report without TLS to other machines, too: the token crosses the network in "
+        "the clear",
+    )
+    heartbeat_seconds: float = Field(
+        default=_DEFAULT.reports.heartbeat_seconds,
+        ge=1,
+        le=60,
+        description="where nothing changes, that is told this often",
+    )
+    utilization_step: Percent = Field(
+        default=_DEFAULT.reports.utilization_step * 100,
+        description="a change of a GPU's activity by so much is told at once; so are new tenants, "
+        "a GPU that becomes idle or busy, foreign use and ill health",
+    )
+    memory_step: Percent = Field(
+        default=_DEFAULT.reports.memory_step * 100,
+        description="so is a change of its memory in use by this share of it",
+    )
+    resolve_seconds: float = Field(
+        default=_DEFAULT.reports.resolve_seconds,
+        ge=0.1,
+        le=300,
+        description="the service's addresses are looked up this often",
+    )
+    timeout_seconds: float = Field(
+        default=_DEFAULT.reports.timeout_seconds,
+        ge=0.1,
+        le=60,
+        description="limit for a connection to be granted, and for a report to leave",
+    )
+    reconnect_seconds: float = Field(
+        default=_DEFAULT.reports.reconnect_seconds,
+        ge=0.1,
+        le=60,
+        description="a connection that is lost is opened anew within this time, at random: all "
+        "agents lose it together",
+    )
+    max_backoff_seconds: float = Field(
+        default=_DEFAULT.reports.max_backoff_seconds,
+        ge=1,
+        le=600,
+        description="longest wait before the next try after failures",
+    )
+
+    @field_validator("service")
+    @classmethod
+    def _check_service(cls, service: str) -> str:
+        if service:
+            split_address(service)
+        return service
+
+    def value(self) -> ReportOptions:
+        """Return what the agent takes."""
+        return ReportOptions(
+            service=self.service,
+            token_file=str(self.token_file),
+            allow_plain=self.allow_plain,
+            heartbeat_seconds=self.heartbeat_seconds,
+            utilization_step=self.utilization_step / 100,
+            memory_step=self.memory_step / 100,
+            resolve_seconds=self.resolve_seconds,
+            timeout_seconds=self.timeout_seconds,
+            reconnect_seconds=self.reconnect_seconds,
+            max_backoff_seconds=self.max_backoff_seconds,
+        )
 
 
 class Settings(Section):
@@ -136,6 +221,7 @@ class Settings(Section):
         default=Path(_DEFAULT.pod_logs),
         description="directory whose entries name the node's pods; null: none",
     )
+    reports: Reports = Reports()
     thresholds: decision.Thresholds = decision.Thresholds()
     foreign: Foreign = Foreign()
     health: decision.Health = decision.Health()
@@ -170,6 +256,7 @@ class Settings(Section):
             pod_logs=str(self.pod_logs or ""),
             judgement=Judgement(thresholds=self.thresholds.value(), health=self.health.value()),
             foreign=self.foreign.value(),
+            reports=self.reports.value(),
             log_level=self.log.level,
             log_format=self.log.format,
         )

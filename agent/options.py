@@ -15,6 +15,35 @@ from agent.verdict import Judgement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """How the extender is told.
+
+    Attributes:
+        service: host:port of all its replicas, "" for none.
+        token_file: what proves who we are; read anew for each connection.
+        allow_plain: send without TLS to other machines, too.
+        heartbeat_seconds: where nothing changes, that is told so often.
+        utilization_step: a change of activity by so much is told at once, 0 to 1.
+        memory_step: so is a change of memory in use by this share of it.
+        resolve_seconds: the service's addresses are looked up so often.
+        timeout_seconds: limit for a connection to be granted, and for an update to leave.
+        reconnect_seconds: the first new try comes within so long.
+        max_backoff_seconds: longest wait before the next one after failures.
+    """
+
+    service: str = ""
+    token_file: str = "/var/run/secrets/idlegpu/token"  # noqa: S105 - where it is, not what it is
+    allow_plain: bool = False
+    heartbeat_seconds: float = 10.0
+    utilization_step: float = 0.20
+    memory_step: float = 0.05
+    resolve_seconds: float = 5.0
+    timeout_seconds: float = 30.0
+    reconnect_seconds: float = 5.0
+    max_backoff_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Every setting.
 
@@ -33,6 +62,7 @@ class Options:
         pod_logs: directory that names the machine's pods, "" for none.
         judgement: when a device is idle, and when it is ill.
         foreign: from where on use that no pod accounts for is foreign.
+        reports: how the extender is told.
         log_level: least level written.
         log_format: for whom lines are.
     """
@@ -51,6 +81,7 @@ class Options:
     pod_logs: str = "/var/log/pods"
     judgement: Judgement = field(default_factory=Judgement)
     foreign: Threshold = field(default_factory=Threshold)
+    reports: ReportOptions = field(default_factory=ReportOptions)
     log_level: str = "info"
     log_format: str = "json"
 

@@ -264,3 +264,136 @@ def decode(content: bytes) -> Report:
                 f"must be one for each of {len(report.devices)} devices"
             )
     return report
+
+
+# --- what is sent to the extender -----------------------------------------------------------------
+
+PATH: Final = "/v1/agent-reports"
+"""Where an agent asks the extender for a stream of updates."""
+
+UPGRADE: Final = "idlegpu-reports"
+"""What the connection speaks once that is granted: messages, each after its length."""
+
+LENGTH_BYTES: Final = 4
+"""Of the length, big-endian."""
+
+MAX_UPDATE_BYTES: Final = 1 << 18
+"""No honest update is larger: 16 cards of 7 instances with all signals take 40 KiB."""
+
+AGE: Final = "age_seconds"
+XID_AGE: Final = "xid_age_seconds"
+FOREIGN_MEMORY: Final = "foreign_memory_bytes"
+FOREIGN_UTILIZATION: Final = "foreign_utilization_ratio"
+MEAN: Final = "mean_utilization_ratio"
+MEAN_SQUARE: Final = "mean_square_utilization_ratio"
+"""Rows of an update besides signals: the age of each device's values and of its XID at the report's
+time; use that no pod accounts for; activity and its square, on average since last sent."""
+
+
+class Part(_Record, frozen=True, kw_only=True):
+    """What a device is; the fields are those of `Device`."""
+
+    uuid: str
+    gpu_instance_id: str = ""
+    index: int | None = None
+    model: str = ""
+    mig_profile: str = ""
+
+
+class Layout(_Record, frozen=True, kw_only=True):
+    """What the numbers of an update stand for.
+
+    Attributes:
+        driver_version: "" where there is no driver.
+        devices: what each column is of.
+        rows: what each row is: names of `extender.core.readings.Signal`, and those above.
+    """
+
+    driver_version: str = ""
+    devices: tuple[Part, ...] = ()
+    rows: tuple[str, ...] = ()
+
+
+class Holders(_Record, frozen=True, kw_only=True):
+    """Pods on each device: (namespace, name, UID or ""); None where it is not known."""
+
+    pods: tuple[tuple[tuple[str, str, str], ...] | None, ...] = ()
+
+
+class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSION):
+    """What the extender is told of a report; what it was told before on the connection is left out.
+
+    Attributes:
+        node: as the report has it.
+        started_at: likewise.
+        sequence: likewise.
+        at: likewise.
+        sent_at: when it was sent, by the node's clock.
+        is_news: it may change a decision; else it only says that all is as before.
+        layout: None where it is as before.
+        holders: None where they are as before.
+        values: little-endian doubles, row by row, one for each device; NaN where missing.
+        problem: why nothing is seen, or nothing new; "" where all is well.
+    """
+
+    node: str
+    started_at: float = 0.0
+    sequence: int = 0
+    at: float
+    sent_at: float
+    is_news: bool = False
+    layout: Layout | None = None
+    holders: Holders | None = None
+    values: bytes = b""
+    problem: str = ""
+
+
+class Farewell(_Record, frozen=True, kw_only=True):
+    """Why the extender ends a connection: its last words on it."""
+
+    reason: str = ""
+
+
+_UPDATE_ENCODER: Final = msgspec.msgpack.Encoder()
+_UPDATE_DECODER: Final = msgspec.msgpack.Decoder(Update)
+_UPDATE_ENVELOPE: Final = msgspec.msgpack.Decoder(_Envelope)
+_FAREWELL_DECODER: Final = msgspec.msgpack.Decoder(Farewell)
+
+
+def frame(message: Update | Farewell) -> bytes:
+    """Write a message with its length before it."""
+    content = _UPDATE_ENCODER.encode(message)
+    return len(content).to_bytes(LENGTH_BYTES, "big") + content
+
+
+def decode_update(content: bytes | bytearray | memoryview) -> Update:
+    """Read an update without its length; fields that are not known are ignored.
+
+    Raises:
+        ReportError: it is none, or of a version that this program does not understand.
+    """
+    try:
+        return _UPDATE_DECODER.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReportError(_what_is_wrong(content, error)) from error
+
+
+def _what_is_wrong(content: bytes | bytearray | memoryview, error: Exception) -> str:
+    try:
+        version = _UPDATE_ENVELOPE.decode(content).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return f"cannot read update: {error}"
+    if version == VERSION:
+        return f"cannot read update: {error}"
+    return (
+        f"update of version {version}: must be version {VERSION}: "
+        "agents and extender must be of the same release"
+    )
+
+
+def decode_farewell(content: bytes) -> str:
+    """Return the reason of a farewell, "" where it cannot be read."""
+    try:
+        return _FAREWELL_DECODER.decode(content).reason
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""

@@ -10,7 +10,17 @@ import sys
 import time
 from typing import Final
 
-BENCHMARKS: Final = ("webhooks", "start", "memory", "ingest", "soak", "scheduler", "agent")
+BENCHMARKS: Final = (
+    "webhooks",
+    "profile",
+    "start",
+    "memory",
+    "ingest",
+    "soak",
+    "scheduler",
+    "agent",
+    "agents",
+)
 
 
 def main() -> int:

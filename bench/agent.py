@@ -1,14 +1,17 @@
 """Measures what the node agent costs: CPU of a pass, CPU at one pass a second, resident memory.
 
 The whole agent runs in a process of its own over a scripted driver with changing values, asks a
-kubelet's pod-resources server, looks processes up in `/proc`, and is scraped as by Prometheus.
+kubelet's pod-resources server, looks processes up in `/proc`, reports to an extender, and is
+scraped as by Prometheus.
 """
 
 import argparse
 import os
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
+from typing_extensions import override  # in typing from Python 3.12 on
 
+from agent.report import UPGRADE
 from bench.agent_process import CARDS, uuid_of
 from bench.machine import Bound, report
 from tests.agent.fake_kubelet import FakeKubelet, container, pod
@@ -46,14 +51,46 @@ def running_agent(port: int) -> Iterator[int]:
             {"resource_name": "nvidia.com/gpu", "device_ids": [uuid_of(number)]}
             for number in range(CARDS)
         ]
+        token = Path(folder) / "token"
+        token.write_text("a.token.of-its-own")
         command = [sys.executable, "-m", "bench.agent_process", str(port), str(it.socket)]
-        with subprocess.Popen(  # noqa: S603 - our own program
-            [*command, str(os.getpid()), "1"], stderr=subprocess.DEVNULL
-        ) as process:
+        with (
+            taking_reports() as extender,
+            subprocess.Popen(  # noqa: S603 - our own program
+                [*command, extender, str(token), str(os.getpid()), "1"], stderr=subprocess.DEVNULL
+            ) as process,
+        ):
             try:
                 yield process.pid
             finally:
                 process.terminate()
+
+
+class _Taker(socketserver.BaseRequestHandler):
+    """Grants what an agent asks for, and takes its reports."""
+
+    @override
+    def handle(self) -> None:
+        self.request.recv(1 << 16)
+        self.request.sendall(
+            f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}"
+            "\r\n\r\n".encode()
+        )
+        while self.request.recv(1 << 16):
+            pass
+
+
+@contextmanager
+def taking_reports() -> Iterator[str]:
+    """Stand in for the extender while the context is open; yield its address."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Taker) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
 
 
 def cpu_seconds(pid: int) -> float:
@@ -154,7 +191,8 @@ def main() -> int:
         notes=[
             "The driver is scripted: its answers cost next to nothing, so NVML's own time (0.2 to "
             "0.3 ms a GPU for the calls of every pass, as recorded on an H200) comes on top. The "
-            "agent asks a kubelet, looks up two processes for each GPU in /proc, and is scraped "
+            "agent asks a kubelet, looks up two processes for each GPU in /proc, reports to an "
+            "extender, and is scraped "
             f"every {SCRAPE_SECONDS:.0f} s with DCGM's names.",
         ],
     )

@@ -16,7 +16,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 import agent.nvml  # noqa: F401 - the real agent holds it in memory
 from agent.app import serve
 from agent.backend import Call, Card, Handle, ProcessList, ProcessUse, Values
-from agent.options import Options
+from agent.options import Options, ReportOptions
 from extender import logs
 from extender.core.readings import Signal
 from extender.settings.log_choices import LogFormat, LogLevel
@@ -54,16 +54,23 @@ def main(argv: Sequence[str]) -> None:
     """Be the agent.
 
     Args:
-        argv: port to serve on, socket of the kubelet, and processes that use every card.
+        argv: port to serve on, socket of the kubelet, where to report, the file with the token,
+            and processes that use every card.
     """
-    port, kubelet, *pids = argv
+    port, kubelet, extender, token, *pids = argv
     logs.configure(LogLevel.INFO, LogFormat.JSON)
     cards = [ScriptedCard(uuid_of(number)) for number in range(CARDS)]
     for card in cards:
         card.processes[ProcessList.COMPUTE] = tuple(
             ProcessUse(pid=int(pid), memory_bytes=GIB) for pid in pids
         )
-    options = Options(port=int(port), node="gpu-7", kubelet_socket=kubelet, dcgm_names=True)
+    options = Options(
+        port=int(port),
+        node="gpu-7",
+        kubelet_socket=kubelet,
+        dcgm_names=True,
+        reports=ReportOptions(service=extender, token_file=token),
+    )
     backend = LivelyBackend(*cards)
     backend.event_seconds = 1.0  # as long as the agent waits
     asyncio.run(serve(options, backend))

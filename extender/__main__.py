@@ -80,11 +80,12 @@ def _serve(settings: Settings, path: Path | None) -> int:
     from extender.app import serve  # noqa: PLC0415 - likewise
     from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
     from extender.settings_file import SettingsFile  # noqa: PLC0415 - likewise
+    from extender.tls import TlsError  # noqa: PLC0415 - likewise
 
     logs.configure(settings.log.level, settings.log.format, in_background=True)
     try:
         uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
-    except KubeConfigError as error:
+    except (KubeConfigError, TlsError) as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CANNOT_SERVE
     except OSError as error:

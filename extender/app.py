@@ -18,6 +18,7 @@ from extender import logs
 from extender.config import Settings
 from extender.core.annotations import AnnotationProblem
 from extender.core.request import PodRef
+from extender.doors import Doors
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.peers import Peers
 from extender.effects.wakeup import Waker, build_waker
@@ -27,6 +28,7 @@ from extender.in_flight import InFlight
 from extender.kube import KubeClient
 from extender.memory import Garbage
 from extender.metrics import Metrics
+from extender.observe.agents import AgentCollector
 from extender.observe.api import Api
 from extender.observe.collector import FleetCollector
 from extender.observe.unasked import unasked_routes
@@ -37,6 +39,7 @@ from extender.placement.placer import Placer
 from extender.placement.unasked import UnaskedPods
 from extender.reload import Reloader
 from extender.settings_file import SettingsFile
+from extender.tls import only_known
 from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths
 
@@ -59,10 +62,6 @@ QUIET_SECONDS = 1.0
 GATHER_SECONDS = 0.003
 """What changes so soon after something else is laid out together with it."""
 
-LAST_WORDS_SECONDS = 2.0
-"""Time for answers that are on their way when everything accepted has been answered."""
-
-
 WAKER = "waker"
 """Name of a task."""
 
@@ -82,7 +81,7 @@ class Extender:
         self.fleet = Fleet(settings.policy(), clock, in_steps=True)
         self._is_laid_out = False
         self._touched = asyncio.Event()
-        self.fleet.on_tenant = self._touched.set
+        self.fleet.on_change = self._touched.set
         self.history = DecisionHistory(settings.decisions.history)
         self.placer = Placer(
             self.fleet, self.history, clock, detailed=settings.decisions.detailed_nodes
@@ -143,6 +142,7 @@ class Extender:
                 self.fleet, self.following.states, lambda: self.events.counts.dropped, clock
             )
         )
+        self.metrics.registry.register(AgentCollector(self.following.agent_figures))
 
     def _build_waker(self, settings: Settings, before: Waker | None = None) -> Waker | None:
         if not settings.wake.enabled:
@@ -192,14 +192,30 @@ class Extender:
         return self._is_laid_out and not self.in_flight.is_draining
 
     def build_app(self) -> web.Application:
-        """Return the HTTP side: webhooks, health, metrics and API."""
+        """Return what kube-scheduler and replicas ask; the rest too, unless it has a port."""
+        settings = self.settings
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
-        app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=middlewares)
+        if settings.tls.is_used:
+            middlewares.insert(0, only_known(settings.tls))
+        app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
         app.add_routes(self.webhooks.routes())
-        app.add_routes(unasked_routes(self.unasked))
-        app.add_routes(self.api.routes())
         if self.peers is not None:
             app.add_routes(self.peers.routes())
+        if not settings.status_listen:
+            self._add_status(app)
+        return app
+
+    def build_status_app(self) -> web.Application | None:
+        """Return health, metrics and API, where they have a port of their own."""
+        if not self.settings.status_listen:
+            return None
+        app = web.Application(middlewares=[self.in_flight.count])
+        self._add_status(app)
+        return app
+
+    def _add_status(self, app: web.Application) -> None:
+        app.add_routes(unasked_routes(self.unasked))
+        app.add_routes(self.api.routes())
         app.add_routes(
             [
                 web.get("/healthz", _healthz),
@@ -207,7 +223,6 @@ class Extender:
                 web.get("/metrics", make_aiohttp_handler(registry=self.metrics.registry)),
             ]
         )
-        return app
 
     def _warn_annotation(self, pod: PodRef, problem: AnnotationProblem) -> None:
         """Tell the pod's owner of an annotation that cannot be used: once for each value."""
@@ -234,8 +249,8 @@ class Extender:
         """Tell whether questions can be answered well; telemetry that is down only degrades."""
         sources = list(self.following.states())
         degraded = {source.name: source.error for source in sources if source.error}
-        if self.following.prometheus is None:
-            degraded["prometheus"] = "not configured: set prometheus.url"
+        if self.following.prometheus is None and self.following.agents is None:
+            degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
         if self.reloader is not None and self.reloader.problem:
             degraded["settings"] = self.reloader.problem
         body = {
@@ -258,7 +273,7 @@ class Extender:
                 self.garbage.tidy()  # now, for it takes long: nobody is answered yet
                 self._is_laid_out = True
             if self._is_laid_out:
-                self.placer.warm()
+                await in_turns(self.placer.warm_in_steps(), self.in_flight.give_way)
                 await self.following.renew(self.placer.prepare_in_steps)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAY_OUT_SECONDS):
@@ -304,46 +319,36 @@ async def start(
     Raises:
         OSError: the listen address cannot be used.
         KubeConfigError: the kubeconfig cannot be read.
+        TlsError: the certificates cannot be used.
     """
     client = await KubeClient.connect(settings.kubeconfig)
     try:
         extender = Extender(settings, client, clock)
         if file is not None:
             extender.follow_settings(file)
-        runner = web.AppRunner(
-            extender.build_app(),
-            access_log=None,
-            keepalive_timeout=settings.keepalive_seconds,
-            shutdown_timeout=LAST_WORDS_SECONDS,
-            handler_cancellation=False,
-        )
-        await runner.setup()
+        doors = Doors(settings, extender.build_app(), extender.build_status_app())
+        if extender.peers is not None:
+            extender.peers.tls = doors.client_context
         try:
-            host, port = settings.listen_address
-            site = web.TCPSite(runner, host, port)
-            await site.start()
-            extender.addresses = tuple(_url(address) for address in runner.addresses)
+            await doors.open()
+            extender.addresses = doors.urls
             logger.info("serving", extra={"urls": extender.addresses})
             # A background task that ends in a fault takes the extender down: it starts anew.
             async with asyncio.TaskGroup() as group:
                 background = group.create_task(extender.run(), name="extender")
+                following = group.create_task(doors.run(), name="certificates")
                 yield extender
                 # aiohttp throws away what still arrives of a question once it cleans up: first no
                 # new connections, then the answers, then the end.
-                await site.stop()
+                following.cancel()
+                await doors.close_webhooks()
                 await extender.in_flight.drain(extender.settings.shutdown_seconds)
-                await runner.cleanup()
+                await doors.close()
                 background.cancel()
         finally:
-            await runner.cleanup()
+            await doors.close()
     finally:
         await client.close()
-
-
-def _url(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """Return the base URL behind a socket's address."""
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    return f"http://{host}:{address[1]}"
 
 
 async def serve(settings: Settings, file: SettingsFile | None = None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
@@ -21,11 +21,13 @@ from extender.core.policy import Policy, SharedPolicy, Strategy
 from extender.core.readings import Signal
 from extender.core.resources import DEFAULT_NAMES, ResourceNames
 from extender.settings import decision, service
+from extender.settings.agents import Agents
 from extender.settings.layers import Layer, parse_file, read_environment, read_file, without
 from extender.settings.peers import Peers, Unasked
 from extender.settings.problems import Origin, describe
 from extender.settings.section import MIB, TIB, AnyCase, Form, Quantity, Section
 from extender.settings.spec import Setting, list_settings
+from extender.settings.tls import Tls, is_loopback
 from extender.settings.wake import Wake
 
 METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -152,9 +154,20 @@ class Settings(Section, BaseSettings):
 
     listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
         default="127.0.0.1:8888",
-        description="host:port of webhooks, health, metrics and API, in plain HTTP; in a pod "
-        "0.0.0.0:8888 or [::]:8888",
+        description="host:port of the webhooks, and of health, metrics and API unless these have "
+        "status_listen; in a pod 0.0.0.0:8888 or [::]:8888, with tls",
     )
+    status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
+        default="",
+        description="host:port of health, metrics and API, in plain HTTP; empty: where the "
+        "webhooks are",
+    )
+    allow_plain: bool = Field(
+        default=False,
+        description="serve webhooks without TLS to other machines, too: whoever reaches the port "
+        "may ask, and say what other replicas are believed",
+    )
+    tls: Tls = Tls()
     kubeconfig: Path | None = Field(
         default=None, description="kubeconfig file; without one, the service account of the pod"
     )
@@ -184,6 +197,7 @@ class Settings(Section, BaseSettings):
         description="time over which a GPU's activity is averaged",
     )
     prometheus: Prometheus = Prometheus()
+    agents: Agents = Agents()
     freshness: decision.Freshness = decision.Freshness()
     foreign: decision.Foreign = decision.Foreign()
     assumed: decision.Assumed = decision.Assumed()
@@ -216,10 +230,11 @@ class Settings(Section, BaseSettings):
         "terminationGracePeriodSeconds",
     )
 
-    @field_validator("listen")
+    @field_validator("listen", "status_listen")
     @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        _split_address(listen)
+    def _check_listen(cls, listen: str, info: ValidationInfo) -> str:
+        if listen or info.field_name == "listen":
+            _split_address(listen)
         return listen
 
     @field_validator("resources")
@@ -240,6 +255,21 @@ class Settings(Section, BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_exposure(self) -> Self:
+        """Nobody gets by mistake a port that believes whoever reaches it."""
+        if self.tls.is_used and not self.status_listen:
+            raise ValueError(
+                "status_listen must be set with tls: who looks at health and metrics has no "
+                "client certificate"
+            )
+        if not (self.tls.is_used or self.allow_plain or is_loopback(self.listen_address[0])):
+            raise ValueError(
+                f"listen ({self.listen}) is reached from other machines and there is no TLS: set "
+                "tls.*, or allow_plain where the network decides who asks"
+            )
+        return self
+
     @classmethod
     @override
     def settings_customise_sources(
@@ -257,6 +287,11 @@ class Settings(Section, BaseSettings):
     def listen_address(self) -> tuple[str, int]:
         """Host and port to listen on; an IPv6 address without its brackets."""
         return _split_address(self.listen)
+
+    @property
+    def status_address(self) -> tuple[str, int]:
+        """Host and port of health, metrics and API; those of the webhooks where they share."""
+        return _split_address(self.status_listen or self.listen)
 
     @property
     def resource_patterns(self) -> ResourceNames:

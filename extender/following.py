@@ -9,14 +9,16 @@ from extender.core.snapshot import Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.kube import KubeClient
+from extender.observe.agents import AgentFigures
 from extender.observe.collector import SourceStatus
+from extender.sources.agents.source import SOURCE, AgentSource, AgentStatus
 from extender.sources.cluster import ClusterSource, InventorySink
 from extender.sources.identity import NodeIdentity
 from extender.sources.kube_reflector import FollowSettings
 from extender.sources.kube_shelf import GiveWay, next_turn
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus
 
-INVENTORY, PROMETHEUS = "inventory", "prometheus"
+INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
 """Names of the tasks."""
 
 Run = Callable[[], Coroutine[None, None, None]]
@@ -51,11 +53,12 @@ class Tasks:
 
 
 class Following:
-    """Follows the API server, and Prometheus where one is set.
+    """Follows the API server, Prometheus where one is set, and node agents where they report.
 
     Attributes:
         cluster: nodes and pods.
-        prometheus: the readings; None where no Prometheus is set.
+        prometheus: readings; None where no Prometheus is set.
+        agents: readings, too; None where no agents report.
 
     Args:
         settings: how to follow.
@@ -95,6 +98,19 @@ class Following:
             give_way=give_way,
         )
         self.prometheus = self._prometheus_source(settings) if settings.prometheus.url else None
+        self.agents = self._agent_source(settings, client) if settings.agents.listen else None
+
+    def _agent_source(self, settings: Settings, client: KubeClient) -> AgentSource:
+        self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+        return AgentSource(
+            settings.agents,
+            client,
+            knows=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
+            deliver=lambda readings: self._tell(self._fleet.readings_in_steps(readings)),
+            foreign=lambda: self._fleet.policy.foreign,
+            look_after_silent=self._fleet.look_after_silent,
+            clock=self._clock,
+        )
 
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
         return PrometheusSource(
@@ -116,6 +132,8 @@ class Following:
         self._tasks.start(INVENTORY, self.cluster.run)
         if self.prometheus is not None:
             self._tasks.start(PROMETHEUS, self.prometheus.run)
+        if self.agents is not None:
+            self._tasks.start(AGENTS, self.agents.run)
 
     async def adopt(self, settings: Settings) -> None:
         """Follow otherwise from now on; a source that nothing changed for is left alone."""
@@ -162,6 +180,22 @@ class Following:
             self._identity = identity
         return self._identity
 
+    def agent_figures(self) -> AgentFigures | None:
+        """Return how reports of agents come in, None where none are taken."""
+        if self.agents is None:
+            return None
+        told = self.agents.status()
+        return AgentFigures(
+            connections=told.connections,
+            agents=told.agents,
+            devices=told.devices,
+            unknown_nodes=told.unknown_nodes,
+            reports=told.reports,
+            reviews=told.reviews,
+            contested=self._fleet.contested,
+            refused=told.refused,
+        )
+
     def states(self) -> Iterable[SourceStatus]:
         """Return how each source fares."""
         for resource, status in self.cluster.status.items():
@@ -173,6 +207,8 @@ class Following:
             )
         if self.prometheus is not None:
             yield _prometheus_state(self.prometheus.status())
+        if self.agents is not None:
+            yield _agents_state(self.agents.status())
 
 
 async def in_turns(steps: Steps[None], give_way: GiveWay = next_turn) -> None:
@@ -213,4 +249,15 @@ def _prometheus_state(told: PrometheusStatus) -> SourceStatus:
         failed_queries=len(failed),
         partial_answers=told.partial_answers,
         restarts=max(told.worker_starts - 1, 0),
+    )
+
+
+def _agents_state(told: AgentStatus) -> SourceStatus:
+    """Return how agents fare together; one that is silent is a matter of its node."""
+    error = "" if told.agents else "no agent reports"
+    return SourceStatus(
+        name="agents",
+        last_success_at=told.last_at,
+        failures=sum(told.refused.values()),
+        error=error,
     )

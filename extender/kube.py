@@ -154,8 +154,8 @@ class KubeClient:
 
     async def send(
         self, method: str, path: str, body: object, *, action: str, timeout_seconds: float
-    ) -> None:
-        """Create or change an object; PATCH sends a merge patch.
+    ) -> bytes:
+        """Create or change an object, and return what is answered; PATCH sends a merge patch.
 
         Raises:
             KubeError: it was not done; the message says why, and what to do.
@@ -166,11 +166,12 @@ class KubeClient:
                 response = await self._request(method, path, body=body, content_type=kind)
                 try:
                     await _check(response, action)
-                    await response.read()
+                    answer: bytes = await response.read()
                 finally:
                     response.close()
         except _FAILURES as error:
             raise self._explain(error, action, timeout_seconds) from error
+        return answer
 
     async def watch_lines(
         self,

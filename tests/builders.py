@@ -200,7 +200,7 @@ def assessment_of(
     *nodes: Node, asked: Ask | None = None, policy: Policy | None = None
 ) -> Assessment:
     """Return what the devices of nodes are worth to a pod."""
-    return assess(batch_of(*nodes), asked or ask(), estimates(policy or Policy()))
+    return assess(batch_of(*nodes), (asked or ask()).columns, estimates(policy or Policy()))
 
 
 def decide_on(

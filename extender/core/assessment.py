@@ -1,5 +1,6 @@
 """What the landing devices are worth to a pod: idle, roomy, working. Feeds filter and score."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,42 @@ class Ask:
     count: int
     memory_bytes: float
     thresholds: Thresholds
+
+    @property
+    def columns(self) -> "Asks":
+        """The same of every node."""
+        return Asks.joined([self], [1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asks:
+    """What pods ask, as columns: a row for each node of a batch, or one row for all of them.
+
+    Attributes:
+        count: devices or replicas; one axis.
+        memory_bytes: room that each device must have; a column of a matrix, like the next two.
+        utilization: threshold, ratio.
+        memory: threshold, ratio.
+    """
+
+    count: Rows
+    memory_bytes: Ratios
+    utilization: Ratios
+    memory: Ratios
+
+    @classmethod
+    def joined(cls, asks: Sequence[Ask], lengths: Sequence[int]) -> "Asks":
+        """Return what each pod asks of so many nodes, one pod after the other."""
+
+        def column(values: Iterable[float]) -> Ratios:
+            return np.repeat(np.fromiter(values, np.float64, len(asks)), lengths)[:, None]
+
+        return cls(
+            count=np.repeat(np.fromiter((ask.count for ask in asks), np.intp), lengths),
+            memory_bytes=column(ask.memory_bytes for ask in asks),
+            utilization=column(ask.thresholds.utilization for ask in asks),
+            memory=column(ask.thresholds.memory for ask in asks),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +110,10 @@ class Assessment:
     chance: Ratios
 
 
-def assess(batch: Batch, ask: Ask, estimates: Estimates) -> Assessment:
-    """Return what the devices of each node are worth to a pod that asks `ask`."""
+def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
+    """Return what the devices of each node are worth to a pod that asks this of it."""
     telemetry = batch.telemetry
-    landing = landing_set(batch, ask.count)
+    landing = landing_set(batch, asks.count)
     added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
     load = np.minimum(telemetry.utilization + added, 1.0)
     peak = np.maximum(load, np.minimum(telemetry.latest + added, 1.0))
@@ -88,13 +125,13 @@ def assess(batch: Batch, ask: Ask, estimates: Estimates) -> Assessment:
     believed = _Believed(
         peak=peak, memory_used=memory_used, added=added, taken=assumed_bytes / total
     )
-    idle_chance, is_idle = _idleness(batch, believed, ask.thresholds)
-    limit = ask.thresholds.utilization
+    idle_chance, is_idle = _idleness(batch, believed, asks)
+    limit = asks.utilization
     # What only the estimate adds is no news that could grow stale: it does not fade.
     utilization = np.minimum(
         limit + (telemetry.utilization - limit) * telemetry.freshness + added, 1.0
     )
-    neutral = 1.0 - ask.thresholds.memory
+    neutral = 1.0 - asks.memory
     headroom = within(
         neutral
         + (1.0 - telemetry.memory_used - neutral) * telemetry.memory_freshness
@@ -104,10 +141,11 @@ def assess(batch: Batch, ask: Ask, estimates: Estimates) -> Assessment:
     )
     full_bytes = _full_bytes(batch, share_bytes, estimates)
     free_bytes = _free_bytes(batch, full_bytes, assumed_bytes)
-    excluded = telemetry.is_excluded_multi if ask.count > 1 else telemetry.is_excluded
+    is_multi = (asks.count > 1)[:, None]
+    excluded = telemetry.is_excluded | (telemetry.is_excluded_multi & is_multi)
     works = landing.devices & ~excluded
     is_clean = works & ~telemetry.is_foreign
-    fits = is_clean & (free_bytes >= ask.memory_bytes)
+    fits = is_clean & (free_bytes >= asks.memory_bytes)
     suits = fits & is_idle
     idle = np.maximum(suits.sum(axis=1) - landing.taken, 0)
     # A broken device that the kubelet no longer offers cannot be landed on.
@@ -148,18 +186,18 @@ class _Believed:
     taken: Ratios
 
 
-def _idleness(batch: Batch, believed: _Believed, thresholds: Thresholds) -> tuple[Ratios, Flags]:
+def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Flags]:
     """Return how likely each device is idle, and whether that is known.
 
     Idle takes both signals; busy takes one. Either fades with the age of what it rests on; what
     is assumed alone makes a device busy does not.
     """
     telemetry = batch.telemetry
-    is_calm = believed.peak < thresholds.utilization
-    is_roomy = believed.memory_used < thresholds.memory
+    is_calm = believed.peak < asks.utilization
+    is_roomy = believed.memory_used < asks.memory
     has_tenants = batch.assumed > 0
-    is_filled = has_tenants & (believed.added >= thresholds.utilization)
-    is_full = has_tenants & (believed.taken >= thresholds.memory)
+    is_filled = has_tenants & (believed.added >= asks.utilization)
+    is_full = has_tenants & (believed.taken >= asks.memory)
     busy = np.maximum(
         np.where(is_calm, 0.0, np.maximum(telemetry.freshness, is_filled)),
         np.where(is_roomy, 0.0, np.maximum(telemetry.memory_freshness, is_full)),

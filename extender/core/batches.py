@@ -1,6 +1,7 @@
 """Batches made of parts of others, so that what has not changed is not put together again."""
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -10,8 +11,11 @@ from extender.core.snapshot import (
     PER_NODE,
     PER_SLOT,
     Batch,
+    Pool,
     Rows,
     Telemetry,
+    patch_batch,
+    patched,
 )
 
 
@@ -27,6 +31,33 @@ def take_batch(batch: Batch, index: Rows | slice) -> Batch:
         for column in fields(batch.telemetry)
     }
     return Batch(telemetry=Telemetry(**seen), **columns)
+
+
+def current_batch(pool: Pool, telemetry: Telemetry) -> Batch:
+    """Return all rows of a pool as arrays, the late ones too.
+
+    Args:
+        pool: the pool.
+        telemetry: of every device.
+    """
+    late = pool.late
+    if not late:
+        return pool.batch
+    index = np.array(late, dtype=np.intp)
+    batch = patch_batch(pool.batch, {row: pool.rows[row] for row in late})
+    seen = telemetry.take(batch.slots[index])
+    return replace(batch, telemetry=batch.telemetry.with_rows(index, seen))
+
+
+def with_rows(batch: Batch, at: Sequence[int], others: Batch) -> Batch:
+    """Return a batch with some of its rows replaced by those of another of the same width."""
+    index = np.array(at, dtype=np.intp)
+    columns = {
+        column.name: patched(getattr(batch, column.name), index, getattr(others, column.name))
+        for column in fields(batch)
+        if column.name != "telemetry"
+    }
+    return Batch(telemetry=batch.telemetry.with_rows(index, others.telemetry), **columns)
 
 
 def rearrange_batch(batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetry) -> Batch:

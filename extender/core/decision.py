@@ -7,13 +7,14 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.evaluation import Evaluation, Overlay, Question, asks, nominate, stand
+from extender.core.evaluation import Evaluation, Overlay, Question, asks
 from extender.core.filtering import Code, Codes
 from extender.core.names import NamesAt
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
 from extender.core.scoring import UNKNOWN_SCORE
 from extender.core.snapshot import Flags, Pool, Ratios, Rows, Snapshot
+from extender.core.standing import nominate, stand
 
 RELAXED_MARGIN = 0.10
 """Where no node has enough idle devices, the load filter lets those pass whose load is within
@@ -49,7 +50,10 @@ class Decision:
         order, scores = self.order[:kept], self.scores.astype(np.float32)
         if not isinstance(self.candidates, NamesAt):
             return replace(self, scores=scores, order=order.copy())
-        by_name = np.argsort(self.candidates.rows)
+        rows = self.candidates.rows
+        listed = np.full(len(self.candidates.names), -1, dtype=np.intp)
+        listed[rows] = np.arange(len(rows))
+        by_name = listed[listed >= 0]  # numbers go by name
         place = np.empty_like(by_name)
         place[by_name] = np.arange(len(by_name))
         codes = self.codes[by_name]

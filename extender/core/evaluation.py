@@ -1,30 +1,20 @@
-"""What the nodes of a pool are worth to a request; kept, and evaluated anew where that changed."""
+"""What nodes are worth to a request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from extender.core.assessment import Ask, Assessment, Estimates, assess
-from extender.core.batches import take_batch
+from extender.core.assessment import Ask, Asks, Assessment, Estimates, assess
 from extender.core.filtering import Codes, reject
-from extender.core.landing import assume
-from extender.core.policy import Policy
+from extender.core.policy import Policy, Strategy
 from extender.core.request import GpuRequest
-from extender.core.scoring import mean, score
-from extender.core.snapshot import (
-    Batch,
-    Flags,
-    Pool,
-    PoolRow,
-    Ratios,
-    Rows,
-    Snapshot,
-    Tenant,
-    batch_rows,
-    patched,
-)
-from extender.core.steps import Steps, finish
+from extender.core.scoring import Preference, mean, score
+from extender.core.snapshot import Batch, Flags, Ratios, Rows, Tenant
+
+Counts = npt.NDArray[np.int16]
+"""Numbers of devices of one node: many evaluations are kept, and these make them small."""
 
 Overlay = Mapping[str, tuple[Tenant, ...]]
 """Tentative tenants by node name."""
@@ -45,9 +35,9 @@ class Evaluation:
 
     codes: Codes
     scores: Ratios
-    idle: Rows
-    needed: Rows
-    possible: Rows
+    idle: Counts
+    needed: Counts
+    possible: Counts
     utilization: Ratios
 
 
@@ -79,22 +69,95 @@ def normalize_model(model: str) -> str:
     return " ".join(model.lower().replace("-", " ").replace("_", " ").split())
 
 
-def evaluate_batch(
-    batch: Batch, request: GpuRequest, ask: Ask, policy: Policy, places: Rows, nominated: Flags
-) -> Evaluation:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wants:
+    """What pods want of nodes, as columns: a row for each node of a batch.
+
+    Attributes:
+        asks: of the devices.
+        is_packing: whether the fullest nodes come first.
+        requires_idle: whether the pod waits for devices known to be idle.
+        preference: which models it prefers.
+        nominated: whether the node is the one that the pod is nominated to.
+    """
+
+    asks: Asks
+    is_packing: Flags
+    requires_idle: Flags
+    preference: Preference
+    nominated: Flags
+
+    @classmethod
+    def joined(
+        cls,
+        questions: Sequence["Question"],
+        models: Sequence[str],
+        model_ids: Sequence[Rows],
+        nominated: Flags,
+    ) -> "Wants":
+        """Return what each pod wants of some nodes, one pod after the other.
+
+        Args:
+            questions: of the pods.
+            models: model names by model id.
+            model_ids: for each pod, the models of the nodes.
+            nominated: per node of all.
+        """
+        lengths = list(map(len, model_ids))
+        requests = [question.request for question in questions]
+        places = [model_places(models, request.preferred_models) for request in requests]
+
+        def column(values: Iterable[int]) -> Rows:
+            return np.repeat(np.fromiter(values, np.intp, len(questions)), lengths)
+
+        return cls(
+            asks=Asks.joined([question.ask for question in questions], lengths),
+            is_packing=column(request.strategy is Strategy.PACK for request in requests) > 0,
+            requires_idle=column(request.requires_idle for request in requests) > 0,
+            preference=Preference(
+                place=np.concatenate([of[ids] for of, ids in zip(places, model_ids, strict=True)]),
+                best=column(int(of.max(initial=0)) for of in places),
+            ),
+            nominated=nominated,
+        )
+
+
+def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
     """Evaluate each node of a batch."""
-    assessment = assess(batch, ask, estimates(policy))
-    codes = reject(batch, ask, assessment, requires_idle=request.requires_idle, nominated=nominated)
+    assessment = assess(batch, wants.asks, estimates(policy))
     return Evaluation(
-        codes=codes,
-        scores=score(batch, assessment, request.strategy, places),
-        idle=assessment.idle,
-        needed=assessment.landing.needed,
-        possible=_possible(assessment),
+        codes=reject(
+            batch,
+            wants.asks,
+            assessment,
+            requires_idle=wants.requires_idle,
+            nominated=wants.nominated,
+        ),
+        scores=score(batch, assessment, wants.is_packing, wants.preference),
+        idle=assessment.idle.astype(np.int16),
+        needed=assessment.landing.needed.astype(np.int16),
+        possible=_possible(assessment).astype(np.int16),
         utilization=mean(
             assessment.utilization, assessment.landing.devices, assessment.landing.size
         ),
     )
+
+
+def evaluate_for(
+    question: "Question", batch: Batch, models: Sequence[str], nominated: Flags | None = None
+) -> Evaluation:
+    """Evaluate each node of a batch for one pod.
+
+    Args:
+        question: of the pod.
+        batch: the nodes.
+        models: model names by model id.
+        nominated: per node, whether the pod is nominated to it; None for nowhere.
+    """
+    if nominated is None:
+        nominated = np.zeros(len(batch), dtype=np.bool_)
+    wants = Wants.joined([question], models, [batch.model_id], nominated)
+    return evaluate_batch(batch, wants, question.policy)
 
 
 def _possible(assessment: Assessment) -> Rows:
@@ -146,157 +209,3 @@ class Question:
     ask: Ask
     policy: Policy
     overlay: Overlay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What a pool was worth to a request, and what that rested on.
-
-    Attributes:
-        evaluation: by node, tentative tenants included.
-        base: the pool's, as it was then.
-        models: the snapshot's: a new one may change what every node is worth.
-        policy: the settings that it was evaluated by.
-        patched: how many of its rows had been patched by then.
-        overlay: the tentative tenants that were counted.
-    """
-
-    evaluation: Evaluation
-    base: int
-    models: tuple[str, ...]
-    policy: Policy
-    patched: int
-    overlay: Overlay
-
-    def holds(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
-        """Tell whether it still says what the nodes are worth that have not changed since."""
-        is_same = (self.base, self.models) == (pool.base, snapshot.models)
-        return is_same and self.policy is policy
-
-
-def stand(
-    snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing] = ()
-) -> Standing:
-    """Return what a pool is worth now; of what is kept from before only the changes are evaluated.
-
-    Where the pod is nominated to makes no difference here: see `nominate`.
-    """
-    nearest: tuple[Standing, set[int]] | None = None
-    for standing in kept:
-        if standing.holds(snapshot, pool, question.policy):
-            changed = _changed_since(standing, pool, question.overlay)
-            if nearest is None or len(changed) < len(nearest[1]):
-                nearest = (standing, changed)
-    if nearest is None:
-        nearest = finish(stand_in_steps(snapshot, pool, question, piece=len(pool.nodes))), set()
-    standing, changed = nearest
-    if not changed:
-        return standing
-    return Standing(
-        evaluation=_evaluate_anew(
-            standing.evaluation, snapshot, pool, sorted(changed), question, ""
-        ),
-        base=pool.base,
-        models=snapshot.models,
-        policy=question.policy,
-        patched=len(pool.patched),
-        overlay=question.overlay,
-    )
-
-
-def stand_in_steps(
-    snapshot: Snapshot, pool: Pool, question: Question, piece: int = 1000
-) -> Steps[Standing]:
-    """Return what a pool is worth, from scratch, so many nodes in each step."""
-    places = model_places(snapshot.models, question.request.preferred_models)
-    parts = []
-    for start in range(0, max(len(pool.nodes), 1), max(piece, 1)):
-        batch = take_batch(pool.batch, slice(start, start + piece))
-        nominated = np.zeros(len(batch), dtype=np.bool_)
-        parts.append(
-            evaluate_batch(
-                batch, question.request, question.ask, question.policy, places, nominated
-            )
-        )
-        yield
-    everywhere = parts[0] if len(parts) == 1 else _joined(parts)
-    changed = sorted(pool.row_of[node] for node in question.overlay if node in pool.row_of)
-    return Standing(
-        evaluation=_evaluate_anew(everywhere, snapshot, pool, changed, question, ""),
-        base=pool.base,
-        models=snapshot.models,
-        policy=question.policy,
-        patched=len(pool.patched),
-        overlay=question.overlay,
-    )
-
-
-def nominate(
-    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
-) -> Evaluation:
-    """Return an evaluation with the pod's own nomination counted: there it is promised room."""
-    node = question.request.nominated_node
-    if node not in pool.row_of:
-        return evaluation
-    return _evaluate_anew(evaluation, snapshot, pool, [pool.row_of[node]], question, node)
-
-
-def row_under(pool: Pool, row: int, overlay: Overlay) -> PoolRow:
-    """Return one node's row with the tentative tenants on it."""
-    tenants = overlay.get(pool.nodes[row])
-    return assume(pool.rows[row], tenants) if tenants else pool.rows[row]
-
-
-def _changed_since(standing: Standing, pool: Pool, overlay: Overlay) -> set[int]:
-    """Return the rows that are others than when a standing was taken."""
-    before = standing.overlay
-    nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
-    nodes.update(node for node in before if node not in overlay)
-    moved = {pool.row_of[node] for node in nodes if node in pool.row_of}
-    return moved.union(pool.patched[standing.patched :])
-
-
-def _joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return evaluations of one pool's parts as one."""
-    return Evaluation(
-        **{
-            column.name: np.concatenate([getattr(part, column.name) for part in parts])
-            for column in fields(Evaluation)
-        }
-    )
-
-
-def _evaluate_anew(
-    evaluation: Evaluation,
-    snapshot: Snapshot,
-    pool: Pool,
-    rows: Sequence[int],
-    question: Question,
-    nominated_node: str,
-) -> Evaluation:
-    """Return an evaluation with some rows evaluated as they are now."""
-    if not rows:
-        return evaluation
-    index = np.array(rows, dtype=np.intp)
-    batch = batch_rows(
-        tuple(row_under(pool, row, question.overlay) for row in rows),
-        snapshot.telemetry,
-        pool.batch.suspicion[index],
-        width=pool.batch.slots.shape[1],
-    )
-    fresh = evaluate_batch(
-        batch,
-        question.request,
-        question.ask,
-        question.policy,
-        model_places(snapshot.models, question.request.preferred_models),
-        np.array([pool.nodes[row] == nominated_node for row in rows]),
-    )
-    return Evaluation(
-        **{
-            column.name: patched(
-                getattr(evaluation, column.name), index, getattr(fresh, column.name)
-            )
-            for column in fields(evaluation)
-        }
-    )

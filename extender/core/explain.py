@@ -6,19 +6,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from extender.core.assessment import Ask, Assessment, assess
-from extender.core.batches import take_batch
+from extender.core.batches import take_batch, with_rows
 from extender.core.causes import blamed_siblings, ill_health
-from extender.core.evaluation import (
-    Question,
-    estimates,
-    evaluate_batch,
-    model_places,
-    row_under,
-)
+from extender.core.evaluation import Question, estimates, evaluate_for
 from extender.core.filtering import Code
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
-from extender.core.snapshot import Batch, Pool, Rows, Snapshot, patch_batch
+from extender.core.snapshot import Batch, Pool, Rows, Snapshot
+from extender.core.standing import batch_under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +158,11 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
     """
     rows = [pool.row_of[node] for node in nodes if node in pool.row_of]
     batch = take_batch(pool.batch, np.array(rows, dtype=np.intp))
-    assumed = {
-        at: row_under(pool, row, question.overlay)
-        for at, row in enumerate(rows)
-        if pool.nodes[row] in question.overlay
-    }
-    batch = patch_batch(batch, assumed)
+    late, places = set(pool.late), range(len(rows))
+    others = [at for at in places if rows[at] in late or pool.nodes[rows[at]] in question.overlay]
+    if others:
+        at_rows = [(rows[at], question.overlay) for at in others]
+        batch = with_rows(batch, others, batch_under(snapshot, pool, at_rows))
     return Evidence(
         nodes=tuple(pool.nodes[row] for row in rows),
         batch=batch,
@@ -186,15 +180,10 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     if not evidence.nodes:
         return ()
     batch, request, models = evidence.batch, evidence.request, evidence.models
-    assessment = assess(batch, evidence.ask, estimates(evidence.policy))
-    evaluation = evaluate_batch(
-        batch,
-        request,
-        evidence.ask,
-        evidence.policy,
-        model_places(models, request.preferred_models),
-        np.array([node == request.nominated_node for node in evidence.nodes]),
-    )
+    assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
+    question = Question(request=request, ask=evidence.ask, policy=evidence.policy, overlay={})
+    nominated = np.array([node == request.nominated_node for node in evidence.nodes])
+    evaluation = evaluate_for(question, batch, models, nominated)
     states = device_states(batch, assessment, multi=evidence.ask.count > 1)
     return tuple(
         NodeVerdict(

@@ -5,7 +5,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.assessment import Ask, Assessment
+from extender.core.assessment import Asks, Assessment
 from extender.core.snapshot import Batch, Flags, Rows
 
 Codes = npt.NDArray[np.uint8]
@@ -57,7 +57,7 @@ class Code(IntEnum):
 
 
 def reject(
-    batch: Batch, ask: Ask, assessment: Assessment, *, requires_idle: bool, nominated: Flags
+    batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: Flags, nominated: Flags
 ) -> Codes:
     """Return per node the first reason against it, `Code.PASSES` where there is none.
 
@@ -66,7 +66,7 @@ def reject(
     counts.
     """
     needed = assessment.landing.needed
-    too_small = assessment.full_bytes < ask.memory_bytes
+    too_small = assessment.full_bytes < asks.memory_bytes
     foreign = _uncounted_foreign(batch, assessment)
     checks = (
         (Code.RECONFIGURING, batch.is_reconfiguring),
@@ -76,7 +76,7 @@ def reject(
             Code.FOREIGN_USE,
             ~nominated & (assessment.is_clean.sum(axis=1) - foreign < needed),
         ),
-        (Code.NO_MEMORY, ~nominated & (assessment.fits.sum(axis=1) < _fitting_needed(batch, ask))),
+        (Code.NO_MEMORY, ~nominated & (assessment.fits.sum(axis=1) < _fitting_needed(batch, asks))),
         (Code.NOT_IDLE, ~nominated & (assessment.idle < needed) & requires_idle),
     )
     codes = np.zeros(len(batch), dtype=np.uint8)
@@ -85,14 +85,14 @@ def reject(
     return codes
 
 
-def _fitting_needed(batch: Batch, ask: Ask) -> Rows:
+def _fitting_needed(batch: Batch, asks: Asks) -> Rows:
     """Return how many landing devices must have room: on shared devices one is enough.
 
     Where our count leaves fewer whole devices than the pod asks for, some are being given back:
     whatever is still on them goes with their tenants.
     """
-    devices = np.minimum(ask.count, batch.present.sum(axis=1))
-    given_back = np.maximum(ask.count - np.maximum(batch.allocatable - batch.held, 0), 0)
+    devices = np.minimum(asks.count, batch.present.sum(axis=1))
+    given_back = np.maximum(asks.count - np.maximum(batch.allocatable - batch.held, 0), 0)
     needed: Rows = np.where(batch.is_shared, 1, np.maximum(devices - given_back, 0))
     return needed
 

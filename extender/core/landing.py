@@ -30,8 +30,13 @@ class Landing:
     taken: Rows
 
 
-def landing_set(batch: Batch, count: int) -> Landing:
-    """Return where a pod that asks for `count` devices or replicas could land on each node."""
+def landing_set(batch: Batch, count: Rows) -> Landing:
+    """Return where a pod that asks for devices or replicas could land on each node.
+
+    Args:
+        batch: the nodes.
+        count: how many it asks for: one for each node, or one for all.
+    """
     open_devices = batch.present & (batch.used < batch.replicas[:, None])
     free_whole = open_devices.sum(axis=1)
     # kube-scheduler says that the pod fits. Where our mapping leaves less room than that, or
@@ -53,7 +58,7 @@ def landing_set(batch: Batch, count: int) -> Landing:
     return Landing(devices=devices, size=size, needed=needed, taken=taken)
 
 
-def _policy_choice(batch: Batch, open_devices: Flags, count: int) -> Flags:
+def _policy_choice(batch: Batch, open_devices: Flags, count: Rows) -> Flags:
     """Return the shared devices that the device plugin would choose among.
 
     `distributed` takes the device with the fewest replicas in use, `packed` the one with the most
@@ -66,8 +71,9 @@ def _policy_choice(batch: Batch, open_devices: Flags, count: int) -> Flags:
     used = batch.used.copy(order="K")
     nodes = np.arange(len(batch))
     chosen = np.zeros_like(open_devices)
-    for _ in range(min(count, int((batch.replicas * batch.present.sum(axis=1)).max()))):
-        has_room = batch.present & (used < batch.replicas[:, None])
+    most = np.minimum(count, batch.replicas * batch.present.sum(axis=1)).max()
+    for drawn in range(int(most)):
+        has_room = batch.present & (used < batch.replicas[:, None]) & (drawn < count)[:, None]
         rank = np.where(has_room, used * sign, np.iinfo(np.intp).max)
         chosen |= has_room & (rank == rank.min(axis=1)[:, None])
         used[nodes, rank.argmin(axis=1)] += 1

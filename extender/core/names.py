@@ -23,7 +23,11 @@ _QUOTE, _COMMA = b'",'
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _HALF = np.uint64(32)
 _SPARE_BITS = 2
-"""The table has one to two bits more than its names need: few share a place, and it stays small."""
+"""The table has so many bits more than its names need: few share a place, and it stays small."""
+
+
+FEW = 300
+"""Fewer names are looked up one by one: that is faster than some dozen vector operations."""
 
 
 class NamesAt(Sequence[str]):
@@ -86,13 +90,16 @@ class JsonNames(Sequence[str]):
 
     Args:
         text: the list; `read` tells whether it is plain enough.
-        quotes: where its quotation marks stand.
+        starts: where each name begins.
+        lengths: how long each is.
+        stride: from the begin of each name to that of the next, 0 where that differs.
     """
 
-    def __init__(self, text: bytes, quotes: Places) -> None:
+    def __init__(self, text: bytes, starts: Places, lengths: Places, stride: int = 0) -> None:
         self.text = text
-        self.starts = quotes[0::2] + 1
-        self.lengths = quotes[1::2] - self.starts
+        self.starts = starts
+        self.lengths = lengths
+        self.stride = stride
 
     @classmethod
     def read(cls, text: bytes) -> "JsonNames | None":
@@ -107,13 +114,41 @@ class JsonNames(Sequence[str]):
         if not (text.startswith(b'["') and text.endswith(b'"]') and text.isascii()):
             return None
         buffer = np.frombuffer(text, np.uint8)
-        quotes = np.flatnonzero(buffer == _QUOTE)
+        if b"\\" in text or buffer.min() < ord(" "):
+            return None
+        is_quote = buffer == _QUOTE
+        return cls._read_even(text, buffer, is_quote) or cls._read_uneven(text, buffer, is_quote)
+
+    @classmethod
+    def _read_even(
+        cls, text: bytes, buffer: npt.NDArray[np.uint8], is_quote: npt.NDArray[np.bool_]
+    ) -> "JsonNames | None":
+        """Return names of one length: they need not be looked for."""
+        length = max(text.find(b'"', 2) - 2, 0)
+        stride = length + 3
+        count, rest = divmod(len(text) - 1, stride)
+        if rest or np.count_nonzero(is_quote) != 2 * count:
+            return None
+        marks = is_quote[1:].reshape(count, stride)
+        commas = buffer[1:].reshape(count, stride)[:-1, length + 2]
+        if not (marks[:, 0].all() and marks[:, length + 1].all() and (commas == _COMMA).all()):
+            return None
+        starts = np.arange(2, len(text), stride)
+        return cls(text, starts, np.full(count, length, dtype=np.intp), stride)
+
+    @classmethod
+    def _read_uneven(
+        cls, text: bytes, buffer: npt.NDArray[np.uint8], is_quote: npt.NDArray[np.bool_]
+    ) -> "JsonNames | None":
+        """Return names of any lengths."""
+        quotes = np.flatnonzero(is_quote)
         closing, opening = quotes[1:-1:2], quotes[2::2]
-        if len(quotes) % 2 or b"\\" in text or buffer.min() < ord(" "):
+        if len(quotes) % 2 or quotes[-1] != len(text) - 2:
             return None
-        if quotes[-1] != len(text) - 2 or (opening - closing != 2).any():  # noqa: PLR2004 - `","`
+        if (opening - closing != 2).any() or (buffer[closing + 1] != _COMMA).any():  # noqa: PLR2004 - `","`
             return None
-        return cls(text, quotes) if (buffer[closing + 1] == _COMMA).all() else None
+        starts = quotes[0::2] + 1
+        return cls(text, starts, quotes[1::2] - starts)
 
     @property
     def listed(self) -> int:
@@ -152,13 +187,13 @@ class NameTable:
     """Finds names of a JSON list among known ones, all at once.
 
     Attributes:
-        words: the known names as words of eight bytes, one row for each.
+        words: the known names as words of eight bytes, one array for each word.
         hashes: of each known name.
         places: the place of a known name by its hash's first bits, or soon after; -1 is free.
         shift: bits of a hash that are not used for that.
     """
 
-    words: Words
+    words: tuple[Words, ...]
     hashes: Words
     places: npt.NDArray[np.int32]
     shift: np.uint64
@@ -169,7 +204,7 @@ class NameTable:
         listed = JsonNames.read(b'["' + '","'.join(names).encode() + b'"]') if names else None
         if listed is None:  # no names of nodes: nothing will be found, and others look them up
             empty = np.zeros(0, dtype=np.uint64)
-            return cls(empty, empty, np.full(1, -1, dtype=np.int32), np.uint64(0))
+            return cls((), empty, np.full(1, -1, dtype=np.int32), np.uint64(0))
         words = _words(listed, int(listed.lengths.max()) // _WORD + 1)
         hashes = _hashes(words)
         bits = len(names).bit_length() + _SPARE_BITS
@@ -188,9 +223,9 @@ class NameTable:
 
         None where one is not known, or listed twice.
         """
-        if not len(self.hashes) or listed.lengths.max() > _WORD * self.words.shape[1]:
+        if not len(self.hashes) or listed.lengths.max() > _WORD * len(self.words):
             return None
-        words = _words(listed, self.words.shape[1])
+        words = _words(listed, len(self.words))
         hashes = _hashes(words)
         slots = (hashes >> self.shift).astype(np.intp)
         found = self.places[slots].astype(np.intp)
@@ -203,7 +238,8 @@ class NameTable:
             others = others[self.hashes[next_found] != hashes[others]]
         if found.min() < 0 or np.bincount(found).max() > 1:
             return None
-        return found if np.array_equal(_rows_at(self.words, found), words) else None
+        pairs = zip(self.words, words, strict=True)
+        return found if all((known[found] == word).all() for known, word in pairs) else None
 
 
 class Roll:
@@ -229,13 +265,12 @@ class Roll:
         if isinstance(names, NamesAt) and names.names is self.names:
             return names
         if isinstance(names, JsonNames):
-            found = self._table.find(names)
+            found = self._table.find(names) if names.listed >= FEW else None
             if found is not None:
                 return NamesAt(self.names, found)
             names = names.names
-        if any(name not in self._number_of for name in names):
-            return names
-        return NamesAt(self.names, np.array([*map(self._number_of.get, names)], dtype=np.intp))
+        numbers = list(map(self._number_of.get, names))
+        return names if None in numbers else NamesAt(self.names, np.array(numbers, dtype=np.intp))
 
     def rows(self, resource: str, names: Sequence[str]) -> Places | None:
         """Return the row of each name in a pool, -1 where it is not in it.
@@ -252,33 +287,30 @@ class Roll:
 EMPTY_ROLL = Roll((), {})
 
 
-def _words(listed: JsonNames, count: int) -> Words:
-    """Return the first `count` words of each name, a row for each; behind its end a name is 0."""
+def _words(listed: JsonNames, count: int) -> tuple[Words, ...]:
+    """Return the first `count` words of each name; behind its end a name is 0."""
     text = listed.text + bytes(_WORD * count)
-    width = _row_type(count)
-    at = np.ndarray(len(text) - width.itemsize + 1, dtype=width, buffer=text, strides=(1,))
-    words: Words = at[listed.starts].view("<u8").reshape(-1, count)
-    shortest, longest = int(listed.lengths.min()), int(listed.lengths.max())
-    masks = _masks(count, longest)
-    words &= masks[longest] if shortest == longest else _rows_at(masks, listed.lengths)
-    return words
+    masks = _masks(count, int(listed.lengths.max()))
+    if listed.stride:
+        every = (listed.listed,), "<u8", text
+        return tuple(
+            np.ndarray(*every, offset=listed.starts[0] + _WORD * at, strides=(listed.stride,))
+            & masks[at, -1]
+            for at in range(count)
+        )
+    # As one item, for a fancy index copies each whole, and fast.
+    width = np.dtype((np.void, _WORD * count))
+    texts = np.ndarray(len(text) - width.itemsize + 1, width, buffer=text, strides=(1,))
+    rows = texts[listed.starts].view("<u8").reshape(-1, count)
+    return tuple(rows[:, at] & masks[at][listed.lengths] for at in range(count))
 
 
-def _row_type(count: int) -> np.dtype[np.void]:
-    """Return the type of so many words as one item: a fancy index copies each whole, and fast."""
-    return np.dtype((np.void, _WORD * count))
-
-
-def _rows_at(words: Words, places: Places) -> Words:
-    """Return the rows at some places."""
-    count = words.shape[1]
-    rows: Words = words.view(_row_type(count))[places, 0].view(np.uint64).reshape(-1, count)
-    return rows
-
-
-def _hashes(words: Words) -> Words:
-    """Return a hash of each row: its first bits depend on all of it."""
-    hashes: Words = words @ _factors(words.shape[1])
+def _hashes(words: Sequence[Words]) -> Words:
+    """Return a hash of each name: its first bits depend on all of it."""
+    factors = (np.uint64(int(_ODD) * (2 * at + 1) % (1 << 64)) for at in range(len(words)))
+    hashes = np.zeros(len(words[0]), dtype=np.uint64)
+    for word, factor in zip(words, factors, strict=True):
+        hashes += word * factor
     hashes ^= hashes >> _HALF
     hashes *= _ODD
     hashes ^= hashes >> _HALF
@@ -287,15 +319,9 @@ def _hashes(words: Words) -> Words:
 
 @lru_cache(maxsize=256)
 def _masks(count: int, longest: int) -> Words:
-    """Return which bits of `count` words are a name's, by the length of the name."""
-    lengths = np.arange(longest + 1)[:, None] - _WORD * np.arange(count)
+    """Return which bits of each of `count` words are a name's, by the length of the name."""
+    lengths = np.arange(longest + 1) - _WORD * np.arange(count)[:, None]
     sizes = np.minimum(np.maximum(lengths, 0), _WORD)
     masks = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], dtype=np.uint64)
-    of_length: Words = masks[sizes]
-    return of_length
-
-
-@lru_cache(maxsize=256)
-def _factors(count: int) -> Words:
-    """Return an odd factor for each of so many words, each another."""
-    return np.array([int(_ODD) * (2 * at + 1) % (1 << 64) for at in range(count)], dtype=np.uint64)
+    of_word: Words = masks[sizes]
+    return of_word

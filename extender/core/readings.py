@@ -104,6 +104,47 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holders:
+    """Which pods hold the devices of one node, as a source on that node says.
+
+    Attributes:
+        at: when that was so, seconds since the epoch.
+        pods: pods (`namespace/name`) by device; what is not listed nobody holds.
+        uids: UID by pod, for those of which the source knows it.
+    """
+
+    at: float
+    pods: Mapping[DeviceKey, tuple[str, ...]]
+    uids: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What only a source that runs on the nodes themselves can say, and of these nodes alone.
+
+    Attributes:
+        nodes: the nodes: the answer is complete for them, and says nothing of others.
+        news: those of them of which something has changed that may change a decision.
+        holders: by node, who holds its devices; None where the source cannot tell.
+        mean: utilization of each device on average since the source last said it, NaN where it
+            does not: what the window takes in place of the latest value.
+        mean_square: likewise, of its square.
+        is_foreign: whether the source knows that somebody outside Kubernetes uses the device.
+        xid_age: how long before `measured_at` the XID happened, in seconds, NaN where unknown.
+        devices: how many devices the source sees on all nodes.
+    """
+
+    nodes: tuple[str, ...]
+    news: frozenset[str]
+    holders: Mapping[str, Holders | None]
+    mean: Column
+    mean_square: Column
+    is_foreign: npt.NDArray[np.bool_]
+    xid_age: Column
+    devices: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """One answer of one source, complete for every device that it sees.
 
@@ -118,6 +159,7 @@ class Readings:
             device has several. None where the source cannot tell at all.
         unmatched_series: series whose labels named no node of the cluster.
         unmatched_example: labels of one of them, for people; "" where there is none.
+        own: where the source runs on the nodes: what it says besides, and of which nodes.
     """
 
     source: str
@@ -128,6 +170,7 @@ class Readings:
     tenants: Mapping[DeviceKey, tuple[str, ...]] | None
     unmatched_series: int = 0
     unmatched_example: str = ""
+    own: Own | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ the kubelet picks are idle, together with how many idle ones there are (strategy
 few free ones (strategy pack); the load and the smaller terms of `calm`.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from extender.core.assessment import Assessment
 from extender.core.columns import within
-from extender.core.policy import Strategy
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 
 ENOUGH_SCORE = 0.4
@@ -46,7 +47,23 @@ DECIMALS = 12
 """Scores are rounded, so that the order of additions makes no difference between equal nodes."""
 
 
-def score(batch: Batch, assessment: Assessment, strategy: Strategy, places: Rows) -> Ratios:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Which models pods prefer, as columns: a row for each node of a batch.
+
+    Attributes:
+        place: how early the pod's list of models names the node's: the list's length for the
+            first, 1 for the last, 0 for the others.
+        best: the earliest place of any model; one row for each node, or one for all.
+    """
+
+    place: Rows
+    best: Rows
+
+
+def score(
+    batch: Batch, assessment: Assessment, is_packing: Flags, preference: Preference
+) -> Ratios:
     """Score each node of the batch.
 
     More load on any landing device never raises a node's score.
@@ -54,9 +71,8 @@ def score(batch: Batch, assessment: Assessment, strategy: Strategy, places: Rows
     Args:
         batch: the nodes.
         assessment: what their devices are worth to the pod.
-        strategy: which nodes come first.
-        places: by model id, how early the pod's list of models names the model: its length for
-            the first, 1 for the last, 0 for the others.
+        is_packing: whether the fullest nodes come first, not the emptiest; per node, or of all.
+        preference: which models the pod prefers.
 
     Returns:
         Ratios from 0 to 1, one per node.
@@ -64,11 +80,11 @@ def score(batch: Batch, assessment: Assessment, strategy: Strategy, places: Rows
     landing = assessment.landing
     is_enough = (assessment.idle >= landing.needed) & (landing.needed > 0)
     steps = _spread_steps(batch, assessment)
-    if strategy is Strategy.PACK:
-        steps = _pack_steps(batch, assessment)
+    if is_packing.any():
+        steps = np.where(is_packing, _pack_steps(batch, assessment), steps)
     place = (within(steps, 0, STEPS) + calm(batch, assessment)) / (STEPS + 1)
     order = CHANCE_WEIGHT * assessment.chance + (1 - CHANCE_WEIGHT) * place
-    order = (places[batch.model_id] + order) / (places.max(initial=0) + 1)
+    order = (preference.place + order) / (preference.best + 1)
     raw = np.where(
         is_enough,
         ENOUGH_SCORE + (1 - ENOUGH_SCORE) * order,

@@ -321,14 +321,19 @@ def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
 class Pool:
     """All nodes that offer one resource.
 
+    Most changes are one pod's on one node. Such a row is patched: arrays of thousands of rows are
+    not copied for it.
+
     Attributes:
         resource: the resource's name.
         nodes: node name by row, sorted.
         row_of: row by node name.
         rows: each node's row.
-        batch: the same rows as arrays.
+        batch: the same rows as arrays, but for the `late` ones.
         base: another for every pool that was not made by patching the one before.
         patched: rows that were patched since, the last ones last.
+        believed: those of them whose devices were believed anew, likewise.
+        folded: how many of the patched rows the arrays show.
     """
 
     resource: str
@@ -338,6 +343,13 @@ class Pool:
     batch: Batch
     base: int = 0
     patched: tuple[int, ...] = ()
+    believed: tuple[int, ...] = ()
+    folded: int = 0
+
+    @property
+    def late(self) -> list[int]:
+        """Rows that the arrays show as they were before they were patched."""
+        return sorted(set(self.patched[self.folded :]))
 
 
 def build_pool(

@@ -23,7 +23,7 @@ class Windows:
         steps: parts of the window; what is older leaves a part at a time.
     """
 
-    def __init__(self, window_seconds: float, steps: int = 60) -> None:
+    def __init__(self, window_seconds: float, steps: int = 40) -> None:
         self.step_seconds = window_seconds / steps
         self._steps = steps
         self._sum = np.zeros((steps, 0), dtype=np.float32)
@@ -56,13 +56,20 @@ class Windows:
             grown[part, : parts.shape[1]] = parts[part]
         return grown
 
-    def add(self, at: float, rows: Rows, values: npt.NDArray[np.float64]) -> None:
+    def add(
+        self,
+        at: float,
+        rows: Rows,
+        values: npt.NDArray[np.float64],
+        squares: npt.NDArray[np.float64] | None = None,
+    ) -> None:
         """Add one reading of each device in `rows`; NaN is no reading.
 
         Args:
             at: when the values were read, seconds since the epoch; older than the window: ignored.
-            rows: device rows.
+            rows: device rows, each once.
             values: ratios, in the order of `rows`.
+            squares: where the values are means of several readings, the means of their squares.
         """
         step = int(at // self.step_seconds)
         self._version += 1
@@ -72,9 +79,10 @@ class Windows:
         known = ~np.isnan(values)
         at_rows, good = rows[known], values[known]
         part = step % self._steps
+        squared = good * good if squares is None else squares[known]
         for parts, total, amount in (
             (self._sum, self._total_sum, good),
-            (self._square, self._total_square, good * good),
+            (self._square, self._total_square, squared),
         ):
             # The total takes what the part makes of it in single precision, and gives it back
             # whole when the part leaves.

@@ -55,9 +55,10 @@ class PeerLink:
         interval_seconds: least time between two messages.
         monotonic: the clock of the questions.
         count: takes the outcome of each message.
+        scheme: of the other's address, http or https.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by name, but for the first two
         self,
         address: tuple[str, int],
         session: aiohttp.ClientSession,
@@ -66,11 +67,12 @@ class PeerLink:
         interval_seconds: float,
         monotonic: Callable[[], float],
         count: Callable[[str], None],
+        scheme: str = "http",
     ) -> None:
         host, port = address
         self.instance = ""
         """Who answers there; "" while nobody does."""
-        self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+        self._url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
         self._session = session
         self._own_instance = instance
         self._interval_seconds = interval_seconds

@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import logging
 import socket
+import ssl
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Callable
@@ -72,6 +73,8 @@ class Peers:
         instance: str = "",
     ) -> None:
         self.instance = instance or make_identity()
+        self.tls: ssl.SSLContext | None = None
+        """How the others are asked, set before `run`; None for without TLS."""
         self._settings = settings
         self._take = take
         self._metrics = metrics
@@ -106,7 +109,8 @@ class Peers:
     async def run(self) -> None:
         """Tell the others until cancelled."""
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        connector = None if self.tls is None else aiohttp.TCPConnector(ssl=self.tls)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     while True:
@@ -146,6 +150,7 @@ class Peers:
                 interval_seconds=self._settings.interval_seconds,
                 monotonic=self._monotonic,
                 count=self._count_sent,
+                scheme="http" if self.tls is None else "https",
             )
             self._tasks[address] = group.create_task(link.run(), name=f"peer {address[0]}")
 

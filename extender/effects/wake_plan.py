@@ -214,8 +214,10 @@ def nodes_with_room(
     for pool, count in pools:
         if pool is None:
             return ()
-        rows = np.flatnonzero(pool.batch.allocatable - pool.batch.held >= count)
-        roomy.append([pool.nodes[row] for row in rows.tolist()])
+        has_room = pool.batch.allocatable - pool.batch.held >= count
+        for at in pool.late:
+            has_room[at] = pool.rows[at].allocatable - pool.rows[at].held >= count
+        roomy.append([pool.nodes[at] for at in np.flatnonzero(has_room).tolist()])
     others = [frozenset(names) for names in roomy[1:]]
     return tuple(
         name

@@ -18,6 +18,7 @@ AnyArray = TypeVar("AnyArray", Column, npt.NDArray[np.bool_], Rows)
 
 _INITIAL: Mapping[str, float] = {
     "measured_at": np.nan,
+    "led_at": np.nan,
     "freed_at": -np.inf,
     "afresh_at": -np.inf,
     "label_total_bytes": np.nan,
@@ -27,12 +28,18 @@ _INITIAL: Mapping[str, float] = {
     "xid_since": np.nan,
     "seen_at": -np.inf,
 }
-"""What a device starts with; times in seconds since the epoch. No window and no streak takes what
+"""What a device starts with; times in seconds since the epoch. At `led_at` the source that counts
+most for the device measured last. No window and no streak takes what
 was measured before `afresh_at`; what was measured before `freed_at` is nobody's."""
 
-_FLAGS = ("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign")
+_FLAGS = (
+    *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),
+    "disagrees",
+)
 _COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
-_GROWTH = 1024
+_LEAST = 1024
+_GROWTH = 1.125
+"""Times as many rows each time: spare ones take their kilobyte too."""
 
 
 class DeviceColumns:
@@ -81,7 +88,7 @@ class DeviceColumns:
         """Make room for so many rows."""
         if needed <= self.capacity:
             return
-        self.capacity = max(needed, 2 * self.capacity, _GROWTH)
+        self.capacity = max(needed, int(_GROWTH * self.capacity), _LEAST)
         self.latest.grow(self.capacity)
         self.windows.grow(self.capacity)
         for name, numbers in self.numbers.items():

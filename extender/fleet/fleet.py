@@ -8,12 +8,13 @@ from types import MappingProxyType
 from extender.core.assumed import Assumption, Ledger
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.policy import Policy
-from extender.core.readings import History, Readings
+from extender.core.readings import History, Own, Readings
 from extender.core.snapshot import PoolRow, Snapshot
 from extender.core.steps import Steps, finish
 from extender.fleet.draft import Draft
 from extender.fleet.failures import FailureLog
-from extender.fleet.layouts import NodeLayouts, is_laid_out_by
+from extender.fleet.layouts import Change, NodeLayouts, is_laid_out_by
+from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.store import DeviceStore
 
@@ -56,7 +57,8 @@ class Fleet:
             and shows things as they were; nodes where pods came or went it lays out itself.
 
     Attributes:
-        on_tenant: is called when a pod came to a node or left it.
+        on_change: is called when pods came to a node or left it; by whoever places one, too.
+        contested: readings of devices that were not taken from a node on which they are not seen.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class Fleet:
         self.ledger = Ledger()
         self.sources: dict[str, SourceState] = {}
         self.store = DeviceStore(policy)
-        self.on_tenant: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
+        self.contested = 0
         self._clock = clock
         self._nodes: dict[str, NodeRecord] = {}
         self._pods: dict[str, PodRecord] = {}
@@ -76,6 +79,7 @@ class Fleet:
         self._in_steps = in_steps
         self._dirty: set[str] = set()
         self._late: set[str] = set()
+        self._ended: set[str] = set()
         self._snapshots = Snapshots(
             self.store, self._layouts, self._failures, clock, in_steps=in_steps
         )
@@ -102,10 +106,9 @@ class Fleet:
             self._layouts.forget(name)
             self._dirty.discard(name)
             self._late.discard(name)
-            self._snapshots.changed.discard(name)
             self._failures.forget(name)
             self.store.forget_node(name)
-            self._snapshots.is_reshaped = True
+            self._snapshots.forget(name)
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Take over a complete list of GPU pods."""
@@ -129,7 +132,7 @@ class Fleet:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if record.node:
             self._dirty.add(record.node)
-            self.on_tenant()
+            self.on_change()
         if record.node and record.is_failed_early:
             self._failures.note(record.node, record.uid, record.ended_at or self._clock())
             self._snapshots.doubt()
@@ -174,8 +177,9 @@ class Fleet:
         if not others:
             self._pods_of_node.pop(record.node, None)
         self._layouts.end_tenancy(record, at, has_others=bool(others))
+        self._ended.add(record.node)
         self._dirty.add(record.node)
-        self.on_tenant()
+        self.on_change()
 
     # --- what the sources say -----------------------------------------------------------------
 
@@ -188,13 +192,18 @@ class Fleet:
 
         Only one answer may be under way at a time.
         """
-        now = self._clock()
+        now, own = self._clock(), readings.own
         if self.sources:
             # Who holds what must be known before a reading is believed to show foreign use.
             yield from self.settle_in_steps()
         applied = yield from self.store.apply_in_steps(readings, now)
-        self._late |= applied.changed_nodes | self._layouts.young
+        self._late |= applied.changed_nodes
         yield
+        if own is not None:
+            self._note_own(readings, own, applied)
+            yield from self.settle_in_steps()
+            return
+        self._late |= self._layouts.young
         self._late |= yield from self._layouts.map_tenants(readings.tenants, readings.at)
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
@@ -207,6 +216,31 @@ class Fleet:
         self._snapshots.doubt()
         yield
         yield from self.settle_in_steps()
+
+    def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
+        """Take over what sources on some nodes say of these alone."""
+        self._late |= self._layouts.map_own(own.holders) | self._layouts.young.intersection(
+            own.nodes
+        )
+        self._snapshots.note_news([node for node in own.news if node in self._layouts.rows])
+        self.contested += applied.contested
+        self.sources[readings.source] = SourceState(
+            at=readings.at,
+            devices=own.devices,
+            unmatched_series=0,
+            unmatched_example="",
+            disagreements=self.store.disagreements(readings.source),
+        )
+
+    def hold(self, source: str, seconds: float) -> None:
+        """Believe a source on the nodes themselves for so long before another's newer word."""
+        self.store.hold(source, seconds)
+        self._layouts.hold_own(seconds)
+
+    def look_after_silent(self) -> None:
+        """Go by other sources where one on a node is silent, and forget devices that none shows."""
+        now = self._clock()
+        self._late |= self._layouts.expire_own(now) | self.store.forget(now)
 
     def apply_history(self, history: History) -> None:
         """Fill the windows with past readings, once at start: after the first readings."""
@@ -274,7 +308,10 @@ class Fleet:
         self._snapshots.outdate()
         if not is_drafted:
             return
-        self._dirty |= {name for name in outdated if name in self._nodes}
+        for name in outdated:
+            if name in self._nodes:
+                self._dirty.add(name)
+                self._snapshots.touch(name, is_doubted=True)
         if self._snapshots.current is not None:
             pools = draft.pools_for(self._snapshots.current.pools)
             if pools is None:
@@ -338,8 +375,11 @@ class Fleet:
             self._dirty.discard(name)
             self._late.discard(name)
             if name in self._nodes:
-                pods = self.pods_on(name)
-                self._snapshots.is_reshaped |= self._layouts.settle(self._nodes[name], pods, now)
-                self._snapshots.changed.add(name)
+                change = self._layouts.settle(self._nodes[name], self.pods_on(name), now)
+                self._snapshots.is_reshaped |= change is Change.DEVICES
+                is_doubted = change >= Change.BELIEFS or name in self._ended
+                if change or is_doubted:
+                    self._snapshots.touch(name, is_doubted=is_doubted)
+            self._ended.discard(name)
         surplus, self._layouts.surplus = self._layouts.surplus, []
         self.store.drop(surplus)

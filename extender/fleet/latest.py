@@ -4,21 +4,39 @@ A source loses a signal now and then: a query that fails, a blank, a label that 
 answer. That says nothing of the device. So a value stays until a newer one replaces it or it is
 too old, and as each knows its own age it fades like any other: a signal that stays away never
 looks fresh because other signals of its device are.
+
+Of several sources the freshest word on a signal counts, but a source that speaks only where
+something changes is believed for some seconds more: until then its silence says that all is as it
+was.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from extender.core.policy import Freshness
 from extender.core.readings import Column, Signal
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION, plausible
 from extender.core.snapshot import Flags, Rows
 
+Origins = npt.NDArray[np.int8]
+"""Number of a source, one for each row; 0 for none."""
+
 ALL = slice(None)
 
 FILLING = (Signal.MEMORY_USED, Signal.MEMORY_FREE)
 """What changes of a device's memory."""
+
+_EVIDENCE = (*UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
+"""What tells of activity, together: the busiest of it counts."""
+
+_TOGETHER_SECONDS = 2.0
+"""What two sources say of activity counts side by side only if it was measured at one time: else
+what one saw a minute ago would outvote what the other sees now."""
+
+MOST_SOURCES = 8
 
 _SHORT_LIVED = frozenset(
     {
@@ -45,6 +63,13 @@ class LatestValues:
         self._capacity = 0
         self._columns: dict[Signal, Column] = {}
         self._times: dict[Signal, Column] = {}
+        self._origins: dict[Signal, Origins] = {}
+        self._holds = np.zeros(MOST_SOURCES)
+        self._seen: set[int] = set()
+
+    def hold(self, origin: int, seconds: float) -> None:
+        """Believe a source for so long before another's word that is newer."""
+        self._holds[origin] = seconds
 
     def adopt(self, freshness: Freshness) -> None:
         """Keep values for as long as this says from now on."""
@@ -60,6 +85,7 @@ class LatestValues:
         if signal not in self._columns:
             self._columns[signal] = np.full(self._capacity, np.nan)
             self._times[signal] = np.full(self._capacity, np.nan)
+            self._origins[signal] = np.zeros(self._capacity, dtype=np.int8)
         return self._columns[signal]
 
     def measured_at(self, *signals: Signal, rows: Rows | slice = ALL) -> Column:
@@ -84,8 +110,68 @@ class LatestValues:
         by_others = self.measured_at(*OTHER_ACTIVITY, rows=rows)
         return np.where(np.isnan(by_utilization), by_others, by_utilization)
 
+    def told_by(self, *signals: Signal, rows: Rows | slice = ALL) -> Origins:
+        """Return by which source the newest of the signals was told, 0 where by none."""
+        found = np.zeros(self._capacity, dtype=np.int8)[rows]
+        newest = np.full(len(found), -np.inf)
+        for signal in signals:
+            if signal in self._times:
+                times = self._times[signal][rows]
+                is_newer = times > newest
+                newest = np.where(is_newer, times, newest)
+                found = np.where(is_newer, self._origins[signal][rows], found)
+        return found
+
+    def newest(self, signals: Iterable[Signal], row: int) -> tuple[int, float] | None:
+        """Return by which source the newest of the signals of one row was told, and when measured.
+
+        None where none has a value.
+        """
+        told = (
+            (float(self._times[signal][row]), int(self._origins[signal][row]))
+            for signal in signals
+            if signal in self._times
+        )
+        at, origin = max((one for one in told if not math.isnan(one[0])), default=(math.nan, 0))
+        return None if math.isnan(at) else (origin, at)
+
+    def activity_by(self, rows: Rows | slice = ALL) -> Origins:
+        """Return by which source each device's activity is told, 0 where by none."""
+        by_utilization = self.told_by(*UTILIZATION, rows=rows)
+        by_others = self.told_by(*OTHER_ACTIVITY, rows=rows)
+        return np.where(by_utilization > 0, by_utilization, by_others)
+
+    def stands(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
+        """Tell where a source's word counts in place of what was last told.
+
+        Args:
+            origin: the source.
+            others: by whom that was told.
+            before: when that was measured, seconds since the epoch, NaN where never.
+            measured_at: when the source measured.
+        """
+        is_older: Flags = before + self._holds[others] > measured_at + self._holds[origin]
+        counts: Flags = (others == origin) | ~is_older
+        return counts
+
+    def settle_activity(self, rows: Rows) -> None:
+        """Drop what sources said of activity that another tells by newer readings."""
+        if len(self._seen) < 2:  # noqa: PLR2004 - with one there is nothing to settle
+            return
+        leader, since = self.activity_by(rows), self.activity_at(rows) - _TOGETHER_SECONDS
+        for signal in _EVIDENCE:
+            if signal not in self._columns:
+                continue
+            times = self._times[signal]
+            is_others = self._origins[signal][rows] != leader
+            old = rows[is_others & (leader > 0) & (times[rows] < since)]
+            self._columns[signal][old] = times[old] = np.nan
+
     def grow(self, capacity: int) -> None:
         """Make room for so many rows."""
+        for signal, origins in self._origins.items():
+            more_origins = np.zeros(capacity - len(origins), dtype=np.int8)
+            self._origins[signal] = np.concatenate([origins, more_origins])
         for columns in (self._columns, self._times):
             for signal, column in columns.items():
                 more = np.full(capacity - len(column), np.nan)
@@ -99,7 +185,13 @@ class LatestValues:
                 column[rows] = np.nan
 
     def take(
-        self, signal: Signal, rows: Rows, values: Column | None, measured_at: Column, now: float
+        self,
+        signal: Signal,
+        rows: Rows,
+        values: Column | None,
+        measured_at: Column,
+        now: float,
+        origin: int = 0,
     ) -> None:
         """Take over one signal of an answer; where it is missing, the last good value may stay.
 
@@ -109,11 +201,13 @@ class LatestValues:
             values: one for each of them, NaN where missing; None where the answer has none.
             measured_at: when each was measured, seconds since the epoch.
             now: seconds since the epoch.
+            origin: number of the source.
         """
         keep_seconds = self._freshness.forget_seconds
         if signal in _SHORT_LIVED:
             keep_seconds = self._freshness.max_age_seconds
-        self._merge(signal, rows, values, measured_at, now - keep_seconds)
+        self._seen.add(origin)
+        self._merge(signal, rows, values, measured_at, now - keep_seconds, origin)
 
     def take_filling(
         self,
@@ -121,6 +215,7 @@ class LatestValues:
         answer: Mapping[Signal, Column],
         measured_at: Column,
         now: float,
+        origin: int = 0,
     ) -> None:
         """Take over used and free memory, which are one statement.
 
@@ -132,7 +227,7 @@ class LatestValues:
             # A device that says it has no memory at all, neither used nor free, says nothing.
             is_blank = pair[Signal.MEMORY_USED] + pair[Signal.MEMORY_FREE] <= 0
             pair = {signal: np.where(is_blank, np.nan, told) for signal, told in pair.items()}
-        self._take_pair(FILLING, rows, pair, measured_at, (now, np.inf))
+        self._take_pair(FILLING, rows, pair, measured_at, (now, np.inf), origin)
 
     def take_utilization(
         self,
@@ -140,13 +235,14 @@ class LatestValues:
         answer: Mapping[Signal, Column],
         measured_at: Column,
         now: float,
+        origin: int = 0,
     ) -> Flags:
         """Take over utilization; return for which of the devices none was told though it was.
 
         Where one way to measure it is told, the other counts as long as it is fresh.
         """
         limit = now - self._freshness.max_age_seconds
-        told = self._take_pair(UTILIZATION, rows, answer, measured_at, (now, limit))
+        told = self._take_pair(UTILIZATION, rows, answer, measured_at, (now, limit), origin)
         return ~told & ~np.isnan(self.measured_at(*UTILIZATION)[rows])
 
     def _take_pair(
@@ -156,6 +252,7 @@ class LatestValues:
         answer: Mapping[Signal, Column],
         measured_at: Column,
         times: tuple[float, float],
+        origin: int,
     ) -> Flags:
         """Take over two signals; return of which devices the answer told one.
 
@@ -165,16 +262,24 @@ class LatestValues:
             answer: what it says.
             measured_at: when.
             times: now, and since when the untold one must be to stay beside the told one.
+            origin: number of the source.
         """
         now, limit = times
+        before = self.measured_at(*pair, rows=rows)
+        counts = self.stands(origin, self.told_by(*pair, rows=rows), before, measured_at)
         told = np.zeros(len(rows), dtype=np.bool_)
         for signal in pair:
             if signal in answer:
                 told |= ~np.isnan(answer[signal])
-        since = np.where(told, limit, now - self._freshness.forget_seconds)
+        self._seen.add(origin)
+        since = np.where(told & counts, limit, now - self._freshness.forget_seconds)
         for signal in pair:
-            if signal in answer or signal in self._columns:
-                self._merge(signal, rows, answer.get(signal), measured_at, since)
+            if signal in answer:
+                # The two are one statement: where another's counts, neither is taken.
+                values = np.where(counts, answer[signal], np.nan)
+                self._merge(signal, rows, values, measured_at, since, origin)
+            elif signal in self._columns:
+                self._merge(signal, rows, None, measured_at, since, origin)
         return told
 
     def _merge(
@@ -184,25 +289,32 @@ class LatestValues:
         values: Column | None,
         measured_at: Column,
         since: float | Column,
+        origin: int,
     ) -> None:
-        """Put new values in; what is missing stays if it was measured since then."""
+        """Put new values in; what is missing stays if it was measured since then.
+
+        What another source said stays where that counts more.
+        """
         column = self.column(signal)
-        times = self._times[signal]
-        before = times[rows]
+        times, origins = self._times[signal], self._origins[signal]
+        before, others = times[rows], origins[rows]
         if values is None:
             lost = rows[~(before >= since)]
             column[lost] = times[lost] = np.nan
             return
         is_missing = np.isnan(values)
-        if is_missing.any():
-            stays = is_missing & (before >= since)
+        counts = self.stands(origin, others, before, measured_at)
+        is_own = others == origin
+        at = np.where(is_own, np.fmax(before, measured_at), measured_at)
+        if is_missing.any() or not counts.all():
+            stays = np.where(is_missing, before >= since, ~counts)
             values = np.where(stays, column[rows], values)
             gone = is_missing & ~stays
-            times[rows] = np.where(
-                gone, np.nan, np.where(stays, before, np.fmax(before, measured_at))
-            )
+            at = np.where(gone, np.nan, np.where(stays, before, at))
+            origins[rows] = np.where(stays, others, origin)
         else:
-            times[rows] = np.fmax(before, measured_at)
+            origins[rows] = origin
+        times[rows] = at
         column[rows] = values
 
 

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from enum import IntEnum
 from itertools import islice
-from math import inf
 
 from extender.core.evaluation import normalize_model
 from extender.core.inventory import NodeRecord, PodRecord
@@ -19,9 +19,10 @@ from extender.core.layout import (
     resource_profile,
 )
 from extender.core.policy import Policy
-from extender.core.readings import DeviceKey
+from extender.core.readings import DeviceKey, Holders
 from extender.core.snapshot import PoolRow
 from extender.core.steps import Steps
+from extender.fleet.mapping import Mappings
 from extender.fleet.store import DeviceStore
 
 MAX_DEVICES = 256
@@ -33,6 +34,19 @@ PIECE_KEYS = 8192
 
 TenantsByRow = Mapping[int, tuple[str, ...]]
 """Pods (`namespace/name`) on each device of a node, by the device's row."""
+
+
+class Change(IntEnum):
+    """What has changed when a node was laid out anew; each may have the ones before it in it."""
+
+    NOTHING = 0
+    ROWS = 1
+    """Who holds what, but nothing that the devices' readings are read by."""
+    BELIEFS = 2
+    """What the devices' readings are read by."""
+    DEVICES = 3
+    """There are other devices."""
+
 
 HeldDevice = tuple[int, bool, bool, bool]
 """A device's row, and what `DeviceStore.set_tenancy` takes, in that order."""
@@ -55,9 +69,8 @@ class NodeLayouts:
         self._store = store
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
-        self._mapping: Mapping[DeviceKey, tuple[str, ...]] = {}
-        self._is_mapped = False
-        self._mapped_at = -inf
+        self._mappings = Mappings()
+        self._nodes: dict[str, NodeRecord] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -94,13 +107,12 @@ class NodeLayouts:
                 as long as a value is fresh.
             at: when the source was asked, seconds since the epoch.
         """
-        if mapping is None and at - self._mapped_at <= self._policy.freshness.max_age_seconds:
+        replaced = self._mappings.replace(mapping, at, self._policy.freshness.max_age_seconds)
+        if replaced is None:
             return set()
-        before, after = self._mapping, mapping or {}
-        was_mapped, self._is_mapped = self._is_mapped, mapping is not None
-        self._mapping, self._mapped_at = after, at
-        if was_mapped is not self._is_mapped:
-            return set(self._rows)
+        is_turned, before, after = replaced
+        if is_turned:
+            return {name for name in self._rows if not self._mappings.is_own(name)}
         nodes: set[str] = set()
         keys = iter({**before, **after})
         while some := list(islice(keys, PIECE_KEYS)):
@@ -108,27 +120,55 @@ class NodeLayouts:
             infos = (self._store.info(row) for row in rows if row is not None)
             nodes |= {info.node for info in infos if info is not None}
             yield
-        return nodes
+        return {name for name in nodes if not self._mappings.is_own(name)}
 
-    def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> bool:
-        """Lay a node out and note who holds its devices; tell whether its devices changed."""
+    def map_own(self, holders: Mapping[str, Holders | None]) -> set[str]:
+        """Take over who holds the devices of some nodes, as their agents say.
+
+        Args:
+            holders: by node; None where the agent cannot tell.
+
+        Returns:
+            The nodes where that is not as it was.
+        """
+        noted = self._mappings.note_own
+        return {name for name, told in holders.items() if noted(name, told)}
+
+    def expire_own(self, now: float) -> set[str]:
+        """Go by others where a node's agent is silent; return these nodes."""
+        return set(self._mappings.expire(now, self._policy.freshness.max_age_seconds))
+
+    def hold_own(self, seconds: float) -> None:
+        """Let a node's agent count for so long before a newer word of others."""
+        self._mappings.hold_seconds = seconds
+
+    def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> Change:
+        """Lay a node out and note who holds its devices; tell what has changed by that."""
         name = node.name
         tenants = self._tenants(name, pods)
         before, after = self._rows.get(name), self._lay_out(node, pods, tenants, self._policy)
+        is_same_node = self._nodes.get(name) is node
+        self._nodes[name] = node
         self._rows[name] = after
-        self._note_tenants(name, pods, tenants, now)
+        is_afresh = self._note_tenants(name, pods, tenants, now)
         self._note_tenancy(pods, tenants, after)
         used = {slot for row in after.values() for slot in row.slots}
         self.surplus.extend(self._store.surplus(name, used))
         (self._young.add if is_young(after) else self._young.discard)(name)
-        return before is None or _slots(before) != _slots(after)
+        if before is None or _slots(before) != _slots(after):
+            return Change.DEVICES
+        if is_afresh or not is_same_node or _grounds(before) != _grounds(after):
+            return Change.BELIEFS
+        return Change.ROWS if before != after else Change.NOTHING
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
+        self._nodes.pop(node, None)
         self._rows.pop(node, None)
         self._live.pop(node, None)
         self._held.pop(node, None)
         self._young.discard(node)
+        self._mappings.forget(node)
 
     def lay_out_without(
         self, node: NodeRecord, pods: Sequence[PodRecord], victims: frozenset[str]
@@ -185,17 +225,17 @@ class NodeLayouts:
             and not live.get(slot)
             and not self._store.is_foreign(slot)
         ]
-        is_freed = self._is_mapped or not has_others
+        is_freed = self._mappings.of(pod.node).is_known or not has_others
         self._store.start_afresh(unheld, at, is_freed=is_freed)
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
         """Return which of the pods each device of the node has, by mapping and memory."""
-        # A pod that is younger than the mapping only has the name of the one that it shows.
-        keys = {pod.key for pod in pods if (pod.bound_at or 0.0) <= self._mapped_at}
+        mapping = self._mappings.of(name)
+        keys = {pod.key for pod in pods if mapping.is_of(pod)}
         found: dict[int, set[str]] = {}
         for row in self._store.rows_of_node(name):
             info = self._store.info(row)
-            found[row] = keys.intersection(self._mapping.get(info.key, ())) if info else set()
+            found[row] = keys.intersection(mapping.pods.get(info.key, ())) if info else set()
         seen = set().union(*found.values())
         held = self._held.get(name, {})
         for pod in pods:
@@ -215,7 +255,7 @@ class NodeLayouts:
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         seen = Counter(resource_profile(device.mig_profile) for device in devices)
         tenancy = Tenancy(
-            is_mapped=self._is_mapped,
+            is_mapped=self._mappings.of(node.name).is_known,
             warm_up_seconds=policy.assumed.warm_up_seconds,
             shared_policy=policy.shared_policy,
         )
@@ -268,19 +308,22 @@ class NodeLayouts:
 
     def _note_tenants(
         self, name: str, pods: Sequence[PodRecord], tenants: TenantsByRow, now: float
-    ) -> None:
-        """Remember who holds each device; one with a new tenant starts afresh."""
+    ) -> bool:
+        """Remember who holds each device; one with a new tenant starts afresh: tell if any did."""
+        is_afresh = False
         bound_at = {pod.key: now if pod.bound_at is None else pod.bound_at for pod in pods}
         before = self._live.get(name, {})
         for row, on_it in tenants.items():
             new = set(on_it) - set(before.get(row, ()))
             if new:
                 self._store.start_afresh((row,), max(bound_at[key] for key in new), is_freed=False)
+                is_afresh = True
         self._live[name] = tenants
         self._held[name] = {
             pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)
             for pod in pods
         }
+        return is_afresh
 
     def _note_tenancy(
         self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
@@ -322,3 +365,17 @@ def _held_devices(
 
 def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:
     return {resource: row.slots for resource, row in rows.items()}
+
+
+def _grounds(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:
+    """Return what of a node's rows the devices' readings are read by."""
+    return [
+        (
+            row.is_agreed or row.held > 0,
+            row.is_agreed,
+            [count > 0 for count in row.used],
+            row.withdrawn,
+            row.replicas,
+        )
+        for row in rows.values()
+    ]

@@ -1,13 +1,14 @@
 """Pools for the next snapshot: built anew where nodes or devices changed, else patched."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 
-from extender.core.batches import rearrange_batch
+from extender.core.batches import current_batch, rearrange_batch
 from extender.core.snapshot import (
+    Batch,
     Pool,
     PoolRow,
     Ratios,
@@ -16,6 +17,9 @@ from extender.core.snapshot import (
     build_pool,
     patch_batch,
 )
+
+LATE_ROWS = 256
+"""So many patched rows are put into the arrays together: a millisecond or two."""
 
 RowsByNode = Mapping[str, Mapping[str, PoolRow]]
 """Each node's row in the pool of each of its resources, by node and resource."""
@@ -57,8 +61,9 @@ def _rebuild(
     nodes = tuple(sorted(rows))
     ordered = tuple(rows[node] for node in nodes)
     found = [before.row_of.get(node, -1) for node in nodes]
+    late = set(before.late)
     kept = [
-        at if at >= 0 and before.rows[at] is row else -1
+        at if at >= 0 and at not in late and _is_same(before.rows[at], row) else -1
         for at, row in zip(found, ordered, strict=True)
     ]
     fresh = tuple(row for at, row in zip(kept, ordered, strict=True) if at < 0)
@@ -78,61 +83,96 @@ def _rebuild(
     )
 
 
-def renew_pools(
+def _is_same(one: PoolRow, other: PoolRow) -> bool:
+    return one is other or one == other  # most are, and to compare two takes a microsecond
+
+
+def patch_pools(
     pools: Mapping[str, Pool],
     changed: RowsByNode,
+    believed: Container[str],
     telemetry: Telemetry,
-    suspicion: Mapping[str, float] | None,
 ) -> dict[str, Pool]:
-    """Return the pools with some nodes' rows replaced; their devices must be the same.
+    """Return the pools with some nodes' rows patched; their devices must be the same.
 
     Args:
         pools: the pools.
         changed: the rows of the nodes that changed.
+        believed: those of these nodes whose devices were believed anew.
         telemetry: of every device.
-        suspicion: as `build_pools` takes it; None where neither it nor the telemetry of any
-            other node is another than before.
     """
+    patched = {}
+    for resource, pool in pools.items():
+        rows = {
+            pool.row_of[node]: of_node[resource]
+            for node, of_node in changed.items()
+            if resource in of_node
+        }
+        again = tuple(row for row in rows if pool.nodes[row] in believed)
+        patched[resource] = _patch(pool, rows, again, telemetry) if rows else pool
+    return patched
+
+
+def _patch(
+    pool: Pool, changed: Mapping[int, PoolRow], believed: tuple[int, ...], telemetry: Telemetry
+) -> Pool:
+    """Return one pool with some of its rows patched."""
+    after = replace(
+        pool,
+        rows=with_rows(pool.rows, changed),
+        patched=(*pool.patched, *changed),
+        believed=(*pool.believed, *believed),
+    )
+    if len(after.patched) - after.folded <= LATE_ROWS:
+        return after
+    return replace(after, batch=current_batch(after, telemetry), folded=len(after.patched))
+
+
+def with_rows(rows: tuple[PoolRow, ...], changed: Mapping[int, PoolRow]) -> tuple[PoolRow, ...]:
+    """Return rows with some of them replaced."""
+    listed = list(rows)
+    for at, row in changed.items():
+        listed[at] = row
+    return tuple(listed)
+
+
+def renew_pools(
+    pools: Mapping[str, Pool],
+    changed: RowsByNode,
+    telemetry: Telemetry,
+    suspicion: Mapping[str, float],
+) -> dict[str, Pool]:
+    """Return the pools once all devices were believed anew, with some nodes' rows replaced.
+
+    Args:
+        pools: the pools; their devices must be the same.
+        changed: the rows of the nodes that changed.
+        telemetry: of every device.
+        suspicion: as `build_pools` takes it.
+    """
+    patched = patch_pools(pools, changed, (), telemetry)
     return {
-        resource: _renew(
-            pool,
-            {
-                pool.row_of[node]: rows[resource]
-                for node, rows in changed.items()
-                if resource in rows
-            },
-            telemetry,
-            suspicion,
-        )
-        for resource, pool in pools.items()
+        resource: renewed(pool, with_late_rows(pool), telemetry.take(pool.batch.slots), suspicion)
+        for resource, pool in patched.items()
     }
 
 
-def _renew(
-    pool: Pool,
-    changed: Mapping[int, PoolRow],
-    telemetry: Telemetry,
-    suspicion: Mapping[str, float] | None,
-) -> Pool:
-    """Return one pool with some of its rows replaced."""
-    batch, rows = pool.batch, pool.rows
-    if changed:
-        batch = patch_batch(batch, changed)
-        listed = list(rows)
-        for at, row in changed.items():
-            listed[at] = row
-        rows = tuple(listed)
-    if suspicion is not None:
-        batch = replace(
-            batch,
-            telemetry=telemetry.take(batch.slots),
-            suspicion=suspicions(pool.row_of, suspicion),
-        )
-    elif changed:
-        at_rows = np.fromiter(changed, np.intp, len(changed))
-        seen = telemetry.take(batch.slots[at_rows])
-        batch = replace(batch, telemetry=batch.telemetry.with_rows(at_rows, seen))
-    return replace(pool, rows=rows, batch=batch, patched=(*pool.patched, *changed))
+def with_late_rows(pool: Pool) -> Batch:
+    """Return a pool's arrays with the late rows too; what is believed of the devices may be old."""
+    return patch_batch(pool.batch, {row: pool.rows[row] for row in pool.late})
+
+
+def renewed(pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[str, float]) -> Pool:
+    """Return a pool with other arrays, of which nothing is patched.
+
+    Args:
+        pool: the pool.
+        batch: all its rows.
+        telemetry: in the shape of its slots.
+        suspicion: as `build_pools` takes it.
+    """
+    batch = replace(batch, telemetry=telemetry, suspicion=suspicions(pool.row_of, suspicion))
+    return replace(pool, batch=batch, patched=(), believed=(), folded=0)
 
 
 def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:

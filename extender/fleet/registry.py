@@ -1,7 +1,7 @@
 """Which device has which row: names to rows, nodes to rows, rows that are free again."""
 
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,10 @@ _PIECE = 2000
 _STAND_IN = -1
 """Index of a stand-in: a device that only the node's labels or counts tell of."""
 
+_NOTHING = DeviceInfo(node="", uuid="")
+
+Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "Placed"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
@@ -24,12 +28,18 @@ class Placed:
         is_instance: whether each is a MIG instance.
         changed_nodes: nodes that gained or lost a device, or where one is not the same any more.
         dropped: rows whose device is gone.
+        is_contested: some devices are on other nodes, as those say: their rows are below 0.
     """
 
     rows: Rows
     is_instance: Flags
     changed_nodes: frozenset[str] = frozenset()
     dropped: tuple[int, ...] = ()
+    is_contested: bool = False
+
+    def only(self, kept: Flags) -> "Placed":
+        """Return it without some of the devices."""
+        return replace(self, rows=self.rows[kept], is_instance=self.is_instance[kept])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +49,25 @@ class Applied:
     Attributes:
         changed_nodes: nodes whose devices are not the same any more.
         disagree: per device of the answer, whether its own signals contradict each other.
+        contested: devices that are on other nodes, as those say.
     """
 
     changed_nodes: frozenset[str]
     disagree: Flags
+    contested: int = 0
 
 
 class DeviceRegistry:
-    """Devices by row; a row stays a device's own until the device is forgotten."""
+    """Devices by row; a row stays a device's own until the device is forgotten.
+
+    Of what several sources say a device is, what was said anew last counts, and what it leaves
+    open another's word fills.
+    """
 
     def __init__(self) -> None:
         self._row_of: dict[DeviceKey, int] = {}
         self._info: list[DeviceInfo | None] = []
+        self._told: dict[str, dict[int, DeviceInfo]] = {}
         self._keys: list[DeviceKey | None] = []
         self._by_node: dict[str, list[int]] = {}
         self._all_of_node: dict[str, set[int]] = {}
@@ -92,9 +109,18 @@ class DeviceRegistry:
         return number
 
     def place(
-        self, devices: tuple[DeviceInfo, ...]
-    ) -> Generator[tuple[tuple[int, ...], tuple[int, ...]], None, Placed]:
+        self,
+        devices: tuple[DeviceInfo, ...],
+        source: str = "",
+        *,
+        is_kept: Callable[[int], bool] = lambda _: False,
+    ) -> Placing:
         """Give every device of a source's complete answer a row, some at a time.
+
+        Args:
+            devices: the devices.
+            source: who shows them.
+            is_kept: whether others show a device that this answer should show and does not.
 
         Yields:
             Rows that have a device which they had not before, and rows whose device is the same
@@ -112,10 +138,12 @@ class DeviceRegistry:
             drops = self.drops
             for start in range(0, len(devices), _PIECE):
                 some = slice(start, start + _PIECE)
-                rows[some], renewed, updated = self._place_some(devices[some], nodes)
+                rows[some], renewed, updated = self._place_some(
+                    devices[some], nodes, source, is_kept
+                )
                 yield renewed, updated
             yield (), ()
-        dropped = self._former_parts(devices, rows)
+        dropped = [row for row in self._former_parts(devices, rows) if not is_kept(row)]
         nodes |= self.drop(dropped)
         is_instance = np.array([bool(info.gpu_instance_id) for info in devices], dtype=np.bool_)
         self._last_devices, self._last = devices, Placed(rows=rows, is_instance=is_instance)
@@ -126,10 +154,71 @@ class DeviceRegistry:
             dropped=tuple(dropped),
         )
 
+    def place_on(
+        self,
+        on_nodes: Iterable[str],
+        devices: tuple[DeviceInfo, ...],
+        source: str,
+        is_fresh: Callable[[int], bool],
+    ) -> Placing:
+        """Give every device of some nodes a row, some at a time; likewise.
+
+        A device that another node has is not given away as long as it is seen there.
+
+        Args:
+            on_nodes: nodes that the devices are complete for.
+            devices: their devices.
+            source: who shows them.
+            is_fresh: whether a device was seen lately.
+        """
+        nodes: set[str] = set()
+        rows = np.empty(len(devices), dtype=np.intp)
+        drops = -1
+        while drops != self.drops:
+            drops = self.drops
+            for start in range(0, len(devices), _PIECE):
+                some = slice(start, start + _PIECE)
+                rows[some], renewed, updated = self._place_some(
+                    devices[some], nodes, source, is_fresh, is_own=True
+                )
+                yield renewed, updated
+        dropped: list[int] = []
+        if nodes:
+            cards, shown = {info.uuid for info in devices}, set(rows.tolist())
+            dropped = [
+                row
+                for node in nodes.intersection(on_nodes)
+                for row in self.seen_on(node)
+                if row not in shown and (self._info[row] or _NOTHING).uuid in cards
+            ]
+        nodes |= self.drop(dropped)
+        return Placed(
+            rows=rows,
+            is_instance=np.array([bool(info.gpu_instance_id) for info in devices], dtype=np.bool_),
+            changed_nodes=frozenset(nodes),
+            dropped=tuple(dropped),
+            is_contested=bool((rows < 0).any()),
+        )
+
     def _place_some(
-        self, devices: tuple[DeviceInfo, ...], changed_nodes: set[str]
+        self,
+        devices: tuple[DeviceInfo, ...],
+        changed_nodes: set[str],
+        source: str,
+        is_there: Callable[[int], bool],
+        *,
+        is_own: bool = False,
     ) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-        """Give some devices rows; return these, the renewed and the updated ones of them."""
+        """Give some devices rows; return these, the renewed and the updated ones of them.
+
+        Args:
+            devices: the devices.
+            changed_nodes: nodes that change are added.
+            source: who shows them.
+            is_there: whether a device that is known on another node is to stay there.
+            is_own: such a device then has no row here.
+        """
+        told = self._told.setdefault(source, {})
         rows: list[int] = []
         renewed: list[int] = []
         updated: list[int] = []
@@ -143,14 +232,40 @@ class DeviceRegistry:
                 self._by_node.setdefault(info.node, []).append(row)
                 nodes.add(info.node)
                 renewed.append(row)
-            elif self._info[row] != info:
-                is_another = self._update(row, info, nodes)
-                (renewed if is_another else updated).append(row)
+                told[row] = info
+            elif self._is_elsewhere(row, info) and is_there(row):
+                rows.append(-1 if is_own else row)
+                told[row] = info
+                continue
+            elif told.get(row) != info or self._is_elsewhere(row, info):
+                told[row] = info
+                described = self._filled(row, info, source)
+                if described != self._info[row]:
+                    is_another = self._update(row, described, nodes)
+                    (renewed if is_another else updated).append(row)
             rows.append(row)
         for node in nodes:
             self.seen_on(node).sort(key=self._order)
         changed_nodes |= nodes
         return rows, tuple(renewed), tuple(updated)
+
+    def _is_elsewhere(self, row: int, info: DeviceInfo) -> bool:
+        known = self._info[row]
+        return known is not None and known.node != info.node
+
+    def _filled(self, row: int, info: DeviceInfo, source: str) -> DeviceInfo:
+        """Return a device's description with what it leaves open as others said it."""
+        for other, told in self._told.items():
+            by_other = told.get(row)
+            if other != source and by_other is not None:
+                info = replace(
+                    info,
+                    index=by_other.index if info.index is None else info.index,
+                    model=info.model or by_other.model,
+                    mig_profile=info.mig_profile or by_other.mig_profile,
+                    driver_version=info.driver_version or by_other.driver_version,
+                )
+        return info
 
     def stand_ins(self, node: str, resource: str, count: int) -> tuple[list[int], list[int]]:
         """Return the rows of devices that the node must have and no source shows.
@@ -191,6 +306,8 @@ class DeviceRegistry:
             if row in seen:
                 seen.remove(row)
             self._info[row] = self._keys[row] = None
+            for told in self._told.values():
+                told.pop(row, None)
             self._spare.append(row)
             if info.index == _STAND_IN:
                 self._forget_stand_in(info.node, row)

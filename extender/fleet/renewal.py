@@ -12,7 +12,7 @@ from extender.core.policy import Policy
 from extender.core.signals import believe
 from extender.core.snapshot import Pool, Snapshot, Telemetry
 from extender.core.steps import Steps
-from extender.fleet.pools import suspicions
+from extender.fleet.pools import renewed, with_late_rows
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 250
@@ -33,8 +33,8 @@ class Renewal:
         self._policy = policy
         self._now = now
         self._telemetry = Telemetry.missing(len(before.telemetry.utilization))
-        self.changed: set[str] = set()
-        """Nodes that changed meanwhile: they are as they were in what this returns."""
+        self.doubted: set[str] = set()
+        """Nodes whose devices are to be believed anew again: that rests on other things by now."""
 
     def steps(
         self, store: DeviceStore, suspicion: Mapping[str, float], base: int
@@ -46,11 +46,10 @@ class Renewal:
             yield
         pools = {}
         for resource, pool in self._before.pools.items():
+            batch = with_late_rows(pool)
+            yield
             telemetry = self._telemetry.take(pool.batch.slots)
-            batch = replace(
-                pool.batch, telemetry=telemetry, suspicion=suspicions(pool.row_of, suspicion)
-            )
-            pools[resource] = replace(pool, batch=batch, base=base, patched=())
+            pools[resource] = replace(renewed(pool, batch, telemetry, suspicion), base=base)
             yield
         return replace(
             self._before, at=self._now, telemetry=self._telemetry, pools=MappingProxyType(pools)
@@ -80,20 +79,15 @@ class Renewal:
 def with_rows_of(made: Snapshot, current: Snapshot, version: int) -> Snapshot:
     """Return a snapshot that was made, with who holds what as it is by now.
 
-    What is believed of the nodes that changed meanwhile is patched by whoever takes it over.
+    What is believed of the nodes of which that rests on other things by now is patched by whoever
+    takes it over.
     """
-    pools = {
-        resource: replace(
-            pool,
-            rows=current.pools[resource].rows,
-            batch=replace(
-                current.pools[resource].batch,
-                telemetry=pool.batch.telemetry,
-                suspicion=pool.batch.suspicion,
-            ),
-        )
-        for resource, pool in made.pools.items()
-    }
+    pools = {}
+    for resource, pool in made.pools.items():
+        rows = current.pools[resource].rows
+        pairs = enumerate(zip(rows, pool.rows, strict=True))
+        patched = tuple(at for at, (row, before) in pairs if row is not before)
+        pools[resource] = replace(pool, rows=rows, patched=patched)
     return replace(
         current,
         version=version,

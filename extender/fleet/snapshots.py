@@ -1,6 +1,6 @@
 """Makes each snapshot from the one before, as far as that still holds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
@@ -12,14 +12,20 @@ from extender.core.snapshot import Snapshot, Telemetry
 from extender.core.steps import Steps
 from extender.fleet.failures import FailureLog
 from extender.fleet.layouts import NodeLayouts
-from extender.fleet.pools import build_pools, renew_pools
+from extender.fleet.pools import build_pools, patch_pools, renew_pools
 from extender.fleet.renewal import Renewal, with_rows_of
 from extender.fleet.store import DeviceStore
 
-RENEW_SECONDS = 5.0
+RENEW_SECONDS = 10.0
 """Beliefs fade with time, over minutes, even when nothing new arrives: renewed so often."""
 
-OVERDUE_SECONDS = 15.0
+NEWS_SECONDS = 1.0
+"""... and so often where more nodes have news than are believed anew one by one."""
+
+MOST_PATCHED = 32
+"""So many of them are: what was computed of a pool is corrected in each of their rows."""
+
+OVERDUE_SECONDS = 30.0
 """Where beliefs are renewed in steps, a question renews them itself only if that is so late."""
 
 
@@ -36,6 +42,7 @@ class Snapshots:
     Attributes:
         current: the latest snapshot, None before the first.
         changed: nodes that are laid out anew since then.
+        doubted: those of them whose devices must be believed anew.
         is_reshaped: nodes or devices came or went.
     """
 
@@ -50,6 +57,7 @@ class Snapshots:
     ) -> None:
         self.current: Snapshot | None = None
         self.changed: set[str] = set()
+        self.doubted: set[str] = set()
         self.is_reshaped = True
         self._store = store
         self._layouts = layouts
@@ -59,12 +67,41 @@ class Snapshots:
         self._policy = Policy()
         self._is_believed = False
         self._believed_at = -inf
+        self._has_news = False
+        self._patched = 0
         self._bases = 0
         self._renewal: Renewal | None = None
 
     def doubt(self) -> None:
         """Note that there is something new to believe."""
         self._is_believed = False
+
+    def note_news(self, nodes: Collection[str]) -> None:
+        """Believe the devices of some nodes anew soon; of few at once."""
+        if not self._in_steps or self._patched + len(nodes) > MOST_PATCHED:
+            self._has_news = True
+            self._is_believed &= self._in_steps
+            return
+        self._patched += len(nodes)
+        for node in nodes:
+            self.touch(node, is_doubted=True)
+
+    def touch(self, node: str, *, is_doubted: bool) -> None:
+        """Note that a node is laid out anew.
+
+        Args:
+            node: the node.
+            is_doubted: what is believed of its devices rests on other things now.
+        """
+        self.changed.add(node)
+        if is_doubted:
+            self.doubted.add(node)
+
+    def forget(self, node: str) -> None:
+        """Note that a node is gone."""
+        self.changed.discard(node)
+        self.doubted.discard(node)
+        self.is_reshaped = True
 
     def outdate(self) -> None:
         """Note that nothing that was believed may be used any more."""
@@ -88,11 +125,13 @@ class Snapshots:
             prepare: is given the snapshot to come, to do with it what takes long.
         """
         before, now = latest(), self._clock()
-        if self._is_believed and now - self._believed_at < RENEW_SECONDS:
+        pause = NEWS_SECONDS if self._has_news else RENEW_SECONDS
+        if self._is_believed and now - self._believed_at < pause:
             return
         self._bases += 1
         # What changes from here on is for the next renewal.
         self._is_believed = True
+        had_news, self._has_news, self._patched = self._has_news, False, 0
         renewal = self._renewal = Renewal(before, self._policy, now)
         is_done = False
         try:
@@ -105,9 +144,11 @@ class Snapshots:
         finally:
             self._renewal = None
             self._is_believed &= is_done
+            self._has_news |= had_news and not is_done
         if is_done:
             self.current = with_rows_of(made, current, current.version + 1)
-            self.changed |= renewal.changed
+            self.changed |= renewal.doubted
+            self.doubted |= renewal.doubted
             self._believed_at = now
 
     def _is_fresh(self, now: float) -> bool:
@@ -124,7 +165,7 @@ class Snapshots:
         changed = {name: rows[name] for name in self.changed}
         telemetry = self._patched_telemetry(before, policy, now)
         if before is not None and telemetry is not None:
-            pools = renew_pools(before.pools, changed, telemetry, None)
+            pools = patch_pools(before.pools, changed, self.doubted, telemetry)
         else:
             telemetry, _ = believe(self._store.evidence(), policy, now)
             suspicion = self._failures.suspicion(now)
@@ -134,18 +175,15 @@ class Snapshots:
             else:
                 pools = renew_pools(before.pools, changed, telemetry, suspicion)
             self._bases += 1
-            pools = {
-                resource: replace(pool, base=self._bases, patched=())
-                for resource, pool in pools.items()
-            }
+            pools = {resource: replace(pool, base=self._bases) for resource, pool in pools.items()}
         if before is None or self.is_reshaped:
             names = frozenset(nodes)
             roll = Roll(names, {resource: pool.nodes for resource, pool in pools.items()})
         else:
             names, roll = before.nodes, before.roll
         if self._renewal is not None:
-            self._renewal.changed |= self.changed
-        self.changed, self.is_reshaped = set(), False
+            self._renewal.doubted |= self.doubted
+        self.changed, self.doubted, self.is_reshaped = set(), set(), False
         return Snapshot(
             version=version,
             at=now,
@@ -159,13 +197,15 @@ class Snapshots:
     def _patched_telemetry(
         self, before: Snapshot | None, policy: Policy, now: float
     ) -> Telemetry | None:
-        """Return the last telemetry with the changed nodes' devices believed anew.
+        """Return the last telemetry with the doubted nodes' devices believed anew.
 
-        None where all devices must be: most changes are one pod's, on one node.
+        None where all devices must be.
         """
         if before is None or self.is_reshaped or not self._is_fresh(now):
             return None
         if self._store.capacity != len(before.telemetry.utilization):
             return None
-        rows = self._store.rows_on(self.changed)
+        if not self.doubted:
+            return before.telemetry
+        rows = self._store.rows_on(self.doubted)
         return believe_again(before.telemetry, rows, self._store.evidence(rows), policy, now)

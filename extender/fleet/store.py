@@ -7,20 +7,12 @@ import numpy as np
 from extender.core.evaluation import normalize_model
 from extender.core.policy import Policy
 from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
-from extender.core.signals import (
-    UTILIZATION,
-    Evidence,
-    activity,
-    board_power,
-    memory,
-    plausible,
-    shows_use,
-    step_streak,
-)
+from extender.core.signals import Evidence, board_power, plausible
 from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
-from extender.fleet.latest import ALL, FILLING, plausible_answer
+from extender.fleet.intake import Intake, without
+from extender.fleet.latest import ALL
 from extender.fleet.registry import Applied, DeviceRegistry, Placed
 
 _PIECE = 1024
@@ -42,9 +34,9 @@ class DeviceStore:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._registry = DeviceRegistry()
-        self._sources: list[str] = [""]
         self._board_watts: dict[str, float] = {}
         self._columns = DeviceColumns(policy)
+        self._intake = Intake(self._columns, policy)
         self._latest, self._windows = self._columns.latest, self._columns.windows
         self._float, self._flag = self._columns.numbers, self._columns.flags
         self._count = self._columns.counts
@@ -55,7 +47,11 @@ class DeviceStore:
     def adopt_in_steps(self, policy: Policy) -> Steps[None]:
         """Go by other settings from the last step on; what was read stays."""
         yield from self._columns.adopt_in_steps(self._policy, policy)
-        self._policy = policy
+        self._policy = self._intake.policy = policy
+
+    def hold(self, source: str, seconds: float) -> None:
+        """Believe a source for so long before another's word that is newer."""
+        self._latest.hold(self._intake.number(source), seconds)
 
     def info(self, row: int) -> DeviceInfo | None:
         """Return what is known of the device in `row` besides numbers; None for a spare row."""
@@ -138,8 +134,25 @@ class DeviceStore:
         return None if np.isnan(at) else at
 
     def shown(self, rows: Rows) -> tuple[tuple[str, ...], Column]:
-        """Return who last showed devices, "" for nobody, and when they were measured, else NaN."""
-        return tuple(map(self.source, rows.tolist())), self._float["measured_at"][rows]
+        """Return who tells of devices, "" for nobody, and when they were measured, else NaN."""
+        at = self._float["measured_at"][rows]
+        told, told_at = self._latest.activity_by(rows), self._latest.activity_at(rows)
+        numbers = np.where(told > 0, told, self._count["source_row"][rows]).tolist()
+        names = self._intake.sources
+        return tuple(names[number] for number in numbers), np.where(told > 0, told_at, at)
+
+    def told(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
+        """Return who told the newest of some signals of a device, and when it was measured.
+
+        None where none has a value.
+        """
+        newest = self._latest.newest(signals, row)
+        return None if newest is None else (self._intake.sources[newest[0]], newest[1])
+
+    def disagreements(self, source: str) -> int:
+        """Return of how many devices that a source leads with its own signals disagree."""
+        is_led = self._count["source_row"] == self._intake.number(source)
+        return int((self._flag["disagrees"] & is_led).sum())
 
     def told_at(self, row: int) -> float | None:
         """Return since when activity and memory are told; what never was is not waited for."""
@@ -148,7 +161,7 @@ class DeviceStore:
 
     def source(self, row: int) -> str:
         """Return the name of the source that last showed a device, "" where none ever did."""
-        return self._sources[int(self._count["source_row"][row])]
+        return self._intake.sources[int(self._count["source_row"][row])]
 
     def ages(self, now: float) -> Mapping[str, Column]:
         """Return by source how long ago, in seconds, each of its devices was last measured."""
@@ -159,7 +172,7 @@ class DeviceStore:
         sources = self._count["source_row"]
         return {
             name: age[kept & (sources == number)]
-            for number, name in enumerate(self._sources)
+            for number, name in enumerate(self._intake.sources)
             if number
         }
 
@@ -174,11 +187,15 @@ class DeviceStore:
         that takes it.
         """
         changed_nodes: set[str] = set()
-        disagree = None
+        disagree, contested = None, 0
         for is_last in (False, False, True):
-            placed = yield from self._place(readings.devices)
+            placed = yield from self._place(readings, now)
             changed_nodes |= placed.changed_nodes
-            steps = self._take(readings, placed, now)
+            if placed.is_contested:
+                kept = placed.rows >= 0
+                contested += int((~kept).sum())
+                readings, placed = without(readings, kept), placed.only(kept)
+            steps = self._intake.take(readings, placed, now)
             if is_last:
                 disagree = finish(steps)
             else:
@@ -186,7 +203,9 @@ class DeviceStore:
             if disagree is not None:
                 break
         assert disagree is not None  # noqa: S101  # the last try cannot be interrupted
-        return Applied(changed_nodes=frozenset(changed_nodes), disagree=disagree)
+        return Applied(
+            changed_nodes=frozenset(changed_nodes), disagree=disagree, contested=contested
+        )
 
     def _while_rows_stay(self, steps: Steps[Flags]) -> Steps[Flags | None]:
         """Go on as long as no row is given to another device; None where one was."""
@@ -200,59 +219,26 @@ class DeviceStore:
             yield
         return None
 
-    def _take(self, readings: Readings, placed: Placed, now: float) -> Steps[Flags]:
-        """Take over the values of an answer; return which devices' signals disagree."""
-        rows, measured_at = placed.rows, readings.measured_at
-        answer = plausible_answer(readings.columns)
-        if Signal.POWER in answer:
-            # Power is the whole card's, and says nothing of one instance.
-            answer[Signal.POWER] = np.where(placed.is_instance, np.nan, answer[Signal.POWER])
-        yield
-        is_untold = self._latest.take_utilization(rows, answer, measured_at, now)
-        yield
-        self._latest.take_filling(rows, answer, measured_at, now)
-        yield
-        for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *FILLING}):
-            before = self._latest.column(signal)[rows]
-            self._latest.take(signal, rows, answer.get(signal), measured_at, now)
-            if signal is Signal.XID:
-                self._date_xids(rows, before, now)
-            yield
-        self._note_told(rows, answer)
-        yield
-        # Windows and streaks take what was measured now, and nothing that only stays.
-        busy, disagree = activity(answer, self._float["board_watts"][rows])
-        busy = np.where(is_untold, np.nan, busy)
-        used, _, _ = memory(answer, self._columns.total_bytes(rows))
-        yield
-        before = self._float["measured_at"][rows]
-        is_new = np.isnan(before) | (measured_at > before)
-        is_new &= measured_at > self._float["afresh_at"][rows]
-        self._note_use(rows, used, busy, is_new)
-        self._windows.add(readings.at, rows[is_new], busy[is_new])
-        self._float["measured_at"][rows] = np.fmax(before, measured_at)
-        self._float["seen_at"][rows] = now
-        self._count["source_row"][rows] = self._source_row(readings.source)
-        return disagree
-
-    def _date_xids(self, rows: Rows, before: Column, now: float) -> None:
-        """Note when each sticky XID was first seen."""
-        xids = np.nan_to_num(self._latest.column(Signal.XID)[rows])
-        first_seen = np.where(xids > 0, now, np.nan)
-        since = self._float["xid_since"]
-        since[rows] = np.where(xids != np.nan_to_num(before), first_seen, since[rows])
-
-    def _note_told(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
-        """Note how large the devices are, and since when their values tell all."""
-        _, _, total = memory(answer, np.full(len(rows), np.nan))
-        known = total > 0
-        self._float["known_total_bytes"][rows[known]] = total[known]
-        memory_at = self._latest.measured_at(*FILLING, rows=rows)
-        self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
-
-    def _place(self, devices: tuple[DeviceInfo, ...]) -> Steps[Placed]:
+    def _place(self, readings: Readings, now: float) -> Steps[Placed]:
         """Give every device of an answer a row."""
-        placing = self._registry.place(devices)
+        own, origin = readings.own, self._intake.number(readings.source)
+        sources, seen_at = self._count["source_row"], self._float["seen_at"]
+        lately = now - self._policy.freshness.max_age_seconds
+
+        def is_shown_by_others(row: int) -> bool:
+            return bool(sources[row] != origin and seen_at[row] > lately)
+
+        if own is None:
+            placing = self._registry.place(
+                readings.devices, readings.source, is_kept=is_shown_by_others
+            )
+        else:
+            placing = self._registry.place_on(
+                own.nodes,
+                readings.devices,
+                readings.source,
+                lambda row: bool(seen_at[row] > lately),
+            )
         while True:
             try:
                 renewed, updated = next(placing)
@@ -264,25 +250,6 @@ class DeviceStore:
             self._start(renewed)
             self._note_models(updated)
             yield
-
-    def _note_use(self, rows: Rows, used: Column, busy: Column, is_new: Flags) -> None:
-        """Count the readings that show somebody's use; a missing one counts neither way."""
-        known = is_new & ~(np.isnan(used) & np.isnan(busy))
-        uses = shows_use(used, busy, self._policy.foreign)
-        # A pod that the mapping does not show yet may be the one that uses it: its use makes no
-        # device foreign.
-        is_certain = known & (self._flag["is_free_for_sure"][rows] | ~uses)
-        for streak, verdict, counts in (
-            ("use_streak", "is_in_use", known),
-            ("foreign_streak", "is_foreign", is_certain),
-        ):
-            at = rows[counts]
-            self._count[streak][at], self._flag[verdict][at] = step_streak(
-                self._count[streak][at],
-                self._flag[verdict][at],
-                uses[counts],
-                self._policy.foreign.readings,
-            )
 
     def apply_history(self, history: History) -> None:
         """Fill the windows with past readings, once at start; of devices that are known."""
@@ -393,8 +360,3 @@ class DeviceStore:
             if model not in self._board_watts:
                 self._board_watts[model] = board_power(normalize_model(model))
             self._float["board_watts"][row] = self._board_watts[model]
-
-    def _source_row(self, source: str) -> int:
-        if source not in self._sources:
-            self._sources.append(source)
-        return self._sources.index(source)

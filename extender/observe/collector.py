@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.core.assessment import Ask, assess
+from extender.core.batches import current_batch
 from extender.core.evaluation import estimates
 from extender.core.explain import STATES, count_states
 from extender.fleet.fleet import Fleet
@@ -87,8 +88,9 @@ class FleetCollector(Collector):
         states: Counter[str] = Counter()
         ask = Ask(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
         for pool in snapshot.pools.values():
-            assessment = assess(pool.batch, ask, estimates(self._fleet.policy))
-            states.update(count_states(pool.batch, assessment))
+            batch = current_batch(pool, snapshot.telemetry)
+            assessment = assess(batch, ask.columns, estimates(self._fleet.policy))
+            states.update(count_states(batch, assessment))
         devices = GaugeMetricFamily("idlegpu_devices", "GPUs by state.", labels=["state"])
         for state in STATES:
             devices.add_metric([state], states[state])

@@ -13,13 +13,16 @@ from extender.core.evaluation import estimates
 from extender.core.explain import DeviceVerdict, NodeVerdict, device_states
 from extender.core.filtering import Code
 from extender.core.readings import DeviceInfo, Signal
+from extender.core.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.snapshot import PoolRow, Snapshot, batch_rows
 from extender.fleet.fleet import Fleet
+from extender.fleet.latest import FILLING
 from extender.placement.history import DecisionRecord
 
 Json = dict[str, object]
 
 GIB = 1 << 30
+_ACTIVITY = (*UTILIZATION, *OTHER_ACTIVITY)
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 """Labels of gpu-feature-discovery, for what telemetry does not say."""
@@ -30,6 +33,8 @@ class GpuState:
     """One device as operators see it; `None` is unknown.
 
     `health` says what speaks against its health and what that means, "" where nothing does.
+    `signals` says of activity and of memory who told it, and how old it is: `source` and
+    `age_seconds` are those of what was measured last.
     """
 
     node: str
@@ -58,6 +63,7 @@ class GpuState:
     replicas_used: int
     assumed: int
     tenants: tuple[str, ...]
+    signals: Mapping[str, Json]
 
 
 def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
@@ -70,7 +76,7 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
         rows = tuple(pool.rows[pool.row_of[node]] for node in here)
         batch = batch_rows(rows, snapshot.telemetry, np.zeros(len(rows)), width=1)
         ask = Ask(count=1, memory_bytes=0.0, thresholds=fleet.policy.thresholds)
-        assessment = assess(batch, ask, estimates(fleet.policy))
+        assessment = assess(batch, ask.columns, estimates(fleet.policy))
         words = device_states(batch, assessment)
         for index, (node, row) in enumerate(zip(here, rows, strict=True)):
             counted = assessment.utilization[index].tolist()
@@ -105,6 +111,8 @@ def _gpu(
     fresh = float(telemetry.freshness[row])
     memory_fresh = float(telemetry.memory_freshness[row])
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
+    signals = _signals(fleet, snapshot, row)
+    told = signals.get("utilization", {})
     return GpuState(
         node=node,
         resource=resource,
@@ -127,12 +135,24 @@ def _gpu(
         xid=_whole(store.value(Signal.XID, row)),
         freshness=freshness_word(max(fresh, memory_fresh)),
         age_seconds=_age(fleet, snapshot, row),
-        source=store.source(row) or "none",
+        source=str(told.get("source") or store.source(row) or "none"),
         replicas=pool_row.replicas,
         replicas_used=pool_row.used[slot],
         assumed=pool_row.assumed[slot],
         tenants=fleet.tenants_of(row),
+        signals=signals,
     )
+
+
+def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
+    """Return who told a device's activity and memory, and how old that is."""
+    groups = {"utilization": _ACTIVITY, "memory": FILLING}
+    told = {name: fleet.store.told(group, row) for name, group in groups.items()}
+    return {
+        name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}
+        for name, one in told.items()
+        if one is not None
+    }
 
 
 def _whole(value: float | None) -> int | None:

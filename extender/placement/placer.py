@@ -3,40 +3,31 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from time import perf_counter
 
 import numpy as np
 
 from extender.core.assumed import Assumption
 from extender.core.decision import Decision, decide
-from extender.core.evaluation import (
-    Evaluation,
-    Overlay,
-    Question,
-    Standing,
-    asks,
-    evaluate_batch,
-    model_places,
-    stand,
-    stand_in_steps,
-)
+from extender.core.evaluation import Evaluation, Overlay, Question, asks, evaluate_for
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.snapshot import Batch, Pool, Snapshot, batch_rows
+from extender.core.standing import Standing, stand, stand_in_steps, stand_together
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.history import DecisionHistory, DecisionRecord
 
-CACHED_EVALUATIONS = 64
+CACHED_EVALUATIONS = 32
 """Distinct requests whose evaluation of a whole pool is kept for one snapshot."""
 
 PREPARED = 8
-"""So many of them are evaluated for a snapshot before it is the one that is asked ..."""
+"""So many of them are kept up to date before anybody asks again ..."""
 
 PREPARED_SECONDS = 30.0
 """... of those that somebody asked for so lately."""
@@ -58,6 +49,29 @@ class Victims:
     uids: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weighed:
+    """What was decided for a pod, and from what.
+
+    Attributes:
+        pod: the pod.
+        request: what it asks for.
+        decision: the verdict on each candidate.
+        snapshot: the fleet.
+        policy: the settings.
+        overlays: tentative tenants by resource and node, without the pod.
+        seconds: how long it took.
+    """
+
+    pod: PodRef
+    request: GpuRequest
+    decision: Decision
+    snapshot: Snapshot
+    policy: Policy
+    overlays: Mapping[str, Overlay]
+    seconds: float
+
+
 @dataclass(slots=True)
 class _Kept:
     """What pools were worth to one request.
@@ -73,15 +87,17 @@ class _Kept:
     latest: tuple[Standing, ...] = ()
     coming: Standing | None = None
 
-    def stand(self, snapshot: Snapshot, pool: Pool, question: Question) -> Standing:
-        """Return what the pool is worth now, and keep it."""
-        known = self.latest if self.coming is None else (*self.latest, self.coming)
-        standing = stand(snapshot, pool, question, known)
+    @property
+    def known(self) -> tuple[Standing, ...]:
+        """All that is kept."""
+        return self.latest if self.coming is None else (*self.latest, self.coming)
+
+    def keep(self, standing: Standing) -> None:
+        """Keep what the pool is worth now."""
         if self.coming is not None and standing.base == self.coming.base:
             self.coming = None
         others = (other for other in self.latest if other is not standing)
         self.latest = (standing, *islice(others, 1))
-        return standing
 
 
 class Placer:
@@ -103,6 +119,7 @@ class Placer:
         self.detailed = detailed
         self._cache: OrderedDict[tuple[str, GpuRequest], _Kept] = OrderedDict()
         self._listed: dict[str, Sequence[str]] = {}
+        self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
 
     @property
     def policy(self) -> Policy:
@@ -132,21 +149,54 @@ class Placer:
             candidates: node names, in kube-scheduler's order.
             ranked: so many of the best are put in order at least, None for all that pass.
         """
+        return self.settle(verb, self.weigh(pod, request, candidates, ranked=ranked))
+
+    def weigh(
+        self,
+        pod: PodRef,
+        request: GpuRequest,
+        candidates: Sequence[str],
+        *,
+        ranked: int | None = None,
+    ) -> Weighed:
+        """Decide for a pod, and change nothing; arguments as those of `place`."""
         wanted = None if ranked is None else max(ranked, self.detailed, RUNNER_UP)
         started, policy = perf_counter(), self.policy
         decision, snapshot, overlays = self._decide(request, candidates, pod.uid, wanted)
+        return Weighed(
+            pod=pod,
+            request=request,
+            decision=decision,
+            snapshot=snapshot,
+            policy=policy,
+            overlays=overlays,
+            seconds=perf_counter() - started,
+        )
+
+    def holds(self, weighed: Weighed) -> bool:
+        """Tell whether the same would be decided now."""
+        return (
+            weighed.policy is self.policy
+            and weighed.snapshot is self.fleet.snapshot()
+            and weighed.overlays == self.fleet.ledger.overlays(without=weighed.pod.uid)
+        )
+
+    def settle(self, verb: str, weighed: Weighed) -> DecisionRecord:
+        """Count the pod on the node that was ranked first, and remember the decision."""
+        about = (weighed.snapshot, weighed.policy)
+        request, overlays = weighed.request, weighed.overlays
         record = DecisionRecord(
             number=self.history.next_number(),
             at=self._clock(),
             verb=verb,
-            pod=pod,
+            pod=weighed.pod,
             request=request,
-            decision=decision,
-            snapshot_version=snapshot.version,
-            seconds=perf_counter() - started,
-            gather=lambda nodes: self._gather((snapshot, policy), request, overlays, nodes),
+            decision=weighed.decision,
+            snapshot_version=weighed.snapshot.version,
+            seconds=weighed.seconds,
+            gather=lambda nodes: self._gather(about, request, overlays, nodes),
         )
-        self._assume(pod, request, decision)
+        self._assume(weighed.pod, request, weighed.decision)
         self.history.add(record)
         return record
 
@@ -193,7 +243,6 @@ class Placer:
         if candidate.node not in snapshot.nodes:
             return not request.requires_idle
         after = self.fleet.lay_out_without(candidate.node, candidate.uids)
-        places = model_places(snapshot.models, request.preferred_models)
         for resource, ask in asks(request):
             pool, row = snapshot.pools.get(resource), after.get(resource)
             if pool is None or row is None or candidate.node not in pool.row_of:
@@ -208,9 +257,8 @@ class Placer:
                 [was > now for was, now in zip(before.used, row.used, strict=False)],
                 is_any=before.held > row.held and not all(map(self.fleet.is_shown, candidate.uids)),
             )
-            evaluation = evaluate_batch(
-                batch, request, ask, self.policy, places, np.zeros(1, dtype=np.bool_)
-            )
+            question = Question(request=request, ask=ask, policy=self.policy, overlay={})
+            evaluation = evaluate_for(question, batch, snapshot.models)
             if evaluation.codes[0] != Code.PASSES:
                 return False
         return True
@@ -240,26 +288,35 @@ class Placer:
         self._cache[key] = kept
         if len(self._cache) > CACHED_EVALUATIONS:
             self._cache.popitem(last=False)
-        return kept.stand(snapshot, pool, question).evaluation
+        standing = stand(snapshot, pool, question, kept.known)
+        kept.keep(standing)
+        return standing.evaluation
 
-    def warm(self) -> None:
-        """Bring what is kept for the latest request up to date before anybody asks again."""
-        if not self._cache:
-            return
-        snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
-        (resource, request), kept = next(reversed(self._cache.items()))
-        pool = snapshot.pools.get(resource)
-        if pool is not None:
-            kept.stand(snapshot, pool, self._question(resource, request, overlays))
+    def warm_in_steps(self) -> Steps[None]:
+        """Bring what is kept for the requests of the last seconds up to date, pool by pool."""
+        pools: dict[str, list[tuple[GpuRequest, _Kept]]] = {}
+        for (resource, request), kept in self._recent():
+            pools.setdefault(resource, []).append((request, kept))
+        for resource, recent in pools.items():
+            snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
+            pool = snapshot.pools.get(resource)
+            if pool is not None:
+                asked = [self._question(resource, request, overlays) for request, _ in recent]
+                known = [kept.known for _, kept in recent]
+                standings = stand_together(snapshot, pool, asked, known)
+                for (_, kept), standing in zip(recent, standings, strict=True):
+                    kept.keep(standing)
+            yield
+
+    def _recent(self) -> list[tuple[tuple[str, GpuRequest], _Kept]]:
+        """Return the requests of the last seconds, the latest first."""
+        since = self._clock() - PREPARED_SECONDS
+        recent = takewhile(lambda item: item[1].asked_at > since, reversed(self._cache.items()))
+        return list(islice(recent, PREPARED))
 
     def prepare_in_steps(self, coming: Snapshot) -> Steps[None]:
         """Evaluate the requests of the last seconds for a snapshot to come."""
-        recent = [
-            (key, kept)
-            for key, kept in reversed(self._cache.items())
-            if self._clock() - kept.asked_at < PREPARED_SECONDS
-        ]
-        for (resource, request), kept in recent[:PREPARED]:
+        for (resource, request), kept in self._recent():
             pool = coming.pools.get(resource)
             if pool is not None:
                 overlays = self.fleet.ledger.overlays(without="")
@@ -285,6 +342,10 @@ class Placer:
     ) -> tuple[PlacedEvidence, ...]:
         """Keep what the verdict on some nodes is made from, for each resource."""
         snapshot, policy = about
+        # Of filter and prioritize of one pod it is the same most of the time.
+        key = (snapshot.version, policy, request, overlays, tuple(nodes))
+        if self._gathered is not None and self._gathered[0] == key:
+            return self._gathered[1]
         evidence: list[PlacedEvidence] = []
         for resource, ask in asks(request):
             pool = snapshot.pools.get(resource)
@@ -293,7 +354,8 @@ class Placer:
                 question = Question(request=request, ask=ask, policy=policy, overlay=overlay)
                 found = gather(snapshot, pool, question, nodes)
                 evidence.append(place_evidence(found, self.fleet.store, snapshot.at))
-        return tuple(evidence)
+        self._gathered = (key, tuple(evidence))
+        return self._gathered[1]
 
     def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
         """Count the pod on our first choice, until it is seen bound or its time is up."""

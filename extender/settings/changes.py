@@ -51,7 +51,8 @@ def list_changes(
 def show_value(values: BaseModel, setting: Setting) -> str:
     """Return a setting's value for people: "" for none, secrets hidden."""
     value = value_at(values, setting.path)
-    is_hidden = is_secret(setting.name) and not isinstance(value, Path) and bool(value)
+    # A path or a number (how long a token is good for) gives nothing away.
+    is_hidden = is_secret(setting.name) and not isinstance(value, Path | float) and bool(value)
     return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
 
 

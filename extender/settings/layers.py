@@ -15,6 +15,9 @@ from extender.settings.spec import ENVIRONMENT_PREFIX, Kind, Setting, is_secret
 Values = dict[str, object]
 """Values by name; a section is such a dictionary again."""
 
+_AGENTS_OWN: Final = "AGENT_"
+"""Begins what the node agent's variables are called after the common prefix."""
+
 # Kubernetes puts these into each container for a Service called `idlegpu` or `idlegpu-...`.
 _SERVICE_LINK: Final = re.compile(
     r".*_SERVICE_HOST|.*_SERVICE_PORT(_.+)?|(.*_)?PORT(_[0-9]+_(TCP|UDP|SCTP).*)?"
@@ -186,7 +189,7 @@ def _doubt(variable: str, by_variable: Mapping[str, Setting], prefix: str) -> li
     Others are left alone: Kubernetes and people's tools put variables with our prefix there, too.
     """
     rest = variable.removeprefix(prefix)
-    if _SERVICE_LINK.fullmatch(rest):
+    if _SERVICE_LINK.fullmatch(rest) or rest.startswith(_AGENTS_OWN):
         return []
     names = {name.removeprefix(prefix): name for name in by_variable}
     close = difflib.get_close_matches(

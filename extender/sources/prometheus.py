@@ -12,7 +12,7 @@ from extender.core.readings import History, Readings
 from extender.sources.frames import Frame
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_answer import ReadingsBuilder, RoundReport, read_history
-from extender.sources.prometheus_http import PrometheusError
+from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_process import WorkerError, WorkerProcess
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from extender.sources.dcgm_tenants import (
     without_exporters,
 )
 from extender.sources.identity import NodeIdentity
-from extender.sources.prometheus_http import PrometheusError
+from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_queries import Queries, outcome
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from requests.auth import HTTPBasicAuth
 from urllib3.util.retry import Retry
 
+from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_rows import Row, Rows, parse_document
 
 if TYPE_CHECKING:
@@ -41,10 +42,6 @@ _HINTS: Final[Mapping[int, str]] = {
     429: "the server limits our queries: raise prometheus.interval_seconds",
 }
 _FAULT_HINT: Final = "see the server's log"
-
-
-class PrometheusError(Exception):
-    """Prometheus gave no usable answer; the message says what failed, why, and what to do."""
 
 
 class _FileAuth:

@@ -12,7 +12,7 @@ import extender
 from extender.config import Prometheus
 from extender.sources import frames
 from extender.sources.frames import Frame
-from extender.sources.prometheus_worker import PATHS
+from extender.sources.prometheus_common import PATHS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_http import PrometheusClient
 from extender.sources.prometheus_rows import Row
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from extender.sources import frames
 from extender.sources.frames import Frame
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_collector import Collector, Round
+from extender.sources.prometheus_common import PATHS, PrometheusError
 from extender.sources.prometheus_history import Past, collect_past
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_http import PrometheusClient
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NICENESS: Final = 10
-
-PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
-"""Settings that are paths."""
 
 PART_ITEMS: Final = 500
 """Devices in one frame: the extender turns so many into records within a millisecond or two."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import is_not
 from time import perf_counter
 from typing import Final
 
@@ -18,8 +19,9 @@ from extender.core.resources import ResourceNames
 from extender.metrics import Metrics
 from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
 from extender.placement.history import DecisionRecord
-from extender.placement.placer import Placer, Victims
+from extender.placement.placer import Placer, Victims, Weighed
 from extender.webhook import wire
+from extender.webhook.foresight import Foresight
 from extender.webhook.lost import is_gone
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,9 @@ class Webhooks:
     warn_annotation: WarnAnnotation
     asked: AskedLog
     max_body_bytes: int | None = None
+    _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
+    """The last pod that was read, and by what: prioritize asks about the same as filter."""
+    _foresight: Foresight = field(default_factory=Foresight, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
     def routes(self) -> list[web.RouteDef]:
@@ -107,21 +112,26 @@ class Webhooks:
             record, outcome = self._place(FILTER, question)
             decision = record.decision if record else None
             answer = wire.encode_filter(question, decision, self.shortlist)
-            if record is not None:
-                self._note_verdicts(record)
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
             response = _json(wire.encode_filter(question, None))
             return Outcome.FAULT, self._about(FILTER, question, None, response)
+        if record is not None and record.decision.feasible > 1:
+            asyncio.get_running_loop().call_soon(self._foresee, question, answer)
         return outcome, self._about(FILTER, question, record, _json(answer))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer which candidate is best."""
         try:
             question = wire.decode_question(body)
-            record, outcome = self._place(PRIORITIZE, question)
+            foreseen = self._foresight.take(question, self.max_score)
+            weighed = None if foreseen is None else foreseen.weighed
+            record, outcome = self._place(PRIORITIZE, question, weighed)
             decision = record.decision if record else None
-            answer = wire.encode_scores(question, decision, self.max_score)
+            if foreseen is not None and decision is foreseen.weighed.decision:
+                answer = foreseen.answer
+            else:
+                answer = wire.encode_scores(question, decision, self.max_score)
         except wire.WireError as error:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler goes on without our scores
@@ -167,7 +177,19 @@ class Webhooks:
         kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
         return kept, Outcome.ANSWERED
 
-    def _place(self, verb: str, question: wire.Question) -> tuple[DecisionRecord | None, Outcome]:
+    def _foresee(self, question: wire.Question, answer: bytes) -> None:
+        """Decide already what prioritize will ask; called once filter's answer is on its way."""
+        try:
+            pod, parsed = self._read(question.pod)
+            if parsed.request is not None:
+                ahead = (pod, parsed.request, self.shortlist, self.max_score)
+                self._foresight.look(self.placer, question, answer, *ahead)
+        except Exception:  # noqa: BLE001 - then it is decided once it is asked
+            self._note_fault("foresee")
+
+    def _place(
+        self, verb: str, question: wire.Question, foreseen: Weighed | None = None
+    ) -> tuple[DecisionRecord | None, Outcome]:
         """Decide for the pod; None where there is nothing to decide."""
         self.metrics.candidates.labels(verb).observe(question.size)
         pod, parsed = self._parse(question.pod)
@@ -175,7 +197,11 @@ class Webhooks:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, Outcome.NOT_READY
-        record = self.placer.place(verb, pod, parsed.request, question.nodes, ranked=self.shortlist)
+        if foreseen is not None and self.placer.holds(foreseen):
+            record = self.placer.settle(verb, foreseen)
+        else:
+            nodes = question.nodes
+            record = self.placer.place(verb, pod, parsed.request, nodes, ranked=self.shortlist)
         # What people may ask later is filled in once the answer is on its way; after filter, once
         # prioritize has been answered too: that question comes at once, and nothing may be before.
         self._undetailed.append(record)
@@ -184,7 +210,7 @@ class Webhooks:
             loop.call_later(BETWEEN_VERBS_SECONDS, self._catch_up)
         else:
             loop.call_soon(self._catch_up)
-        _log_decision(record)
+        loop.call_soon(self._tell, record)
         return record, Outcome.ANSWERED
 
     def _about(
@@ -195,7 +221,7 @@ class Webhooks:
         response: web.Response,
     ) -> web.Response:
         """Write on an answer which pod it is about, and where it places it."""
-        pod = parse_pod_ref(question.pod)
+        pod = parse_pod_ref(question.pod) if record is None else record.pod
         decision = record.decision if record else None
         choices = len(question.nodes) if decision is None else decision.feasible
         response[ABOUT] = AnsweredQuestion(
@@ -224,10 +250,19 @@ class Webhooks:
         """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
         return not self.is_ready() and not request.requires_idle
 
+    def _read(self, pod_object: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
+        """Read what the pod asks for."""
+        grounds = (pod_object, self.resources, self.placer.policy)
+        if self._last is None or any(map(is_not, self._last[0], grounds)):
+            parsed = parse_request(
+                pod_object, resources=self.resources, defaults=self.placer.policy
+            )
+            self._last = (grounds, parse_pod_ref(pod_object), parsed)
+        return self._last[1:]
+
     def _parse(self, pod_object: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
         """Read what the pod asks for; what cannot be used is told to its owner."""
-        pod = parse_pod_ref(pod_object)
-        parsed = parse_request(pod_object, resources=self.resources, defaults=self.placer.policy)
+        pod, parsed = self._read(pod_object)
         for problem in parsed.problems:
             known = problem.annotation if problem.annotation in KNOWN else "unknown"
             self.metrics.annotation_problems.labels(known).inc()
@@ -236,16 +271,26 @@ class Webhooks:
 
     def _catch_up(self) -> None:
         """Keep what explains the last answers, and be ready for the next question."""
+        self._foresight.forget()
         if not self._undetailed:
             return
         try:
             while self._undetailed:
                 self.placer.detail(self._undetailed.pop(0))
-            self.placer.warm()
+            self.placer.fleet.on_change()
         except Exception:  # noqa: BLE001 - an explanation that fails costs no pod its node
             self._note_fault("explain")
 
-    def _note_verdicts(self, record: DecisionRecord) -> None:
+    def _tell(self, record: DecisionRecord) -> None:
+        """Log a decision, and count what filter said; called once the answer is on its way."""
+        try:
+            _log_decision(record)
+            if record.verb == FILTER:
+                self._count_verdicts(record)
+        except Exception:  # noqa: BLE001 - the answer has been given
+            self._note_fault("tell")
+
+    def _count_verdicts(self, record: DecisionRecord) -> None:
         """Count the nodes that passed, and the reasons against the others."""
         counts = np.bincount(record.decision.codes, minlength=len(Code))
         self.metrics.feasible.observe(int(counts[Code.PASSES]))

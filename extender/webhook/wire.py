@@ -5,6 +5,7 @@ Whole nodes are never decoded: each goes back byte for byte as it came.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
@@ -34,7 +35,8 @@ _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _SHOWN: Final = 80
 """So many bytes of a value are enough to recognize it, and too few to flood a log."""
 _MAX_INT64: Final = (1 << 63) - 1
-_NAMES_KEY: Final = b',"NodeNames":'
+REMEMBERED_HEADS: Final = 16
+NAMES_KEY: Final = b',"NodeNames":'
 
 
 class WireError(ValueError):
@@ -99,9 +101,11 @@ def decode_question(body: bytes) -> Question:
         WireError: with the place in the document, what stands there and what may.
     """
     head, listed = _split_names(body)
-    document = _document(head, _ARGS)
+    if listed is not None:
+        return Question(pod=_pod_of(head), nodes=listed, node_objects=None)
+    document = _document(body, _ARGS)
     pod = _pod(document, _ARGS)
-    names = _names(document.get("nodenames")) if listed is None else listed
+    names = _names(document.get("nodenames"))
     node_list = _object(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
         return Question(pod=pod, nodes=names, node_objects=None)
@@ -272,17 +276,23 @@ def _split_names(body: bytes) -> tuple[bytes, JsonNames | None]:
     A parser would look at each of thousands of names only to pass over them. The key cannot stand
     inside a string, where its quotation marks would be escaped; and if what is before it and one
     closing brace are an object, it is a key of the question itself, and the last of its name.
-
-    Example:
-        >>> head, names = _split_names(b'{"Pod":{},"NodeNames":["a"]}')
-        >>> head, list(names or ())
-        (b'{"Pod":{}}', ['a'])
     """
-    at = body.rfind(_NAMES_KEY)
+    at = body.rfind(NAMES_KEY)
     if at < 0 or not body.endswith(b"]}"):
         return body, None
-    listed = JsonNames.read(body[at + len(_NAMES_KEY) : -1])
+    listed = JsonNames.read(body[at + len(NAMES_KEY) : -1])
     return (body, None) if listed is None else (body[:at] + b"}", listed)
+
+
+@lru_cache(maxsize=REMEMBERED_HEADS)
+def _pod_of(head: bytes) -> JsonObject:
+    """Return the Pod of a question without its names; nobody changes it.
+
+    Prioritize asks about the pod that filter has just been asked about, in the same words.
+    """
+    document = _document(head, _ARGS)
+    _object(document.get("nodes"), _ARGS, "$.Nodes")
+    return _pod(document, _ARGS)
 
 
 def _document(body: bytes, what: str) -> RawObject:

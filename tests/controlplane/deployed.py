@@ -18,14 +18,14 @@ from tests.controlplane.plane import EXTENDER, ControlPlane
 from tests.controlplane.process import ServerProcess, free_port
 
 ROOT: Final = Path(__file__).parents[2]
-RIGHTS: Final = ROOT / "manifests" / "rbac.yaml"
+RIGHTS: Final = ROOT / "manifests" / "rbac"
 SCHEDULER_CONFIG: Final = ROOT / "scheduler-config" / "kube-scheduler.yaml"
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
 
 
 async def grant_rights(plane: ControlPlane) -> None:
     """Give the extender's service account what the manifests give it, with the real kubectl."""
-    await plane.kubectl("apply", "-f", str(RIGHTS))
+    await plane.kubectl("apply", "-k", str(RIGHTS))
 
 
 def scheduler_config(extender_url: str, changes: Mapping[str, object] | None = None) -> Object:
@@ -37,6 +37,8 @@ def scheduler_config(extender_url: str, changes: Mapping[str, object] | None = N
     """
     config: Object = yaml.safe_load(SCHEDULER_CONFIG.read_text())
     (shipped,) = config["extenders"]
+    if not extender_url.startswith("https:"):
+        del shipped["enableHTTPS"], shipped["tlsConfig"]
     config["extenders"] = [{**shipped, "urlPrefix": extender_url, **(changes or {})}]
     return config
 

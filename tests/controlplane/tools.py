@@ -43,9 +43,9 @@ class Tool:
     fitting: str
 
 
-def _kubernetes(name: str, *version_arguments: str) -> Tool:
+def _kubernetes(name: str, *version_arguments: str, module: Path = MODULES) -> Tool:
     program = GoProgram(
-        module=MODULES,
+        module=module,
         package=f"k8s.io/kubernetes/cmd/{name}",
         variables={
             "k8s.io/component-base/version.gitVersion": KUBERNETES_VERSION,
@@ -74,6 +74,10 @@ TOOLS: Final = {
     ),
     "kube-apiserver": _kubernetes("kube-apiserver", "--version"),
     "kube-scheduler": _kubernetes("kube-scheduler", "--version"),
+    # A module of its own: it needs much that the others do not.
+    "kube-controller-manager": _kubernetes(
+        "kube-controller-manager", "--version", module=MODULES / "controllers"
+    ),
     "kubectl": _kubernetes("kubectl", "version", "--client"),
     "kwok": Tool(
         program=GoProgram(

@@ -10,6 +10,7 @@ from tests.extender.settings_files import load
 ROOT = Path(__file__).parents[2]
 EVERYTHING = """
 listen: "[::]:9000"
+allow_plain: true
 kubeconfig: /etc/kube/config
 resources: [nvidia.com/gpu, example.com/gpu-*]
 thresholds: {utilization: 20, memory: 40%}
@@ -67,7 +68,7 @@ def test_no_part_of_the_policy_is_left_at_its_default_by_a_file_that_sets_all(
 @pytest.mark.parametrize(
     ("variable", "text", "path", "value"),
     [
-        ("IDLEGPU_LISTEN", "0.0.0.0:80", "listen", "0.0.0.0:80"),
+        ("IDLEGPU_LISTEN", "127.0.0.2:80", "listen", "127.0.0.2:80"),
         ("IDLEGPU_KUBECONFIG", "/k", "kubeconfig", Path("/k")),
         ("IDLEGPU_PROMETHEUS_URL", "http://p:9090", "prometheus.url", "http://p:9090"),
         ("IDLEGPU_PROMETHEUS__URL", "http://p:9090", "prometheus.url", "http://p:9090"),

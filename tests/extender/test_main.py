@@ -154,7 +154,9 @@ def test_a_port_in_use_ends_with_status_1_and_no_traceback(kubeconfig: Path) -> 
 def test_a_host_that_is_not_ours_ends_with_status_1_and_no_traceback(kubeconfig: Path) -> None:
     listen = "192.0.2.1:0"  # an address that is reserved for documentation
 
-    status, written = run(IDLEGPU_LISTEN=listen, IDLEGPU_KUBECONFIG=str(kubeconfig))
+    status, written = run(
+        IDLEGPU_LISTEN=listen, IDLEGPU_ALLOW_PLAIN="true", IDLEGPU_KUBECONFIG=str(kubeconfig)
+    )
 
     assert status == 1
     assert f"cannot serve on {listen}: " in written

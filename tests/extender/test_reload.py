@@ -246,7 +246,16 @@ def test_only_what_is_made_once_needs_a_restart() -> None:
     fields = set(Settings.model_fields)
 
     assert fields >= LIVE
-    assert fields - LIVE == {"listen", "kubeconfig", "keepalive_seconds", "peers"}
+    assert fields - LIVE == {
+        "listen",
+        "status_listen",
+        "allow_plain",
+        "tls",
+        "kubeconfig",
+        "keepalive_seconds",
+        "peers",
+        "agents",
+    }
 
 
 async def test_fault_while_settings_are_taken_over_leaves_the_rest_running(

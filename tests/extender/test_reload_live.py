@@ -231,7 +231,7 @@ async def test_prometheus_is_asked_otherwise_and_what_it_told_stays(tmp_path: Pa
         assert len(fleet.store) == devices
 
         await part.change(prometheus=None)
-        assert "set prometheus.url" in await part.degraded("prometheus", is_so=True)
+        assert "set prometheus.url" in await part.degraded("telemetry", is_so=True)
         await part.change(prometheus=good)
         await part.degraded("prometheus", is_so=False)
         await eventually(

@@ -9,7 +9,7 @@ from tests.builders import GIB, Node, batch_of, gpu, node, shared
 
 
 def landing_on(described: Node, count: int = 1) -> Landing:
-    return landing_set(batch_of(described), count)
+    return landing_set(batch_of(described), np.array([count]))
 
 
 def slots(described: Node, count: int = 1) -> list[int]:
@@ -75,7 +75,7 @@ def test_a_shared_pod_lands_where_the_device_plugins_policy_puts_it(
 
 
 def test_whole_and_shared_nodes_stand_side_by_side() -> None:
-    landing = landing_set(batch_of(node(gpu(used=1), gpu()), used(2, 1, 0)), 1)
+    landing = landing_set(batch_of(node(gpu(used=1), gpu()), used(2, 1, 0)), np.array([1]))
 
     assert landing.devices.tolist() == [[False, True, False], [False, False, True]]
 

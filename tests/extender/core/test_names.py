@@ -52,8 +52,32 @@ def test_a_name_that_differs_in_one_byte_is_another(names: list[str], data: st.D
     assert (found is not None) == (other in names)
 
 
-def test_thousands_of_names_are_found() -> None:
-    names = [f"ip-10-{n >> 8}-{n & 255}.eu-central-1.compute.internal" for n in range(5000)]
+even_names = st.integers(1, 40).flatmap(
+    lambda length: st.lists(
+        st.text("ab-,.", min_size=length, max_size=length), min_size=1, max_size=20, unique=True
+    )
+)
+"""Names of one length; commas make it hard."""
+
+
+@given(names=even_names, data=st.data())
+def test_names_of_one_length_are_read_and_found_like_others(
+    names: list[str], data: st.DataObject
+) -> None:
+    asked = data.draw(st.permutations(names))
+    read = listed(asked)
+
+    found = NameTable.of([*names, "another"]).find(read)
+
+    assert list(read) == asked
+    assert read.stride
+    assert found is not None
+    assert found.tolist() == [names.index(name) for name in asked]
+
+
+@pytest.mark.parametrize("form", ["ip-10-{}-{}.eu-central-1.compute.internal", "node-{:03}-{:03}"])
+def test_thousands_of_names_are_found(form: str) -> None:
+    names = [form.format(n >> 8, n & 255) for n in range(5000)]
     order = np.random.default_rng(7).permutation(len(names))
 
     found = NameTable.of(names).find(listed([names[at] for at in order]))

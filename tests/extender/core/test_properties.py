@@ -1,25 +1,18 @@
 """What holds for every decision, whatever the fleet."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.decision import decide
-from extender.core.evaluation import (
-    Overlay,
-    Question,
-    asks,
-    evaluate_batch,
-    model_places,
-    nominate,
-    row_under,
-    stand,
-)
+from extender.core.evaluation import Overlay, Question, asks, evaluate_for
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
 from extender.core.snapshot import batch_rows
+from extender.core.standing import nominate, row_under, stand, stand_together
 from tests.builders import GPU, Gpu, Node, decide_on, ranking, rejected, snapshot_of
 from tests.extender.core import strategies as fleet
 
@@ -131,17 +124,43 @@ def test_what_is_kept_and_brought_up_to_date_is_what_it_is_from_scratch(
     again = stand(snapshot, pool, question(overlay), [standing])
     corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
 
-    rows = tuple(row_under(pool, index, overlay) for index in range(len(pool.rows)))
-    anew = evaluate_batch(
+    rows = tuple(map(partial(row_under, overlay=overlay), pool.rows, pool.nodes))
+    anew = evaluate_for(
+        question(overlay),
         batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),
-        about,
-        ask,
-        Policy(),
-        model_places(snapshot.models, about.preferred_models),
+        snapshot.models,
         np.array([name == nominated for name in pool.nodes]),
     )
     for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
         assert getattr(corrected, column).tolist() == getattr(anew, column).tolist()
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    requests = data.draw(st.lists(fleet.requests(), min_size=1, max_size=4, unique=True))
+    before, overlay = (data.draw(fleet.overlays(list(nodes))) for _ in range(2))
+    snapshot = snapshot_of(nodes, models=fleet.MODELS)
+    pool = snapshot.pools[GPU]
+
+    def questions(overlay: Overlay) -> list[Question]:
+        return [
+            Question(request=asked, ask=ask, policy=Policy(), overlay=overlay)
+            for asked in requests
+            for _, ask in asks(asked)
+        ]
+
+    kept = [stand(snapshot, pool, question) for question in questions(before)]
+    together = stand_together(snapshot, pool, questions(overlay), [[one] for one in kept])
+    alone = [stand(snapshot, pool, question) for question in questions(overlay)]
+
+    for one, other in zip(together, alone, strict=True):
+        for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
+            assert (
+                getattr(one.evaluation, column).tolist()
+                == getattr(other.evaluation, column).tolist()
+            )
 
 
 @given(nodes=fleet.fleets(), data=st.data())

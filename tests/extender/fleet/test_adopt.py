@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extender.core.batches import current_batch
 from extender.core.inventory import PodRecord
 from extender.core.policy import (
     Assumed,
@@ -47,10 +48,10 @@ OTHERS = (
 
 def told(snapshot: Snapshot) -> dict[str, object]:
     """Return all that a snapshot says, but for its version and time."""
-    pools = {
-        resource: (pool.nodes, pool.rows, columns(pool.batch, pool.batch.telemetry))
-        for resource, pool in snapshot.pools.items()
-    }
+    pools: dict[str, object] = {}
+    for resource, pool in snapshot.pools.items():
+        batch = current_batch(pool, snapshot.telemetry)
+        pools[resource] = (pool.nodes, pool.rows, columns(batch, batch.telemetry))
     return {"nodes": snapshot.nodes, "pools": pools, "devices": columns(snapshot.telemetry)}
 
 

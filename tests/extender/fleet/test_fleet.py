@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from extender.core.batches import current_batch
 from extender.core.inventory import PodPhase, PodRecord
 from extender.core.policy import EarlyFailures, Policy
 from extender.core.readings import Signal
@@ -100,11 +101,14 @@ def test_patched_rows_are_those_of_a_pool_built_anew() -> None:
         made.bind("a", on=[made.card()])
         made.read(GRAPHICS_ACTIVE=0.4)
 
-    one, other = patched.fleet.snapshot().pools[GPU], anew.fleet.snapshot().pools[GPU]
+    one, other = (
+        current_batch(snapshot.pools[GPU], snapshot.telemetry)
+        for snapshot in (patched.fleet.snapshot(), anew.fleet.snapshot())
+    )
 
     for column in ("used", "assumed", "held", "taken", "is_agreed", "allocatable"):
-        assert getattr(one.batch, column).tolist() == getattr(other.batch, column).tolist()
-    assert one.batch.telemetry.utilization.tolist() == other.batch.telemetry.utilization.tolist()
+        assert getattr(one, column).tolist() == getattr(other, column).tolist()
+    assert one.telemetry.utilization.tolist() == other.telemetry.utilization.tolist()
 
 
 def test_early_failures_change_the_next_snapshot_and_fade() -> None:

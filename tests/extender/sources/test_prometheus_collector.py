@@ -9,7 +9,7 @@ from aiohttp import web
 
 from extender.core.readings import DeviceKey, Signal
 from extender.sources.dcgm_devices import DeviceRow
-from extender.sources.prometheus_http import PrometheusError
+from extender.sources.prometheus_common import PrometheusError
 from tests.extender.sources.asking import PLAIN, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series
 

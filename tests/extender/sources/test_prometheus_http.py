@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from extender.config import Prometheus
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_http import PrometheusClient
 from extender.sources.prometheus_rows import Row
 from tests.extender.sources.fake_prometheus import FakePrometheus, Handler, series
 

@@ -12,8 +12,9 @@ import pytest
 
 from extender.config import Prometheus
 from extender.core.readings import DeviceKey, Signal
+from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_history import collect_past
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_http import PrometheusClient
 from tests.controlplane.process import ServerProcess
 from tests.controlplane.waiting import wait_for
 from tests.extender.sources.asking import EXPORTER, Asked

@@ -12,7 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from extender.config import Prometheus
-from extender.sources.prometheus_http import PrometheusClient, PrometheusError
+from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_http import PrometheusClient
 
 ANSWER = {
     "status": "success",

@@ -1,0 +1,140 @@
+"""Makes the updates of one connection: what was said on it already is left out."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+from agent.push_news import Digest
+from agent.report import (
+    AGE,
+    FOREIGN_MEMORY,
+    FOREIGN_UTILIZATION,
+    MEAN,
+    MEAN_SQUARE,
+    XID_AGE,
+    Device,
+    Holders,
+    Layout,
+    Part,
+    Place,
+    Report,
+    Update,
+)
+from extender.core.readings import Signal
+
+MEAN_SECONDS: Final = 5.0
+"""Means are over so long at least: each counts as one reading in the extender's window."""
+
+_SIGNALS: Final = tuple(signal.value for signal in Signal)
+_REST: Final = (AGE, XID_AGE, FOREIGN_MEMORY, FOREIGN_UTILIZATION, MEAN, MEAN_SQUARE)
+
+Number = float | None
+
+
+class Updates:
+    """Makes updates; a new connection needs a new one."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+        self._holders: Holders | None = None
+        self._means_at = -math.inf
+        self._totals: dict[tuple[str, str], tuple[int, float, float]] = {}
+
+    def make(self, report: Report, digest: Digest, *, is_news: bool, sent_at: float) -> Update:
+        """Return the update that says a report; it must be sent, and nothing else in its place.
+
+        Args:
+            report: the report.
+            digest: its digest.
+            is_news: whether it may change a decision.
+            sent_at: seconds since the epoch.
+        """
+        names, columns = self._columns(report, digest)
+        layout = Layout(
+            driver_version=report.driver_version,
+            devices=tuple(map(_part, report.devices)),
+            rows=names,
+        )
+        holders = Holders(pods=tuple(map(_pods, report.devices)))
+        update = Update(
+            node=report.node,
+            started_at=report.started_at,
+            sequence=report.sequence,
+            at=report.at,
+            sent_at=sent_at,
+            is_news=is_news,
+            layout=None if layout == self._layout else layout,
+            holders=None if holders == self._holders else holders,
+            values=_pack(columns),
+            problem="" if report.problem is None else report.problem.text,
+        )
+        self._layout, self._holders = layout, holders
+        return update
+
+    def _columns(
+        self, report: Report, digest: Digest
+    ) -> tuple[tuple[str, ...], list[Sequence[Number]]]:
+        """Return every row that has a value, and its name."""
+        devices = report.devices
+        means = self._means(report, digest)
+        foreign = [device.foreign for device in devices]
+        rest: tuple[Sequence[Number], ...] = (
+            [device.age_seconds for device in devices],
+            [device.xid_age_seconds for device in devices],
+            [None if one is None else one.memory_bytes for one in foreign],
+            [None if one is None else one.utilization_ratio for one in foreign],
+            [mean for mean, _ in means],
+            [square for _, square in means],
+        )
+        names = tuple(name for name in _SIGNALS if name in report.signals)
+        return (*names, *_REST), [*(report.signals[name] for name in names), *rest]
+
+    def _means(self, report: Report, digest: Digest) -> list[tuple[Number, Number]]:
+        """Return mean activity of each device since it was last told, and that of its square."""
+        if report.at - self._means_at < MEAN_SECONDS:
+            return [(None, None)] * len(report.devices)
+        means: list[tuple[Number, Number]] = []
+        for device in report.devices:
+            count, total, square = digest.totals.get(device.key, (0, 0.0, 0.0))
+            passes, before, squares = self._totals.get(device.key, (0, 0.0, 0.0))
+            if not self._totals or count <= passes:
+                means.append((None, None))  # of the time before this connection nothing is told
+                continue
+            new = count - passes
+            means.append(((total - before) / new, max((square - squares) / new, 0.0)))
+        self._totals, self._means_at = dict(digest.totals), report.at
+        return means
+
+
+def _part(device: Device) -> Part:
+    return Part(
+        uuid=device.uuid,
+        gpu_instance_id=device.gpu_instance_id,
+        index=device.index,
+        model=device.model,
+        mig_profile=device.mig_profile,
+    )
+
+
+def _pods(device: Device) -> tuple[tuple[str, str, str], ...] | None:
+    """Return the pods on a device: those that hold it, else those whose processes use it.
+
+    A pod that holds a device and runs no process on it is not seen in the second way, and processes
+    whose place is unknown may be anybody's.
+    """
+    if device.allocated_to is not None:
+        found = {(one.namespace, one.pod, one.uid) for one in device.allocated_to}
+        return tuple(sorted(found))
+    used_by = device.used_by
+    if used_by is None or any(one.place is Place.UNKNOWN for one in used_by):
+        return None
+    inside = [one for one in used_by if one.place is Place.POD]
+    if not inside or not all(one.pod for one in inside):
+        return None
+    return tuple(sorted({(one.namespace, one.pod, one.uid) for one in inside}))
+
+
+def _pack(columns: Sequence[Sequence[Number]]) -> bytes:
+    values = [math.nan if value is None else value for column in columns for value in column]
+    return struct.pack(f"<{len(values)}d", *values)

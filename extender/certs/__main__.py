@@ -1,0 +1,158 @@
+"""Makes a CA and the certificates of both sides, or renews what is old.
+
+    python -m extender.certs --folder DIR [--address 10.96.0.88]
+    python -m extender.certs --secrets            (in a pod, or with --kubeconfig)
+
+Run it as often as you like: what is good stays. A new CA is brought in without a gap: --next-ca,
+then restart every kube-scheduler, which reads its CA once; --switch-ca; a day later --drop-ca.
+"""
+
+import argparse
+import asyncio
+import ipaddress
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from extender.certs.issuing import (
+    EXTENDER_NAME,
+    CertsError,
+    Files,
+    Wanted,
+    expires_at,
+    renewed,
+    switched,
+    with_next,
+    without_previous,
+)
+from extender.certs.storing import SIDES, Secrets, read_folder, write_folder
+from extender.kube import KubeClient, KubeError
+from extender.kube_config import SERVICE_ACCOUNT, KubeConfigError
+
+DEFAULT_NAMESPACE: Final = "idlegpu"
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        Exit status: 0, or 1 where certificates could not be made or kept.
+    """
+    arguments = _build_parser().parse_args(argv)
+    namespace = arguments.namespace or _own_namespace()
+    service = f"{EXTENDER_NAME}.{namespace}.svc"
+    names = (EXTENDER_NAME, service, f"{service}.cluster.local", *arguments.name)
+    wanted = Wanted(
+        names=tuple(dict.fromkeys(names)),
+        addresses=tuple(map(str, arguments.address)),
+        days=arguments.days,
+        renew_days=arguments.renew_days,
+    )
+    try:
+        if arguments.folder is not None:
+            before: Files = read_folder(arguments.folder)
+            after = changed(before, wanted, arguments.step)
+            write_folder(arguments.folder, after)
+        else:
+            before, after = asyncio.run(_keep_secrets(arguments, namespace, wanted))
+    except (CertsError, KubeError, KubeConfigError, OSError) as error:
+        sys.stderr.write(f"cannot make certificates: {error}\n")
+        return EXIT_FAILED
+    sys.stdout.write(describe(before, after))
+    return EXIT_OK
+
+
+def changed(files: Files, wanted: Wanted, step: str, now: datetime | None = None) -> Files:
+    """Return all files after one step of a CA's change ("" for none), renewed where due.
+
+    Raises:
+        CertsError: they cannot be made of what is there.
+    """
+    at = now or datetime.now(UTC)
+    if step == "next":
+        files = with_next(renewed(files, wanted, at), at)
+    elif step == "switch":
+        files = switched(files)
+    elif step == "drop":
+        files = without_previous(files)
+    return renewed(files, wanted, at)
+
+
+def describe(before: Files, after: Files) -> str:
+    """Return a line for each certificate: until when it is good, and whether it is new."""
+    lines = []
+    for name in ("ca", "next", "previous", *SIDES):
+        file = f"{name}.crt"
+        if file in after:
+            news = "" if before.get(file) == after[file] else ", new"
+            lines.append(f"{name}: good until {expires_at(after[file]):%Y-%m-%d}{news}\n")
+    return "".join(lines)
+
+
+async def _keep_secrets(
+    arguments: argparse.Namespace, namespace: str, wanted: Wanted
+) -> tuple[Files, Files]:
+    client = await KubeClient.connect(arguments.kubeconfig)
+    try:
+        secrets = Secrets(client, namespace)
+        before = await secrets.read()
+        after = changed(before, wanted, arguments.step)
+        if before != after:
+            await secrets.write(after)
+    finally:
+        await client.close()
+    return before, after
+
+
+def _own_namespace() -> str:
+    try:
+        return (SERVICE_ACCOUNT / "namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        return DEFAULT_NAMESPACE
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m extender.certs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--folder", type=Path, metavar="DIR", help="keep them in a folder")
+    where.add_argument("--secrets", action="store_true", help="keep them in Secrets of Kubernetes")
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where this is no pod")
+    parser.add_argument(
+        "--namespace", default="", help="the extender's; unless said, the pod's own, or idlegpu"
+    )
+    parser.add_argument(
+        "--address",
+        type=ipaddress.ip_address,
+        action="append",
+        default=[],
+        help="IP address that kube-scheduler asks; may be repeated",
+    )
+    parser.add_argument(
+        "--name", action="append", default=[], help="further DNS name; may be repeated"
+    )
+    parser.add_argument("--days", type=int, default=365, help="how long they are good (365)")
+    parser.add_argument(
+        "--renew-days", type=int, default=60, help="renew what is good for less (60)"
+    )
+    step = parser.add_mutually_exclusive_group()
+    for name, text in (
+        ("next", "make another CA, which both sides trust from now on"),
+        ("switch", "let that one issue all certificates"),
+        ("drop", "trust the one before it no longer"),
+    ):
+        step.add_argument(f"--{name}-ca", dest="step", action="store_const", const=name, help=text)
+    parser.set_defaults(step="")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

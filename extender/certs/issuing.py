@@ -1,0 +1,247 @@
+"""What is to be issued, and issuing it: keys and certificates in, keys and certificates out."""
+
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+Files = Mapping[str, bytes]
+"""PEM by name: `ca.crt`, `ca.key`, `next.crt`, `next.key`, `previous.crt`, and `.crt` and `.key` of
+each side."""
+
+EXTENDER: Final = "extender"
+SCHEDULER: Final = "kube-scheduler"
+EXTENDER_NAME: Final = "idlegpu-extender"
+SCHEDULER_NAME: Final = "idlegpu-kube-scheduler"
+
+CA_DAYS: Final = 3650
+BACKDATED: Final = timedelta(minutes=5)
+"""Clocks differ: what was just issued is good a little earlier."""
+
+
+class CertsError(ValueError):
+    """Certificates cannot be made of what is there; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be issued.
+
+    Attributes:
+        names: DNS names of the extender.
+        addresses: IP addresses of the extender.
+        days: how long certificates are good.
+        renew_days: those that are good for less are issued anew.
+    """
+
+    names: tuple[str, ...]
+    addresses: tuple[str, ...] = ()
+    days: int = 365
+    renew_days: int = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Leaf:
+    """The certificate of one side: for whom, and what for."""
+
+    side: str
+    common_name: str
+    usages: tuple[x509.ObjectIdentifier, ...]
+    names: tuple[x509.GeneralName, ...]
+
+
+def _leaves(wanted: Wanted) -> tuple[_Leaf, _Leaf]:
+    addresses = (x509.IPAddress(ipaddress.ip_address(one)) for one in wanted.addresses)
+    extender = _Leaf(
+        side=EXTENDER,
+        common_name=EXTENDER_NAME,
+        # It asks, too: its other replicas.
+        usages=(ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
+        names=(*map(x509.DNSName, wanted.names), *addresses),
+    )
+    scheduler = _Leaf(
+        side=SCHEDULER,
+        common_name=SCHEDULER_NAME,
+        usages=(ExtendedKeyUsageOID.CLIENT_AUTH,),
+        names=(x509.DNSName(SCHEDULER_NAME),),
+    )
+    return extender, scheduler
+
+
+def renewed(files: Files, wanted: Wanted, now: datetime) -> dict[str, bytes]:
+    """Return all files as they should be: what is missing, old, or for other names issued anew.
+
+    Raises:
+        CertsError: what is there is damaged, or a certificate is there without its key.
+    """
+    result = dict(files)
+    if "ca.crt" not in result:
+        result |= _authority("ca", now)
+    authority = _load(result, "ca")
+    if authority.not_valid_after_utc < now + timedelta(days=wanted.days):
+        raise CertsError(
+            f"the CA is good until {authority.not_valid_after_utc:%Y-%m-%d}, shorter than what it "
+            "would issue: bring in another with --next-ca"
+        )
+    for leaf in _leaves(wanted):
+        if _is_due(result, leaf, wanted.renew_days, now):
+            result |= _issue(result, leaf, wanted.days, now)
+    return result
+
+
+def with_next(files: Files, now: datetime) -> dict[str, bytes]:
+    """Return the files with a second CA, which both sides trust and which issues nothing yet."""
+    if "next.crt" in files:
+        return dict(files)
+    return {**files, **_authority("next", now)}
+
+
+def switched(files: Files) -> dict[str, bytes]:
+    """Return the files with the second CA in the first's place; both are trusted.
+
+    Raises:
+        CertsError: there is no second CA.
+    """
+    if "next.crt" not in files or "next.key" not in files:
+        raise CertsError("there is no next CA: make one with --next-ca first")
+    rest = {name: text for name, text in files.items() if not name.startswith("next.")}
+    return {
+        **rest,
+        "ca.crt": files["next.crt"],
+        "ca.key": files["next.key"],
+        "previous.crt": files["ca.crt"],
+    }
+
+
+def without_previous(files: Files) -> dict[str, bytes]:
+    """Return the files without the CA from before the last switch: nobody trusts it any more."""
+    return {name: text for name, text in files.items() if name != "previous.crt"}
+
+
+def trusted(files: Files) -> bytes:
+    """Return the bundle of CAs that both sides trust."""
+    bundle = (files[name] for name in ("ca.crt", "next.crt", "previous.crt") if name in files)
+    return b"".join(bundle)
+
+
+def expires_at(certificate: bytes) -> datetime:
+    """Return until when a certificate is good.
+
+    Raises:
+        CertsError: it is none.
+    """
+    return _parse(certificate, "the certificate").not_valid_after_utc
+
+
+def _authority(stem: str, now: datetime) -> dict[str, bytes]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A name of its own, so that two CAs in a bundle are told apart.
+    name = f"idlegpu CA {now:%Y-%m-%d} {secrets.token_hex(4)}"
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    certificate = (
+        _builder(subject, subject, key.public_key(), CA_DAYS, now)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(is_authority=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return {f"{stem}.crt": _pem(certificate), f"{stem}.key": _key_pem(key)}
+
+
+def _issue(files: Files, leaf: _Leaf, days: int, now: datetime) -> dict[str, bytes]:
+    authority = _load(files, "ca")
+    signer = serialization.load_pem_private_key(files["ca.key"], None)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey):
+        raise CertsError("ca.key is no key of an elliptic curve: it is not one that this made")
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)])
+    certificate = (
+        _builder(subject, authority.subject, key.public_key(), days, now)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(is_authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(leaf.usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(leaf.names), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+        .sign(signer, hashes.SHA256())
+    )
+    return {f"{leaf.side}.crt": _pem(certificate), f"{leaf.side}.key": _key_pem(key)}
+
+
+def _is_due(files: Files, leaf: _Leaf, renew_days: int, now: datetime) -> bool:
+    """Tell whether a side needs another certificate."""
+    if f"{leaf.side}.crt" not in files or f"{leaf.side}.key" not in files:
+        return True
+    certificate = _parse(files[f"{leaf.side}.crt"], f"{leaf.side}.crt")
+    stated = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return (
+        certificate.not_valid_after_utc < now + timedelta(days=renew_days)
+        or set(stated) != set(leaf.names)
+        or certificate.issuer != _load(files, "ca").subject
+    )
+
+
+def _load(files: Files, stem: str) -> x509.Certificate:
+    if f"{stem}.key" not in files:
+        raise CertsError(f"{stem}.crt is there without {stem}.key: restore it, or remove both")
+    return _parse(files[f"{stem}.crt"], f"{stem}.crt")
+
+
+def _parse(text: bytes, what: str) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(text)
+    except ValueError as error:
+        raise CertsError(f"{what} is no certificate: {error}") from error
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: CertificatePublicKeyTypes,
+    days: int,
+    now: datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now.astimezone(UTC) - BACKDATED)
+        .not_valid_after(now.astimezone(UTC) + timedelta(days=days))
+    )
+
+
+def _key_usage(*, is_authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not is_authority,
+        key_cert_sign=is_authority,
+        crl_sign=is_authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

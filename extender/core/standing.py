@@ -1,0 +1,268 @@
+"""What the nodes of a pool are worth to a request: kept, and evaluated anew where that changed."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from extender.core.batches import take_batch
+from extender.core.evaluation import (
+    Evaluation,
+    Overlay,
+    Question,
+    Wants,
+    evaluate_batch,
+    evaluate_for,
+)
+from extender.core.landing import assume
+from extender.core.policy import Policy
+from extender.core.snapshot import Batch, Pool, PoolRow, Snapshot, batch_rows, patched
+from extender.core.steps import Steps, finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a pool was worth to a request, and what that rested on.
+
+    Attributes:
+        evaluation: by node, tentative tenants included.
+        base: the pool's, as it was then.
+        rows: the pool's, likewise.
+        patched: how many of them had been patched by then.
+        believed: how many of them had been believed anew by then.
+        models: the snapshot's: a new one may change what every node is worth.
+        policy: the settings that it was evaluated by.
+        overlay: the tentative tenants that were counted.
+    """
+
+    evaluation: Evaluation
+    base: int
+    rows: tuple[PoolRow, ...]
+    patched: int
+    believed: int
+    models: tuple[str, ...]
+    policy: Policy
+    overlay: Overlay
+
+    @classmethod
+    def of(
+        cls, evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
+    ) -> "Standing":
+        """Return the standing that an evaluation of everything as it is now gives."""
+        return cls(
+            evaluation=evaluation,
+            base=pool.base,
+            rows=pool.rows,
+            patched=len(pool.patched),
+            believed=len(pool.believed),
+            models=snapshot.models,
+            policy=question.policy,
+            overlay=question.overlay,
+        )
+
+    def holds(self, snapshot: Snapshot, pool: Pool, policy: Policy) -> bool:
+        """Tell whether it still says what the nodes are worth that have not changed since."""
+        is_same = (self.base, self.models) == (pool.base, snapshot.models)
+        return is_same and self.policy is policy
+
+
+def stand(
+    snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing] = ()
+) -> Standing:
+    """Return what a pool is worth now; of what is kept from before only the changes are evaluated.
+
+    Where the pod is nominated to makes no difference here: see `nominate`.
+    """
+    (standing,) = stand_together(snapshot, pool, [question], [kept])
+    return standing
+
+
+def stand_together(
+    snapshot: Snapshot,
+    pool: Pool,
+    questions: Sequence[Question],
+    kept: Sequence[Iterable[Standing]],
+) -> list[Standing]:
+    """Return what a pool is worth to several requests, their changes evaluated side by side.
+
+    That takes little longer than those of one of them.
+
+    Args:
+        snapshot: the snapshot.
+        pool: one of its pools.
+        questions: what is asked of it, all under the same settings.
+        kept: for each of them, what is kept from before.
+    """
+    standings: list[Standing] = []
+    late: list[int] = []
+    changed: list[tuple[Question, list[int]]] = []
+    for at, (question, known) in enumerate(zip(questions, kept, strict=True)):
+        nearest = _nearest(snapshot, pool, question, known)
+        if nearest is None:
+            steps = stand_in_steps(snapshot, pool, question, piece=len(pool.nodes))
+            standings.append(finish(steps))
+            continue
+        standing, touched = nearest
+        standings.append(standing)
+        if touched:
+            late.append(at)
+            rows = sorted(_changed(standing, pool, question.overlay, touched))
+            changed.append((question, rows))
+    before = [standings[at].evaluation for at in late]
+    after = _evaluate_anew(before, snapshot, pool, changed)
+    for at, evaluation in zip(late, after, strict=True):
+        standings[at] = Standing.of(evaluation, snapshot, pool, questions[at])
+    return standings
+
+
+def _nearest(
+    snapshot: Snapshot, pool: Pool, question: Question, kept: Iterable[Standing]
+) -> tuple[Standing, set[int]] | None:
+    """Return of what is kept that from which least has happened since, and to which rows."""
+    nearest: tuple[Standing, set[int]] | None = None
+    for standing in kept:
+        if standing.holds(snapshot, pool, question.policy):
+            touched = _touched_since(standing, pool, question.overlay)
+            if nearest is None or len(touched) < len(nearest[1]):
+                nearest = (standing, touched)
+    return nearest
+
+
+def stand_in_steps(
+    snapshot: Snapshot, pool: Pool, question: Question, piece: int = 1000
+) -> Steps[Standing]:
+    """Return what a pool is worth, from scratch, so many nodes in each step."""
+    parts = []
+    for start in range(0, max(len(pool.nodes), 1), max(piece, 1)):
+        batch = take_batch(pool.batch, slice(start, start + piece))
+        parts.append(evaluate_for(question, batch, snapshot.models))
+        yield
+    everywhere = parts[0] if len(parts) == 1 else _joined(parts)
+    assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
+    changed = sorted(assumed.union(pool.late))
+    (evaluation,) = _evaluate_anew([everywhere], snapshot, pool, [(question, changed)])
+    return Standing.of(evaluation, snapshot, pool, question)
+
+
+def nominate(
+    evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
+) -> Evaluation:
+    """Return an evaluation with the pod's own nomination counted: there it is promised room."""
+    node = question.request.nominated_node
+    if node not in pool.row_of:
+        return evaluation
+    (nominated,) = _evaluate_anew(
+        [evaluation], snapshot, pool, [(question, [pool.row_of[node]])], is_nominated=True
+    )
+    return nominated
+
+
+def row_under(row: PoolRow, node: str, overlay: Overlay) -> PoolRow:
+    """Return one node's row with the tentative tenants on it."""
+    tenants = overlay.get(node)
+    return assume(row, tenants) if tenants else row
+
+
+def batch_under(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overlay]]) -> Batch:
+    """Return some nodes' rows side by side, each with its tentative tenants on it."""
+    return batch_rows(
+        tuple(row_under(pool.rows[at], pool.nodes[at], overlay) for at, overlay in rows),
+        snapshot.telemetry,
+        pool.batch.suspicion[np.array([at for at, _ in rows], dtype=np.intp)],
+        width=pool.batch.slots.shape[1],
+    )
+
+
+def _touched_since(standing: Standing, pool: Pool, overlay: Overlay) -> set[int]:
+    """Return the rows that something has happened to since a standing was taken."""
+    before = standing.overlay
+    nodes = {node for node, tenants in overlay.items() if before.get(node) is not tenants}
+    nodes.update(node for node in before if node not in overlay)
+    moved = {pool.row_of[node] for node in nodes if node in pool.row_of}
+    return moved.union(pool.patched[standing.patched :])
+
+
+def _changed(standing: Standing, pool: Pool, overlay: Overlay, touched: set[int]) -> set[int]:
+    """Return the touched rows that are others now.
+
+    Where a pod is bound to the node that it was assumed on, nothing has changed.
+    """
+    believed = touched.intersection(pool.believed[standing.believed :])
+    return believed.union(
+        at
+        for at in touched
+        if row_under(pool.rows[at], pool.nodes[at], overlay)
+        != row_under(standing.rows[at], pool.nodes[at], standing.overlay)
+    )
+
+
+def _joined(parts: Sequence[Evaluation]) -> Evaluation:
+    """Return evaluations of one pool's parts as one."""
+    return Evaluation(
+        **{
+            column.name: np.concatenate([getattr(part, column.name) for part in parts])
+            for column in fields(Evaluation)
+        }
+    )
+
+
+def _evaluate_anew(
+    evaluations: Sequence[Evaluation],
+    snapshot: Snapshot,
+    pool: Pool,
+    changed: Sequence[tuple[Question, Sequence[int]]],
+    *,
+    is_nominated: bool = False,
+) -> list[Evaluation]:
+    """Return evaluations of a pool with some rows evaluated as they are now.
+
+    Args:
+        evaluations: to one request each.
+        snapshot: the snapshot.
+        pool: one of its pools.
+        changed: for each of them, what was asked, and the rows.
+        is_nominated: the pod is nominated to these.
+    """
+    if not any(rows for _, rows in changed):
+        return list(evaluations)
+    fresh = _evaluate_rows(snapshot, pool, changed, is_nominated=is_nominated)
+    after = []
+    start = 0
+    for evaluation, (_, rows) in zip(evaluations, changed, strict=True):
+        own = slice(start, start + len(rows))
+        start = own.stop
+        after.append(_patched(evaluation, rows, fresh, own) if rows else evaluation)
+    return after
+
+
+def _evaluate_rows(
+    snapshot: Snapshot,
+    pool: Pool,
+    asked: Sequence[tuple[Question, Sequence[int]]],
+    *,
+    is_nominated: bool,
+) -> Evaluation:
+    """Evaluate some rows for each of several requests, side by side."""
+    asked_of = [(at, question.overlay) for question, rows in asked for at in rows]
+    batch = batch_under(snapshot, pool, asked_of)
+    ends = np.cumsum([len(of_one) for _, of_one in asked])
+    questions = [question for question, _ in asked]
+    model_ids = np.split(batch.model_id, ends[:-1])
+    nominated = np.full(len(batch), is_nominated)
+    wants = Wants.joined(questions, snapshot.models, model_ids, nominated)
+    return evaluate_batch(batch, wants, questions[0].policy)
+
+
+def _patched(
+    evaluation: Evaluation, rows: Sequence[int], fresh: Evaluation, own: slice
+) -> Evaluation:
+    """Return an evaluation with some rows as `fresh` has them, in its rows `own`."""
+    index = np.array(rows, dtype=np.intp)
+    return Evaluation(
+        **{
+            column.name: patched(
+                getattr(evaluation, column.name), index, getattr(fresh, column.name)[own]
+            )
+            for column in fields(evaluation)
+        }
+    )

@@ -1,0 +1,191 @@
+"""Takes an answer of a source over into the columns, in steps."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from extender.core.policy import Policy
+from extender.core.readings import Column, Own, Readings, Signal
+from extender.core.signals import (
+    UTILIZATION,
+    activity,
+    memory,
+    shows_use,
+    step_streak,
+)
+from extender.core.snapshot import Flags, Rows
+from extender.core.steps import Steps
+from extender.fleet.columns import DeviceColumns
+from extender.fleet.latest import FILLING, plausible_answer
+from extender.fleet.registry import Placed
+
+PIECE_VALUES = 16_384
+"""Values that are taken over before others may have their turn: less than a millisecond."""
+
+MEAN_SPAN_SECONDS = 15.0
+"""A mean that a source tells may reach so far back: further than between two heartbeats."""
+
+MOST_SOURCES = 8
+
+
+class Intake:
+    """Takes over what sources say of devices whose rows are known.
+
+    Args:
+        columns: where to.
+        policy: the settings.
+    """
+
+    def __init__(self, columns: DeviceColumns, policy: Policy) -> None:
+        self.policy = policy
+        self.sources: list[str] = [""]
+        """Sources by number, in the order in which they first spoke."""
+        self._columns = columns
+        self._latest = columns.latest
+        self._float, self._flag = columns.numbers, columns.flags
+        self._count = columns.counts
+
+    def number(self, source: str) -> int:
+        """Return the number of a source."""
+        if source not in self.sources:
+            if len(self.sources) >= MOST_SOURCES:
+                raise ValueError(f"too many sources: {source}")
+            self.sources.append(source)
+        return self.sources.index(source)
+
+    def take(self, readings: Readings, placed: Placed, now: float) -> Steps[Flags]:
+        """Take over the values of an answer; return which devices' signals disagree."""
+        rows, measured_at = placed.rows, readings.measured_at
+        origin = self.number(readings.source)
+        answer = plausible_answer(readings.columns)
+        if Signal.POWER in answer:
+            # Power is the whole card's, and says nothing of one instance.
+            answer[Signal.POWER] = np.where(placed.is_instance, np.nan, answer[Signal.POWER])
+        yield
+        is_untold = self._latest.take_utilization(rows, answer, measured_at, now, origin)
+        yield
+        self._latest.take_filling(rows, answer, measured_at, now, origin)
+        yield
+        yield from self._take_others(readings, rows, answer, now)
+        self._latest.settle_activity(rows)
+        self._note_told(rows, answer)
+        yield
+        # Windows and streaks take what was measured now, and nothing that only stays.
+        busy, disagree = activity(answer, self._float["board_watts"][rows])
+        busy = np.where(is_untold, np.nan, busy)
+        used, _, _ = memory(answer, self._columns.total_bytes(rows))
+        yield
+        led_at = self._float["led_at"][rows]
+        leads = self._latest.stands(
+            origin, self._count["source_row"][rows].astype(np.int8), led_at, measured_at
+        )
+        is_new = np.isnan(led_at) | (measured_at > led_at)
+        is_new &= measured_at > self._float["afresh_at"][rows]
+        is_new &= leads
+        self._note_use(rows, used, busy, is_new, readings.own)
+        self._feed(readings, rows, busy, is_new)
+        before = self._float["measured_at"][rows]
+        self._float["measured_at"][rows] = np.fmax(before, measured_at)
+        self._float["led_at"][rows[leads]] = np.fmax(led_at, measured_at)[leads]
+        self._float["seen_at"][rows] = now
+        self._count["source_row"][rows[leads]] = origin
+        self._flag["disagrees"][rows[leads]] = disagree[leads]
+        return disagree
+
+    def _take_others(
+        self, readings: Readings, rows: Rows, answer: Mapping[Signal, Column], now: float
+    ) -> Steps[None]:
+        """Take over the signals that stand for themselves."""
+        origin, taken = self.number(readings.source), 0
+        for signal in sorted({*self._latest.columns, *answer} - {*UTILIZATION, *FILLING}):
+            before = self._latest.column(signal)[rows]
+            self._latest.take(signal, rows, answer.get(signal), readings.measured_at, now, origin)
+            if signal is Signal.XID:
+                self._date_xids(readings, rows, before, now)
+            taken += len(rows)
+            if taken >= PIECE_VALUES:
+                taken = 0
+                yield
+
+    def _date_xids(self, readings: Readings, rows: Rows, before: Column, now: float) -> None:
+        """Note when each sticky XID happened: where the source does not say, when it came up."""
+        xids = np.nan_to_num(self._latest.column(Signal.XID)[rows])
+        seen = np.full(len(rows), now)
+        if readings.own is not None:
+            happened = readings.measured_at - readings.own.xid_age
+            seen = np.where(np.isnan(happened), seen, happened)
+        first_seen = np.where(xids > 0, seen, np.nan)
+        since = self._float["xid_since"]
+        since[rows] = np.where(xids != np.nan_to_num(before), first_seen, since[rows])
+
+    def _note_told(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
+        """Note how large the devices are, and since when their values tell all."""
+        _, _, total = memory(answer, np.full(len(rows), np.nan))
+        known = total > 0
+        self._float["known_total_bytes"][rows[known]] = total[known]
+        memory_at = self._latest.measured_at(*FILLING, rows=rows)
+        self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
+
+    def _note_use(
+        self, rows: Rows, used: Column, busy: Column, is_new: Flags, own: Own | None
+    ) -> None:
+        """Count the readings that show somebody's use; a missing one counts neither way."""
+        known = is_new & ~(np.isnan(used) & np.isnan(busy))
+        uses = shows_use(used, busy, self.policy.foreign)
+        # A pod that the mapping does not show yet may be the one that uses it: its use makes no
+        # device foreign, unless the node's own agent knows the process for somebody else's.
+        is_certain = self._flag["is_free_for_sure"][rows] | ~uses
+        if own is not None:
+            is_certain |= own.is_foreign
+        for streak, verdict, counts in (
+            ("use_streak", "is_in_use", known),
+            ("foreign_streak", "is_foreign", known & is_certain),
+        ):
+            at = rows[counts]
+            self._count[streak][at], self._flag[verdict][at] = step_streak(
+                self._count[streak][at],
+                self._flag[verdict][at],
+                uses[counts],
+                self.policy.foreign.readings,
+            )
+
+    def _feed(self, readings: Readings, rows: Rows, busy: Column, is_new: Flags) -> None:
+        """Let the windows take what is new: means where the source tells them, else this value."""
+        own, at = readings.own, readings.at
+        if own is None:
+            self._columns.windows.add(at, rows[is_new], busy[is_new])
+            return
+        # A mean from before the tenants changed is of others, too.
+        is_mean = self._float["afresh_at"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
+        told = is_new & ~np.isnan(own.mean)
+        values = np.where(is_mean, np.minimum(own.mean, 1.0), busy)[told]
+        squares = np.where(is_mean, np.minimum(own.mean_square, 1.0), busy * busy)[told]
+        self._columns.windows.add(at, rows[told], values, squares)
+
+
+def without(readings: Readings, kept: Flags) -> Readings:
+    """Return an answer without some of its devices.
+
+    Args:
+        readings: the answer.
+        kept: per device, whether it stays.
+    """
+    own = readings.own
+    if own is not None:
+        own = replace(
+            own,
+            mean=own.mean[kept],
+            mean_square=own.mean_square[kept],
+            is_foreign=own.is_foreign[kept],
+            xid_age=own.xid_age[kept],
+        )
+    return replace(
+        readings,
+        devices=tuple(
+            info for info, stays in zip(readings.devices, kept.tolist(), strict=True) if stays
+        ),
+        columns={signal: column[kept] for signal, column in readings.columns.items()},
+        measured_at=readings.measured_at[kept],
+        own=own,
+    )

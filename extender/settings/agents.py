@@ -1,0 +1,114 @@
+"""The settings of node agents that report to the extender."""
+
+import ipaddress
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from extender.settings.peers import ADDRESS_FORM, split_address
+from extender.settings.section import Form, Section
+
+
+class Agents(Section):
+    """How reports of node agents are taken."""
+
+    listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+        default="",
+        description="host:port that node agents report to; in a pod 0.0.0.0:9401 or [::]:9401; "
+        "empty: none do",
+    )
+    allow_plain: bool = Field(
+        default=False,
+        description="take reports without TLS from other machines, too: tokens cross the network "
+        "in the clear",
+    )
+    audience: Annotated[str, Field(min_length=1)] = Field(
+        default="idlegpu-extender", description="audience that an agent's token must be for"
+    )
+    service_accounts: Annotated[tuple[str, ...], Form("a list of namespace/name")] = Field(
+        default=("idlegpu-agent/idlegpu-agent",),
+        min_length=1,
+        description="service accounts (namespace/name) whose tokens are taken",
+    )
+    hold_seconds: float = Field(
+        default=25.0,
+        ge=1,
+        le=600,
+        description="what an agent last said counts before another source's word that is newer by "
+        "less than this: where nothing changes, agents speak every 10 s",
+    )
+    silence_seconds: float = Field(
+        default=35.0,
+        ge=2,
+        le=600,
+        description="a connection on which nothing came for so long is closed",
+    )
+    batch_seconds: float = Field(
+        default=0.2,
+        ge=0.02,
+        le=5,
+        description="news of agents is taken over together this often",
+    )
+    token_seconds: float = Field(
+        default=3600.0,
+        ge=60,
+        le=86_400,
+        description="a token is reviewed anew when it expires, and at least this often",
+    )
+    reviews_per_second: float = Field(
+        default=200.0,
+        ge=1,
+        le=1000,
+        description="most tokens that the API server is asked about, on average",
+    )
+    review_timeout_seconds: float = Field(
+        default=5.0, ge=0.1, le=60, description="limit for one such question"
+    )
+    max_connections: int = Field(
+        default=10_000, ge=1, le=100_000, description="most connections at a time"
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        if listen:
+            split_address(listen)
+        return listen
+
+    @field_validator("service_accounts")
+    @classmethod
+    def _check_accounts(cls, accounts: tuple[str, ...]) -> tuple[str, ...]:
+        for account in accounts:
+            namespace, slash, name = account.partition("/")
+            if not (namespace and slash and name) or "/" in name or ":" in account:
+                raise ValueError(f"{account!r} is not allowed: must be namespace/name")
+        return accounts
+
+    @model_validator(mode="after")
+    def _check_plain(self) -> Self:
+        if self.listen and not self.allow_plain and not _is_loopback(self.address[0]):
+            raise ValueError(
+                f"agents.listen ({self.listen}) is reached from other machines and there is no "
+                "TLS: set agents.allow_plain where the network protects tokens and reports"
+            )
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on; ("", 0) where agents do not report."""
+        return split_address(self.listen) if self.listen else ("", 0)
+
+    @property
+    def usernames(self) -> frozenset[str]:
+        """The service accounts, as the API server names them."""
+        return frozenset(
+            f"system:serviceaccount:{account.replace('/', ':')}"
+            for account in self.service_accounts
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

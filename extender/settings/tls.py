@@ -1,0 +1,58 @@
+"""The settings of TLS: which certificates webhooks are served with, and who may ask."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from extender.settings.section import Form, Section
+
+
+class Tls(Section):
+    """How webhooks are served over TLS, to whoever shows a certificate that is known."""
+
+    cert_file: Path | None = Field(
+        default=None,
+        description="certificate of the webhooks' port, with those that issued it; the three files "
+        "are followed, and what changes in them is in force within seconds",
+    )
+    key_file: Path | None = Field(default=None, description="key of that certificate")
+    client_ca_file: Path | None = Field(
+        default=None,
+        description="CAs that certificates of kube-scheduler and of other replicas must be of: "
+        "some for this alone, never the cluster's",
+    )
+    clients: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+        default=("idlegpu-kube-scheduler",),
+        min_length=1,
+        description="names (common name, or alternative name) of which a certificate must have one "
+        "to ask us",
+    )
+    peers: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
+        default=("idlegpu-extender",),
+        min_length=1,
+        description="likewise, to tell us as another replica",
+    )
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        files = (self.cert_file, self.key_file, self.client_ca_file)
+        if any(files) and not all(files):
+            raise ValueError(
+                "tls.cert_file, tls.key_file and tls.client_ca_file belong together: set all three"
+            )
+        return self
+
+    @property
+    def is_used(self) -> bool:
+        """Whether webhooks are served over TLS."""
+        return self.cert_file is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

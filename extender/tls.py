@@ -1,0 +1,189 @@
+"""TLS of the webhooks: contexts from files that may change, and who asks.
+
+It is the client's certificate that says who asks: kube-scheduler's extenders know no token.
+"""
+
+import asyncio
+import hashlib
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from extender.settings.tls import Tls
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS: Final = 2.0
+"""Files are looked at this often: two replaced together may be seen apart once, and are taken over
+the next time."""
+
+PEERS_PATH: Final = "/v1/peers/"
+MAX_COMPLAINTS: Final = 100
+"""Strangers that the log names; whoever comes after them is only refused."""
+
+
+class TlsError(ValueError):
+    """The files cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contexts:
+    """What the files make.
+
+    Attributes:
+        server: for those who ask us.
+        client: for asking other replicas.
+    """
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+class Certificates:
+    """Follows the files: whoever connects gets what is in them now, and no connection is lost.
+
+    Args:
+        settings: where they are; all three are set.
+
+    Attributes:
+        server: for those who ask us. It hands each of them to the context of the newest files, so
+            the socket stays open; connections that are there go on with what they were made with.
+        client: for asking other replicas.
+
+    Raises:
+        TlsError: they cannot be used.
+    """
+
+    def __init__(self, settings: Tls) -> None:
+        if not (settings.cert_file and settings.key_file and settings.client_ca_file):
+            raise TlsError("set tls.cert_file, tls.key_file and tls.client_ca_file")
+        self._paths = (settings.cert_file, settings.key_file, settings.client_ca_file)
+        self._seen = self._fingerprint()
+        self._problem = ""
+        contexts = make_contexts(*self._paths)
+        self.server, self.client = contexts.server, contexts.client
+        self._newest = contexts.server
+        self.server.sni_callback = self._hand_over
+
+    def _hand_over(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
+        """Let a connection go on with the newest files; called for those without SNI, too."""
+        connection.context = self._newest
+
+    async def run(self) -> None:
+        """Have new certificates used until cancelled; bad ones change nothing."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Use what the files hold, if that is new and good."""
+        seen = self._fingerprint()
+        if seen == self._seen:
+            return
+        try:
+            contexts = make_contexts(*self._paths)
+        except TlsError as error:  # a file of them may still be on its way
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.warning("cannot use new certificates", extra={"cause": str(error)})
+            return
+        self._seen, self._problem = seen, ""
+        self._newest = contexts.server
+        # In place: who asks other replicas holds on to it.
+        load(self.client, *self._paths)
+        logger.info("using new certificates")
+
+    def _fingerprint(self) -> tuple[str, ...]:
+        """Return what the files hold, in short; a file that is not there holds nothing."""
+        return tuple(_digest(path) for path in self._paths)
+
+
+def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Contexts:
+    """Read the files.
+
+    Raises:
+        TlsError: they cannot be used.
+    """
+    try:
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.set_alpn_protocols(["http/1.1"])
+        # A session that is resumed is not asked for its certificate again: it would outlive its CA.
+        server.num_tickets = 0
+        server.options |= ssl.OP_NO_TICKET
+        # Replicas are asked by their addresses, which no certificate names. That the other side is
+        # one says its certificate: of our CA none but the extender's may serve.
+        client.check_hostname = False
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            load(context, cert_file, key_file, client_ca_file)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise TlsError(
+            f"cannot use {cert_file}, {key_file} and {client_ca_file} for TLS: {error}: must be a "
+            "certificate, its key without a password, and CAs, all in PEM"
+        ) from error
+    return Contexts(server=server, client=client)
+
+
+def load(context: ssl.SSLContext, cert_file: Path, key_file: Path, client_ca_file: Path) -> None:
+    """Have a context use files from now on; CAs that it trusted before it goes on to trust."""
+    context.load_cert_chain(cert_file, key_file)
+    context.load_verify_locations(cafile=client_ca_file)
+
+
+def only_known(settings: Tls) -> Middleware:
+    """Return what lets only those ask us whose certificate has a name that is expected."""
+    clients, peers = frozenset(settings.clients), frozenset(settings.peers)
+    complained: set[frozenset[str]] = set()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        names = names_of(request.get_extra_info("peercert"))
+        allowed = peers if request.path.startswith(PEERS_PATH) else clients
+        if names & allowed:
+            return await handler(request)
+        if names not in complained and len(complained) < MAX_COMPLAINTS:
+            complained.add(names)
+            logger.warning(
+                "refused a client whose certificate names nobody who may ask",
+                extra={"names": sorted(names), "allowed": sorted(allowed), "path": request.path},
+            )
+        return web.Response(status=403, text="this certificate's name is not allowed here\n")
+
+    return check
+
+
+def names_of(certificate: object) -> frozenset[str]:
+    """Return the names that a certificate has, as `ssl` tells of it; none where there is none.
+
+    Example:
+        >>> sorted(names_of({"subject": ((("commonName", "a"),),),
+        ...                  "subjectAltName": (("DNS", "b"), ("IP Address", "10.0.0.1"))}))
+        ['a', 'b']
+    """
+    if not isinstance(certificate, Mapping):
+        return frozenset()
+    common = (
+        value
+        for attributes in certificate.get("subject", ())
+        for name, value in attributes
+        if name == "commonName"
+    )
+    others = (
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}
+    )
+    return frozenset((*common, *others))
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,192 @@
+"""Node agents of a simulated fleet: what they read is invented, how they report is real."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from agent.options import Options, ReportOptions
+from agent.push import Pusher
+from agent.reading import Pass
+from agent.report import Device, Foreign, Place, Process, Report, Tenant
+from agent.sampler import Latest
+from extender.core.readings import Signal
+from simulation.devices import DeviceView
+from simulation.fleet import SimulatedFleet
+from simulation.models import MIB
+
+PERIOD_SECONDS = 0.25
+"""Between two passes: a real agent makes one a second."""
+
+REPORTS = ReportOptions(
+    heartbeat_seconds=1.0, resolve_seconds=0.5, reconnect_seconds=0.2, max_backoff_seconds=1.0
+)
+"""Quicker than in a real cluster."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedAgent:
+    """The agent of one node.
+
+    Attributes:
+        node: name of the node.
+        fleet: where its devices are.
+        latest: its reports.
+        started_at: seconds since the epoch.
+        is_dumb: it makes no more passes.
+        sequence: number of its last report.
+        sees_foreign: it knows whose processes are.
+    """
+
+    node: str
+    fleet: SimulatedFleet
+    latest: Latest = field(default_factory=Latest)
+    started_at: float = 0.0
+    is_dumb: bool = False
+    sequence: int = 0
+    sees_foreign: bool = True
+
+    def look(self) -> Report:
+        """Make a pass, and publish its report."""
+        self.sequence += 1
+        report = report_of(self.fleet, self.node, sees_foreign=self.sees_foreign)
+        self.latest.publish(
+            replace_report(report, sequence=self.sequence, started_at=self.started_at), Pass()
+        )
+        return report
+
+
+def replace_report(report: Report, *, sequence: int, started_at: float) -> Report:
+    """Return a report with another number."""
+    return Report(
+        node=report.node,
+        started_at=started_at,
+        sequence=sequence,
+        at=report.at,
+        driver_version=report.driver_version,
+        devices=report.devices,
+        signals=report.signals,
+    )
+
+
+def report_of(fleet: SimulatedFleet, node: str, *, sees_foreign: bool = True) -> Report:
+    """Return what the agent of a node would report now."""
+    views = fleet.views(node)
+    rows = [_signals(view) for view in views]
+    names = sorted({name for row in rows for name in row})
+    spec = fleet.node(node).spec
+    return Report(
+        node=node,
+        at=fleet.clock(),
+        driver_version=spec.driver_version,
+        devices=tuple(_device(fleet, node, view, sees_foreign=sees_foreign) for view in views),
+        signals={name: tuple(row.get(name) for row in rows) for name in names},
+    )
+
+
+def _signals(view: DeviceView) -> dict[str, float]:
+    """Return what NVML would say of a device."""
+    total, reserved = view.memory_mib * MIB, view.reserved_mib * MIB
+    said: dict[Signal, float] = {
+        Signal.GRAPHICS_ACTIVE: view.utilization,
+        Signal.SM_ACTIVE: 0.9 * view.utilization,
+        Signal.MEMORY_TOTAL: total,
+        Signal.MEMORY_RESERVED: reserved,
+        Signal.MEMORY_USED: view.memory_used_bytes,
+        Signal.MEMORY_FREE: total - reserved - view.memory_used_bytes,
+        Signal.TEMPERATURE: view.temperature_celsius,
+        Signal.ROW_REMAP_PENDING: view.row_remap_pending,
+        Signal.ROW_REMAP_FAILURE: view.row_remap_failure,
+        Signal.UNCORRECTABLE_REMAPPED_ROWS: view.uncorrectable_remapped_rows,
+        Signal.ECC_DOUBLE_BIT_VOLATILE: view.double_bit_errors,
+        Signal.CLOCK_EVENT_REASONS: view.clock_event_reasons,
+    }
+    if not view.gpu_instance_id:
+        said[Signal.GPU_UTILIZATION] = view.utilization
+        said[Signal.POWER] = view.power_watts
+    if view.xid:
+        said[Signal.XID] = view.xid
+    return {signal.value: float(value) for signal, value in said.items()}
+
+
+def _device(fleet: SimulatedFleet, node: str, view: DeviceView, *, sees_foreign: bool) -> Device:
+    device = fleet.device(node, view.index, view.gpu_instance_id)
+    foreign = device.foreign
+    processes = (
+        (Process(pid=4711, memory_bytes=foreign.memory_bytes, place=Place.HOST),)
+        if foreign.memory_bytes
+        else ()
+    )
+    return Device(
+        uuid=view.uuid,
+        gpu_instance_id=view.gpu_instance_id,
+        index=view.index,
+        model=view.model.name,
+        mig_profile=view.profile,
+        pci_bus_id=view.pci_bus_id,
+        activity_source="gpm",
+        age_seconds=0.0,
+        xid_age_seconds=0.0 if view.xid else None,
+        allocated_to=tuple(
+            Tenant(
+                namespace=tenant.pod.namespace,
+                pod=tenant.pod.name,
+                container=tenant.pod.container,
+                uid=tenant.pod.uid,
+            )
+            for tenant in view.tenants
+        ),
+        used_by=processes if sees_foreign else None,
+        foreign=Foreign(
+            memory_bytes=foreign.memory_bytes,
+            utilization_ratio=foreign.utilization,
+            pids=tuple(one.pid for one in processes),
+        )
+        if sees_foreign
+        else None,
+    )
+
+
+@asynccontextmanager
+async def run_agents(
+    fleet: SimulatedFleet,
+    nodes: Iterable[str],
+    service: str,
+    token_file: Callable[[str], Path],
+    *,
+    reports: ReportOptions = REPORTS,
+    period_seconds: float = PERIOD_SECONDS,
+) -> AsyncIterator[Mapping[str, SimulatedAgent]]:
+    """Run the agents of some nodes while the context is open; yield them by node.
+
+    Args:
+        fleet: the nodes.
+        nodes: which of them have agents.
+        service: host:port that they report to.
+        token_file: returns where a node's token is.
+        reports: how they report besides.
+        period_seconds: between two passes.
+    """
+    agents = {
+        name: SimulatedAgent(node=name, fleet=fleet, started_at=fleet.clock()) for name in nodes
+    }
+
+    async def look(agent: SimulatedAgent) -> None:
+        while True:
+            if not agent.is_dumb:
+                agent.look()
+            await asyncio.sleep(period_seconds)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for name, agent in agents.items():
+            how = replace(reports, service=service, token_file=str(token_file(name)))
+            pusher = Pusher(Options(node=name, reports=how), agent.latest, clock=fleet.clock)
+            tasks += [
+                group.create_task(look(agent), name=f"agent of {name}"),
+                group.create_task(pusher.run(), name=f"reports of {name}"),
+            ]
+        yield agents
+        for task in tasks:
+            task.cancel()

@@ -1,0 +1,291 @@
+"""The agent's side of the connection, against an extender that does what a test says."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from agent.options import Options, ReportOptions
+from agent.push import Pusher
+from agent.push_handshake import expiry_of, read_token
+from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
+from simulation.agents import SimulatedAgent
+from simulation.fleet import SimulatedFleet
+from simulation.models import H100
+from simulation.nodes import NodeSpec
+from tests.extender import fake_kube
+from tests.extender.sources.agents.reviews import token
+
+eventually = partial(fake_kube.eventually, deadline_seconds=30.0)
+
+GRANTED = (
+    b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: idlegpu-reports\r\n\r\n"
+)
+
+
+@dataclass
+class Extender:
+    """Takes connections.
+
+    Attributes:
+        answer: to each request.
+        requests: heads of the requests.
+        updates: what was said, by connection.
+        writers: the connections.
+        is_reading: what is sent is read.
+    """
+
+    answer: bytes = GRANTED
+    requests: list[str] = field(default_factory=list)
+    updates: list[list[Update]] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    is_reading: asyncio.Event = field(default_factory=asyncio.Event)
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            self.requests.append((await reader.readuntil(b"\r\n\r\n")).decode())
+            said: list[Update] = []
+            self.updates.append(said)
+            writer.write(self.answer)
+            if not self.answer.startswith(b"HTTP/1.1 101"):
+                writer.close()
+                return
+            while True:
+                await self.is_reading.wait()
+                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+                said.append(decode_update(await reader.readexactly(size)))
+
+
+@contextlib.asynccontextmanager
+async def extender() -> AsyncIterator[Extender]:
+    made = Extender()
+    made.is_reading.set()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, limit=1 << 12)
+    made.port = server.sockets[0].getsockname()[1]
+    try:
+        yield made
+    finally:
+        server.close()
+        for writer in made.writers:
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@dataclass
+class Running:
+    """An agent that reports."""
+
+    agent: SimulatedAgent
+    pusher: Pusher
+    fleet: SimulatedFleet
+
+    def look(self) -> Report:
+        return self.agent.look()
+
+
+@contextlib.asynccontextmanager
+async def reporting(
+    port: int, folder: Path, *, text: str | None = None, host: str = "127.0.0.1", **options: object
+) -> AsyncIterator[Running]:
+    path = folder / "token"
+    path.write_text(token("gpu-1") if text is None else text)
+    fleet = SimulatedFleet()
+    fleet.add(NodeSpec(name="gpu-1", model=H100, cards=2, address="10.0.0.1"))
+    how = replace(
+        ReportOptions(
+            service=f"{host}:{port}",
+            token_file=str(path),
+            heartbeat_seconds=600,
+            resolve_seconds=0.1,
+            timeout_seconds=2.0,
+            reconnect_seconds=0.1,
+            max_backoff_seconds=0.2,
+        ),
+        **options,  # type: ignore[arg-type] # as a test wants it
+    )
+    agent = SimulatedAgent(node="gpu-1", fleet=fleet)
+    pusher = Pusher(Options(node="gpu-1", reports=how), agent.latest)
+    task = asyncio.create_task(pusher.run())
+    try:
+        agent.look()
+        yield Running(agent, pusher, fleet)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def counts(pusher: Pusher) -> dict[str, float]:
+    return {
+        sample.labels["outcome"]: sample.value
+        for family in pusher.collect()
+        for sample in family.samples
+        if "outcome" in sample.labels
+    }
+
+
+async def test_the_token_is_sent_and_the_first_report_follows(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, text="abc.def.ghi\n"):
+        await eventually(lambda: it.updates and it.updates[0])
+
+        assert "Authorization: Bearer abc.def.ghi\r\n" in it.requests[0]
+        assert it.updates[0][0].node == "gpu-1"
+        assert it.updates[0][0].layout is not None
+
+
+async def test_only_news_is_told_between_heartbeats(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        for _ in range(5):
+            running.look()
+            await asyncio.sleep(0.02)
+        assert len(it.updates[0]) == 1
+
+        running.fleet.set_utilization("gpu-1", 0, 0.9)
+        running.look()
+        await eventually(lambda: len(it.updates[0]) == 2)
+        assert it.updates[0][1].is_news
+        running.look()  # the second reading of use that is nobody's
+        await eventually(lambda: len(it.updates[0]) == 3)
+        running.look()
+        await asyncio.sleep(0.05)
+        assert len(it.updates[0]) == 3
+
+
+async def test_heartbeats_come_where_nothing_changes(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.05) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        await asyncio.sleep(0.1)
+        running.look()
+        await eventually(lambda: len(it.updates[0]) == 2)
+
+        assert not it.updates[0][1].is_news
+
+
+async def test_what_could_not_be_sent_is_not_kept_but_for_the_latest(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.0) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        it.is_reading.clear()
+        for _ in range(3000):
+            running.look()
+            await asyncio.sleep(0)
+        (link,) = running.pusher.links.values()
+        sent = link.sent
+        it.is_reading.set()
+        last = running.look().at
+        await eventually(lambda: it.updates[0][-1].at >= last)
+
+        assert sent < 2000  # most of the others never left, nor wait anywhere
+        assert len(it.updates[0]) <= sent + 3
+
+
+async def test_a_lost_connection_is_opened_anew_with_everything_said_again(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        it.writers[0].transport.abort()
+        await asyncio.sleep(0.05)
+        running.look()
+        await eventually(lambda: len(it.updates) > 1)
+        running.look()
+        await eventually(lambda: bool(it.updates[1]))
+
+        assert it.updates[1][0].layout is not None
+        assert counts(running.pusher)["failed"] >= 1
+
+
+async def test_the_token_is_read_anew_for_each_connection(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, text="one") as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (tmp_path / "token").write_text("two")
+        it.writers[0].transport.abort()
+        await asyncio.sleep(0.05)
+        running.look()
+        await eventually(lambda: len(it.requests) > 1)
+
+        assert "Bearer two" in it.requests[1]
+
+
+async def test_a_refusal_is_logged_with_the_extenders_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with extender() as it:
+        it.answer = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 12\r\n\r\nnot you, pal"
+        with caplog.at_level(logging.WARNING):
+            async with reporting(it.port, tmp_path) as running:
+                await eventually(lambda: len(it.requests) > 2)
+                assert counts(running.pusher)["refused"] >= 2
+
+    causes = [record.cause for record in caplog.records if hasattr(record, "cause")]
+    assert causes == ["status 403: not you, pal"]  # once, however often
+
+
+async def test_last_words_are_a_reason(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
+        it.writers[0].write(frame(Farewell(reason="the token has expired")))
+        await asyncio.sleep(0.05)
+        running.look()
+        await eventually(lambda: link.refusals)
+
+        assert link.refusals == 1
+
+
+async def test_no_token_crosses_the_network_in_the_clear_unless_that_is_allowed(
+    tmp_path: Path,
+) -> None:
+    async with reporting(9, tmp_path, host="192.0.2.1") as running:
+        await eventually(lambda: running.pusher.links)
+        (link,) = running.pusher.links.values()
+        await eventually(lambda: link.refusals)
+
+        assert "allow_plain" in link.problem
+
+
+async def test_without_a_token_the_file_is_named(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path, text="") as running:
+        await eventually(lambda: running.pusher.links)
+        (link,) = running.pusher.links.values()
+        await eventually(lambda: str(tmp_path) in link.problem)
+
+        assert it.requests == []
+
+
+async def test_a_replica_that_is_gone_from_the_service_is_forgotten(tmp_path: Path) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        await eventually(lambda: it.updates and it.updates[0])
+
+        async def nobody() -> set[tuple[str, int]]:
+            return set()
+
+        running.pusher._addresses = nobody  # type: ignore[method-assign] # as DNS would say
+        await eventually(lambda: not running.pusher.links)
+
+        assert counts(running.pusher)["sent"] == 1  # what was counted stays
+
+
+def test_a_token_says_when_it_expires(tmp_path: Path) -> None:
+    at = time.time() + 600
+    path = tmp_path / "token"
+    path.write_text(token("n", expires_at=at) + "\n")
+
+    assert read_token(path).expires_at == at
+    assert expiry_of("no.jwt.atall") is None
+    assert expiry_of("opaque") is None
+
+
+@pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00"])
+def test_what_is_no_token_is_not_sent(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+
+    with pytest.raises(OSError, match="holds no token"):
+        read_token(path)

@@ -1,0 +1,140 @@
+import pytest
+
+from agent.foreign import Threshold
+from agent.options import ReportOptions
+from agent.push_news import Digests
+from agent.report import Device, Foreign, Problem, Report, Tenant, Verdict
+from extender.core.policy import Thresholds
+from extender.core.readings import Signal
+
+GIB = float(1 << 30)
+TENANT = Tenant(namespace="ml", pod="a")
+
+
+class Passes:
+    """Passes over one device, a second apart; it is idle and nobody's unless said otherwise."""
+
+    def __init__(self, options: ReportOptions | None = None) -> None:
+        self.digests = Digests(options or ReportOptions(), Thresholds(), Threshold())
+        self.sequence = 0
+        self.told = self.digests.of(self.next())
+
+    def next(
+        self,
+        busy: float | None = 0.0,
+        used: float = 0.0,
+        *,
+        signals: dict[str, float] | None = None,
+        **device: object,
+    ) -> Report:
+        self.sequence += 1
+        said: dict[str, tuple[float | None, ...]] = {
+            Signal.GRAPHICS_ACTIVE: (busy,),
+            Signal.MEMORY_USED: (used * 80 * GIB,),
+            Signal.MEMORY_TOTAL: (80 * GIB,),
+            **{name: (value,) for name, value in (signals or {}).items()},
+        }
+        described = {"uuid": "GPU-0", "allocated_to": (), **device}
+        return Report(
+            node="n",
+            at=float(self.sequence),
+            sequence=self.sequence,
+            devices=(Device(**described),),  # type: ignore[arg-type] # as a test wants it
+            signals=said,
+        )
+
+    def is_news(self, busy: float | None = 0.0, used: float = 0.0, **device: object) -> bool:
+        return self.digests.is_news(
+            self.told,
+            self.digests.of(self.next(busy, used, **device)),  # type: ignore[arg-type]
+        )
+
+
+def test_sameness_is_no_news() -> None:
+    assert not Passes().is_news()
+
+
+def test_a_little_more_is_no_news_and_much_more_is() -> None:
+    passes = Passes()
+
+    assert not passes.is_news(busy=0.09)
+    assert passes.is_news(busy=0.29)
+
+
+@pytest.mark.parametrize(
+    ("busy", "used"), [(0.11, 0.0), (0.0, 0.02)], ids=["a-tenth-of-it-busy", "more-than-a-gib"]
+)
+def test_use_of_a_free_device_is_news_however_small_the_step(busy: float, used: float) -> None:
+    assert Passes().is_news(busy=busy, used=used)
+
+
+def test_memory_has_a_step_of_its_own() -> None:
+    passes = Passes()
+    passes.told = passes.digests.of(passes.next(used=0.10, allocated_to=(TENANT,)))
+
+    assert not passes.is_news(used=0.14, allocated_to=(TENANT,))
+    assert passes.is_news(used=0.16, allocated_to=(TENANT,))
+
+
+def test_crossing_a_threshold_of_idleness_is_news() -> None:
+    passes = Passes()
+    passes.told = passes.digests.of(passes.next(used=0.48, allocated_to=(TENANT,)))
+
+    assert passes.is_news(used=0.51, allocated_to=(TENANT,))
+
+
+def test_what_flickers_on_a_held_device_is_no_news() -> None:
+    passes = Passes()
+    for number in range(60):
+        passes.told = passes.digests.of(passes.next(busy=float(number % 2), allocated_to=(TENANT,)))
+
+    news = [passes.is_news(busy=float(number % 2), allocated_to=(TENANT,)) for number in range(20)]
+
+    assert not any(news)
+
+
+def test_what_stays_on_a_held_device_is_news_in_time() -> None:
+    passes = Passes()
+    passes.told = passes.digests.of(passes.next(allocated_to=(TENANT,)))
+
+    news = [passes.is_news(busy=1.0, allocated_to=(TENANT,)) for _ in range(10)]
+
+    assert not news[0]
+    assert news[-1]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"allocated_to": (TENANT,)},
+        {"allocated_to": None},
+        {"problem": Problem(code="GpuIsLost", text="lost")},
+        {"verdict": Verdict(action="exclude", cause="XID 79")},
+        {"foreign": Foreign(memory_bytes=2 << 30)},
+        {"mig_profile": "1g.10gb"},
+        {"uuid": "GPU-1"},
+        {"signals": {Signal.XID: 79.0}},
+        {"signals": {Signal.CLOCK_EVENT_REASONS: float(0x8)}},
+    ],
+    ids=["tenant", "unknown", "lost", "ill", "foreign", "profile", "device", "xid", "slowed"],
+)
+def test_facts_are_news(device: dict[str, object]) -> None:
+    assert Passes().is_news(**device)  # type: ignore[arg-type]
+
+
+def test_a_reason_of_the_clocks_that_slows_nothing_is_no_news() -> None:
+    assert not Passes().is_news(signals={Signal.CLOCK_EVENT_REASONS: 1.0})
+
+
+def test_a_value_that_is_lost_is_news() -> None:
+    assert Passes().is_news(busy=None)
+
+
+def test_totals_count_every_pass_once() -> None:
+    passes = Passes()
+    for busy in (0.5, 1.0):
+        report = passes.next(busy=busy)
+        passes.digests.of(report)
+        digest = passes.digests.of(report)
+
+    assert digest.totals["GPU-0", ""] == (3, 1.5, 1.25)

@@ -1,0 +1,117 @@
+import math
+import struct
+
+from agent.push_news import Digest
+from agent.push_update import MEAN_SECONDS, Updates
+from agent.report import (
+    AGE,
+    MEAN,
+    MEAN_SQUARE,
+    Device,
+    Place,
+    Process,
+    Report,
+    Tenant,
+    Update,
+    decode_update,
+    frame,
+)
+
+KEY = ("GPU-0", "")
+
+
+def report(at: float = 0.0, **device: object) -> Report:
+    described = {"uuid": "GPU-0", "age_seconds": 0.5, **device}
+    return Report(
+        node="n",
+        at=at,
+        devices=(Device(**described),),  # type: ignore[arg-type] # as a test wants it
+        signals={"power_watts": (80.0,), "xid": (None,)},
+    )
+
+
+def make(updates: Updates, said: Report, digest: Digest | None = None) -> Update:
+    return updates.make(said, digest or Digest(), is_news=False, sent_at=said.at)
+
+
+def row(update: Update, names: tuple[str, ...], name: str) -> float:
+    (value,) = struct.unpack_from("<d", update.values, 8 * names.index(name))
+    return float(value)
+
+
+def names_of(update: Update) -> tuple[str, ...]:
+    assert update.layout is not None
+    return update.layout.rows
+
+
+def test_what_was_said_on_a_connection_is_not_said_again() -> None:
+    updates = Updates()
+    first = make(updates, report())
+    second = make(updates, report(1.0))
+    third = make(updates, report(2.0, mig_profile="1g.10gb"))
+
+    assert first.layout is not None
+    assert first.holders is not None
+    assert (second.layout, second.holders) == (None, None)
+    assert third.layout is not None
+    assert third.holders is None
+
+
+def test_missing_values_are_nan_and_ages_are_told() -> None:
+    update = make(Updates(), report())
+    names = names_of(update)
+
+    assert row(update, names, "power_watts") == 80.0
+    assert math.isnan(row(update, names, "xid"))
+    assert row(update, names, AGE) == 0.5
+
+
+def test_means_are_of_the_passes_since_they_were_last_told() -> None:
+    updates = Updates()
+    names = names_of(make(updates, report(0.0), Digest(totals={KEY: (10, 5.0, 4.0)})))
+
+    soon = make(updates, report(1.0), Digest(totals={KEY: (11, 6.0, 5.0)}))
+    later = make(updates, report(MEAN_SECONDS), Digest(totals={KEY: (14, 7.0, 4.5)}))
+
+    assert math.isnan(row(soon, names, MEAN))
+    assert row(later, names, MEAN) == 0.5
+    assert row(later, names, MEAN_SQUARE) == 0.125
+
+
+def test_what_is_written_is_read() -> None:
+    update = make(Updates(), report())
+    content = frame(update)
+
+    assert int.from_bytes(content[:4], "big") == len(content) - 4
+    assert decode_update(content[4:]) == update
+
+
+def pods(**device: object) -> object:
+    update = make(Updates(), report(**device))
+    assert update.holders is not None
+    return update.holders.pods[0]
+
+
+def test_pods_are_those_that_hold_a_device() -> None:
+    tenants = (
+        Tenant(namespace="ml", pod="a", uid="u", container="x"),
+        Tenant(namespace="ml", pod="a", uid="u", container="y"),
+    )
+
+    assert pods(allocated_to=tenants, used_by=()) == (("ml", "a", "u"),)
+    assert pods(allocated_to=()) == ()
+
+
+def test_without_the_kubelet_pods_are_those_whose_processes_use_it() -> None:
+    inside = Process(pid=1, place=Place.POD, namespace="ml", pod="a", uid="u")
+
+    assert pods(used_by=(inside, Process(pid=2, place=Place.HOST))) == (("ml", "a", "u"),)
+
+
+def test_who_cannot_be_told_is_unknown_and_not_nobody() -> None:
+    nameless = Process(pid=1, place=Place.POD, uid="u")
+
+    assert pods() is None
+    assert pods(used_by=()) is None
+    assert pods(used_by=(Process(pid=1),)) is None
+    assert pods(used_by=(nameless,)) is None

@@ -1,0 +1,201 @@
+"""Node agents in place of Prometheus, and beside it: real wire, real tokens, invented GPUs."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from agent.options import ReportOptions
+from simulation.agents import REPORTS, SimulatedAgent, run_agents
+from simulation.devices import Load
+from simulation.models import GIB
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.agents import Tokens, agents_on, tokens_of
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+WITHIN_SECONDS = 3.0
+"""So soon after a GPU has turned busy no pod goes there any more."""
+
+HOLD_SECONDS = 3.0
+
+REFUSALS = "idlegpu_agent_refusals_total{"
+
+
+def taking(tokens: Tokens, **changes: object) -> Object:
+    """Return settings of an extender that agents report to."""
+    return {
+        "agents": {
+            "listen": tokens.address,
+            "hold_seconds": HOLD_SECONDS,
+            "silence_seconds": 5,
+            **changes,
+        }
+    }
+
+
+WITHOUT_PROMETHEUS: Object = {"prometheus": {"url": ""}}
+
+
+async def sources(world: World) -> set[str]:
+    return {gpu["source"] for gpu in (await world.gpus()).values()}
+
+
+async def led_by(world: World, source: str) -> None:
+    """Wait until every GPU is told of by a source."""
+
+    async def is_so() -> bool:
+        return await sources(world) == {source}
+
+    await wait_for(is_so, f"{source} tells of every GPU")
+
+
+async def refusals(world: World) -> dict[str, float]:
+    """Return what the extender has refused so far, by reason."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{world.services.extender.url}/metrics") as response,
+    ):
+        shown = await response.text()
+    pairs = (line.rpartition(" ") for line in shown.splitlines() if REFUSALS in line)
+    return {
+        name.partition('"')[2].rstrip('"}'): float(value)
+        for name, _, value in pairs
+        if name.startswith(REFUSALS) and float(value)
+    }
+
+
+def agents_again(
+    world: World, tokens: Tokens, *nodes: str
+) -> AbstractAsyncContextManager[Mapping[str, SimulatedAgent]]:
+    """Run agents whose tokens are there already."""
+    return run_agents(world.fleet, nodes, tokens.address, tokens.file)
+
+
+async def test_agents_alone_are_enough(world: World, tmp_path: Path) -> None:
+    busy, idle = world.add("a-busy"), world.add("b-idle")
+    for index in range(2):
+        world.fleet.set_utilization(busy, index, 0.9)
+    async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, busy, idle):
+        await world.start({**WITHOUT_PROMETHEUS, **taking(tokens)})
+        assert await sources(world) == {"agent"}
+
+        placed = await world.place(pod("wanted"))
+
+        assert placed == idle
+        await world.settled()  # with the pod on its GPU, by the agent's word
+
+
+async def test_each_of_both_may_fail_and_the_other_goes_on(world: World, tmp_path: Path) -> None:
+    first, second = world.add("a-first"), world.add("b-second")
+    async with tokens_of(world, tmp_path) as tokens:
+        async with agents_on(world, tokens, first, second):
+            await world.start({**taking(tokens)})
+            await led_by(world, "agent")
+
+            world.services.prometheus.process.kill()
+            for index in range(2):
+                world.fleet.set_utilization(first, index, 0.9)
+            await world.settled()
+            assert await world.place(pod("without-prometheus")) == second
+
+            await world.services.ensure_prometheus()
+        # From here on the agents are gone.
+        await led_by(world, "prometheus")
+        for index in range(2):
+            world.fleet.set_utilization(first, index, 0.0)
+            world.fleet.set_utilization(second, index, 0.9)
+        for index in range(2):  # nobody's use of it is over
+            await world.wait_state(first, index, "idle")
+        await world.settled()
+        assert await world.place(pod("without-agents")) == first
+
+        async with agents_again(world, tokens, first, second):
+            await led_by(world, "agent")
+
+
+async def test_a_gpu_that_turns_busy_outside_kubernetes_is_avoided_within_seconds(
+    world: World, tmp_path: Path
+) -> None:
+    preferred, other = world.add("a-preferred", cards=1), world.add("b-other", cards=1)
+    # As in a real cluster: a pass a second, a heartbeat every ten.
+    real = replace(REPORTS, heartbeat_seconds=ReportOptions().heartbeat_seconds)
+    async with (
+        tokens_of(world, tmp_path) as tokens,
+        agents_on(world, tokens, preferred, other, reports=real, period_seconds=1.0),
+    ):
+        slow = taking(tokens, hold_seconds=25, silence_seconds=35)
+        await world.start({**WITHOUT_PROMETHEUS, **slow})
+        before = pod("before")
+        assert await world.place(before) == preferred
+        await world.end(before)
+
+        world.fleet.set_foreign(preferred, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
+        await asyncio.sleep(WITHIN_SECONDS)
+        placed = await world.place(pod("after"))
+
+        assert placed == other
+        seen = await world.gpu(preferred)
+        assert (seen["state"], seen["source"]) == ("foreign", "agent")
+
+
+async def test_a_foreign_process_is_seen_beside_prometheus_too(
+    world: World, tmp_path: Path
+) -> None:
+    node = world.add("node")
+    async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, node):
+        await world.start(taking(tokens))
+        world.fleet.set_foreign(node, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
+
+        await world.wait_state(node, 0, "foreign")
+
+        signals = (await world.gpu(node))["signals"]
+        assert signals["utilization"]["source"] == signals["memory"]["source"] == "agent"
+
+
+async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path) -> None:
+    mine, others = world.add("mine"), world.add("others")
+    async with tokens_of(world, tmp_path) as tokens, agents_on(world, tokens, mine):
+        await world.start(taking(tokens))
+        await world.wait_gpu(mine, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+
+        for reason, text in {
+            "wrong-node": await tokens.issue(mine, name="second"),
+            "wrong-audience": await tokens.issue(others, audience="vault"),
+            "wrong-account": await tokens.issue(others, account="other"),
+            "not-bound": await tokens.issue(others, bound=False),
+            "bad-token": f"{tokens.file(mine).read_text()}x",
+        }.items():
+            tokens.file(others).write_text(text)
+            async with agents_again(world, tokens, others):
+
+                async def is_refused(reason: str = reason) -> bool:
+                    return reason in await refusals(world)
+
+                await wait_for(is_refused, f"the agent is refused: {reason}")
+
+        assert (await world.gpu(others))["source"] == "prometheus"
+        assert (await world.gpu(mine))["source"] == "agent"
+
+
+async def test_a_token_whose_pod_is_gone_is_refused(world: World, tmp_path: Path) -> None:
+    node = world.add("node")
+    async with tokens_of(world, tmp_path) as tokens:
+        await world.register()
+        tokens.file(node).write_text(await tokens.issue(node))
+        await world.client.delete(pod(f"idlegpu-agent-{node}", 0, namespace="idlegpu-agent"))
+        await world.start(taking(tokens))
+        async with agents_again(world, tokens, node):
+
+            async def is_refused() -> bool:
+                return "bad-token" in await refusals(world)
+
+            await wait_for(is_refused, "the agent is refused")
+
+        assert (await world.gpu(node))["source"] == "prometheus"

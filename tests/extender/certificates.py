@@ -1,0 +1,47 @@
+"""Certificates for tests of TLS: those that `extender.certs` makes, and some that nobody should."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from extender.certs.__main__ import changed
+from extender.certs.issuing import Files, Wanted
+from extender.certs.storing import write_folder
+from extender.settings.tls import Tls
+
+WANTED = Wanted(names=("localhost",), addresses=("127.0.0.1",))
+
+
+def issue(folder: Path, *, days_ago: float = 0.0, files: Files | None = None) -> Files:
+    """Write both sides' certificates of a CA into a folder, as if made some days ago."""
+    made = changed(files or {}, WANTED, "", datetime.now(UTC) - timedelta(days=days_ago))
+    write_folder(folder, made)
+    return made
+
+
+def reissue(folder: Path, files: Files) -> Files:
+    """Replace both sides' certificates by others of the same CA."""
+    authority = {name: text for name, text in files.items() if name.startswith("ca.")}
+    return issue(folder, files=authority)
+
+
+def settings_for(folder: Path) -> Tls:
+    """Return the settings of an extender whose certificates are in a folder."""
+    own = folder / "extender"
+    return Tls(cert_file=own / "tls.crt", key_file=own / "tls.key", client_ca_file=own / "ca.crt")
+
+
+def client_context(
+    folder: Path, *, shows: Path | None, side: str = "kube-scheduler"
+) -> ssl.SSLContext:
+    """Return how somebody asks who trusts one folder's CA and shows another's certificate.
+
+    Args:
+        folder: whose CA the server must be of.
+        shows: whose certificate is shown, None for none.
+        side: which of its certificates.
+    """
+    context = ssl.create_default_context(cafile=folder / side / "ca.crt")
+    if shows is not None:
+        context.load_cert_chain(shows / side / "tls.crt", shows / side / "tls.key")
+    return context

@@ -1,0 +1,358 @@
+"""What the fleet makes of nodes' own agents, alone and beside Prometheus."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from extender.core.policy import Policy
+from extender.core.readings import (
+    DeviceInfo,
+    Signal,
+)
+from extender.core.steps import finish
+from extender.observe.views import gpus_of
+from tests.builders import GIB, GPU, NOW, request
+from tests.extender.fleet.agents import HOLD, Agents, windows
+from tests.worlds import Device, World, one_node
+
+
+@pytest.fixture
+def agents() -> Agents:
+    made = World()
+    made.add_node("node", 2)
+    return Agents(made)
+
+
+def source(world: World, device: Device, signal: Signal) -> str:
+    row = world.fleet.store.row_of(device.info.key)
+    assert row is not None
+    told = world.fleet.store.told([signal], row)
+    return "" if told is None else told[0]
+
+
+# --- one of them alone ----------------------------------------------------------------------------
+
+
+def test_without_prometheus_agents_alone_are_enough(agents: Agents) -> None:
+    agents.report(GRAPHICS_ACTIVE=0.9)
+
+    made = agents.world
+    assert made.believed(made.card(), "latest") == pytest.approx(0.9)
+    assert made.believed(made.card(), "freshness") == 1.0
+    assert made.fleet.sources["agent"].devices == 2
+
+
+def test_of_nodes_without_an_agent_nothing_is_said(agents: Agents) -> None:
+    made = agents.world
+    made.add_node("other", 2)
+    made.read(GRAPHICS_ACTIVE=0.4)
+
+    agents.report("node", GRAPHICS_ACTIVE=0.9)
+
+    assert made.believed(made.card("other"), "latest") == pytest.approx(0.4)
+    assert made.believed(made.card("node"), "latest") == pytest.approx(0.9)
+
+
+def test_a_device_that_prometheus_does_not_know_exists(agents: Agents) -> None:
+    made = agents.world
+    made.read()
+    other = DeviceInfo(node="node", uuid="GPU-new", index=7, model="NVIDIA H200")
+
+    agents.report("node", *(one.info for one in made.devices.values()), other)
+
+    row = made.fleet.store.row_of(other.key)
+    assert row is not None
+    assert row in made.fleet.store.rows_of_node("node")
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+def test_what_was_measured_later_counts_whoever_speaks_last(agents: Agents) -> None:
+    made = agents.world
+    agents.report(GRAPHICS_ACTIVE=0.0)
+
+    made.read(
+        measured_at=NOW - 45.0, GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9, MEMORY_USED=60 * GIB
+    )
+
+    assert made.believed(made.card(), "latest") == 0.0
+    assert made.believed(made.card(), "memory_used") == 0.0
+    assert made.fleet.store.shown(np.array([0]))[0] == ("agent",)
+
+
+def test_an_agent_that_is_silent_because_nothing_changes_is_still_believed(agents: Agents) -> None:
+    made = agents.world
+    agents.report(GRAPHICS_ACTIVE=0.0)
+    made.clock.now += HOLD - 1.0
+
+    made.read(GRAPHICS_ACTIVE=0.9)
+
+    assert made.believed(made.card(), "latest") == 0.0
+
+
+def test_where_an_agent_has_gone_silent_prometheus_takes_over(agents: Agents) -> None:
+    made = agents.world
+    agents.report(GRAPHICS_ACTIVE=0.0)
+    made.clock.now += HOLD + 1.0
+
+    made.read(GRAPHICS_ACTIVE=0.9)
+
+    assert made.believed(made.card(), "latest") == pytest.approx(0.9)
+    assert made.fleet.store.shown(np.array([0]))[0] == ("prometheus",)
+    agents.report(GRAPHICS_ACTIVE=0.2, GPU_UTILIZATION=0.2)
+    assert made.believed(made.card(), "latest") == pytest.approx(0.2)
+
+
+def test_who_takes_over_says_what_is_foreign_and_fills_the_window(agents: Agents) -> None:
+    made = agents.world
+    for _ in range(3):
+        made.clock.now += 1.0
+        agents.report(GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
+    assert made.believed(made.card(), "is_foreign") == 1.0
+
+    made.read_after(10.0, 6, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
+
+    assert made.believed(made.card(), "is_foreign") == 0.0
+    assert windows(made, made.card())[2] == 4  # what came while the agent was believed is not in
+
+
+def test_where_prometheus_goes_silent_agents_do_not_notice(agents: Agents) -> None:
+    made = agents.world
+    made.read(GRAPHICS_ACTIVE=0.9)
+    for _ in range(60):
+        made.clock.now += 10.0
+        agents.report(GRAPHICS_ACTIVE=0.1, GPU_UTILIZATION=0.1)
+
+    assert made.believed(made.card(), "latest") == pytest.approx(0.1)
+    assert made.believed(made.card(), "freshness") == 1.0
+
+
+def test_a_signal_that_only_one_knows_comes_from_it(agents: Agents) -> None:
+    made = agents.world
+    agents.report(NVLINKS_DOWN=1.0)
+    made.read(measured_at=NOW - 45.0, HEALTH_STATUS=10.0)
+
+    assert source(made, made.card(), Signal.HEALTH_STATUS) == "prometheus"
+    for signal in (Signal.NVLINKS_DOWN, Signal.GRAPHICS_ACTIVE, Signal.MEMORY_USED):
+        assert source(made, made.card(), signal) == "agent"
+    assert made.believed(made.card(), "is_excluded_multi") == 1.0
+
+
+def test_old_evidence_of_one_does_not_outvote_what_the_other_sees_now(agents: Agents) -> None:
+    made = agents.world
+    made.read(measured_at=NOW - 20.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.9)
+
+    agents.report(GRAPHICS_ACTIVE=0.0)
+    assert made.believed(made.card(), "latest") == 0.0
+
+    made.read(measured_at=NOW - 15.0)
+    assert made.believed(made.card(), "latest") == 0.0
+
+
+def test_evidence_of_the_same_moment_counts_together(agents: Agents) -> None:
+    made = agents.world
+    agents.report(GRAPHICS_ACTIVE=0.0)
+
+    made.read(measured_at=NOW - 1.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.0)
+
+    assert made.believed(made.card(), "latest") == pytest.approx(0.9)
+
+
+def test_used_and_free_memory_are_of_one_source(agents: Agents) -> None:
+    made = agents.world
+    made.read(measured_at=NOW - 45.0, MEMORY_USED=10 * GIB, MEMORY_FREE=70 * GIB)
+
+    agents.report(MEMORY_USED=60 * GIB, MEMORY_FREE=20 * GIB)
+    made.read(measured_at=NOW - 40.0)
+
+    assert made.believed(made.card(), "memory_used") == pytest.approx(0.75)
+    assert made.believed(made.card(), "memory_free_bytes") == 20 * GIB
+
+
+def test_the_api_tells_source_and_age_of_activity_and_memory(agents: Agents) -> None:
+    made = agents.world
+    agents.report(age=2.0, GRAPHICS_ACTIVE=0.3)
+    made.read(measured_at=NOW - 45.0)
+
+    (gpu, _) = gpus_of(made.fleet, made.fleet.snapshot(), ["node"])["node"]
+
+    assert (gpu.source, gpu.age_seconds) == ("agent", 2.0)
+    assert gpu.signals["utilization"] == {"source": "agent", "age_seconds": 2.0}
+    assert gpu.signals["memory"] == {"source": "agent", "age_seconds": 2.0}
+
+
+def test_two_descriptions_of_a_device_change_nothing_again_and_again(agents: Agents) -> None:
+    made = agents.world
+    infos = [
+        replace(one.info, model="NVIDIA H100 80GB HBM3", driver_version="")
+        for one in made.devices.values()
+    ]
+    for one in made.devices.values():
+        one.info = replace(one.info, driver_version="580")
+    agents.report("node", *infos)
+    made.read()
+    told = made.fleet.store.info(0)
+    made.fleet.snapshot()
+    changed = []
+    for _ in range(3):
+        made.clock.now += 1.0
+        before = made.row()
+        agents.report("node", *infos)
+        made.read(measured_at=made.clock.now - 45.0)
+        changed.append(made.row() is not before)
+
+    assert told is not None
+    assert (told.model, told.driver_version) == ("NVIDIA H100 80GB HBM3", "580")
+    assert made.fleet.store.info(0) == told
+    assert changed == [False] * 3
+
+
+# --- whose device it is ---------------------------------------------------------------------------
+
+
+def test_a_node_cannot_take_another_nodes_device(agents: Agents) -> None:
+    made = agents.world
+    made.add_node("evil", 1)
+    agents.report("node")
+    stolen = replace(made.card("node").info, node="evil")
+
+    agents.report("evil", made.card("evil").info, stolen, GRAPHICS_ACTIVE=0.9)
+
+    assert made.believed(made.card("node"), "latest") == 0.0
+    assert made.believed(made.card("evil"), "latest") == pytest.approx(0.9)
+    assert made.fleet.contested == 1
+    assert made.fleet.store.rows_of_node("node") == [0, 1]
+
+
+def test_a_card_that_was_put_into_another_node_is_there_once_it_is_gone_here(
+    agents: Agents,
+) -> None:
+    made = agents.world
+    made.add_node("other", 0)
+    agents.report("node")
+    made.clock.now += Policy().freshness.max_age_seconds + 1.0
+    moved = replace(made.card("node").info, node="other")
+
+    agents.report("other", moved)
+
+    assert made.fleet.contested == 0
+    assert len(made.fleet.store.rows_of_node("other")) == 1
+
+
+def test_labels_that_name_the_wrong_node_do_not_move_what_an_agent_shows(agents: Agents) -> None:
+    made = agents.world
+    made.add_node("other", 0)
+    agents.report("node")
+    for one in made.devices.values():
+        one.info = replace(one.info, node="other")
+
+    made.read()
+
+    assert made.fleet.store.rows_of_node("node") == [0, 1]
+    assert made.fleet.store.rows_of_node("other") == []
+
+
+def test_a_layout_that_an_agent_sees_changed_is_not_undone_by_older_series(agents: Agents) -> None:
+    made = agents.world
+    made.read()
+    card = made.card().info
+    parts = [replace(card, gpu_instance_id=str(number), mig_profile="3g.40gb") for number in (1, 2)]
+    made.clock.now += 10.0
+    agents.report("node", *parts, made.card(index=1).info)
+    made.read(measured_at=NOW - 20.0)
+    agents.report("node", *parts, made.card(index=1).info)
+
+    shown = [made.fleet.store.info(row) for row in made.fleet.store.rows_of_node("node")]
+    assert [one.gpu_instance_id for one in shown if one is not None] == ["1", "2", ""]
+
+
+# --- windows --------------------------------------------------------------------------------------
+
+
+def test_windows_take_an_agents_means_with_their_spread(agents: Agents) -> None:
+    for _ in range(4):
+        agents.world.clock.now += 10.0
+        agents.report(GRAPHICS_ACTIVE=1.0, mean=(0.5, 0.5))
+
+    mean, spread, count = windows(agents.world, agents.world.card())
+    assert (mean, spread, count) == (pytest.approx(0.5), pytest.approx(0.5), 4)
+
+
+def test_what_prometheus_says_of_the_same_time_is_not_counted_again(agents: Agents) -> None:
+    made = agents.world
+    for _ in range(6):
+        made.clock.now += 10.0
+        agents.report(GRAPHICS_ACTIVE=0.2, GPU_UTILIZATION=0.2, mean=(0.2, 0.04))
+        made.read(measured_at=made.clock.now - 45.0, GRAPHICS_ACTIVE=1.0)
+        made.clock.now += 3.0
+        made.read(measured_at=made.clock.now, GRAPHICS_ACTIVE=1.0)
+
+    mean, _, count = windows(made, made.card())
+    assert (mean, count) == (pytest.approx(0.2), 6)
+
+
+def test_a_report_that_repeats_a_measurement_counts_once(agents: Agents) -> None:
+    made = agents.world
+    agents.report(mean=(0.2, 0.04))
+    made.clock.now += 5.0
+    agents.report(age=5.0, mean=(0.2, 0.04))
+
+    assert windows(made, made.card())[2] == 1
+
+
+def test_a_mean_from_before_the_tenants_changed_is_not_theirs(agents: Agents) -> None:
+    made = agents.world
+    agents.report(mean=(0.9, 0.81))
+    pod = made.bind("a")
+    made.clock.now += 2.0
+    agents.pods = {made.card().info.key: (pod.key,)}
+    agents.uids = {pod.key: pod.uid}
+    agents.report(mean=(0.9, 0.81))
+    made.clock.now += 3.0
+    agents.report(GRAPHICS_ACTIVE=0.1, GPU_UTILIZATION=0.1, mean=(0.9, 0.81))
+
+    mean, _, _ = windows(made, made.card())
+    assert mean == pytest.approx(0.1)
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def test_news_of_few_nodes_is_believed_at_once() -> None:
+    made = World(in_steps=True)
+    made.add_node("node", 2)
+    made.add_node("other", 2)
+    agents = Agents(made)
+    agents.report("node")
+    agents.report("other")
+    finish(made.fleet.renew_in_steps())
+    before = made.fleet.snapshot()
+
+    agents.report("node", GRAPHICS_ACTIVE=0.9)
+
+    assert made.believed(made.card("node"), "latest") == pytest.approx(0.9)
+    after = made.fleet.snapshot().pools[GPU]
+    assert after.base == before.pools[GPU].base  # corrected, and not made anew
+
+
+def test_a_node_that_turns_busy_is_ranked_behind(agents: Agents) -> None:
+    made = agents.world
+    made.add_node("other", 2)
+    agents.report("node")
+    agents.report("other", age=5.0)
+    first = made.rank(request()).best
+    assert first is not None
+
+    agents.report(first, GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
+
+    assert made.rank(request()).best not in {None, first}
+
+
+def test_one_source_still_makes_the_same_of_things() -> None:
+    made = one_node()
+    made.read_after(10.0, 3, GRAPHICS_ACTIVE=0.4)
+
+    assert made.believed(made.card(), "latest") == pytest.approx(0.4)
+    assert windows(made, made.card())[2] == 4

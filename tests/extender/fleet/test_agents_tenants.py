@@ -1,0 +1,165 @@
+"""Whose devices are, whose use of them is foreign, and which are ill, as nodes' agents say."""
+
+import pytest
+
+from extender.core.policy import Policy
+from tests.builders import GIB, NOW
+from tests.extender.fleet.agents import HOLD, Agents
+from tests.worlds import World
+
+
+@pytest.fixture
+def agents() -> Agents:
+    made = World()
+    made.add_node("node", 2)
+    return Agents(made)
+
+
+# --- who holds what -------------------------------------------------------------------------------
+
+
+def test_an_agent_says_which_pod_holds_which_device(agents: Agents) -> None:
+    made = agents.world
+    pod = made.bind("a")
+    agents.pods = {made.card(index=1).info.key: (pod.key,)}
+    agents.uids = {pod.key: pod.uid}
+    made.clock.now += 1.0
+    agents.report()
+
+    assert made.row().used == (0, 1)
+    assert made.fleet.tenants_of(1) == (pod.key,)
+    assert made.row().is_agreed
+
+
+def test_a_pod_of_the_same_name_as_the_one_before_is_told_apart_by_its_uid(agents: Agents) -> None:
+    made = agents.world
+    pod = made.bind("a")
+    agents.pods, agents.uids = {made.card().info.key: (pod.key,)}, {pod.key: "uid-of-the-former"}
+    made.clock.now += 60.0
+    agents.report()
+
+    assert made.fleet.tenants_of(0) == ()
+
+
+def test_without_uids_a_younger_pod_only_has_the_name(agents: Agents) -> None:
+    made = agents.world
+    made.clock.now += 10.0
+    pod = made.bind("a")
+    agents.pods = {made.card().info.key: (pod.key,)}
+    made.clock.now += 2.0
+    agents.report(holders_age=5.0)
+    assert made.fleet.tenants_of(0) == ()
+
+    made.clock.now += 10.0
+    agents.report(holders_age=5.0)
+    made.fleet.snapshot()
+    assert made.fleet.tenants_of(0) == (pod.key,)
+
+
+def test_prometheus_mapping_counts_where_an_agent_cannot_tell(agents: Agents) -> None:
+    made = agents.world
+    pod = made.bind("a", on=[made.card(index=1)])
+    made.clock.now += 1.0
+    agents.pods = None
+    made.read()
+    agents.report()
+
+    assert made.fleet.tenants_of(1) == (pod.key,)
+
+
+def test_an_agents_mapping_beats_prometheus_until_it_is_silent(agents: Agents) -> None:
+    made = agents.world
+    pod = made.bind("a", on=[made.card(index=0)])
+    agents.pods, agents.uids = {made.card(index=1).info.key: (pod.key,)}, {pod.key: pod.uid}
+    made.clock.now += 1.0
+    agents.report()
+    made.read(measured_at=made.clock.now - 45.0)
+    made.fleet.snapshot()
+    assert made.fleet.tenants_of(1) == (pod.key,)
+
+    made.clock.now += HOLD + 1.0
+    made.read()
+    made.fleet.look_after_silent()
+    made.fleet.snapshot()
+    assert made.fleet.tenants_of(0) == (pod.key,)
+
+
+# --- foreign use ----------------------------------------------------------------------------------
+
+
+def test_use_without_a_tenant_is_foreign_from_the_second_report_on(agents: Agents) -> None:
+    made = agents.world
+    agents.report()
+    made.clock.now += 1.0
+    agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+    assert made.believed(made.card(), "is_foreign") == 0.0
+
+    made.clock.now += 1.0
+    agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+    assert made.believed(made.card(), "is_foreign") == 1.0
+
+
+def test_the_same_reading_told_by_both_is_one_reading(agents: Agents) -> None:
+    made = agents.world
+    agents.report()
+    made.clock.now += 1.0
+    agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+    made.read(measured_at=made.clock.now, MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+
+    assert made.believed(made.card(), "is_foreign") == 0.0
+
+
+def test_use_before_the_last_tenants_end_is_not_foreign(agents: Agents) -> None:
+    made = agents.world
+    pod = made.bind("a")
+    key = made.card().info.key
+    agents.pods, agents.uids = {key: (pod.key,)}, {pod.key: pod.uid}
+    made.clock.now += 1.0
+    agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+    made.clock.now += 5.0
+    made.end(pod)
+    agents.pods, agents.uids = {}, {}
+    agents.report(age=3.0, MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+    agents.report(age=2.0, MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB)
+
+    assert made.believed(made.card(), "is_foreign") == 0.0
+    assert made.believed(made.card(), "freshness") == 0.0
+
+
+def test_an_agent_knows_foreign_use_while_a_young_pod_is_not_placed_yet(agents: Agents) -> None:
+    made = agents.world
+    agents.report()
+    made.bind("young")
+    for _ in range(2):
+        made.clock.now += 1.0
+        agents.report(MEMORY_USED=20 * GIB, MEMORY_FREE=60 * GIB, is_foreign=True)
+
+    row = made.fleet.store.row_of(made.card().info.key)
+    assert row is not None
+    assert made.fleet.store.is_foreign(row)
+
+
+# --- health ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signal", "value"),
+    [("SRAM_THRESHOLD_EXCEEDED", 1.0), ("FABRIC_HEALTH", 2.0), ("TEMPERATURE_SHUTDOWN", 40.0)],
+)
+def test_what_nvml_alone_sees_excludes_a_device(agents: Agents, signal: str, value: float) -> None:
+    made = agents.world
+    agents.report(**{signal: value, "TEMPERATURE": 45.0})
+    made.read(measured_at=NOW - 30.0)
+
+    assert made.believed(made.card(), "is_excluded") == 1.0
+
+
+def test_an_xid_counts_from_when_it_happened(agents: Agents) -> None:
+    made = agents.world
+    seconds = Policy().health.xid_seconds
+    agents.report(XID=48.0, xid_age=seconds - 10.0)
+    assert made.believed(made.card(), "is_excluded") == 1.0
+
+    made.clock.now += 20.0
+    agents.report(XID=48.0, xid_age=seconds + 10.0)
+    assert made.believed(made.card(), "is_excluded") == 0.0

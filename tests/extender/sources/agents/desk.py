@@ -1,0 +1,163 @@
+"""The real source on a real socket, and ways to talk to it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from agent.report import (
+    LENGTH_BYTES,
+    PATH,
+    UPGRADE,
+    Layout,
+    Part,
+    Update,
+    decode_farewell,
+)
+from extender.core.policy import Foreign
+from extender.core.readings import Readings, Signal
+from extender.settings.agents import Agents
+from extender.sources.agents.refusal import Refusal
+from extender.sources.agents.source import AgentSource
+from simulation.fleet import SimulatedFleet
+from simulation.models import H100
+from simulation.nodes import NodeSpec
+from tests.controlplane.process import free_port
+from tests.extender import fake_kube
+from tests.extender.sources.agents.reviews import Reviews, reviewing, token
+
+eventually = partial(fake_kube.eventually, deadline_seconds=30.0)
+
+NAMES = ("gpu-1", "gpu-2")
+
+
+def settings(**changes: object) -> Agents:
+    return Agents.model_validate(
+        {"listen": f"127.0.0.1:{free_port()}", "batch_seconds": 0.02, **changes}
+    )
+
+
+@dataclass
+class Desk:
+    """A source that runs, and what it handed on."""
+
+    source: AgentSource
+    settings: Agents
+    reviews: Reviews
+    folder: Path
+    known: set[str]
+    readings: list[Readings] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @property
+    def service(self) -> str:
+        return self.settings.listen
+
+    def refused(self, reason: Refusal) -> int:
+        return self.source.status().refused[reason.value]
+
+    def token_file(self, node: str, text: str | None = None) -> Path:
+        path = self.folder / f"{node}.token"
+        path.write_text(token(node) if text is None else text)
+        return path
+
+    def of(self, node: str) -> list[Readings]:
+        return [one for one in self.readings if one.own is not None and node in one.own.nodes]
+
+    def values(self, node: str, signal: Signal) -> list[float]:
+        """Return the last values of a node's devices."""
+        last = self.of(node)[-1]
+        return [
+            value
+            for info, value in zip(last.devices, last.columns[signal].tolist(), strict=True)
+            if info.node == node
+        ]
+
+
+@contextlib.asynccontextmanager
+async def desk_with(tmp_path: Path, **changes: object) -> AsyncIterator[Desk]:
+    async with reviewing(tmp_path) as (reviews, client):
+        how, clock = settings(**changes), FLEET_CLOCK
+        desk: Desk
+
+        async def deliver(readings: Readings) -> None:
+            desk.readings.append(readings)
+
+        known = set(NAMES)
+        source = AgentSource(
+            how,
+            client,
+            knows=lambda node: node in known,
+            deliver=deliver,
+            foreign=Foreign,
+            clock=clock,
+        )
+        desk = Desk(source, how, reviews, tmp_path, known)
+        task = asyncio.create_task(source.run())
+        await eventually(lambda: source.is_listening)
+        try:
+            yield desk
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            for writer in desk.writers:
+                writer.transport.abort()
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+        if not task.cancelled():
+            task.result()
+
+
+FLEET = SimulatedFleet()
+FLEET_CLOCK: Callable[[], float] = FLEET.clock
+
+
+def two_nodes() -> SimulatedFleet:
+    made = SimulatedFleet()
+    for name in NAMES:
+        made.add(NodeSpec(name=name, model=H100, cards=2, address="10.0.0.1"))
+    return made
+
+
+async def raw(desk: Desk, *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = desk.settings.address
+    reader, writer = await asyncio.open_connection(host, port)
+    desk.writers.append(writer)
+    for part in parts:
+        writer.write(part)
+    return reader, writer
+
+
+def request(text: str | None, path: str = PATH) -> bytes:
+    lines = [f"GET {path} HTTP/1.1", "Host: it", "Connection: Upgrade", f"Upgrade: {UPGRADE}"]
+    if text is not None:
+        lines.append(f"Authorization: Bearer {text}")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+async def granted(
+    desk: Desk, node: str = "gpu-1"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await raw(desk, request(token(node)))
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 ")
+    return reader, writer
+
+
+async def farewell(reader: asyncio.StreamReader) -> str:
+    async with asyncio.timeout(30):
+        size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+        return decode_farewell(await reader.readexactly(size))
+
+
+def update(node: str = "gpu-1", **changes: object) -> Update:
+    said: dict[str, object] = {
+        "node": node,
+        "at": 1.0,
+        "sent_at": 1.0,
+        "layout": Layout(devices=(Part(uuid="GPU-1"),), rows=(Signal.POWER,)),
+        "values": bytes(8),
+    }
+    return Update(**{**said, **changes})  # type: ignore[arg-type] # as a test wants them

@@ -1,0 +1,299 @@
+"""Who is refused, and what broken or hostile senders can do."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, Layout, Part, frame
+from extender.core.readings import Signal
+from extender.sources.agents.connection import MOST_UPDATES
+from extender.sources.agents.refusal import Refusal
+from simulation.agents import run_agents
+from simulation.fleet import SimulatedFleet
+from tests.extender.sources.agents.desk import (
+    UPGRADE,
+    Desk,
+    desk_with,
+    eventually,
+    farewell,
+    granted,
+    raw,
+    request,
+    two_nodes,
+    update,
+)
+from tests.extender.sources.agents.reviews import token
+
+
+@pytest.fixture
+def fleet() -> SimulatedFleet:
+    return two_nodes()
+
+
+# --- who is refused -------------------------------------------------------------------------------
+
+
+async def refused_with(desk: Desk, text: str | None) -> tuple[int, str]:
+    reader, _writer = await raw(desk, request(text))
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+async def test_no_token_is_refused(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        status, text = await refused_with(desk, None)
+
+        assert (status, desk.refused(Refusal.NO_TOKEN)) == (401, 1)
+        assert "no token" in text
+        assert desk.reviews.asked == []
+
+
+async def test_a_token_for_another_audience_is_refused_unasked(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        status, text = await refused_with(desk, token("gpu-1", audience="vault"))
+
+        assert (status, desk.refused(Refusal.WRONG_AUDIENCE)) == (401, 1)
+        assert "'idlegpu-extender'" in text
+        assert desk.reviews.asked == []
+
+
+async def test_a_token_of_another_account_is_refused(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        other = token("gpu-1", account="system:serviceaccount:default:default")
+        status, text = await refused_with(desk, other)
+
+        assert (status, desk.refused(Refusal.WRONG_ACCOUNT)) == (403, 1)
+        assert "default:default" in text
+
+
+async def test_what_a_token_says_of_itself_is_not_believed(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        forged = token("gpu-1")
+        desk.reviews.answers[forged] = {"authenticated": False, "error": "bad signature"}
+        status, text = await refused_with(desk, forged)
+        again, _ = await refused_with(desk, forged)
+
+        assert (status, again, desk.refused(Refusal.BAD_TOKEN)) == (401, 401, 2)
+        assert "bad signature" in text
+        assert desk.reviews.asked == [forged]  # what was refused is not asked again at once
+
+
+@pytest.mark.parametrize(
+    ("answer", "refusal"),
+    [
+        ({"audiences": ["another"]}, Refusal.WRONG_AUDIENCE),
+        ({"audiences": None}, Refusal.WRONG_AUDIENCE),
+        ({"user": {"username": "admin"}}, Refusal.WRONG_ACCOUNT),
+        (
+            {"user": {"username": "system:serviceaccount:idlegpu-agent:idlegpu-agent"}},
+            Refusal.NOT_BOUND,
+        ),
+    ],
+)
+async def test_what_the_api_server_says_of_a_token_counts(
+    tmp_path: Path, answer: dict[str, object], refusal: Refusal
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        given = token("gpu-1")
+        good = {
+            "authenticated": True,
+            "audiences": ["idlegpu-extender"],
+            "user": {"username": "system:serviceaccount:idlegpu-agent:idlegpu-agent"},
+        }
+        desk.reviews.answers[given] = {**good, **answer}
+        await refused_with(desk, given)
+
+        assert desk.refused(refusal) == 1
+
+
+async def test_a_token_bound_to_a_pod_alone_is_of_the_pods_node(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        desk.reviews.has_nodes = False
+        path = "/api/v1/namespaces/idlegpu-agent/pods/agent-gpu-1"
+        desk.reviews.pods[path] = {
+            "metadata": {"uid": "uid-gpu-1"},
+            "spec": {"nodeName": "gpu-2"},
+        }
+        reader, writer = await granted(desk)
+        writer.write(frame(update("gpu-1")))
+
+        assert "of node 'gpu-1', the token of 'gpu-2'" in await farewell(reader)
+        assert desk.refused(Refusal.WRONG_NODE) == 1
+
+
+async def test_a_token_of_a_pod_that_was_made_anew_is_refused(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        desk.reviews.has_nodes = False
+        path = "/api/v1/namespaces/idlegpu-agent/pods/agent-gpu-1"
+        desk.reviews.pods[path] = {"metadata": {"uid": "new"}, "spec": {"nodeName": "gpu-1"}}
+        status, text = await refused_with(desk, token("gpu-1"))
+
+        assert (status, desk.refused(Refusal.NOT_BOUND)) == (403, 1)
+        assert "on no node any more" in text
+
+
+async def test_another_nodes_name_is_refused(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        reader, writer = await granted(desk, "gpu-1")
+        writer.write(frame(update("gpu-2")))
+
+        assert "the report is of node 'gpu-2'" in await farewell(reader)
+        assert desk.refused(Refusal.WRONG_NODE) == 1
+        assert desk.source.status().reports == 0
+
+
+async def test_where_nobody_can_be_asked_it_is_tried_again(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        desk.reviews.is_down = True
+        async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file):
+            await eventually(lambda: desk.refused(Refusal.NOT_REVIEWED))
+            assert desk.readings == []
+            desk.reviews.is_down = False
+            await eventually(lambda: desk.of("gpu-1"))
+
+
+# --- what is broken or hostile --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(b"\xff\xff\xff\xff", id="a-length-beyond-all-sense"),
+        pytest.param(b"\0\0\0\x04oops", id="no-update"),
+        pytest.param(frame(update(layout=None)), id="numbers-of-nothing"),
+        pytest.param(frame(update(values=bytes(16))), id="too-many-numbers"),
+        pytest.param(
+            frame(update(layout=Layout(devices=(Part(uuid="GPU-1"),) * 2, rows=("power_watts",)))),
+            id="a-device-twice",
+        ),
+        pytest.param(
+            frame(update(layout=Layout(devices=(Part(uuid="GPU-1"),), rows=("x",) * 999))),
+            id="too-many-rows",
+        ),
+    ],
+)
+async def test_a_report_that_cannot_be_ends_its_connection_alone(
+    tmp_path: Path, bad: bytes
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        _, good = await granted(desk, "gpu-2")
+        reader, writer = await granted(desk, "gpu-1")
+        writer.write(bad)
+
+        assert await farewell(reader)
+        assert desk.refused(Refusal.BAD_REPORT) == 1
+        good.write(frame(update("gpu-2")))
+        await eventually(lambda: desk.of("gpu-2"))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"hello\r\n\r\n",
+        request("x", "/metrics"),
+        request("x").replace(UPGRADE.encode(), b"websocket"),
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
+    ],
+)
+async def test_what_is_no_request_for_a_stream_is_refused(tmp_path: Path, bad: bytes) -> None:
+    async with desk_with(tmp_path) as desk:
+        reader, _writer = await raw(desk, bad)
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert desk.refused(Refusal.BAD_REQUEST) == 1
+
+
+async def test_updates_right_behind_the_request_are_taken(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        _, _writer = await raw(desk, request(token("gpu-1")) + frame(update()))
+
+        await eventually(lambda: desk.of("gpu-1"))
+
+
+async def test_an_update_in_single_bytes_is_an_update(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        _, writer = await granted(desk)
+        for byte in frame(update()):
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0)
+
+        await eventually(lambda: desk.of("gpu-1"))
+
+
+async def test_who_floods_is_read_no_faster_than_batches(tmp_path: Path) -> None:
+    async with desk_with(tmp_path, batch_seconds=0.1) as desk:
+        _, writer = await granted(desk)
+        again = frame(update(layout=None, values=bytes(8)))
+        writer.write(frame(update()))
+        writer.write(b"".join([again] * 200_000))
+        begun = asyncio.get_running_loop().time()
+        await eventually(lambda: desk.source.status().reports > 3 * MOST_UPDATES)
+
+        batches = (asyncio.get_running_loop().time() - begun) / 0.1 + 2
+        assert desk.source.status().reports <= batches * MOST_UPDATES
+        assert writer.transport.get_write_buffer_size() > 1 << 20  # it waits at the sender's
+
+
+async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
+    async with desk_with(tmp_path, max_connections=1) as desk:
+        await granted(desk)
+        reader, _ = await raw(desk, request(token("gpu-2")))
+
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert desk.refused(Refusal.BUSY) == 1
+
+
+async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> None:
+    import msgspec  # noqa: PLC0415 - writes what a newer agent would
+
+    async with desk_with(tmp_path) as desk:
+        _, writer = await granted(desk)
+        said = msgspec.to_builtins(update(values=bytes(16)), builtin_types=(bytes,))
+        said["layout"]["rows"] = ["aura", "power_watts"]
+        said["mood"] = {"of": "the node"}
+        content = msgspec.msgpack.encode(said)
+        writer.write(len(content).to_bytes(LENGTH_BYTES, "big") + content)
+
+        await eventually(lambda: desk.of("gpu-1"))
+        assert desk.values("gpu-1", Signal.POWER) == [0.0]
+        assert set(desk.of("gpu-1")[-1].columns) == {Signal.POWER}
+
+
+async def test_another_version_is_named(tmp_path: Path) -> None:
+    import msgspec  # noqa: PLC0415 - as above
+
+    async with desk_with(tmp_path) as desk:
+        reader, writer = await granted(desk)
+        said = msgspec.to_builtins(update(), builtin_types=(bytes,)) | {"version": 99}
+        content = msgspec.msgpack.encode(said)
+        writer.write(len(content).to_bytes(LENGTH_BYTES, "big") + content)
+
+        assert "version 99: must be version 1" in await farewell(reader)
+
+
+def test_an_update_of_sixteen_cut_up_cards_is_small() -> None:
+    parts = tuple(
+        Part(
+            uuid=f"GPU-43202e14-7a41-4c0e-9d53-5e0b8c11{number:04d}",
+            gpu_instance_id=str(instance),
+            index=number,
+            model="NVIDIA H100 80GB HBM3",
+            mig_profile="1g.10gb",
+        )
+        for number in range(16)
+        for instance in range(7)
+    )
+    rows = (*(signal.value for signal in Signal), "a", "b", "c", "d", "e", "f")
+    whole = update(layout=Layout(devices=parts, rows=rows), values=bytes(8 * 112 * len(rows)))
+
+    assert len(frame(whole)) < MAX_UPDATE_BYTES // 4

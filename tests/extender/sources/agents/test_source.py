@@ -1,0 +1,144 @@
+"""What good agents say: real links and the real source, over real sockets."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.report import frame
+from extender.core.readings import Signal
+from extender.sources.agents.refusal import Refusal
+from simulation.agents import REPORTS, run_agents
+from simulation.fleet import SimulatedFleet
+from tests.extender.sources.agents.desk import (
+    FLEET_CLOCK,
+    NAMES,
+    desk_with,
+    eventually,
+    farewell,
+    granted,
+    two_nodes,
+    update,
+)
+from tests.extender.sources.agents.reviews import token
+
+
+@pytest.fixture
+def fleet() -> SimulatedFleet:
+    return two_nodes()
+
+
+async def test_what_agents_see_arrives_of_every_device(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    fleet.set_utilization("gpu-2", 1, 0.75)
+    async with (
+        desk_with(tmp_path) as desk,
+        run_agents(fleet, NAMES, desk.service, desk.token_file),
+    ):
+        await eventually(lambda: all(desk.of(name) for name in NAMES))
+
+        assert desk.values("gpu-2", Signal.GRAPHICS_ACTIVE) == [0.0, 0.75]
+        assert desk.values("gpu-1", Signal.GRAPHICS_ACTIVE) == [0.0, 0.0]
+        (info, _) = (info for info in desk.of("gpu-1")[-1].devices if info.node == "gpu-1")
+        assert (info.uuid, info.index) == (fleet.card("gpu-1", 0).uuid, 0)
+
+
+async def test_a_change_is_news_at_once_and_sameness_a_heartbeat(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    slow = replace(REPORTS, heartbeat_seconds=600.0)
+    async with (
+        desk_with(tmp_path) as desk,
+        run_agents(fleet, ["gpu-1"], desk.service, desk.token_file, reports=slow),
+    ):
+        await eventually(lambda: desk.of("gpu-1"))
+        before = desk.source.status().reports
+        fleet.set_utilization("gpu-1", 0, 0.9)
+        await eventually(lambda: desk.values("gpu-1", Signal.GRAPHICS_ACTIVE) == [0.9, 0.0])
+
+        last = desk.of("gpu-1")[-1].own
+        assert last is not None
+        assert "gpu-1" in last.news
+        # The second says again that a device which nobody holds is used.
+        await eventually(lambda: desk.source.status().reports == before + 2)
+
+
+async def test_who_holds_a_device_arrives_with_its_uid(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    from simulation.devices import PodRef  # noqa: PLC0415 - of this test alone
+
+    fleet.place(PodRef(namespace="ml", name="a", uid="u-1"), "gpu-1", "nvidia.com/gpu")
+    async with (
+        desk_with(tmp_path) as desk,
+        run_agents(fleet, ["gpu-1"], desk.service, desk.token_file),
+    ):
+        await eventually(lambda: desk.of("gpu-1"))
+
+        own = desk.of("gpu-1")[-1].own
+        assert own is not None
+        holders = own.holders["gpu-1"]
+        assert holders is not None
+        assert list(holders.pods.values()) == [("ml/a",)]
+        assert holders.uids == {"ml/a": "u-1"}
+
+
+async def test_an_agent_on_a_node_that_comes_later_is_heard_then(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        desk.known.clear()
+        async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file):
+            await eventually(lambda: desk.source.status().unknown_nodes == 1)
+            assert desk.readings == []
+            desk.known.add("gpu-1")
+            await eventually(lambda: desk.of("gpu-1"))
+            assert desk.source.status().unknown_nodes == 0
+
+
+async def test_a_token_is_reviewed_once_and_read_anew_for_each_connection(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    async with desk_with(tmp_path, silence_seconds=2) as desk:  # noqa: SIM117 - one needs the other
+        async with run_agents(fleet, ["gpu-1"], desk.service, desk.token_file) as agents:
+            await eventually(lambda: desk.of("gpu-1"))
+            agents["gpu-1"].is_dumb = True
+            await eventually(lambda: desk.refused(Refusal.SILENT) >= 1)
+            agents["gpu-1"].is_dumb = False
+            heard = len(desk.readings)
+            await eventually(lambda: len(desk.readings) > heard)
+            assert len(desk.reviews.asked) == 1
+
+            new = token("gpu-1", expires_at=FLEET_CLOCK() + 7200)
+            desk.token_file("gpu-1", new)
+            agents["gpu-1"].is_dumb = True
+            await eventually(lambda: desk.refused(Refusal.SILENT) >= 2)
+            agents["gpu-1"].is_dumb = False
+            await eventually(lambda: desk.reviews.asked[1:] == [new])
+
+
+async def test_a_connection_is_opened_anew_before_its_token_expires(
+    tmp_path: Path, fleet: SimulatedFleet
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        short = token("gpu-1", expires_at=FLEET_CLOCK() + 3)
+        async with run_agents(
+            fleet, ["gpu-1"], desk.service, lambda node: desk.token_file(node, short)
+        ):
+            await eventually(lambda: desk.of("gpu-1"))
+            desk.token_file("gpu-1")
+            await eventually(lambda: len(desk.reviews.asked) == 2)
+
+        assert desk.refused(Refusal.EXPIRED) == 0
+
+
+async def test_of_two_connections_of_a_node_the_newer_counts(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        first, _ = await granted(desk)
+        _, writer = await granted(desk)
+
+        assert "another connection" in await farewell(first)
+        writer.write(frame(update()))
+        await eventually(lambda: desk.source.status().reports == 1)
+        assert desk.source.status().agents == 1

@@ -1,0 +1,105 @@
+"""Prioritize is decided before it is asked, and anew where anything has changed since."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from extender.placement.placer import Placer, Weighed
+from tests.extender.served import BUSY, IDLE, Client, World, pod
+from tests.extender.webhook.asking import scores_of
+
+NODES = ["idle-b", "busy", "idle-a"]
+
+
+@pytest.fixture
+def weighed(monkeypatch: pytest.MonkeyPatch) -> list[Weighed]:
+    """What has been decided."""
+    decided: list[Weighed] = []
+    weigh = Placer.weigh
+
+    def noted(self: Placer, *args: object, **how: object) -> Weighed:
+        decided.append(weigh(self, *args, **how))  # type: ignore[arg-type] # as it was called
+        return decided[-1]
+
+    monkeypatch.setattr(Placer, "weigh", noted)
+    return decided
+
+
+async def ask(client: Client, verb: str, names: list[str], asker: object) -> object:
+    """Ask as Go writes it: with no spaces."""
+    question = {"Pod": asker, "Nodes": None, "NodeNames": names}
+    body = json.dumps(question, separators=(",", ":"))
+    response = await client.post(f"/{verb}", data=body)
+    assert response.status == 200
+    return await response.json()
+
+
+async def place(client: Client, between: Callable[[], None] = lambda: None) -> dict[str, int]:
+    """Ask both verbs, and return the scores."""
+    answer = await ask(client, "filter", NODES, pod())
+    assert isinstance(answer, dict)
+    between()
+    scores = await ask(client, "prioritize", answer["NodeNames"], pod())
+    assert isinstance(scores, list)
+    return scores_of(scores)
+
+
+async def test_prioritize_takes_what_was_decided_ahead(
+    client: Client, world: World, weighed: list[Weighed]
+) -> None:
+    foreseen = await place(client)
+    count = len(weighed)
+    unforeseen = scores_of(await ask(client, "prioritize", NODES, pod()))  # type: ignore[arg-type]
+
+    assert count == 2
+    assert len(weighed) == 3
+    assert foreseen == unforeseen
+    verbs = [record.verb for record in world.history]
+    assert verbs == ["prioritize", "prioritize", "filter"]
+    assert world.fleet.ledger.get("uid-asker") is not None
+
+
+async def test_what_has_changed_since_is_decided_anew(
+    client: Client, world: World, weighed: list[Weighed]
+) -> None:
+    def turn_busy() -> None:
+        world.now += 10
+        world.tell({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
+
+    scores = await place(client, turn_busy)
+
+    assert len(weighed) == 3
+    assert max(scores, key=scores.__getitem__) == "idle-b"
+
+
+async def test_a_pod_placed_meanwhile_counts(
+    client: Client, world: World, weighed: list[Weighed]
+) -> None:
+    def bind_another() -> None:
+        world.add_pod("another", "idle-a", gpus=2)
+
+    scores = await place(client, bind_another)
+
+    assert len(weighed) == 3
+    assert max(scores, key=scores.__getitem__) == "idle-b"
+
+
+async def test_other_nodes_or_another_pod_are_decided_about_anew(
+    client: Client, weighed: list[Weighed]
+) -> None:
+    await ask(client, "filter", NODES, pod())
+    fewer = scores_of(await ask(client, "prioritize", NODES[1:], pod()))  # type: ignore[arg-type]
+    await ask(client, "filter", NODES, pod())
+    await ask(client, "prioritize", NODES, pod(gpus=2))
+
+    assert set(fewer) == {"busy", "idle-a"}
+    assert len(weighed) == 6
+
+
+async def test_where_one_node_is_left_nothing_is_decided_ahead(
+    client: Client, weighed: list[Weighed]
+) -> None:
+    await ask(client, "filter", ["dead", "idle-a"], pod())
+
+    assert len(weighed) == 1

@@ -1,0 +1,1 @@
+"""Tests of what administrators apply: manifests/ and scheduler-config/."""

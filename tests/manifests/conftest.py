@@ -1,0 +1,56 @@
+"""A cluster in which manifests are applied, and from which they are removed again."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from tests.controlplane.client import ApiClient
+from tests.controlplane.controllers import kube_controller_manager
+from tests.controlplane.deployed import grant_rights
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.process import ServerProcess
+from tests.e2e.services import Services
+from tests.e2e.world import World, open_world
+from tests.manifests.installing import Installation
+
+
+@pytest_asyncio.fixture
+async def installation(
+    control_plane: ControlPlane, cluster: ApiClient
+) -> AsyncIterator[Installation]:
+    """Apply what is shipped; all of it but the namespaces is gone after the test."""
+    opened = Installation(control_plane, cluster)
+    yield opened
+    await opened.remove()
+
+
+@pytest_asyncio.fixture
+async def controllers(
+    control_plane: ControlPlane,
+    installation: Installation,
+) -> AsyncIterator[ServerProcess]:
+    """A kube-controller-manager for one test, that still sees what was applied go."""
+    process = kube_controller_manager(control_plane)
+    try:
+        await process.start()
+        yield process
+        await installation.remove()
+    finally:
+        await process.stop()
+
+
+@pytest.fixture(scope="module")
+def services(control_plane: ControlPlane) -> Iterator[Services]:
+    """Extender, kube-scheduler, Prometheus and kwok, for one module's tests."""
+    running = Services(control_plane)
+    yield running
+    running.stop()
+
+
+@pytest_asyncio.fixture
+async def world(services: Services) -> AsyncIterator[World]:
+    """A simulated fleet in an empty cluster, with the real extender and its rights."""
+    async with open_world(services, "m") as opened:
+        await grant_rights(services.plane)
+        yield opened

@@ -1,0 +1,206 @@
+"""The files fit each other and the programs: what would else be noticed on the cluster alone."""
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from agent.config import load_settings as load_agent_settings
+from extender.config import Settings, load_settings
+from tests.controlplane.objects import Object
+from tests.manifests.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
+
+EXAMPLES: Final = MANIFESTS / "examples"
+PATHS: Final = sorted(
+    path
+    for folder in (MANIFESTS, SCHEDULER_CONFIG / "second-scheduler")
+    for path in folder.rglob("*.yaml")
+    if path.name not in {"kustomization.yaml", "kube-scheduler.yaml"}
+    and EXAMPLES not in path.parents
+)
+EXTENDER: Final = "idlegpu-extender"
+AGENT: Final = "idlegpu-agent"
+
+
+def read(path: Path) -> Object:
+    (item,) = yaml.safe_load_all(path.read_text())
+    return dict(item)
+
+
+def items() -> list[Object]:
+    return [read(path) for path in PATHS]
+
+
+def template(kind: str, name: str) -> Object:
+    found: Object = find(items(), kind, name)["spec"]["template"]
+    return found
+
+
+def container_of(kind: str, name: str) -> Object:
+    (container,) = template(kind, name)["spec"]["containers"]
+    return dict(container)
+
+
+def extender_settings(environ: dict[str, str] | None = None) -> Settings:
+    content = find(items(), "ConfigMap", EXTENDER)["data"]["settings.yaml"].encode()
+    return load_settings(Path("settings.yaml"), environ or {}, content)
+
+
+def ports_of(container: Object) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(MANIFESTS.parent)))
+def test_a_file_holds_one_object_that_its_kustomization_names(path: Path) -> None:
+    item = read(path)
+    kustomization = yaml.safe_load((path.parent / "kustomization.yaml").read_text())
+
+    assert path.name in kustomization["resources"]
+    assert item["metadata"]["labels"]["app.kubernetes.io/part-of"] == "idlegpu"
+
+
+def test_the_extender_takes_its_settings_and_serves_where_everybody_looks_for_it() -> None:
+    settings = extender_settings()
+    container = container_of("Deployment", EXTENDER)
+    services = {
+        item["metadata"]["name"]: item["spec"] for item in items() if item["kind"] == "Service"
+    }
+
+    assert settings.listen_address == ("0.0.0.0", ports_of(container)["webhooks"])  # noqa: S104
+    host, _, port = settings.peers.service.partition(":")
+    assert host == "idlegpu-peers.idlegpu.svc"
+    assert services["idlegpu-peers"]["ports"][0]["port"] == int(port)
+    assert services[EXTENDER]["ports"][0]["port"] == settings.listen_address[1]
+    assert settings.status_address == ("0.0.0.0", ports_of(container)["status"])  # noqa: S104
+    tls = {settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file}
+    assert tls == {Path("/etc/idlegpu-tls") / name for name in ("tls.crt", "tls.key", "ca.crt")}
+    for service in services.values():
+        assert all(port["targetPort"] in ports_of(container) for port in service["ports"])
+        assert (
+            service["selector"].items()
+            <= template("Deployment", EXTENDER)["metadata"]["labels"].items()
+        )
+
+
+def test_replicas_and_agents_find_every_pod_and_kube_scheduler_only_those_that_are_ready() -> None:
+    services = {
+        item["metadata"]["name"]: item["spec"] for item in items() if item["kind"] == "Service"
+    }
+
+    for name in ("idlegpu-peers", "idlegpu-agents"):
+        assert services[name]["clusterIP"] == "None"
+        assert services[name]["publishNotReadyAddresses"]
+    assert "clusterIP" not in services[EXTENDER]
+    assert not services[EXTENDER].get("publishNotReadyAddresses")
+
+
+def test_the_extender_has_time_to_answer_what_it_accepted() -> None:
+    spec = template("Deployment", EXTENDER)["spec"]
+    sleep = container_of("Deployment", EXTENDER)["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert sleep + extender_settings().shutdown_seconds < spec["terminationGracePeriodSeconds"]
+
+
+def test_the_agent_takes_its_settings_and_serves_where_it_is_scraped(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(find(items(), "ConfigMap", AGENT)["data"]["settings.yaml"])
+    container = container_of("DaemonSet", AGENT)
+    environ = {entry["name"]: "gpu-7" for entry in container["env"]}
+
+    options = load_agent_settings(path, environ).value()
+
+    assert (options.host, options.port) == ("0.0.0.0", ports_of(container)["metrics"])  # noqa: S104
+    assert options.node == "gpu-7"
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert options.pod_logs in mounts
+    assert str(Path(options.kubelet_socket).parent) in mounts
+
+
+@pytest.mark.parametrize("kind_and_name", [("Deployment", EXTENDER), ("DaemonSet", AGENT)])
+def test_what_a_container_mounts_and_probes_is_there(kind_and_name: tuple[str, str]) -> None:
+    container = container_of(*kind_and_name)
+    volumes = {volume["name"] for volume in template(*kind_and_name)["spec"]["volumes"]}
+    settings = container["args"][container["args"].index("--config") + 1]
+
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    assert str(Path(settings).parent) in {m["mountPath"] for m in container["volumeMounts"]}
+    assert all("subPath" not in mount for mount in container["volumeMounts"])
+    for probe in ("readinessProbe", "livenessProbe"):
+        if probe in container:
+            assert container[probe]["httpGet"]["port"] in ports_of(container)
+
+
+def test_network_policies_name_pods_namespaces_and_ports_that_exist() -> None:
+    namespaces = {item["metadata"]["name"] for item in items() if item["kind"] == "Namespace"}
+    pods = {
+        item["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
+        for item in items()
+        if item["kind"] in {"Deployment", "DaemonSet"}
+    }
+    containers = (container_of("Deployment", EXTENDER), container_of("DaemonSet", AGENT))
+    known = {name for container in containers for name in ports_of(container)}
+    known_numbers = {53, *(n for container in containers for n in ports_of(container).values())}
+    rules = [
+        rule
+        for item in items()
+        if item["kind"] == "NetworkPolicy"
+        for rule in (*item["spec"].get("ingress", []), *item["spec"].get("egress", []))
+    ]
+
+    for rule in rules:
+        assert {port["port"] for port in rule["ports"]} <= known | known_numbers
+        for peer in (*rule.get("from", []), *rule.get("to", [])):
+            for selector, among in (
+                ("podSelector", pods),
+                ("namespaceSelector", namespaces | {"monitoring"}),
+            ):
+                assert set(peer.get(selector, {}).get("matchLabels", {}).values()) <= among
+
+
+def test_every_namespace_refuses_what_no_policy_allows() -> None:
+    closed = {
+        item["metadata"]["namespace"]: item["spec"]["policyTypes"]
+        for item in items()
+        if item["kind"] == "NetworkPolicy" and item["spec"]["podSelector"] == {}
+    }
+
+    assert closed == {"idlegpu": ["Ingress"], "idlegpu-agent": ["Ingress", "Egress"]}
+
+
+def variables(component: str, workload: str) -> dict[str, str]:
+    """Return the variables of the environment that a component gives a workload."""
+    kustomization = yaml.safe_load((COMPONENTS / component / "kustomization.yaml").read_text())
+    (patch,) = (each for each in kustomization["patches"] if each["target"]["name"] == workload)
+    (container,) = yaml.safe_load(patch["patch"])["spec"]["template"]["spec"]["containers"]
+    return {entry["name"]: entry["value"] for entry in container["env"]}
+
+
+def test_waking_by_nodes_is_a_setting_that_the_extender_knows() -> None:
+    assert extender_settings(variables("wake-nodes", EXTENDER)).wake.target == "node"
+
+
+def test_agents_report_where_the_extender_listens_and_as_whom_it_expects() -> None:
+    agents = extender_settings(variables("agent-reports", EXTENDER)).agents
+    reports = load_agent_settings(None, variables("agent-reports", AGENT)).reports
+    service = find(items(), "Service", "idlegpu-agents")
+    token = find(items(), "DaemonSet", AGENT)["spec"]["template"]["spec"]["volumes"][1]
+    account = find(items(), "ServiceAccount", AGENT)["metadata"]
+    mounts = {m["name"]: m["mountPath"] for m in container_of("DaemonSet", AGENT)["volumeMounts"]}
+    (source,) = token["projected"]["sources"]
+
+    name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert reports.service == f"{name}:{service['spec']['ports'][0]['port']}"
+    assert agents.address[1] == ports_of(container_of("Deployment", EXTENDER))["agents"]
+    assert source["serviceAccountToken"]["audience"] == agents.audience
+    assert str(reports.token_file) == f"{mounts[token['name']]}/token"
+    assert f"{account['namespace']}/{account['name']}" in agents.service_accounts
+
+
+def test_both_images_are_pinned_to_the_version_that_is_built() -> None:
+    project = (MANIFESTS.parent / "pyproject.toml").read_text()
+    for kind, name in (("Deployment", EXTENDER), ("DaemonSet", AGENT)):
+        image, _, tag = container_of(kind, name)["image"].partition(":")
+
+        assert image == name
+        assert f'\nversion = "{tag}"\n' in project

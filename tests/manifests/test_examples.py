@@ -1,0 +1,289 @@
+"""Each example is placed where it says, by the real kube-scheduler with the real extender."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from extender.core.annotations import PREFIX
+from extender.sources.dcgm import DEFAULT_METRICS
+from simulation.models import A10, A100_40GB, A100_80GB, H100, L40S, T4, V100
+from simulation.nodes import EXPORTER_4_8, Sharing
+from tests.controlplane.controllers import kube_controller_manager
+from tests.controlplane.objects import Object, node
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+from tests.manifests.shipped import EXAMPLES, address_of
+
+pytestmark = pytest.mark.timeout(180)
+
+FILES: Final = sorted(EXAMPLES.glob("*.yaml"))
+LARGE: Final = ("gpus-8", "gpus-4-a100")
+"""Applied first: among all the others no node would be left to them."""
+
+A100: Final = {"a100-40", "a100-80"}
+WHOLE: Final = A100 | {"v100", "h100-a", "h100-b"}
+SHARED: Final = {"sliced", "mps"}
+EXPECTED: Final = {
+    "deployment-over-shares": SHARED,
+    "function-runtime": WHOLE,
+    "gpu-a100": A100,
+    "gpu-by-instance-type": {"v100", "a100-40"},
+    "gpu-by-label": A100 | {"v100"},
+    "gpu-by-model": A100,
+    "gpu-by-preference": WHOLE,  # with weight 10 idlegpu's first choice weighs more: see below
+    "gpu-packed": WHOLE,
+    "gpu-really-idle": WHOLE,
+    "gpu-spot": {"spot"},
+    "gpu-tainted": {"tainted"},
+    "gpu-v100": {"v100"},
+    "gpu-with-cache": WHOLE,
+    "gpus-2": WHOLE,
+    "gpus-4-a100": A100,
+    "gpus-8": WHOLE - {"v100"},
+    "mig-mixed": {"mig"},
+    "mig-single": {"single"},
+    "model-server": WHOLE,
+    "share-by-plain-name": {"plain"},
+    "share-mps": {"mps"},
+    "share-onnx": SHARED,
+    "share-pytorch": SHARED,
+    "share-tensorflow": SHARED,
+    "smoke": WHOLE,
+}
+"""Nodes that an example may be on, by the example's name."""
+
+LABELS: Final = {
+    "v100": {"node.kubernetes.io/instance-type": "p3.8xlarge"},
+    "a100-40": {"node.kubernetes.io/instance-type": "p4d.24xlarge"},
+    "tainted": {"example.com/pool": "tainted"},
+    "spot": {"cloud.google.com/gke-spot": "true"},
+}
+TAINTS: Final = {
+    "tainted": {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+    "spot": {"key": "cloud.google.com/gke-spot", "value": "true", "effect": "NoSchedule"},
+    # Whole GPUs and shares have one name there: whoever does not rename keeps them apart himself.
+    "plain": {"key": "example.com/shares", "value": "true", "effect": "PreferNoSchedule"},
+    "single": {"key": "example.com/mig", "value": "true", "effect": "PreferNoSchedule"},
+}
+
+
+def objects(path: Path) -> list[Object]:
+    return [item for item in yaml.safe_load_all(path.read_text()) if item]
+
+
+def workload(path: Path) -> Object:
+    return objects(path)[-1]
+
+
+def template(item: Object) -> Object:
+    found: Object = item if item["kind"] == "Pod" else item["spec"]["template"]
+    return found
+
+
+def add_fleet(world: World) -> None:
+    """Add a node of every kind that an example asks for."""
+    world.add("v100", 4, V100)
+    world.add("a100-40", 8, A100_40GB)
+    world.add("a100-80", 8, A100_80GB)
+    world.add("h100-a", 8, H100)
+    world.add("h100-b", 8, H100)
+    world.add("tainted", 2, H100)
+    world.add("spot", 2, H100)
+    sliced = {"sharing": Sharing.TIME_SLICING, "replicas": 4, "exporter": EXPORTER_4_8}
+    world.add("sliced", 2, A10, is_renamed=True, **sliced)
+    world.add("plain", 1, T4, **sliced)
+    world.add("mps", 2, L40S, is_renamed=True, **{**sliced, "sharing": Sharing.MPS})
+    world.add("mig", 1, H100, mig=(("1g.10gb", "1g.10gb", "2g.20gb"),))
+
+
+async def mark_nodes(world: World, prefix: str) -> None:
+    """Label and taint nodes as clouds and administrators do."""
+    product = "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"
+    single = node(f"{prefix}single", 7, labels={"nvidia.com/gpu.product": product})
+    await world.client.create(single)
+    for name in LABELS.keys() | TAINTS.keys():
+        change: Object = {"metadata": {"labels": LABELS.get(name, {})}}
+        if name in TAINTS:
+            change["spec"] = {"taints": [TAINTS[name]]}
+        await world.client.patch({"kind": "Node", "metadata": {"name": f"{prefix}{name}"}}, change)
+
+
+async def placements(world: World, prefix: str) -> dict[str, set[str]]:
+    """Return on which nodes the pods of each example are; "" for a pod that waits."""
+    found: dict[str, set[str]] = {}
+    for pod in await world.client.list_pods():
+        name = pod["metadata"]["labels"]["app.kubernetes.io/name"]
+        where = pod["spec"].get("nodeName", "").removeprefix(prefix)
+        found.setdefault(name, set()).add(where)
+    return found
+
+
+async def all_placed(world: World, prefix: str, names: set[str]) -> dict[str, set[str]]:
+    """Wait until every pod of some examples is on a node, and return where."""
+
+    async def placed() -> dict[str, set[str]] | None:
+        found = await placements(world, prefix)
+        is_complete = names <= found.keys() and not any("" in where for where in found.values())
+        return found if is_complete else None
+
+    try:
+        return await wait_for(placed, "every example is placed")
+    except TimeoutError as error:
+        found = await placements(world, prefix)
+        waiting = {name for name in names if "" in found.get(name, {""})}
+        raise TimeoutError(f"{error}: {waiting}: {await world._unbound()}") from error
+
+
+@pytest.mark.e2e
+async def test_each_example_is_placed_where_it_says(world: World) -> None:
+    plane = world.services.plane
+    add_fleet(world)
+    await world.start()
+    prefix = next(iter(world.fleet.nodes)).removesuffix("v100")
+    await mark_nodes(world, prefix)
+    volume = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "cache"},
+        "spec": {
+            "capacity": {"storage": "100Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "hostPath": {"path": "/cache"},
+        },
+    }
+    await world.client.request("POST", "/api/v1/persistentvolumes", volume)
+    controllers = kube_controller_manager(plane)
+    try:
+        await controllers.start()
+        for name in LARGE:
+            await plane.kubectl("apply", "--validate=strict", "-f", str(EXAMPLES / f"{name}.yaml"))
+        await all_placed(world, prefix, set(LARGE))
+        await plane.kubectl("apply", "--validate=strict", "-f", str(EXAMPLES))
+        found = await all_placed(world, prefix, {path.stem for path in FILES})
+
+        elsewhere = {name: where - EXPECTED[name] for name, where in found.items()}
+        assert {name: where for name, where in elsewhere.items() if where} == {}
+        decided = await world.services.extender.get("/v1/decisions", {"limit": "1000"})
+        asked = {decision["pod"].partition("/")[2] for decision in decided["decisions"]}
+        assert {
+            name for name in EXPECTED if not any(pod.startswith(name) for pod in asked)
+        } == set()
+
+        await scale_over_shares(world, prefix)
+    finally:
+        for path in FILES:
+            for item in objects(path):
+                item["metadata"]["namespace"] = "default"
+                await world.client.request(
+                    "DELETE", address_of(item), parameters={"propagationPolicy": "Background"}
+                )
+        await world.client.request("DELETE", "/api/v1/persistentvolumes/cache")
+        await controllers.stop()
+
+
+async def scale_over_shares(world: World, prefix: str) -> None:
+    """Scale the Deployment to as many shares as are left, and find each card within its memory."""
+    name = "deployment-over-shares"
+    await world.services.plane.kubectl("scale", "deployment", name, "--replicas=8")
+
+    async def all_bound() -> list[str] | None:
+        nodes = [
+            pod["spec"].get("nodeName", "").removeprefix(prefix)
+            for pod in await world.client.list_pods()
+            if pod["metadata"]["labels"]["app.kubernetes.io/name"] == name
+        ]
+        return nodes if len(nodes) == 8 and all(nodes) else None
+
+    nodes = await wait_for(all_bound, "eight replicas are placed")
+    assert set(nodes) <= SHARED
+    assert len(set(nodes)) == 2  # spread over both kinds of shares, not heaped on one node
+
+
+@pytest.mark.e2e
+async def test_preferred_affinity_decides_where_the_weight_is_small(world: World) -> None:
+    world.add("h100", 4, H100)
+    world.add("a100", 4, A100_40GB)
+    await world.start(extender={"weight": 1})
+    pod = template(workload(EXAMPLES / "gpu-by-preference.yaml"))
+    item = {**pod, "apiVersion": "v1", "kind": "Pod"}
+    item["metadata"] |= {"name": "preferring", "namespace": "default"}
+
+    assert (await world.place(item)).endswith("a100")
+
+
+def test_tables_have_every_example() -> None:
+    guide = (EXAMPLES.parents[1] / "docs" / "examples.md").read_text()
+
+    assert {path.stem for path in FILES} == EXPECTED.keys()
+    assert [path.stem for path in FILES if f"`{path.stem}`" not in guide] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_example_is_complete_and_explained(path: Path) -> None:
+    item = workload(path)
+    pod = template(item)
+
+    assert path.read_text().startswith("# ")
+    assert item["metadata"]["name"] == path.stem
+    assert pod["metadata"]["labels"]["app.kubernetes.io/name"] == path.stem
+    for container in pod["spec"]["containers"]:
+        assert re.search(r":\d", container["image"]), "an image without a version"
+        assert any("nvidia.com/" in name for name in container["resources"]["limits"])
+    if item["kind"] == "Job":
+        assert item["spec"]["ttlSecondsAfterFinished"] == 3600
+        assert item["spec"]["backoffLimit"] >= 3
+        assert container["resources"]["requests"]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "memory"),
+    [("gpus-4-a100", 4, "64Gi"), ("gpu-a100", 1, "32Gi"), ("gpu-v100", 1, "16Gi")],
+)
+def test_memory_matches_the_card(name: str, gpus: int, memory: str) -> None:
+    (container,) = template(workload(EXAMPLES / f"{name}.yaml"))["spec"]["containers"]
+
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus, "memory": memory}
+
+
+def test_every_annotation_of_an_example_is_one_that_idlegpu_knows() -> None:
+    readme = (EXAMPLES.parents[1] / "README.md").read_text()
+    used = {
+        name
+        for path in FILES
+        for name in template(workload(path))["metadata"].get("annotations", {})
+    }
+
+    assert used
+    assert {name for name in used if not name.startswith(PREFIX)} == set()
+    assert {name for name in used if f"`{name}`" not in readme} == set()
+
+
+def test_the_device_plugins_settings_offer_the_names_that_examples_ask_for() -> None:
+    (item,) = objects(EXAMPLES / "settings" / "device-plugin.yaml")
+    settings = {name: yaml.safe_load(text) for name, text in item["data"].items()}
+    explained = "".join(path.read_text() for path in FILES)
+
+    for name, setting in settings.items():
+        assert setting["version"] == "v1"
+        assert name == "whole" or f"`{name}`" in explained, f"no example needs {name}"
+    renamed = {
+        name: sharing["renameByDefault"]
+        for name, setting in settings.items()
+        for sharing in setting.get("sharing", {}).values()
+    }
+    assert renamed == {"time-slicing-renamed": True, "time-slicing": False, "mps": True}
+
+
+def test_the_exporters_file_lists_only_what_idlegpu_reads_or_dashboards_show() -> None:
+    (item,) = objects(EXAMPLES / "settings" / "dcgm-exporter.yaml")
+    lines = [line for line in item["data"]["metrics"].splitlines() if not line.startswith("#")]
+    fields = [line.split(", ", maxsplit=2) for line in lines]
+    readme = (EXAMPLES.parents[1] / "README.md").read_text()
+
+    assert all(len(field) == 3 and field[1] in {"gauge", "counter"} for field in fields)
+    names = {field[0] for field in fields}
+    assert names - {metric.name for metric in DEFAULT_METRICS} == {"DCGM_FI_DEV_SM_CLOCK"}
+    assert set(re.findall(r"`(DCGM_FI_\w+)`", readme)) <= names

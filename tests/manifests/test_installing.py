@@ -1,0 +1,97 @@
+"""Every variant is taken by a real API server, and can be removed again."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.client import ApiError
+from tests.controlplane.objects import Object
+from tests.manifests.installing import Installation
+from tests.manifests.shipped import (
+    COMPONENTS,
+    MANIFESTS,
+    OVERLAYS,
+    SECOND_SCHEDULER,
+    address_of,
+    built,
+    find,
+    with_components,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+VARIANTS = [MANIFESTS, MANIFESTS / "rbac", *sorted(OVERLAYS.iterdir())]
+EVERY_COMPONENT = sorted(folder.name for folder in COMPONENTS.iterdir())
+
+
+async def exists(installation: Installation, item: Object) -> bool:
+    try:
+        await installation.admin.request("GET", address_of(item))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+@pytest.mark.parametrize("folder", VARIANTS, ids=lambda folder: folder.name)
+async def test_a_variant_passes_a_dry_run_and_is_created(
+    installation: Installation, folder: Path
+) -> None:
+    await installation.add_kinds_of_others()
+
+    await installation.dry_run(folder)
+    items = await installation.apply(folder)
+
+    assert [item for item in items if not await exists(installation, item)] == []
+
+
+async def versions(installation: Installation, items: list[Object]) -> dict[str, str]:
+    return {
+        path: (await installation.admin.request("GET", path))["metadata"]["resourceVersion"]
+        for path in map(address_of, items)
+    }
+
+
+async def test_all_components_go_together_and_are_removed_without_rest(
+    installation: Installation, tmp_path: Path
+) -> None:
+    await installation.add_kinds_of_others()
+    folder = with_components(tmp_path, EVERY_COMPONENT)
+    await installation.dry_run(folder)
+    items = [*await installation.apply(folder), *await installation.apply(SECOND_SCHEDULER)]
+
+    before = await versions(installation, items)
+    await installation.apply(folder)
+    assert await versions(installation, items) == before
+    await installation.remove()
+
+    left = [item for item in items if await exists(installation, item)]
+    assert {item["kind"] for item in left} == {"Namespace"}
+
+
+async def test_the_fixed_address_is_the_one_that_kube_scheduler_is_told(
+    installation: Installation,
+) -> None:
+    items = await installation.apply(OVERLAYS / "kubeadm")
+
+    service = await installation.admin.request(
+        "GET", address_of(find(items, "Service", "idlegpu-extender"))
+    )
+    config = (MANIFESTS.parent / "scheduler-config" / "kube-scheduler.yaml").read_text()
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    assert f"https://{service['spec']['clusterIP']}:{ports['webhooks']}\n" in config
+
+
+def test_every_component_is_in_some_variant_or_told_how_to_use() -> None:
+    guide = (MANIFESTS.parent / "docs" / "install.md").read_text()
+
+    assert [name for name in EVERY_COMPONENT if f"`{name}`" not in guide] == []
+    assert [path.name for path in OVERLAYS.iterdir() if f"`{path.name}`" not in guide] == []
+
+
+def test_the_variant_without_agents_has_nothing_of_them() -> None:
+    names = {item["metadata"]["name"] for item in built(OVERLAYS / "without-agent")}
+
+    assert not {name for name in names if name.startswith("idlegpu-agent") and name[-1] != "s"}
+    assert {item["kind"] for item in built(OVERLAYS / "without-agent")}.isdisjoint({"DaemonSet"})

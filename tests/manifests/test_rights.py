@@ -1,0 +1,331 @@
+"""Every service account can do what it needs, and nothing else."""
+
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.controlplane.client import ApiClient, ApiError
+from tests.controlplane.objects import Object, node, pod
+from tests.manifests.installing import Installation, may, rights, wait_authorized
+from tests.manifests.shipped import (
+    AGENT_NAMESPACE,
+    EXTENDER_NAMESPACE,
+    MANIFESTS,
+    SECOND_SCHEDULER,
+    built,
+    find,
+    with_components,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+EXTENDER = (EXTENDER_NAMESPACE, "idlegpu-extender")
+AGENT = (AGENT_NAMESPACE, "idlegpu-agent")
+SCHEDULER = (EXTENDER_NAMESPACE, "idlegpu-scheduler")
+CERTS = (EXTENDER_NAMESPACE, "idlegpu-certs")
+
+STORAGE, COORDINATION, EVENTS = "storage.k8s.io", "coordination.k8s.io", "events.k8s.io"
+
+IN_CLUSTER = {
+    ("", "nodes", "list", ""),
+    ("", "nodes", "watch", ""),
+    ("", "pods", "list", ""),
+    ("", "pods", "watch", ""),
+    (EVENTS, "events", "create", ""),
+    (EVENTS, "events", "patch", ""),
+}
+IN_OWN_NAMESPACE = {
+    (STORAGE, "csistoragecapacities", "create", ""),
+    (STORAGE, "csistoragecapacities", "patch", "idlegpu-state"),
+    (COORDINATION, "leases", "create", ""),
+    (COORDINATION, "leases", "get", "idlegpu-wake"),
+    (COORDINATION, "leases", "patch", "idlegpu-wake"),
+}
+OUT_OF_REACH = (
+    ("get", "", "secrets", "kube-system"),
+    ("list", "", "secrets", EXTENDER_NAMESPACE),
+    ("get", "", "configmaps", EXTENDER_NAMESPACE),
+    ("create", "", "pods", EXTENDER_NAMESPACE),
+    ("create", "", "pods/eviction", "default"),
+    ("create", "", "pods/exec", "default"),
+    ("create", "", "pods/binding", "default"),
+    ("delete", "", "pods", "default"),
+    ("patch", "", "pods", "default"),
+    ("patch", "", "pods/status", "default"),
+    ("get", "", "pods/log", "default"),
+    ("patch", "", "nodes", ""),
+    ("patch", "", "nodes/status", ""),
+    ("get", "", "nodes/proxy", ""),
+    ("create", "", "serviceaccounts/token", EXTENDER_NAMESPACE),
+    ("create", "rbac.authorization.k8s.io", "clusterrolebindings", ""),
+    ("impersonate", "", "users", ""),
+    ("create", "apps", "deployments", EXTENDER_NAMESPACE),
+)
+
+
+async def everybody(installation: Installation, namespace: str) -> frozenset[tuple[str, ...]]:
+    """Return what any service account may do."""
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": "nobody", "namespace": namespace},
+    }
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
+    await installation.admin.request("POST", path, account)
+    try:
+        async with await installation.client(namespace, "nobody") as client:
+            return await rights(client, namespace)
+    finally:
+        await installation.admin.request("DELETE", f"{path}/nobody")
+
+
+def lease(name: str) -> Object:
+    return {
+        "apiVersion": f"{COORDINATION}/v1",
+        "kind": "Lease",
+        "metadata": {"name": name},
+        "spec": {"holderIdentity": "a"},
+    }
+
+
+def capacity(name: str) -> Object:
+    return {
+        "apiVersion": f"{STORAGE}/v1",
+        "kind": "CSIStorageCapacity",
+        "metadata": {"name": name},
+        "storageClassName": "idlegpu.io-no-storage",
+    }
+
+
+def event(name: str) -> Object:
+    return {
+        "apiVersion": f"{EVENTS}/v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": "default"},
+        "type": "Warning",
+        "reason": "InvalidAnnotation",
+        "action": "Scheduling",
+        "note": "a note",
+        "eventTime": time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime()),
+        "reportingController": "idlegpu.io/extender",
+        "reportingInstance": "a",
+        "regarding": {"kind": "Pod", "name": "a", "namespace": "default"},
+    }
+
+
+async def patch(client: ApiClient, path: str, change: Object) -> None:
+    await client.request("PATCH", path, change, content_type="application/merge-patch+json")
+
+
+async def refused(client: ApiClient, method: str, path: str, body: Object | None = None) -> bool:
+    kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    try:
+        await client.request(method, path, body, content_type=kind)
+    except ApiError as error:
+        return error.status == 403
+    return False
+
+
+async def test_the_extender_has_exactly_the_rights_that_it_uses(
+    installation: Installation,
+) -> None:
+    await installation.apply(MANIFESTS)
+    own, others = EXTENDER_NAMESPACE, "default"
+    async with await installation.client(*EXTENDER) as client:
+        await wait_authorized(client, "list", "nodes")
+        await wait_authorized(client, "create", "leases", group=COORDINATION, namespace=own)
+
+        in_own = await rights(client, own) - await everybody(installation, own)
+        elsewhere = await rights(client, others) - await everybody(installation, others)
+
+    assert elsewhere == IN_CLUSTER
+    assert in_own == IN_CLUSTER | IN_OWN_NAMESPACE
+
+
+async def test_the_extender_can_do_what_it_needs(installation: Installation) -> None:
+    await installation.apply(MANIFESTS)
+    leases = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
+    capacities = f"/apis/{STORAGE}/v1/namespaces/{EXTENDER_NAMESPACE}/csistoragecapacities"
+    events = f"/apis/{EVENTS}/v1/namespaces/default/events"
+    with contextlib.suppress(ApiError):  # of an extender that ran before
+        await installation.admin.request("DELETE", f"{leases}/idlegpu-wake")
+    async with await installation.client(*EXTENDER) as client:
+        await wait_authorized(client, "list", "nodes")
+        await wait_authorized(
+            client, "create", "leases", group=COORDINATION, namespace=EXTENDER_NAMESPACE
+        )
+        for kind in ("nodes", "pods"):
+            await client.request("GET", f"/api/v1/{kind}")
+        for path, item in (
+            (leases, lease("idlegpu-wake")),
+            (capacities, capacity("idlegpu-state")),
+            (events, event("a-pod.0123")),
+        ):
+            name = item["metadata"]["name"]
+            await client.request("POST", path, item)
+            await patch(client, f"{path}/{name}", {"metadata": {"annotations": {"a": "b"}}})
+        await client.request("GET", f"{leases}/idlegpu-wake")
+    for path in (f"{leases}/idlegpu-wake", f"{events}/a-pod.0123"):
+        await installation.admin.request("DELETE", path)
+
+
+async def test_the_extender_is_refused_what_it_does_not_need(installation: Installation) -> None:
+    await installation.apply(MANIFESTS)
+    await installation.admin.create(node("a"))
+    await installation.admin.create(pod("a"))
+    leases = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
+    await installation.admin.request("POST", leases, lease("another"))
+    change = {"metadata": {"annotations": {"a": "b"}}}
+    async with await installation.client(*EXTENDER) as client:
+        await wait_authorized(client, "list", "nodes")
+        allowed = [
+            (verb, resource)
+            for verb, group, resource, namespace in OUT_OF_REACH
+            if await may(client, verb, resource, group=group, namespace=namespace)
+        ]
+
+        assert allowed == []
+        assert await refused(client, "PATCH", "/api/v1/nodes/a", change)
+        assert await refused(client, "PATCH", "/api/v1/namespaces/default/pods/a", change)
+        assert await refused(client, "DELETE", "/api/v1/namespaces/default/pods/a")
+        assert await refused(client, "GET", "/api/v1/namespaces/idlegpu/secrets")
+        assert await refused(client, "PATCH", f"{leases}/another", change)
+        assert await refused(
+            client,
+            "POST",
+            f"/apis/{STORAGE}/v1/namespaces/default/csistoragecapacities",
+            capacity("idlegpu-state"),
+        )
+    await installation.admin.request("DELETE", f"{leases}/another")
+
+
+async def test_waking_by_nodes_adds_the_right_to_patch_them_and_no_other(
+    installation: Installation, tmp_path: Path
+) -> None:
+    await installation.apply(with_components(tmp_path, ["wake-nodes"]))
+    await installation.admin.create(node("a"))
+    async with await installation.client(*EXTENDER) as client:
+        await wait_authorized(client, "list", "nodes")
+        await wait_authorized(client, "patch", "nodes")
+
+        await patch(client, "/api/v1/nodes/a", {"metadata": {"annotations": {"a": "b"}}})
+
+        found = await rights(client, "default") - await everybody(installation, "default")
+        assert found == IN_CLUSTER | {("", "nodes", "patch", "")}
+
+
+async def test_taking_reports_adds_the_right_to_have_tokens_reviewed_and_no_other(
+    installation: Installation, tmp_path: Path
+) -> None:
+    await installation.apply(with_components(tmp_path, ["agent-reports"]))
+    group = "authentication.k8s.io"
+    async with await installation.client(*EXTENDER) as client:
+        await wait_authorized(client, "list", "nodes")
+        await wait_authorized(client, "create", "tokenreviews", group=group)
+        review: Object = {
+            "apiVersion": f"{group}/v1",
+            "kind": "TokenReview",
+            "spec": {
+                "token": await installation.token(*AGENT, "idlegpu-extender"),
+                "audiences": ["idlegpu-extender"],
+            },
+        }
+
+        reviewed = await client.request("POST", f"/apis/{group}/v1/tokenreviews", review)
+
+        assert reviewed["status"]["authenticated"]
+        found = await rights(client, "default") - await everybody(installation, "default")
+        assert found == IN_CLUSTER | {(group, "tokenreviews", "create", "")}
+
+
+async def test_who_makes_certificates_may_read_their_secrets_and_no_other(
+    installation: Installation,
+) -> None:
+    await installation.apply(MANIFESTS)
+    names = ("idlegpu-ca", "idlegpu-extender-tls", "idlegpu-kube-scheduler-tls")
+    async with await installation.client(*CERTS) as client:
+        await wait_authorized(client, "create", "secrets", namespace=EXTENDER_NAMESPACE)
+
+        own = await rights(client, EXTENDER_NAMESPACE)
+        elsewhere = await rights(client, "default")
+
+        assert own - await everybody(installation, EXTENDER_NAMESPACE) == {
+            ("", "secrets", "create", ""),
+            *(("", "secrets", verb, name) for verb in ("get", "patch") for name in names),
+        }
+        assert elsewhere == await everybody(installation, "default")
+        assert await refused(client, "GET", f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets")
+
+
+async def test_an_agent_has_no_rights_at_all(installation: Installation) -> None:
+    await installation.apply(MANIFESTS)
+    async with await installation.client(*AGENT) as client:
+        for namespace in (AGENT_NAMESPACE, EXTENDER_NAMESPACE, "default"):
+            allowed = await rights(client, namespace)
+
+            assert allowed == await everybody(installation, namespace)
+        assert await refused(client, "GET", "/api/v1/nodes")
+        assert await refused(client, "GET", f"/api/v1/namespaces/{AGENT_NAMESPACE}/pods")
+
+
+async def test_an_agents_token_is_for_the_extender_alone(installation: Installation) -> None:
+    daemon_set = find(await installation.apply(MANIFESTS), "DaemonSet", "idlegpu-agent")
+    (audience,) = [
+        source["serviceAccountToken"]["audience"]
+        for volume in daemon_set["spec"]["template"]["spec"]["volumes"]
+        for source in volume.get("projected", {}).get("sources", [])
+    ]
+    token = await installation.token(*AGENT, audience)
+    review: Object = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": token},
+    }
+    path = "/apis/authentication.k8s.io/v1/tokenreviews"
+
+    for_api_server = await installation.admin.request("POST", path, review)
+    review["spec"]["audiences"] = [audience]
+    for_extender = await installation.admin.request("POST", path, review)
+
+    assert not for_api_server["status"].get("authenticated")
+    assert for_extender["status"]["authenticated"]
+    assert (
+        for_extender["status"]["user"]["username"]
+        == "system:serviceaccount:idlegpu-agent:idlegpu-agent"
+    )
+
+
+async def test_the_second_scheduler_may_hold_its_own_lease_and_no_other_in_its_namespace(
+    installation: Installation,
+) -> None:
+    await installation.apply(MANIFESTS)
+    await installation.apply(SECOND_SCHEDULER)
+    async with await installation.client(*SCHEDULER) as client:
+        where = {"group": COORDINATION, "namespace": EXTENDER_NAMESPACE}
+        await wait_authorized(client, "update", "leases", name="idlegpu-scheduler", **where)
+        await wait_authorized(client, "create", "pods/binding", namespace="default")
+
+        assert not await may(client, "update", "leases", name="idlegpu-wake", **where)
+        assert not await may(client, "patch", "nodes")
+        assert not await may(client, "list", "secrets", namespace=EXTENDER_NAMESPACE)
+
+
+def test_no_role_that_we_ship_has_a_wildcard_or_reads_secrets() -> None:
+    roles = [
+        item
+        for item in (*built(MANIFESTS), *built(SECOND_SCHEDULER))
+        if item["kind"] in {"Role", "ClusterRole"} and item["metadata"]["name"] != CERTS[1]
+    ]
+
+    named = [
+        word
+        for role in roles
+        for rule in role["rules"]
+        for words in rule.values()
+        for word in words
+    ]
+    assert roles
+    assert "*" not in named
+    assert "secrets" not in named

@@ -1,0 +1,281 @@
+"""Each kube-scheduler configuration, as it is shipped, in the real kube-scheduler."""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from simulation import models
+from simulation.models import GpuModel
+from tests.controlplane.deployed import scheduler_config
+from tests.controlplane.fixtures import StartScheduler
+from tests.controlplane.objects import Object, node, pod
+from tests.controlplane.process import ServerProcess, free_port
+from tests.controlplane.stub import StubExtender
+from tests.controlplane.tools import binary
+from tests.manifests.installing import Installation, wait_authorized
+from tests.manifests.shipped import (
+    EXTENDER_NAMESPACE,
+    MANIFESTS,
+    SCHEDULER_CONFIG,
+    SECOND_SCHEDULER,
+    built,
+    find,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+FILES = (SCHEDULER_CONFIG / "kube-scheduler.yaml", SECOND_SCHEDULER / "kube-scheduler.yaml")
+SECOND = "idlegpu-scheduler"
+OURS = {"key": "idlegpu.io/scheduler", "value": SECOND, "effect": "NoSchedule"}
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{EXTENDER_NAMESPACE}/leases/{SECOND}"
+
+STATIC_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "kube-scheduler", "namespace": "kube-system"},
+    "spec": {
+        "containers": [
+            {
+                "name": "kube-scheduler",
+                "image": "registry.k8s.io/kube-scheduler:v1.36.3",
+                "command": ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf"],
+                "volumeMounts": [
+                    {"mountPath": "/etc/kubernetes/scheduler.conf", "name": "kubeconfig"}
+                ],
+            }
+        ],
+        "hostNetwork": True,
+        "volumes": [{"hostPath": {"path": "/etc/kubernetes/scheduler.conf"}, "name": "kubeconfig"}],
+    },
+}
+"""What kubeadm writes to /etc/kubernetes/manifests, as far as the patch looks at it."""
+
+
+def extender_of(path: Path) -> Object:
+    (extender,) = yaml.safe_load(path.read_text())["extenders"]
+    return dict(extender)
+
+
+@pytest_asyncio.fixture
+async def second_scheduler(installation: Installation) -> AsyncIterator[StubExtender]:
+    """The second scheduler as its manifest says, but for addresses, asking a stub."""
+    await installation.apply(MANIFESTS)
+    items = await installation.apply(SECOND_SCHEDULER)
+    async with await installation.client(EXTENDER_NAMESPACE, SECOND) as client:
+        await wait_authorized(
+            client,
+            "update",
+            "leases",
+            group="coordination.k8s.io",
+            namespace=EXTENDER_NAMESPACE,
+            name=SECOND,
+        )
+    async with StubExtender(best="second-b") as stub:
+        process = await second_process(installation, items, stub.url)
+        try:
+            await process.start()
+            yield stub
+        finally:
+            await process.stop()
+            await installation.admin.request("DELETE", LEASE)
+
+
+async def second_process(
+    installation: Installation, items: list[Object], extender_url: str
+) -> ServerProcess:
+    (file,) = (
+        item["data"]["kube-scheduler.yaml"]
+        for item in items
+        if item["kind"] == "ConfigMap" and item["metadata"]["name"].startswith(SECOND)
+    )
+    kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, SECOND)
+    config = yaml.safe_load(file)
+    config["clientConnection"] = {"kubeconfig": str(kubeconfig)}
+    (extender,) = config["extenders"]
+    extender["urlPrefix"] = extender_url  # a stub's, without TLS: test_tls.py has the real thing
+    del extender["enableHTTPS"], extender["tlsConfig"]
+    folder = installation.plane.folder
+    (folder / "second.config").write_text(json.dumps(config))
+    (container,) = find(items, "Deployment", SECOND)["spec"]["template"]["spec"]["containers"]
+    port = free_port()
+    given = {"--config": str(folder / "second.config"), "--secure-port": str(port)}
+    arguments = [
+        f"{name}={given.get(name, value)}"
+        for name, _, value in (argument.partition("=") for argument in container["args"])
+    ]
+    return ServerProcess(
+        name="second-scheduler",
+        command=[
+            str(binary(container["command"][0])),
+            *arguments,
+            f"--authentication-kubeconfig={kubeconfig}",
+            f"--authorization-kubeconfig={kubeconfig}",
+            "--bind-address=127.0.0.1",
+            f"--cert-dir={folder / 'certificates' / 'second'}",
+        ],
+        folder=folder,
+        ready_url=f"https://127.0.0.1:{port}/readyz",
+    )
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_both_ask_in_the_same_way(path: Path) -> None:
+    extender = extender_of(path)
+
+    assert extender["ignorable"] is True
+    assert extender["nodeCacheCapable"] is True
+    assert extender["httpTimeout"] == "1s"
+    assert [extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt")] == [
+        "filter",
+        "prioritize",
+        "preempt",
+    ]
+    assert yaml.safe_load(path.read_text())["percentageOfNodesToScore"] == 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_every_mig_profile_that_we_know_is_listed_once(path: Path) -> None:
+    names = Counter(resource["name"] for resource in extender_of(path)["managedResources"])
+    known = {
+        f"nvidia.com/mig-{profile}"
+        for model in vars(models).values()
+        if isinstance(model, GpuModel)
+        for profile in model.mig_memory_mib
+    }
+
+    assert len(known) > 5
+    assert known | {"nvidia.com/gpu", "nvidia.com/gpu.shared"} <= names.keys()
+    assert set(names.values()) == {1}
+
+
+async def test_the_first_places_mig_pods_as_the_extender_says(
+    installation: Installation, start_scheduler: StartScheduler
+) -> None:
+    profile = "nvidia.com/mig-1g.18gb"
+    async with StubExtender(best="b") as stub:
+        await start_scheduler(scheduler_config(stub.url))
+        await installation.admin.create_all([node(name, {profile: 2}) for name in "abc"])
+        for name in (SECOND, "default-scheduler"):
+            item = pod(name, {profile: 1}, schedulerName=name)
+            await installation.admin.create(item)
+
+            assert await installation.admin.wait_bound(item) == "b"
+        await installation.admin.create(pod("no-gpu", 0))
+        await installation.admin.wait_bound(pod("no-gpu", 0))
+
+        asked = [json.loads(body)["Pod"]["metadata"]["name"] for body in stub.bodies["filter"]]
+        assert asked == [SECOND, "default-scheduler"]
+
+
+async def test_the_second_places_its_pods_on_its_nodes_with_the_rights_that_it_has(
+    installation: Installation, second_scheduler: StubExtender
+) -> None:
+    own = {"idlegpu.io/scheduler": SECOND}
+    nodes = [node(f"second-{name}", labels=own, taints=[OURS]) for name in "ab"]
+    await installation.admin.create_all([*nodes, node("others-a"), node("others-b")])
+    toleration = {**OURS, "operator": "Equal"}
+    mine = pod("mine", schedulerName=SECOND, tolerations=[toleration])
+    intolerant = pod("intolerant", schedulerName=SECOND)
+    elsewhere = pod("elsewhere")
+    for item in (elsewhere, intolerant, mine):
+        await installation.admin.create(item)
+
+    assert await installation.admin.wait_bound(mine) == "second-b"
+    message = await installation.admin.wait_unschedulable(intolerant)
+    assert "untolerated taint" in message
+    assert "didn't match scheduler-enforced node affinity" in message
+    assert not (await installation.admin.get(elsewhere))["spec"].get("nodeName")
+    asked = {
+        json.loads(body)["Pod"]["metadata"]["name"] for body in second_scheduler.bodies["filter"]
+    }
+    assert "elsewhere" not in asked
+    held = await installation.admin.request("GET", LEASE)
+    assert held["spec"]["holderIdentity"]
+    assert [event["reason"] for event in await installation.admin.events(mine)] == ["Scheduled"]
+
+
+async def test_the_division_by_taint_keeps_other_schedulers_away(
+    installation: Installation, start_scheduler: StartScheduler
+) -> None:
+    async with StubExtender(best="second-a") as stub:
+        await start_scheduler(scheduler_config(stub.url))
+        own = {"idlegpu.io/scheduler": SECOND}
+        await installation.admin.create_all(
+            [node("second-a", labels=own, taints=[OURS]), node("others-a")]
+        )
+        stock = pod("stock")
+        await installation.admin.create(stock)
+
+        assert await installation.admin.wait_bound(stock) == "others-a"
+
+
+async def test_the_kubeadm_patch_adds_the_configuration_and_keeps_the_rest(
+    installation: Installation, tmp_path: Path
+) -> None:
+    patch = SCHEDULER_CONFIG / "kubeadm" / "patches" / "kube-scheduler0+json.yaml"
+    manifest = tmp_path / "kube-scheduler.yaml"
+    manifest.write_text(yaml.safe_dump(STATIC_POD))
+
+    patched = yaml.safe_load(
+        await installation.plane.kubectl(
+            "patch",
+            "--local",
+            "--type=json",
+            f"--filename={manifest}",
+            f"--patch-file={patch}",
+            "--output=yaml",
+        )
+    )
+
+    before: Object = STATIC_POD["spec"]["containers"][0]  # type: ignore[index] # plain JSON
+    (after,) = patched["spec"]["containers"]
+    assert after["command"] == [
+        *before["command"],
+        "--config=/etc/kubernetes/idlegpu/kube-scheduler.yaml",
+    ]
+    (added,) = [mount for mount in after["volumeMounts"] if mount not in before["volumeMounts"]]
+    (volume,) = [item for item in patched["spec"]["volumes"] if item["name"] == added["name"]]
+    assert added["readOnly"]
+    assert volume["hostPath"]["path"] == added["mountPath"] == "/etc/kubernetes/idlegpu"
+
+
+def test_kubeadms_own_words_say_the_same_as_the_patch() -> None:
+    folder = SCHEDULER_CONFIG / "kubeadm"
+    patch = yaml.safe_load((folder / "patches" / "kube-scheduler0+json.yaml").read_text())
+    scheduler = yaml.safe_load((folder / "cluster-configuration.yaml").read_text())["scheduler"]
+    (argument,) = scheduler["extraArgs"]
+    (volume,) = scheduler["extraVolumes"]
+    command, mount, host = (operation["value"] for operation in patch)
+
+    assert command == f"--{argument['name']}={argument['value']}"
+    assert mount == {key: volume[key] for key in ("name", "mountPath", "readOnly")}
+    assert host["hostPath"] == {"path": volume["hostPath"], "type": volume["pathType"]}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_both_verify_the_extender_and_prove_who_they_are(path: Path) -> None:
+    extender = extender_of(path)
+    tls = extender["tlsConfig"]
+
+    assert extender["urlPrefix"].startswith("https://")
+    assert extender["enableHTTPS"] is True
+    assert not tls.get("insecure")
+    assert tls["serverName"] == "idlegpu-extender.idlegpu.svc"
+    folder = "/etc/kubernetes/idlegpu"
+    assert [tls[name] for name in ("caFile", "certFile", "keyFile")] == [
+        f"{folder}/{name}" for name in ("ca.crt", "tls.crt", "tls.key")
+    ]
+
+
+def test_the_second_schedulers_pods_read_what_is_generated() -> None:
+    items = built(SECOND_SCHEDULER)
+    (config,) = [item["metadata"]["name"] for item in items if item["kind"] == "ConfigMap"]
+    volumes = find(items, "Deployment", SECOND)["spec"]["template"]["spec"]["volumes"]
+
+    assert volumes[0]["configMap"]["name"] == config
+    assert config != f"{SECOND}-config"
