@@ -28,12 +28,12 @@ CHANGED: Final = """What was changed because of such profiles, each with its sha
 
 - Eight requests were evaluated for all nodes again every five seconds (47 % of all): beliefs are
   renewed every ten seconds, and when readings came.
-- Each binding copied some forty arrays of 40,000 devices (a third of filter), and evaluated the node
-  a second time: rows are patched, readings are believed anew only where what they are read by has
+- Each binding copied some forty arrays of 40,000 devices (a third of filter), and evaluated its
+  node once more: rows are patched, readings are believed anew only where what they are read by has
   changed, and a pod that is bound where it was assumed changes nothing.
 - One evaluation for each of the requests that take turns, while they waited for it (a fifth of
   filter): one for all of them, before anybody asks.
-- Names of the question read twice, and hashed with masks and gathers of whole matrices (a quarter of
+- Names of the question were read twice, and hashed by gathers of whole matrices (a quarter of
   filter): they are read once, where they stand.
 - Reasons against nodes that the shortlist leaves out anyhow (a third of filter where many nodes are
   refused): left out too.

@@ -1,15 +1,17 @@
 """A Prometheus that knows the GPUs of the benchmark and answers what the extender asks of it.
 
 `python -m bench.scheduler_prometheus --nodes 5000 --port 9090`, a process of its own, so that its
-work is nobody else's. Every node is scraped every 10 s, each at a time of its own; then its values
-have moved. It is a function of the time: nothing happens between two questions. It has no past,
-and does not compress. The tests use the real Prometheus.
+work is nobody else's. Every node is scraped every 10 s, each at a time of its own; every 10 s the
+values have moved, to one of two sets. What it has written once it writes again: a Prometheus runs
+on a machine of its own, and must take little of this one. It is a function of the time, has no
+past, and does not compress. The tests use the real Prometheus.
 """
 
 import argparse
 import re
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -31,6 +33,9 @@ from bench.scheduler_names import (
 SCRAPE_SECONDS: Final = 10.0
 FOREIGN_EVERY: Final = 50
 """On one node of so many a process outside Kubernetes uses all GPUs that no pod holds."""
+
+SETS: Final = 2
+"""Sets of values that take turns."""
 
 Values = npt.NDArray[np.float64]
 
@@ -108,12 +113,23 @@ class Gpus:
         if "timestamp(" in query:
             return _vector(self._device_heads, self._scraped_at(now), now, "%.3f")
         if 'exported_pod!=""' in query:
-            return _vector(self._tenant_heads, np.ones(len(self._tenant_heads)), now, "%d")
+            return self._tenants()
         asked = _OF_METRIC.match(query)
         if asked and asked[1] in METRICS:
-            values = self._values(asked[1], now)
-            return _vector(self._heads, values, now, "%.6f" if "_PROF_" in query else "%d")
+            return self._metric(asked[1], int(now // SCRAPE_SECONDS) % SETS)
         return _vector((), np.zeros(0), now, "%d")
+
+    @cache  # noqa: B019 - there is one, as long as the process
+    def _tenants(self) -> bytes:
+        """Return the pods on the GPUs."""
+        return _vector(self._tenant_heads, np.ones(len(self._tenant_heads)), 0.0, "%d")
+
+    @cache  # noqa: B019 - likewise
+    def _metric(self, metric: str, number: int) -> bytes:
+        """Return a metric of each GPU, out of one of the sets."""
+        values = self._values(metric, SCRAPE_SECONDS * (number + 1))
+        # The extender takes no time from these: it asks for the times of scrapes.
+        return _vector(self._heads, values, 0.0, "%.6f" if "_PROF_" in metric else "%d")
 
     def _scraped_at(self, now: float) -> Values:
         """Return when each GPU was scraped last."""

@@ -112,13 +112,12 @@ def decide(  # noqa: PLR0913 - what a decision rests on is just so much
     # By number they are neither made into strings nor compared as such.
     candidates = snapshot.roll.number(candidates)
     is_nominated = np.zeros(len(candidates), dtype=np.bool_)
+    unknown_code = Code.NOT_IDLE if request.requires_idle else Code.PASSES
+    unknown_codes = np.full(len(candidates), unknown_code, dtype=np.uint8)
     if request.nominated_node:
         is_nominated[:] = [node == request.nominated_node for node in candidates]
-    unknown_code = Code.NOT_IDLE if request.requires_idle else Code.PASSES
-    tally = _Tally(
-        np.where(is_nominated, np.uint8(Code.PASSES), np.uint8(unknown_code)),
-        weighs_load=policy.load_filter.is_enabled,
-    )
+        unknown_codes[is_nominated] = Code.PASSES
+    tally = _Tally(unknown_codes, weighs_load=policy.load_filter.is_enabled)
     for resource, ask in asks(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
@@ -169,11 +168,14 @@ class _Tally:
 
     def add(self, evaluation: Evaluation, rows: Rows) -> None:
         """Add the evaluation of one resource; row -1, a node without it, takes what is appended."""
-        codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
-        if self._unknown_codes.any():
+        if rows.min(initial=0) >= 0:
+            codes, scores = evaluation.codes[rows], evaluation.scores[rows]
+        else:
+            codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
             codes = np.where(rows < 0, self._unknown_codes, codes)
+            scores = np.append(evaluation.scores, UNKNOWN_SCORE)[rows]
         self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
-        self.scores = np.minimum(self.scores, np.append(evaluation.scores, UNKNOWN_SCORE)[rows])
+        self.scores = np.minimum(self.scores, scores)
         if self._weighs_load:
             is_enough = evaluation.idle >= evaluation.needed
             is_busy = evaluation.possible < evaluation.needed

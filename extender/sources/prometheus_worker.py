@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-NICENESS: Final = 10
+NICENESS: Final = 19
 
 PART_ITEMS: Final = 500
 """Devices in one frame: the extender turns so many into records within a millisecond or two."""
