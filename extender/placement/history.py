@@ -51,7 +51,7 @@ class DecisionRecord:
         return tuple(chain.from_iterable(part.explain() for part in self.evidence))
 
 
-EXPLAINABLE = 32
+EXPLAINABLE = 8
 """So many of the newest decisions keep their snapshot, to explain the node bound to later ..."""
 
 EXPLAINABLE_SECONDS = 3.0

@@ -35,7 +35,7 @@ _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _SHOWN: Final = 80
 """So many bytes of a value are enough to recognize it, and too few to flood a log."""
 _MAX_INT64: Final = (1 << 63) - 1
-REMEMBERED_HEADS: Final = 16
+REMEMBERED_BYTES: Final = 1 << 16
 NAMES_KEY: Final = b',"NodeNames":'
 
 
@@ -102,7 +102,8 @@ def decode_question(body: bytes) -> Question:
     """
     head, listed = _split_names(body)
     if listed is not None:
-        return Question(pod=_pod_of(head), nodes=listed, node_objects=None)
+        read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
+        return Question(pod=read(head), nodes=listed, node_objects=None)
     document = _document(body, _ARGS)
     pod = _pod(document, _ARGS)
     names = _names(document.get("nodenames"))
@@ -284,7 +285,7 @@ def _split_names(body: bytes) -> tuple[bytes, JsonNames | None]:
     return (body, None) if listed is None else (body[:at] + b"}", listed)
 
 
-@lru_cache(maxsize=REMEMBERED_HEADS)
+@lru_cache(maxsize=16)
 def _pod_of(head: bytes) -> JsonObject:
     """Return the Pod of a question without its names; nobody changes it.
 
