@@ -181,7 +181,7 @@ async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path
                 await wait_for(is_refused, f"the agent is refused: {reason}")
 
         assert (await world.gpu(others))["source"] == "prometheus"
-        assert (await world.gpu(mine))["source"] == "agent"
+        await world.wait_gpu(mine, 0, lambda gpu: gpu["source"] == "agent", "is still told of")
 
 
 async def test_a_token_whose_pod_is_gone_is_refused(world: World, tmp_path: Path) -> None:
