@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export IDLEGPU_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit prometheus e2e tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit prometheus page e2e tools bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,7 +29,7 @@ demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why 
 
 check: format lint types imports unit ## everything that needs no cluster, in seconds
 
-test: check tools prometheus e2e ## everything, against a real control plane and a real Prometheus
+test: check tools prometheus page e2e ## everything, against a real control plane, Prometheus and Chromium
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
@@ -44,16 +44,20 @@ imports: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
-	@$(BIN)/pytest -n auto -m "not prometheus and not e2e and not gpu" --cov --cov-report=term:skip-covered
+	@$(BIN)/pytest -n auto -m "not prometheus and not e2e and not gpu and not page" --cov --cov-report=term:skip-covered
 
-tools: $(VENV)/.dev ## build etcd, kube-apiserver, kube-scheduler, kubectl, kwok and Prometheus into the cache
+tools: $(VENV)/.dev ## build the newest and the oldest Kubernetes, kubectl, helm and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m tests.controlplane.tools
+	@$(BIN)/python -m tests.extender.observe.page.chromium
 
 prometheus: tools ## tests against a real Prometheus
 	@$(BIN)/pytest -m prometheus
 
+page: tools ## tests of the page in a real headless Chromium
+	@$(BIN)/pytest -m page
+
 e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
-	@$(BIN)/pytest -m e2e
+	@$(BIN)/pytest -m e2e -n 2 --dist loadfile
 
 test-gpu: $(VENV)/.dev ## tests of the node agent on a machine with an NVIDIA GPU; prints its figures
 	@$(BIN)/pytest -m gpu -s -v tests/agent
@@ -68,6 +72,7 @@ lock: $(VENV)/.dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.txt
 	@$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate --no-header pyproject.toml --group dev -o requirements-dev.txt
+	@UV=$(BIN)/uv images/lock.sh
 
 clean: ## remove the virtual environment (the cache of built tools stays)
 	rm -rf $(VENV)

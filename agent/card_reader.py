@@ -19,6 +19,7 @@ from agent.backend import (
     Topology,
     Values,
 )
+from agent.growth import Growth
 from agent.process_rates import ProcessRates
 from agent.reading import DeviceReading
 from agent.report import Process
@@ -98,6 +99,7 @@ class CardReader:
         self._last_error: NvmlError | None = None
         self._answers = 0
         self._most_links = 0.0
+        self._growth = Growth()
 
     def read(
         self, lane: Lane, now: float, *, is_slow: bool, with_rates: bool
@@ -118,7 +120,7 @@ class CardReader:
         for call in _FAST:
             values.update(self._read(lane, call) or {})
         if is_slow:
-            self._read_slow(lane)
+            self._read_slow(lane, now)
         for kept in self._slow.values():
             values.update(kept)
         devices: tuple[DeviceReading, ...]
@@ -130,13 +132,16 @@ class CardReader:
             raise self._last_error
         return devices
 
-    def _read_slow(self, lane: Lane) -> None:
+    def _read_slow(self, lane: Lane, now: float) -> None:
         for call in _SLOW if Call.THRESHOLDS in self._slow else (*_SLOW, Call.THRESHOLDS):
             values = self._read(lane, call)
             if values is None:
                 self._slow.pop(call, None)
             else:
                 self._slow[call] = values
+        if Call.FIELDS in self._slow:
+            counted = self._slow[Call.FIELDS]
+            self._slow[Call.FIELDS] = {**counted, **self._growth.rates(counted, now)}
         if Call.NVLINKS in self._slow:
             # Links that were never up may lead nowhere; one that was up has failed.
             up = self._slow[Call.NVLINKS][Extra.NVLINKS_UP]

@@ -75,6 +75,15 @@ class Reports(Section):
         description="file with the projected service-account token that proves which node this "
         "is; read anew for each connection",
     )
+    ca_file: Path | None = Field(
+        default=None,
+        description="report over TLS, to an extender whose certificate is of one of the CAs in "
+        "this file; read anew for each connection; null: without TLS",
+    )
+    server_name: str = Field(
+        default=_DEFAULT.reports.server_name,
+        description="name that the certificate must have; empty: that of the service",
+    )
     allow_plain: bool = Field(
         default=_DEFAULT.reports.allow_plain,
         description="report without TLS to other machines, too: the token crosses the network in "
@@ -133,6 +142,8 @@ class Reports(Section):
         return ReportOptions(
             service=self.service,
             token_file=str(self.token_file),
+            ca_file=str(self.ca_file or ""),
+            server_name=self.server_name,
             allow_plain=self.allow_plain,
             heartbeat_seconds=self.heartbeat_seconds,
             utilization_step=self.utilization_step / 100,

@@ -38,6 +38,8 @@ class Library:
             return getattr(self.module, name)(*arguments)
         except self.module.NVMLError as error:
             raise NvmlError(name, error.value, str(error)) from error
+        except self.module.NVMLLibraryMismatchError as error:  # said of a driver before 510
+            raise NvmlError(name, Code.FunctionNotFound, "Function Not Found") from error
 
     def ask_newest(
         self, new: str, old: str, *arguments: object, since: tuple[int, ...] = ()

@@ -15,6 +15,11 @@ _FIELDS: Final[Mapping[int, str]] = MappingProxyType(
         29: Signal.RETIRED_PAGES_SINGLE_BIT,
         30: Signal.RETIRED_PAGES_DOUBLE_BIT,
         31: Signal.RETIRED_PAGES_PENDING,
+        # Of all links together.
+        38: Extra.NVLINK_CRC_FLITS,
+        45: Extra.NVLINK_CRC_DATA,
+        52: Extra.NVLINK_REPLAYS,
+        59: Extra.NVLINK_RECOVERIES,
         82: Signal.MEMORY_TEMPERATURE,
         94: Extra.PCIE_REPLAYS,
         230: Signal.RECOVERY_ACTION,

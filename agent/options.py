@@ -21,6 +21,9 @@ class ReportOptions:
     Attributes:
         service: host:port of all its replicas, "" for none.
         token_file: what proves who we are; read anew for each connection.
+        ca_file: CAs that the extender's certificate may be of, "" for no TLS; read anew for each
+            connection.
+        server_name: that the certificate must have, "" for the service's.
         allow_plain: send without TLS to other machines, too.
         heartbeat_seconds: where nothing changes, that is told so often.
         utilization_step: a change of activity by so much is told at once, 0 to 1.
@@ -33,6 +36,8 @@ class ReportOptions:
 
     service: str = ""
     token_file: str = "/var/run/secrets/idlegpu/token"  # noqa: S105 - where it is, not what it is
+    ca_file: str = ""
+    server_name: str = ""
     allow_plain: bool = False
     heartbeat_seconds: float = 10.0
     utilization_step: float = 0.20

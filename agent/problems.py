@@ -10,7 +10,6 @@ from agent.report import Problem
 HUNG: Final = "Hung"
 GONE: Final = "Gone"
 NO_GPU: Final = "NoGpu"
-STARTING: Final = "Starting"
 
 _RESTART: Final = "this container must start anew, and does once /healthz has failed long enough"
 

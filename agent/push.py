@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -30,21 +29,14 @@ class Pusher(Collector):
         options: every setting.
         latest: the agent's reports.
         clock: seconds since the epoch.
-        tls: None: without.
     """
 
     def __init__(
-        self,
-        options: Options,
-        latest: Latest,
-        *,
-        clock: Callable[[], float] = time.time,
-        tls: ssl.SSLContext | None = None,
+        self, options: Options, latest: Latest, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._options = options.reports
         self._latest = latest
         self._clock = clock
-        self._tls = tls
         self._digests = Digests(options.reports, options.judgement.thresholds, options.foreign)
         self._links: dict[Address, ReportLink] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
@@ -87,12 +79,10 @@ class Pusher(Collector):
                 break
             link = self._links[address] = ReportLink(
                 address,
-                self._options.service,
                 self._latest,
                 self._digests,
                 self._options,
                 clock=self._clock,
-                tls=self._tls,
             )
             self._tasks[address] = group.create_task(link.run(), name=f"report to {address[0]}")
 

@@ -89,22 +89,28 @@ class Stream:
 
 
 async def open_stream(
-    address: Address, host: str, token: Token, *, tls: ssl.SSLContext | None = None
+    address: Address,
+    host: str,
+    token: Token,
+    *,
+    tls: ssl.SSLContext | None = None,
+    name: str = "",
 ) -> Stream:
     """Connect, and have the stream granted; there is no time limit.
 
     Args:
         address: IP address and port.
-        host: the service's name, which a certificate is for.
-        token: proves who we are.
+        host: the service's name and port.
+        token: proves who we are; it is sent once the other side has proved who it is.
         tls: None: without.
+        name: with TLS, that its certificate must have.
 
     Raises:
         OSError: the connection cannot be made, or broke.
         RefusedError: the extender says no, and why.
     """
     reader, writer = await asyncio.open_connection(
-        *address, ssl=tls, server_hostname=host if tls is not None else None
+        *address, ssl=tls, server_hostname=name if tls is not None else None
     )
     try:
         await _ask(reader, writer, host, token)

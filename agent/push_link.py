@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import random
 import socket
@@ -22,6 +21,7 @@ from agent.push_handshake import (
     read_token,
 )
 from agent.push_news import Digest, Digests
+from agent.push_tls import UnsafeError, check_plain, client_context, explain, server_name
 from agent.push_update import Updates
 from agent.report import (
     LENGTH_BYTES,
@@ -44,7 +44,8 @@ PER_SECOND: Final = 0.5
 beyond that waits for the heartbeat."""
 
 WARN_AFTER: Final = 3
-"""Failures in a row: a replica that comes or goes is no news; a refusal is told at once."""
+"""Failures in a row: a replica that comes or goes is no news; a refusal is told at once, and so is
+that nothing may be sent."""
 
 _SEND_BUFFER_BYTES: Final = 64 << 10
 _FAILURES: Final = (OSError, RefusedError, asyncio.IncompleteReadError)
@@ -56,12 +57,10 @@ class ReportLink:
 
     Args:
         address: IP address and port.
-        host: name of the service that it belongs to, with its port.
         latest: the agent's reports.
         digests: says what of them is news.
         options: how they are sent.
         clock: seconds since the epoch.
-        tls: None: without.
 
     Attributes:
         is_connected: updates are taken.
@@ -71,16 +70,14 @@ class ReportLink:
         problem: why nothing is told, "" while something is.
     """
 
-    def __init__(  # noqa: PLR0913 - what it joins
+    def __init__(
         self,
         address: Address,
-        host: str,
         latest: Latest,
         digests: Digests,
         options: ReportOptions,
         *,
         clock: Callable[[], float] = time.time,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.is_connected = False
         self.sent = 0
@@ -88,12 +85,10 @@ class ReportLink:
         self.refusals = 0
         self.problem = "not tried yet"
         self._address = address
-        self._host = host
         self._latest = latest
         self._digests = digests
         self._options = options
         self._clock = clock
-        self._tls = tls
         self._in_a_row = 0
 
     async def run(self) -> None:
@@ -113,11 +108,8 @@ class ReportLink:
         Raises:
             OSError, RefusedError: it could not be opened, or broke.
         """
-        if self._tls is None and not self._options.allow_plain:
-            _check_loopback(self._address)
         token = read_token(Path(self._options.token_file))
-        async with asyncio.timeout(self._options.timeout_seconds):
-            stream = await open_stream(self._address, self._host, token, tls=self._tls)
+        stream = await self._open(token)
         listening = asyncio.create_task(_hear(stream.reader), name="report listener")
         try:
             _tune(stream.writer)
@@ -128,6 +120,24 @@ class ReportLink:
             with contextlib.suppress(asyncio.CancelledError, *_FAILURES):
                 await listening
             stream.writer.transport.abort()
+
+    async def _open(self, token: Token) -> Stream:
+        """Connect, and have the stream granted.
+
+        Raises:
+            OSError, RefusedError: it could not be opened.
+        """
+        options = self._options
+        tls = client_context(options)
+        if tls is None:
+            check_plain(self._address[0], options)
+        try:
+            async with asyncio.timeout(options.timeout_seconds):
+                return await open_stream(
+                    self._address, options.service, token, tls=tls, name=server_name(options)
+                )
+        except ssl.SSLError as error:
+            raise explain(error, options) from error
 
     async def _tell(self, stream: Stream, listening: asyncio.Task[None], until: float) -> None:
         """Send updates until a time of the loop; what was missed meanwhile is not made up for."""
@@ -169,7 +179,8 @@ class ReportLink:
 
     def _note_success(self) -> None:
         logger.info(
-            "reports are taken", extra={"extender": self._host, "address": self._address[0]}
+            "reports are taken",
+            extra={"extender": self._options.service, "address": self._address[0]},
         )
         self.is_connected, self.problem, self._in_a_row = True, "", 0
 
@@ -179,10 +190,15 @@ class ReportLink:
         is_refused = isinstance(error, RefusedError)
         self.refusals += is_refused
         cause = str(error) or type(error).__name__
-        if cause != self.problem and (is_refused or self._in_a_row >= WARN_AFTER):
+        is_certain = is_refused or isinstance(error, UnsafeError)
+        if cause != self.problem and (is_certain or self._in_a_row >= WARN_AFTER):
             logger.warning(
                 "cannot report to the extender",
-                extra={"extender": self._host, "address": self._address[0], "cause": cause},
+                extra={
+                    "extender": self._options.service,
+                    "address": self._address[0],
+                    "cause": cause,
+                },
             )
             self.problem = cause
         elif self._in_a_row < WARN_AFTER:
@@ -231,7 +247,8 @@ async def _hear(reader: asyncio.StreamReader) -> None:
 
 def _tune(writer: asyncio.StreamWriter) -> None:
     """Let nothing pile up unsent, and a peer that is gone be noticed."""
-    writer.transport.set_write_buffer_limits(high=0)
+    # Not 0: with TLS, asyncio would take that for a buffer that is always full.
+    writer.transport.set_write_buffer_limits(high=1, low=0)
     connection = writer.get_extra_info("socket")
     if connection is None:
         return
@@ -239,16 +256,3 @@ def _tune(writer: asyncio.StreamWriter) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 20_000)
-
-
-def _check_loopback(address: Address) -> None:
-    """Send no token in the clear over a network that nobody has vouched for.
-
-    Raises:
-        RefusedError: it would be.
-    """
-    if not ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
-        raise RefusedError(
-            f"{address[0]} is another machine and there is no TLS: token and reports would be "
-            "sent in the clear: set reports.allow_plain where the network protects them"
-        )

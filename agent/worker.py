@@ -64,6 +64,7 @@ class Lane:
         self.is_given_up = False
         self.busy_seconds = 0.0
         self._limit_seconds = limit_seconds
+        self._lock = threading.Lock()
 
     def call(
         self,
@@ -91,10 +92,21 @@ class Lane:
         try:
             return function(*arguments)
         finally:
-            self.step = None
+            with self._lock:
+                self.step = None
             self.busy_seconds += time.monotonic() - since
             if self.is_given_up:
                 raise GivenUpError
+
+    def give_up(self, step: _Step) -> bool:
+        """Wait no longer for a call, unless it has returned meanwhile; tell whether that is so.
+
+        Without the lock a thread might return at that very moment, end its job, and wait for
+        another that nobody gives it: it would count as hung for ever.
+        """
+        with self._lock:
+            self.is_given_up = self.step is step
+        return self.is_given_up
 
     def take_busy_seconds(self) -> float:
         """Return the time spent in calls since the last time this was asked."""
@@ -182,8 +194,9 @@ class Worker:
             if done:
                 return future.result()
             step = thread.lane.step
-            if step is not None and time.monotonic() - step.since >= step.limit_seconds:
-                self._give_up(thread, step)
+            is_overdue = step is not None and time.monotonic() - step.since >= step.limit_seconds
+            if step is not None and is_overdue and thread.lane.give_up(step):
+                self._replace(thread, step)
                 raise HungError(step.subject, step.call, step.limit_seconds)
 
     def _start(self) -> _Thread:
@@ -195,8 +208,7 @@ class Worker:
         self._thread.start()
         return self._thread
 
-    def _give_up(self, thread: _Thread, step: _Step) -> None:
-        thread.lane.is_given_up = True
+    def _replace(self, thread: _Thread, step: _Step) -> None:
         self._hung.append((thread, step.subject))
         self._thread = None
         self.given_up += 1

@@ -20,6 +20,8 @@ BENCHMARKS: Final = (
     "scheduler",
     "agent",
     "agents",
+    "page",
+    "frames",
 )
 
 

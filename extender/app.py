@@ -6,32 +6,37 @@ import logging
 import signal
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-import orjson
 from aiohttp import web
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from extender import logs
+from extender.admission.webhook import make_webhook
 from extender.config import Settings
-from extender.core.annotations import AnnotationProblem
-from extender.core.request import PodRef
 from extender.doors import Doors
+from extender.effects.complaints import Complaints
 from extender.effects.events import EventSettings, EventWriter
+from extender.effects.lease import make_identity
 from extender.effects.peers import Peers
-from extender.effects.wakeup import Waker, build_waker
+from extender.effects.placed import PlacementEvents
+from extender.effects.wakeup import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
 from extender.following import Following, Tasks, in_turns
 from extender.in_flight import InFlight
 from extender.kube import KubeClient
 from extender.memory import Garbage
 from extender.metrics import Metrics
+from extender.observe.access import make_access
 from extender.observe.agents import AgentCollector
 from extender.observe.api import Api
 from extender.observe.collector import FleetCollector
+from extender.observe.decisions import Decisions
+from extender.observe.health import health_routes
+from extender.observe.page.routes import STREAM, Page
 from extender.observe.unasked import unasked_routes
+from extender.observe.why import Why
 from extender.placement.asked import AskedLog
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
@@ -39,6 +44,7 @@ from extender.placement.placer import Placer
 from extender.placement.unasked import UnaskedPods
 from extender.reload import Reloader
 from extender.settings_file import SettingsFile
+from extender.sources.prometheus_plots import Plots
 from extender.tls import only_known
 from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths
@@ -46,9 +52,6 @@ from extender.webhook.lost import noting_wrong_paths
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
-
-WARNINGS_REMEMBERED = 10_000
-"""Annotations that were complained about, so that each is complained about once."""
 
 LAY_OUT_SECONDS = 0.05
 """Time between looks for nodes that have changed in bulk."""
@@ -89,8 +92,15 @@ class Extender:
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
         self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
+        host, _, replica = (identity := make_identity()).rpartition("_")
         self.peers = (
-            Peers(settings.peers, self.asked.take, self.metrics, listen=settings.listen_address[0])
+            Peers(
+                settings.peers,
+                self.asked.take,
+                self.metrics,
+                listen=settings.listen_address[0],
+                instance=identity,
+            )
             if settings.peers.is_used
             else None
         )
@@ -109,14 +119,17 @@ class Extender:
             settings=_event_settings(settings),
             clock=clock,
         )
+        self.placed = PlacementEvents(self.events, lambda: self.settings.events.tells_placements)
         self._client = client
         self.waker = self._build_waker(settings)
         self.tasks = Tasks()
-        self.in_flight = InFlight(urgent=VERBS)
+        self.in_flight = InFlight(urgent=VERBS, lasting=(STREAM,))
         self.following = Following(
             settings,
             client,
-            InventoryTap(self.fleet, self.history, self.metrics, self.unasked),
+            InventoryTap(
+                self.fleet, self.history, self.metrics, self.unasked, on_bound=self.placed.note
+            ),
             fleet=self.fleet,
             tasks=self.tasks,
             clock=clock,
@@ -129,14 +142,47 @@ class Extender:
             max_score=settings.wire.max_score,
             shortlist=settings.wire.shortlist,
             is_ready=lambda: self._is_laid_out,
-            warn_annotation=self._warn_annotation,
+            warn_annotation=Complaints(self.events, lambda: self.settings.events.enabled).warn,
             asked=self.asked,
         )
-        self.api = Api(self.fleet, self.placer, settings.resource_patterns)
+        self.access = make_access(
+            client, settings, self.fleet, self.history, self.metrics.api_requests
+        )
+        self.admission = make_webhook(
+            client,
+            settings.admission,
+            own_namespace=own_namespace(settings.kubeconfig),
+            resources=lambda: self.webhooks.resources,
+            policy=lambda: self.fleet.policy,
+            admissions=self.metrics.admissions,
+        )
+        decisions = Decisions(
+            self.history,
+            replica=replica,
+            host=host,
+            others=self.peers,
+            tells_others=(tells_others := settings.tls.is_used or self.access.is_open),
+        )
+        self.api = Api(self.fleet, self.placer, settings.resource_patterns, decisions)
+        self.why = Why(
+            self.placer,
+            lambda: self.api.resources,
+            clock,
+            others=self.peers,
+            tells_others=tells_others,
+        )
+        self.page = Page(
+            self.fleet,
+            self.history,
+            states=self.following.states,
+            clock=clock,
+            give_way=self.in_flight.give_way,
+            plots=Plots(lambda: self.settings.prometheus, clock),
+            prices=settings.prices,
+        )
         self.reloader: Reloader | None = None
         self.addresses: tuple[str, ...] = ()
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
-        self._warned: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self.metrics.registry.register(
             FleetCollector(
                 self.fleet, self.following.states, lambda: self.events.counts.dropped, clock
@@ -176,6 +222,7 @@ class Extender:
         self.webhooks.max_body_bytes = settings.max_body_bytes
         self.events.settings = _event_settings(settings)
         self.unasked.change(settings.unasked)
+        self.page.hub.fleet.set_prices(settings.prices)
         if settings.log != before.log:
             logs.configure(settings.log.level, settings.log.format, in_background=True)
         await in_turns(self.history.resize_in_steps(settings.decisions.history))
@@ -197,10 +244,14 @@ class Extender:
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
             middlewares.insert(0, only_known(settings.tls))
-        app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
-        app.add_routes(self.webhooks.routes())
+        routes = [*self.webhooks.routes(), *self.api.decisions.peer_routes()]
+        routes += self.why.explain.peer_routes()
         if self.peers is not None:
-            app.add_routes(self.peers.routes())
+            routes += self.peers.routes()
+        if not settings.status_listen:
+            middlewares.append(self.access.guard({route.path for route in routes}))
+        app = web.Application(client_max_size=settings.max_body_bytes, middlewares=middlewares)
+        app.add_routes(routes)
         if not settings.status_listen:
             self._add_status(app)
         return app
@@ -209,59 +260,36 @@ class Extender:
         """Return health, metrics and API, where they have a port of their own."""
         if not self.settings.status_listen:
             return None
-        app = web.Application(middlewares=[self.in_flight.count])
+        app = web.Application(middlewares=[self.in_flight.count, self.access.guard()])
         self._add_status(app)
         return app
 
+    def build_admission_app(self) -> web.Application | None:
+        """Return what the API server asks about new pods, where it is to."""
+        if self.admission is None:
+            return None
+        return self.admission.build_app([self.in_flight.count])
+
     def _add_status(self, app: web.Application) -> None:
         app.add_routes(unasked_routes(self.unasked))
-        app.add_routes(self.api.routes())
+        app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
+        self.page.add_to(app)
         app.add_routes(
             [
-                web.get("/healthz", _healthz),
-                web.get("/readyz", self._readyz),
+                *health_routes(lambda: self.is_ready, self._degraded),
                 web.get("/metrics", make_aiohttp_handler(registry=self.metrics.registry)),
             ]
         )
 
-    def _warn_annotation(self, pod: PodRef, problem: AnnotationProblem) -> None:
-        """Tell the pod's owner of an annotation that cannot be used: once for each value."""
-        key = (pod.uid, problem.annotation, problem.value)
-        if key in self._warned:
-            return
-        self._warned[key] = None
-        if len(self._warned) > WARNINGS_REMEMBERED:
-            self._warned.popitem(last=False)
-        logger.warning(
-            "annotation cannot be used",
-            extra={
-                "pod": pod.key,
-                "annotation": problem.annotation,
-                "value": problem.value,
-                "allowed": problem.allowed,
-                "used_instead": problem.default_used,
-            },
-        )
-        if self.settings.events.enabled:
-            self.events.warn_annotation(pod, problem)
-
-    async def _readyz(self, _: web.Request) -> web.Response:
-        """Tell whether questions can be answered well; telemetry that is down only degrades."""
+    def _degraded(self) -> dict[str, str]:
+        """Return what is wrong although questions are answered."""
         sources = list(self.following.states())
         degraded = {source.name: source.error for source in sources if source.error}
         if self.following.prometheus is None and self.following.agents is None:
             degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
         if self.reloader is not None and self.reloader.problem:
             degraded["settings"] = self.reloader.problem
-        body = {
-            "status": ("degraded" if degraded else "ready") if self.is_ready else "starting",
-            "degraded": degraded,
-        }
-        return web.Response(
-            body=orjson.dumps(body),
-            status=200 if self.is_ready else 503,
-            content_type="application/json",
-        )
+        return degraded
 
     async def _lay_out(self) -> None:
         """Lay out, believe and evaluate what changes, so that no question has to wait for it."""
@@ -269,7 +297,7 @@ class Extender:
             self._touched.clear()
             await in_turns(self.fleet.settle_in_steps(), self.in_flight.give_way)
             if self.following.cluster.is_synced and not self._is_laid_out:
-                self.fleet.snapshot()
+                self.fleet.snapshot_of_all()
                 self.garbage.tidy()  # now, for it takes long: nobody is answered yet
                 self._is_laid_out = True
             if self._is_laid_out:
@@ -288,9 +316,14 @@ class Extender:
             self.following.start()
             group.create_task(self._lay_out(), name="layouts")
             group.create_task(self.events.run(), name="events")
+            group.create_task(self.placed.run(), name="placements")
             group.create_task(self.unasked.run(), name="unasked")
+            group.create_task(self.page.run(), name="page")
+            group.create_task(self.why.run(), name="idleness")
             if self.peers is not None:
                 group.create_task(self.peers.run(), name="peers")
+            if self.admission is not None:
+                group.create_task(self.admission.run(), name="admission")
             if self.waker is not None:
                 self.tasks.start(WAKER, self.waker.run)
             if self.reloader is not None:
@@ -299,10 +332,6 @@ class Extender:
 
 def _event_settings(settings: Settings) -> EventSettings:
     return EventSettings(per_second=settings.events.rate_per_second)
-
-
-async def _healthz(_: web.Request) -> web.Response:
-    return web.Response(text="ok\n")
 
 
 @asynccontextmanager
@@ -326,7 +355,12 @@ async def start(
         extender = Extender(settings, client, clock)
         if file is not None:
             extender.follow_settings(file)
-        doors = Doors(settings, extender.build_app(), extender.build_status_app())
+        doors = Doors(
+            settings,
+            extender.build_app(),
+            extender.build_status_app(),
+            extender.build_admission_app(),
+        )
         if extender.peers is not None:
             extender.peers.tls = doors.client_context
         try:

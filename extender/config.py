@@ -1,14 +1,11 @@
 """Every setting of the extender: unit, default, bounds. Nothing else reads the environment."""
 
 import ipaddress
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -18,21 +15,19 @@ from pydantic_settings import (
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.policy import Policy, SharedPolicy, Strategy
-from extender.core.readings import Signal
 from extender.core.resources import DEFAULT_NAMES, ResourceNames
-from extender.settings import decision, service
+from extender.settings import decision, service, trying
+from extender.settings.admission import Admission
 from extender.settings.agents import Agents
+from extender.settings.api import Api
 from extender.settings.layers import Layer, parse_file, read_environment, read_file, without
-from extender.settings.peers import Peers, Unasked
+from extender.settings.peers import MAX_PORT, Peers, Unasked
 from extender.settings.problems import Origin, describe
+from extender.settings.prometheus import Prometheus as Prometheus  # noqa: PLC0414 - re-exported
 from extender.settings.section import MIB, TIB, AnyCase, Form, Quantity, Section
 from extender.settings.spec import Setting, list_settings
 from extender.settings.tls import Tls, is_loopback
 from extender.settings.wake import Wake
-
-METRIC_NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-MAX_PORT: Final = 65535
 
 
 class ConfigError(ValueError):
@@ -45,104 +40,6 @@ class ConfigError(ValueError):
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
-
-
-class MetricRow(Section):
-    """One row of the table of metrics: which series says which signal, in which unit."""
-
-    signal: str = Field(description="the signal that the metric measures")
-    unit: Literal["ratio", "percent", "bytes", "MiB", "watts", "milliwatts", "celsius", "count"] = (
-        Field(description="unit of the metric's values")
-    )
-
-
-class Prometheus(Section):
-    """Where the readings come from."""
-
-    url: Annotated[str, Form("a URL like http://prometheus:9090")] = Field(
-        default="", description="base URL of Prometheus, Thanos or Mimir; empty: none"
-    )
-    interval_seconds: float = Field(
-        default=10.0, ge=0.5, le=300, description="time between two queries"
-    )
-    timeout_seconds: float = Field(default=5.0, ge=0.1, le=60, description="limit for one query")
-    exporter_interval_seconds: float = Field(
-        default=30.0,
-        ge=0,
-        le=600,
-        description="collection interval of dcgm-exporter; its values are up "
-        "to so much older than their scrape",
-    )
-    bearer_token_file: Path | None = Field(
-        default=None, description="file with a bearer token, read anew"
-    )
-    username: str = Field(default="", description="user for basic authentication; empty: none")
-    password_file: Path | None = Field(
-        default=None, description="file with the password, read anew"
-    )
-    headers: dict[str, str] = Field(
-        default={}, description="extra headers, e.g. X-Scope-OrgID for Mimir"
-    )
-    ca_file: Path | None = Field(default=None, description="CA bundle for https; else the system's")
-    cert_file: Path | None = Field(default=None, description="client certificate for https")
-    key_file: Path | None = Field(default=None, description="key of the client certificate")
-    insecure_skip_verify: bool = Field(
-        default=False, description="do not verify the server's certificate"
-    )
-    selector: str = Field(
-        default="", description='extra label matchers for every query, e.g. cluster="a"'
-    )
-    node_labels: tuple[str, ...] = Field(
-        default=(
-            "node",
-            "kubernetes_node",
-            "nodename",
-            "Hostname",
-            "hostname",
-            "exported_hostname",
-            "instance",
-        ),
-        description="labels that may name the node, in order; a value counts only if it names a "
-        "node, or is the address of one or of a pod on it",
-    )
-    metrics: dict[str, MetricRow | None] = Field(
-        default={},
-        description="rows added to the table of metrics, by metric name; null removes a row",
-    )
-    round_timeout_seconds: float = Field(
-        default=20.0, ge=0.5, le=300, description="limit for all queries of one round together"
-    )
-    parallel_queries: int = Field(default=4, ge=1, le=32, description="queries under way at once")
-    max_answer_mib: int = Field(
-        default=256, ge=1, le=4096, description="largest answer that is read"
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        if url and not _is_url(url):
-            raise PydanticCustomError("url", "no such URL")  # without the value: passwords
-        return url
-
-    @field_validator("metrics")
-    @classmethod
-    def _check_metrics(cls, rows: dict[str, MetricRow | None]) -> dict[str, MetricRow | None]:
-        for name, row in rows.items():
-            if not METRIC_NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a metric")
-            if row is not None and row.signal not in set(Signal):
-                raise ValueError(
-                    f"{name}: signal {row.signal!r} must be one of {', '.join(Signal)}"
-                )
-        return rows
-
-    @field_validator("node_labels")
-    @classmethod
-    def _check_node_labels(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
-        for label in labels:
-            if not LABEL_NAME.fullmatch(label):
-                raise ValueError(f"{label!r} is no name of a label")
-        return labels
 
 
 class Settings(Section, BaseSettings):
@@ -159,8 +56,7 @@ class Settings(Section, BaseSettings):
     )
     status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
         default="",
-        description="host:port of health, metrics and API, in plain HTTP; empty: where the "
-        "webhooks are",
+        description="host:port of health, metrics, API and page, in plain HTTP; empty: as listen",
     )
     allow_plain: bool = Field(
         default=False,
@@ -175,6 +71,9 @@ class Settings(Section, BaseSettings):
         default=DEFAULT_NAMES,
         description="names of GPU resources, most important first; a trailing * stands for any "
         "rest, so nvidia.com/mig-* covers the shared forms as well",
+    )
+    mode: Annotated[trying.Mode, AnyCase] = Field(
+        default=trying.Mode.ACTIVE, description=trying.MODE
     )
     thresholds: decision.Thresholds = decision.Thresholds()
     strategy: Annotated[Strategy, AnyCase] = Field(
@@ -198,11 +97,14 @@ class Settings(Section, BaseSettings):
     )
     prometheus: Prometheus = Prometheus()
     agents: Agents = Agents()
+    api: Api = Api()
+    admission: Admission = Admission()
     freshness: decision.Freshness = decision.Freshness()
     foreign: decision.Foreign = decision.Foreign()
     assumed: decision.Assumed = decision.Assumed()
     early_failures: decision.EarlyFailures = decision.EarlyFailures()
     health: decision.Health = decision.Health()
+    weights: decision.Weights = decision.Weights()
     load_filter: decision.LoadFilter = decision.LoadFilter()
     wire: service.Wire = service.Wire()
     cluster: service.Cluster = service.Cluster()
@@ -211,6 +113,9 @@ class Settings(Section, BaseSettings):
     peers: Peers = Peers()
     unasked: Unasked = Unasked()
     decisions: service.Decisions = service.Decisions()
+    decision_log: trying.DecisionLog = trying.DecisionLog()
+    regret: trying.Regret = trying.Regret()
+    prices: service.Prices = Field(default={}, description=service.PRICES)
     log: service.Log = service.Log()
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
         default=256 * MIB, description="largest body of a request"
@@ -258,6 +163,8 @@ class Settings(Section, BaseSettings):
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
         """Nobody gets by mistake a port that believes whoever reaches it."""
+        if self.admission.listen:
+            self.admission.files(self.tls)
         if self.tls.is_used and not self.status_listen:
             raise ValueError(
                 "status_listen must be set with tls: who looks at health and metrics has no "
@@ -309,6 +216,7 @@ class Settings(Section, BaseSettings):
             assumed=self.assumed.value(),
             early_failures=self.early_failures.value(),
             health=self.health.value(),
+            weights=self.weights.value(),
             load_filter=self.load_filter.value(),
             mps_share_bytes=self.mps_share,
             window_seconds=self.window_seconds,
@@ -358,16 +266,6 @@ def _read_layer(path: Path | None, content: bytes | None) -> Layer:
     if path is None:
         return Layer()
     return read_file(path) if content is None else parse_file(path, content)
-
-
-def _is_url(url: str) -> bool:
-    """Tell whether something can be asked there."""
-    try:
-        parts = urlsplit(url)
-        is_port = parts.port is None or parts.port > 0
-    except ValueError:  # a port beyond the last, or half an IPv6 address
-        return False
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and is_port
 
 
 def _split_address(listen: str) -> tuple[str, int]:

@@ -11,14 +11,17 @@ from extender.fleet.fleet import Fleet
 from extender.kube import KubeClient
 from extender.observe.agents import AgentFigures
 from extender.observe.collector import SourceStatus
+from extender.settings.agents import Agents
 from extender.sources.agents.source import SOURCE, AgentSource, AgentStatus
 from extender.sources.cluster import ClusterSource, InventorySink
 from extender.sources.identity import NodeIdentity
 from extender.sources.kube_reflector import FollowSettings
 from extender.sources.kube_shelf import GiveWay, next_turn
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus
+from extender.tls import ServerContext, follow_certificate
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
+AGENTS_CERTIFICATE = "agents' certificate"
 """Names of the tasks."""
 
 Run = Callable[[], Coroutine[None, None, None]]
@@ -68,6 +71,9 @@ class Following:
         tasks: run the sources.
         clock: seconds since the epoch.
         give_way: lets others have a turn.
+
+    Raises:
+        TlsError: the certificate of the agents' port cannot be used.
     """
 
     def __init__(  # noqa: PLR0913 - what it joins
@@ -98,10 +104,12 @@ class Following:
             give_way=give_way,
         )
         self.prometheus = self._prometheus_source(settings) if settings.prometheus.url else None
+        self._agents_certificate = _agents_certificate(settings.agents)
         self.agents = self._agent_source(settings, client) if settings.agents.listen else None
 
     def _agent_source(self, settings: Settings, client: KubeClient) -> AgentSource:
         self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+        certificate = self._agents_certificate
         return AgentSource(
             settings.agents,
             client,
@@ -110,6 +118,7 @@ class Following:
             foreign=lambda: self._fleet.policy.foreign,
             look_after_silent=self._fleet.look_after_silent,
             clock=self._clock,
+            tls=certificate.context if certificate is not None else None,
         )
 
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
@@ -134,6 +143,8 @@ class Following:
             self._tasks.start(PROMETHEUS, self.prometheus.run)
         if self.agents is not None:
             self._tasks.start(AGENTS, self.agents.run)
+        if self._agents_certificate is not None:
+            self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
 
     async def adopt(self, settings: Settings) -> None:
         """Follow otherwise from now on; a source that nothing changed for is left alone."""
@@ -146,6 +157,9 @@ class Following:
                 settings=_follow_settings(settings),
             )
             self._tasks.start(INVENTORY, self.cluster.run)
+        if self.agents is not None and settings.agents != before.agents:
+            self._fleet.hold(SOURCE, settings.agents.hold_seconds)
+            self.agents.change(settings.agents)
         if settings.prometheus != before.prometheus:
             async with self._telling:  # what is being told is told to its end
                 await self._tasks.stop(PROMETHEUS)
@@ -215,6 +229,17 @@ async def in_turns(steps: Steps[None], give_way: GiveWay = next_turn) -> None:
     """Do work in steps, and let whoever waits have a turn between them."""
     for _ in steps:
         await give_way()
+
+
+def _agents_certificate(settings: Agents) -> ServerContext | None:
+    """Return what the agents' port is served with; None for without TLS.
+
+    Raises:
+        TlsError: the files cannot be used.
+    """
+    if not settings.listen or settings.cert_file is None or settings.key_file is None:
+        return None
+    return follow_certificate(settings.cert_file, settings.key_file)
 
 
 def _what_pods_are(settings: Settings) -> tuple[object, ...]:

@@ -26,12 +26,14 @@ class InFlight:
 
     Args:
         urgent: paths of the questions that somebody waits for.
+        lasting: paths of streams: nobody waits for their end, and they do not count.
     """
 
-    def __init__(self, urgent: Collection[str] = ()) -> None:
+    def __init__(self, urgent: Collection[str] = (), lasting: Collection[str] = ()) -> None:
         self.is_draining = False
         self.requests = 0
         self._urgent = frozenset(urgent)
+        self._lasting = frozenset(lasting)
         self._waiting = 0
         self._nobody_waits = asyncio.Event()
         self._answered_at = time.monotonic()
@@ -41,6 +43,8 @@ class InFlight:
     @web.middleware
     async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count a request from its headers to the end of its answer."""
+        if request.path in self._lasting:
+            return await handler(request)
         self.requests += 1
         self._none.clear()
         is_urgent = request.path in self._urgent

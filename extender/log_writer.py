@@ -11,6 +11,10 @@ from typing_extensions import override  # in typing from Python 3.12 on
 WAITING_LINES: Final = 20_000
 """So many lines may wait to be written; the ones after them are dropped and counted."""
 
+GATHER_SECONDS: Final = 0.05
+"""Lines that come so soon after another are written with it: to wake a thread costs more than to
+format a line."""
+
 CLOSE_SECONDS: Final = 2.0
 """At the end the last lines get so long to be written."""
 
@@ -23,7 +27,7 @@ class BackgroundHandler(logging.StreamHandler[TextIO]):
         self._lines: deque[str] = deque()
         self._dropped = 0
         self._wake = threading.Event()
-        self._is_closing = False
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
 
@@ -37,21 +41,22 @@ class BackgroundHandler(logging.StreamHandler[TextIO]):
             self._lines.append(self.format(record))
         except Exception:  # noqa: BLE001 - as logging has it: a log line is worth no failure
             self.handleError(record)
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
 
     @override
     def close(self) -> None:
         """Write what waits, for a while."""
-        self._is_closing = True
+        self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
         super().close()
 
     def _write(self) -> None:
         """Write lines as they come until the end."""
-        while not (self._is_closing and not self._lines):
+        while not (self._closing.is_set() and not self._lines):
             self._wake.wait()
-            if not self._is_closing:
+            if not self._closing.wait(GATHER_SECONDS):
                 self._wake.clear()
             lines = [self._lines.popleft() for _ in range(len(self._lines))]
             dropped, self._dropped = self._dropped, 0

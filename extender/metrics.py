@@ -36,6 +36,8 @@ class Metrics:
         unjudged: bound pods of which it is not known whether a replica was asked.
         peer_messages: messages between replicas, by direction and outcome.
         peers: other replicas, by state.
+        api_requests: questions to the API by what became of them at its door.
+        admissions: pods that the admission webhook was asked about, by outcome.
     """
 
     def __init__(self) -> None:
@@ -112,6 +114,18 @@ class Metrics:
             "idlegpu_peers",
             "Other replicas: known by their address, and those of them that answer.",
             ["state"],
+            registry=self.registry,
+        )
+        self.api_requests = Counter(
+            "idlegpu_api_requests",
+            "Questions to the API and the page, by whether who asks may read.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.admissions = Counter(
+            "idlegpu_admissions",
+            "Pods that the admission webhook was asked about, by what became of them.",
+            ["outcome"],
             registry=self.registry,
         )
         self.settings_reloads = Counter(

@@ -32,6 +32,10 @@ LIVE: Final = frozenset(
         "early_failures",
         "health",
         "load_filter",
+        "weights",
+        "mode",
+        "decision_log",
+        "regret",
         "wire",
         "cluster",
         "events",
@@ -45,6 +49,23 @@ LIVE: Final = frozenset(
 )
 """Settings, and sections of them, that a running extender takes over. All others wait for a
 restart: sockets and logins are made once."""
+
+LIVE_PARTS: Final = {
+    "agents": frozenset(
+        {
+            "audience",
+            "service_accounts",
+            "hold_seconds",
+            "silence_seconds",
+            "batch_seconds",
+            "token_seconds",
+            "reviews_per_second",
+            "review_timeout_seconds",
+            "max_connections",
+        }
+    )
+}
+"""Of other sections the settings that are taken over all the same."""
 
 Adopt = Callable[[Settings], Awaitable[None]]
 """Goes by other settings from then on."""
@@ -150,12 +171,7 @@ class Reloader:
 
     async def _put_in_force(self, settings: Settings) -> tuple[tuple[Change, ...], Outcome]:
         """Go by the settings as far as that can be without a restart; return what changed."""
-        kept = {
-            name: getattr(self._in_force, name)
-            for name in Settings.model_fields
-            if name not in LIVE
-        }
-        wanted, settings = settings, settings.model_copy(update=kept)
+        wanted, settings = settings, _as_far_as_live(self._in_force, settings)
         changes = list_changes(self._in_force, settings, self._settings)
         if changes:
             await self._adopt(settings)
@@ -189,6 +205,17 @@ class Reloader:
         self.problem = problem
         self._metrics.settings_reloads.labels(outcome).inc()
         self._metrics.settings_file_bad.set(bool(problem))
+
+
+def _as_far_as_live(in_force: Settings, wanted: Settings) -> Settings:
+    """Return the wanted settings, but for those that wait for a restart."""
+    kept: dict[str, object] = {
+        name: getattr(in_force, name) for name in Settings.model_fields if name not in LIVE
+    }
+    for section, names in LIVE_PARTS.items():
+        live = {name: getattr(getattr(wanted, section), name) for name in names}
+        kept[section] = getattr(in_force, section).model_copy(update=live)
+    return wanted.model_copy(update=kept)
 
 
 def _shown(changes: tuple[Change, ...]) -> dict[str, str]:

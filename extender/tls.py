@@ -1,13 +1,14 @@
-"""TLS of the webhooks: contexts from files that may change, and who asks.
+"""TLS of the ports that others come to: contexts from files that may change, and who asks.
 
-It is the client's certificate that says who asks: kube-scheduler's extenders know no token.
+Of webhooks it is the client's certificate that says who asks: kube-scheduler's extenders know no
+token.
 """
 
 import asyncio
 import hashlib
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -45,31 +46,28 @@ class Contexts:
     client: ssl.SSLContext
 
 
-class Certificates:
-    """Follows the files: whoever connects gets what is in them now, and no connection is lost.
+class ServerContext:
+    """A server's context that follows its files: whoever connects gets what is in them now.
 
     Args:
-        settings: where they are; all three are set.
+        paths: the files.
+        make: makes a context of what they hold; raises TlsError.
 
     Attributes:
-        server: for those who ask us. It hands each of them to the context of the newest files, so
-            the socket stays open; connections that are there go on with what they were made with.
-        client: for asking other replicas.
+        context: hands whoever connects to the context of the newest files, so the socket stays
+            open; connections that are there go on with what they were made with.
 
     Raises:
         TlsError: they cannot be used.
     """
 
-    def __init__(self, settings: Tls) -> None:
-        if not (settings.cert_file and settings.key_file and settings.client_ca_file):
-            raise TlsError("set tls.cert_file, tls.key_file and tls.client_ca_file")
-        self._paths = (settings.cert_file, settings.key_file, settings.client_ca_file)
+    def __init__(self, paths: tuple[Path, ...], make: Callable[[], ssl.SSLContext]) -> None:
+        self._paths = paths
+        self._make = make
         self._seen = self._fingerprint()
         self._problem = ""
-        contexts = make_contexts(*self._paths)
-        self.server, self.client = contexts.server, contexts.client
-        self._newest = contexts.server
-        self.server.sni_callback = self._hand_over
+        self.context = self._newest = make()
+        self.context.sni_callback = self._hand_over
 
     def _hand_over(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Let a connection go on with the newest files; called for those without SNI, too."""
@@ -81,27 +79,84 @@ class Certificates:
             await asyncio.sleep(POLL_SECONDS)
             self.look()
 
-    def look(self) -> None:
-        """Use what the files hold, if that is new and good."""
+    def look(self) -> bool:
+        """Use what the files hold, if that is new and good; tell whether it was."""
         seen = self._fingerprint()
         if seen == self._seen:
-            return
+            return False
         try:
-            contexts = make_contexts(*self._paths)
+            newest = self._make()
         except TlsError as error:  # a file of them may still be on its way
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("cannot use new certificates", extra={"cause": str(error)})
-            return
+            return False
         self._seen, self._problem = seen, ""
-        self._newest = contexts.server
-        # In place: who asks other replicas holds on to it.
-        load(self.client, *self._paths)
-        logger.info("using new certificates")
+        self._newest = newest
+        logger.info("using new certificates", extra={"file": str(self._paths[0])})
+        return True
 
     def _fingerprint(self) -> tuple[str, ...]:
         """Return what the files hold, in short; a file that is not there holds nothing."""
         return tuple(_digest(path) for path in self._paths)
+
+
+class Certificates:
+    """The contexts of webhooks and of replicas, which follow their files.
+
+    Args:
+        settings: where they are; all three are set.
+
+    Attributes:
+        server: for those who ask us.
+        client: for asking other replicas.
+
+    Raises:
+        TlsError: they cannot be used.
+    """
+
+    def __init__(self, settings: Tls) -> None:
+        if not (settings.cert_file and settings.key_file and settings.client_ca_file):
+            raise TlsError("set tls.cert_file, tls.key_file and tls.client_ca_file")
+        self._paths = (settings.cert_file, settings.key_file, settings.client_ca_file)
+        self._followed = ServerContext(self._paths, lambda: make_contexts(*self._paths).server)
+        self.server = self._followed.context
+        self.client = make_contexts(*self._paths).client
+
+    async def run(self) -> None:
+        """Have new certificates used until cancelled; bad ones change nothing."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Use what the files hold, if that is new and good."""
+        if self._followed.look():
+            # In place: who asks other replicas holds on to it.
+            load(self.client, *self._paths)
+
+
+def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
+    """Return the context of a server that knows by other means who comes, as by a token.
+
+    Raises:
+        TlsError: the files cannot be used.
+    """
+
+    def make() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.num_tickets = 0  # who comes stays: a session that could be resumed is not
+        try:
+            context.load_cert_chain(cert_file, key_file)
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            raise TlsError(
+                f"cannot use {cert_file} and {key_file} for TLS: {error}: must be a certificate "
+                "and its key without a password, both in PEM"
+            ) from error
+        return context
+
+    return ServerContext((cert_file, key_file), make)
 
 
 def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Contexts:

@@ -214,6 +214,7 @@ async def run(*, once: bool) -> None:
             return
         console.print(
             "\n[bold]Still serving.[/bold] Look around, Ctrl-C ends it:\n"
+            f"   {url}/page/ in a browser\n"
             f"   curl {url}/v1/nodes/gpu-h100-03\n"
             f"   curl '{url}/v1/best?gpus=2&memory=20Gi'\n"
             f"   curl '{url}/v1/decisions?pod=default/stock'\n"

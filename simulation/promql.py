@@ -1,7 +1,7 @@
 """The small part of PromQL that the simulated Prometheus understands: parse, and evaluate.
 
-Selectors with matchers, timestamp(), last_over_time(), max, min, sum, avg, count and group with
-`by`, `or`, `and` with `on`. Anything else is refused by name.
+Selectors with matchers, timestamp(), last_over_time(), rate(), max, min, sum, avg, count and group
+with `by`, `or`, `and` with `on`, and `>` with a number. Anything else is refused by name.
 """
 
 import re
@@ -58,7 +58,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`timestamp(…)` or `last_over_time(…[…])`."""
+    """`timestamp(…)`, `last_over_time(…[…])` or `rate(…[…])`."""
 
     function: str
     selector: Selector
@@ -83,7 +83,15 @@ class SetOperation:
     on: tuple[str, ...] | None = None
 
 
-Expression = Selector | Call | Aggregation | SetOperation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """`operand > limit`: the elements above a number."""
+
+    operand: "Expression"
+    limit: float
+
+
+Expression = Selector | Call | Aggregation | SetOperation | Filter
 
 _AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "max": max,
@@ -93,11 +101,13 @@ _AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "count": lambda values: float(len(values)),
     "group": lambda _: 1.0,
 }
-_FUNCTIONS: Final = frozenset({"timestamp", "last_over_time"})
+_FUNCTIONS: Final = frozenset({"timestamp", "last_over_time", "rate"})
+_OF_RANGES: Final = frozenset({"last_over_time", "rate"})
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TOKEN: Final = re.compile(
     r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)'
-    r"|(?P<span>[0-9]+(?:ms|s|m|h|d))|(?P<sign>=~|!~|!=|[=(){}\[\],]))"
+    r"|(?P<span>[0-9]+(?:ms|s|m|h|d))|(?P<number>[0-9]+(?:\.[0-9]+)?)"
+    r"|(?P<sign>=~|!~|!=|[=(){}\[\],>]))"
 )
 
 
@@ -154,15 +164,24 @@ class _Parser:
         return left
 
     def conjunction(self) -> Expression:
-        left = self.operand()
+        left = self.filtered()
         while self.peek() == "and":
             self.take()
             on = None
             if self.peek() == "on":
                 self.take()
                 on = self.label_list()
-            left = SetOperation(operator="and", left=left, right=self.operand(), on=on)
+            left = SetOperation(operator="and", left=left, right=self.filtered(), on=on)
         return left
+
+    def filtered(self) -> Expression:
+        operand = self.operand()
+        if self.peek() != ">":
+            return operand
+        self.take()
+        if not self.peek()[:1].isdigit():
+            self.fail()
+        return Filter(operand=operand, limit=float(self.take()))
 
     def operand(self) -> Expression:
         head = self.peek()
@@ -197,7 +216,7 @@ class _Parser:
         self.take("(")
         selector = self.selector()
         self.take(")")
-        if (selector.window_seconds is not None) is not (function == "last_over_time"):
+        if (selector.window_seconds is not None) is not (function in _OF_RANGES):
             raise PromqlError(f"{function}() of the wrong kind of vector")
         return Call(function=function, selector=selector)
 
@@ -271,6 +290,9 @@ def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
             return _call(expression, store, at)
         case Aggregation():
             return _aggregated(expression, evaluate(expression.operand, store, at))
+        case Filter():
+            operand = evaluate(expression.operand, store, at)
+            return [element for element in operand if element.value > expression.limit]
         case SetOperation():
             left = evaluate(expression.left, store, at)
             return _combined(expression, left, evaluate(expression.right, store, at))
@@ -283,6 +305,12 @@ def _selected(selector: Selector, store: SampleStore) -> Iterator[Series]:
 
 
 def _call(call: Call, store: SampleStore, at: float) -> Vector:
+    if call.function == "rate":
+        return [
+            Element(_without_name(series.labels), rate)
+            for series in _selected(call.selector, store)
+            if (rate := series.rate(at, call.selector.window_seconds or 0.0)) is not None
+        ]
     found = [
         (series.labels, sample)
         for series in _selected(call.selector, store)

@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 LOOKBACK_SECONDS: Final = 300.0
@@ -54,6 +55,22 @@ class Series:
             return None
         value = self.values[row]
         return None if value is None else (self.times[row], value)
+
+    def rate(self, time: float, window_seconds: float) -> float | None:
+        """Return how fast a counter grew in the window that ends at `time`, per second.
+
+        None where it has fewer than two samples there. What it may have grown before the first one
+        and after the last is not guessed at, as the real Prometheus does.
+        """
+        start, end = bisect_right(self.times, time - window_seconds), bisect_right(self.times, time)
+        samples = [value for value in self.values[start:end] if value is not None]
+        if len(samples) < 2:
+            return None
+        # Where it fell it began anew.
+        steps = (
+            after - before if after >= before else after for before, after in pairwise(samples)
+        )
+        return sum(steps) / window_seconds
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
     python -m extender.certs --folder DIR [--address 10.96.0.88]
     python -m extender.certs --secrets            (in a pod, or with --kubeconfig)
+    python -m extender.certs --secrets --webhook idlegpu-scheduler-name
 
 Run it as often as you like: what is good stays. A new CA is brought in without a gap: --next-ca,
 then restart every kube-scheduler, which reads its CA once; --switch-ca; a day later --drop-ca.
@@ -24,10 +25,19 @@ from extender.certs.issuing import (
     expires_at,
     renewed,
     switched,
+    trusted,
     with_next,
     without_previous,
 )
-from extender.certs.storing import SIDES, Secrets, read_folder, write_folder
+from extender.certs.storing import (
+    CA_CONFIG_MAP,
+    SIDES,
+    Secrets,
+    publish,
+    read_folder,
+    write_folder,
+)
+from extender.certs.webhook import write_ca_bundle
 from extender.kube import KubeClient, KubeError
 from extender.kube_config import SERVICE_ACCOUNT, KubeConfigError
 
@@ -43,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit status: 0, or 1 where certificates could not be made or kept.
     """
-    arguments = _build_parser().parse_args(argv)
+    parser = _build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.ca_namespace and not arguments.secrets:
+        parser.error("--ca-namespace goes with --secrets: a folder has ca.crt for each side")
+    if arguments.webhook and not arguments.secrets:
+        parser.error("--webhook goes with --secrets: the API server is told as well")
     namespace = arguments.namespace or _own_namespace()
     service = f"{EXTENDER_NAME}.{namespace}.svc"
     names = (EXTENDER_NAME, service, f"{service}.cluster.local", *arguments.name)
@@ -104,6 +119,12 @@ async def _keep_secrets(
         after = changed(before, wanted, arguments.step)
         if before != after:
             await secrets.write(after)
+        for other in arguments.ca_namespace:
+            if told := await publish(client, other, after):
+                sys.stdout.write(f"ConfigMap {other}/{CA_CONFIG_MAP}: {told}\n")
+        webhook = arguments.webhook
+        if webhook and await write_ca_bundle(client, webhook, trusted(after)):
+            sys.stdout.write(f"MutatingWebhookConfiguration {webhook}: new\n")
     finally:
         await client.close()
     return before, after
@@ -139,9 +160,23 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", action="append", default=[], help="further DNS name; may be repeated"
     )
+    parser.add_argument(
+        "--webhook",
+        default="",
+        metavar="NAME",
+        help="MutatingWebhookConfiguration that is told the CA, with --secrets",
+    )
     parser.add_argument("--days", type=int, default=365, help="how long they are good (365)")
     parser.add_argument(
         "--renew-days", type=int, default=60, help="renew what is good for less (60)"
+    )
+    parser.add_argument(
+        "--ca-namespace",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="with --secrets: have a ConfigMap idlegpu-ca there, with the CAs alone, for node "
+        "agents that report over TLS; may be repeated",
     )
     step = parser.add_mutually_exclusive_group()
     for name, text in (

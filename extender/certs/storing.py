@@ -16,7 +16,12 @@ SIDES: Final = (EXTENDER, SCHEDULER)
 AUTHORITY: Final = ("ca.crt", "ca.key", "next.crt", "next.key", "previous.crt")
 
 CA_SECRET: Final = "idlegpu-ca"  # noqa: S105 - its name
+CA_CONFIG_MAP: Final = "idlegpu-ca"
+"""Holds what is trusted, as `ca.crt`, for those that are told nothing more."""
+
 SECRETS: Final = {EXTENDER: "idlegpu-extender-tls", SCHEDULER: "idlegpu-kube-scheduler-tls"}
+
+_LABELS: Final = {"app.kubernetes.io/part-of": "idlegpu"}
 
 TIMEOUT_SECONDS: Final = 10.0
 LIMIT_BYTES: Final = 1 << 20
@@ -132,7 +137,7 @@ class Secrets:
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "idlegpu"}},
+            "metadata": {"name": name, "labels": _LABELS},
             "type": kind,
             "data": {key: text for key, text in encoded.items() if text is not None},
         }
@@ -140,6 +145,60 @@ class Secrets:
 
     async def _send(self, method: str, path: str, body: object, action: str) -> None:
         await self._client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+
+
+async def publish(client: KubeClient, namespace: str, files: Files) -> str:
+    """Have a ConfigMap of another namespace hold the CAs that both sides trust, and nothing else.
+
+    Args:
+        client: the API server.
+        namespace: where those are who ask without a certificate: node agents.
+        files: all files.
+
+    Returns:
+        What was done, in words; "" for nothing.
+
+    Raises:
+        KubeError: the API server could not be asked, or refused.
+    """
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    data = {"ca.crt": trusted(files).decode("ascii")}
+    body: dict[str, object] = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": CA_CONFIG_MAP, "labels": _LABELS},
+        "data": data,
+    }
+    try:
+        held = await _config_map(client, f"{path}/{CA_CONFIG_MAP}")
+        if held == data:
+            return ""
+        method, path = ("POST", path) if held is None else ("PATCH", f"{path}/{CA_CONFIG_MAP}")
+        action = f"{'create' if held is None else 'patch'} configmaps"
+        await client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+    except KubeError as error:
+        # Who has no agents has neither their namespace nor the right to write there.
+        if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
+            return f"left out, for there is no such namespace, or no right in it: {error}"
+        raise
+    return "new"
+
+
+async def _config_map(client: KubeClient, path: str) -> Mapping[str, object] | None:
+    """Return what a ConfigMap holds, None where there is none."""
+    try:
+        found = await client.get(
+            path,
+            {},
+            action="get configmaps",
+            timeout_seconds=TIMEOUT_SECONDS,
+            limit_bytes=LIMIT_BYTES,
+        )
+    except KubeError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            return None
+        raise
+    return mapping_of(found.get("data"))
 
 
 def _write(path: Path, content: bytes) -> None:

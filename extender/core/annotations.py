@@ -152,6 +152,30 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
     return replace(wishes, problems=(*annotations.problems, *annotations.unknown()))
 
 
+_OF_SETTINGS: Final = {
+    Annotation.MAX_UTILIZATION: "thresholds.utilization",
+    Annotation.MAX_MEMORY: "thresholds.memory",
+    Annotation.STRATEGY: "strategy",
+}
+"""Annotations that stand in the place of a setting."""
+
+
+def own_settings(pod: Mapping[str, object], wishes: Wishes) -> frozenset[str]:
+    """Return the names of the settings in whose place a pod's annotations stand.
+
+    Args:
+        pod: the Pod object.
+        wishes: what was read of it.
+    """
+    annotations = mapping_of(mapping_of(pod.get("metadata")).get("annotations"))
+    unusable = {problem.annotation for problem in wishes.problems}
+    return frozenset(
+        setting
+        for annotation, setting in _OF_SETTINGS.items()
+        if annotations.get(annotation) is not None and annotation not in unusable
+    )
+
+
 def read_memory(pod: Mapping[str, object]) -> int | None:
     """Return the room that a pod's annotation asks of each device, None where it does not say."""
     return _read_memory(_annotations_of(pod))

@@ -12,11 +12,20 @@ from extender.core.snapshot import (
     PER_SLOT,
     Batch,
     Pool,
+    PoolRow,
     Rows,
     Telemetry,
+    batch_rows,
     patch_batch,
     patched,
 )
+from extender.core.steps import Steps
+
+PIECE_ROWS = 250
+"""Rows that are put side by side in one step: about two milliseconds' work."""
+
+_ARRANGED = ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS)
+"""A batch's columns, but for those that follow from its slots."""
 
 
 def take_batch(batch: Batch, index: Rows | slice) -> Batch:
@@ -60,8 +69,29 @@ def with_rows(batch: Batch, at: Sequence[int], others: Batch) -> Batch:
     return Batch(telemetry=batch.telemetry.with_rows(index, others.telemetry), **columns)
 
 
-def rearrange_batch(batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetry) -> Batch:
-    """Return rows of `batch` and of `fresh` in a new order.
+def batch_in_steps(rows: Sequence[PoolRow], telemetry: Telemetry) -> Steps[Batch]:
+    """Put rows side by side, some in each step; nothing speaks against their nodes."""
+    width = max((len(row.slots) for row in rows), default=1)
+    parts = []
+    for start in range(0, max(len(rows), 1), PIECE_ROWS):
+        some = tuple(rows[start : start + PIECE_ROWS])
+        parts.append(batch_rows(some, telemetry, np.zeros(len(some)), width=width))
+        yield
+    if len(parts) == 1:
+        return parts[0]
+    columns = {}
+    for name in _ARRANGED:
+        column = np.concatenate([getattr(part, name) for part in parts])
+        columns[name] = np.asfortranarray(column)
+        yield
+    slots = columns["slots"]
+    return Batch(present=slots != NO_DEVICE, telemetry=telemetry.take(slots), **columns)
+
+
+def rearrange_in_steps(
+    batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetry
+) -> Steps[Batch]:
+    """Return rows of `batch` and of `fresh` in a new order, one column in each step.
 
     Args:
         batch: the batch as it was.
@@ -76,7 +106,7 @@ def rearrange_batch(batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetr
         int(fresh.present.sum(axis=1).max(initial=1)),
     )
     columns = {}
-    for name in ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS):
+    for name in _ARRANGED:
         old, new = getattr(batch, name), getattr(fresh, name)
         if old.ndim == 1:
             column = np.empty(len(index), dtype=old.dtype)
@@ -89,5 +119,6 @@ def rearrange_batch(batch: Batch, index: Rows, fresh: Batch, telemetry: Telemetr
             same = min(width, new.shape[1])
             column[np.flatnonzero(is_new), :same] = new[:, :same]
         columns[name] = column
+        yield
     slots = columns["slots"]
     return Batch(present=slots != NO_DEVICE, telemetry=telemetry.take(slots), **columns)

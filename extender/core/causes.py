@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from extender.core.readings import Signal
 from extender.core.snapshot import Ratios, Rows, Telemetry
 
 _VALUE_BITS = 32
@@ -38,6 +39,10 @@ class Sign(IntEnum):
     NVLINKS_DOWN = 16  # how many
     INFOROM_CORRUPTED = 17
     SHUTDOWN_TEMPERATURE = 18  # degrees Celsius
+    PCIE_REPLAYS = 19  # a minute
+    NVLINK_REPLAYS = 20  # a minute
+    NVLINK_RECOVERIES = 21
+    NVLINK_CRC_ERRORS = 22  # a second
 
 
 _WORDS: Mapping[Sign, str] = MappingProxyType(
@@ -61,6 +66,10 @@ _WORDS: Mapping[Sign, str] = MappingProxyType(
         Sign.NVLINKS_DOWN: "{value} NVLinks that have gone down",
         Sign.INFOROM_CORRUPTED: "a damaged infoROM",
         Sign.SHUTDOWN_TEMPERATURE: "{value} °C, at which it switches itself off",
+        Sign.PCIE_REPLAYS: "{value} PCIe packets a minute sent again",
+        Sign.NVLINK_REPLAYS: "{value} NVLink packets a minute sent again",
+        Sign.NVLINK_RECOVERIES: "NVLinks that had to recover in the last minutes",
+        Sign.NVLINK_CRC_ERRORS: "{value} NVLink checksum errors a second",
     }
 )
 
@@ -113,6 +122,31 @@ _NAMES: Mapping[Sign, Mapping[int, str]] = MappingProxyType(
 )
 
 
+_SIGNALS: Mapping[Sign, tuple[Signal, ...]] = MappingProxyType(
+    {
+        Sign.XID: (Signal.XID,),
+        Sign.ROW_REMAP_FAILURE: (Signal.ROW_REMAP_FAILURE,),
+        Sign.ROW_REMAP_PENDING: (Signal.ROW_REMAP_PENDING,),
+        Sign.REMAPPED_ROWS: (Signal.UNCORRECTABLE_REMAPPED_ROWS,),
+        Sign.DOUBLE_BIT_ERRORS: (Signal.ECC_DOUBLE_BIT_VOLATILE,),
+        Sign.RETIRED_PAGES: (Signal.RETIRED_PAGES_SINGLE_BIT, Signal.RETIRED_PAGES_DOUBLE_BIT),
+        Sign.RETIRED_PAGES_PENDING: (Signal.RETIRED_PAGES_PENDING,),
+        Sign.RECOVERY_ACTION: (Signal.RECOVERY_ACTION,),
+        Sign.FABRIC_MANAGER: (Signal.FABRIC_MANAGER_STATUS,),
+        Sign.DCGM_HEALTH: (Signal.HEALTH_STATUS,),
+        Sign.SRAM_ERRORS: (Signal.SRAM_THRESHOLD_EXCEEDED,),
+        Sign.FABRIC_HEALTH: (Signal.FABRIC_HEALTH,),
+        Sign.NVLINKS_DOWN: (Signal.NVLINKS_DOWN,),
+        Sign.INFOROM_CORRUPTED: (Signal.INFOROM_CORRUPTED,),
+        Sign.SHUTDOWN_TEMPERATURE: (Signal.TEMPERATURE,),
+        Sign.PCIE_REPLAYS: (Signal.PCIE_REPLAY_RATE,),
+        Sign.NVLINK_REPLAYS: (Signal.NVLINK_REPLAY_RATE,),
+        Sign.NVLINK_RECOVERIES: (Signal.NVLINK_RECOVERY_RATE,),
+        Sign.NVLINK_CRC_ERRORS: (Signal.NVLINK_CRC_RATE,),
+    }
+)
+
+
 def encode(sign: Sign, values: Ratios | float = 0.0) -> Rows:
     """Return the cause of a sign with its values: one number, or one for each device."""
     numbers: Rows = np.asarray(np.clip(values, 0, _LARGEST_VALUE)).astype(np.intp)
@@ -127,6 +161,26 @@ def decode(cause: int) -> tuple[Sign, int]:
         (<Sign.XID: 2>, 79)
     """
     return Sign(cause >> _VALUE_BITS), cause & _LARGEST_VALUE
+
+
+def shown_by(
+    cause: int, row: int, causes: Mapping[int, int] | Rows
+) -> tuple[tuple[Signal, ...], int]:
+    """Return which signals show a cause, and of which row; none where no reading shows it.
+
+    Args:
+        cause: of a device.
+        row: the device's.
+        causes: of other devices, by row: one of them may be to blame.
+
+    Example:
+        >>> shown_by(int(encode(Sign.XID, 79)), 7, {})
+        ((<Signal.XID: 'xid'>,), 7)
+    """
+    sign, value = decode(cause)
+    if sign is Sign.SIBLING:
+        sign, row = decode(int(causes[value]))[0], value
+    return _SIGNALS.get(sign, ()), row
 
 
 def renumber(causes: Rows, rows: Rows) -> Rows:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 
 import numpy as np
@@ -111,13 +112,7 @@ def decide(  # noqa: PLR0913 - what a decision rests on is just so much
     """
     # By number they are neither made into strings nor compared as such.
     candidates = snapshot.roll.number(candidates)
-    is_nominated = np.zeros(len(candidates), dtype=np.bool_)
-    unknown_code = Code.NOT_IDLE if request.requires_idle else Code.PASSES
-    unknown_codes = np.full(len(candidates), unknown_code, dtype=np.uint8)
-    if request.nominated_node:
-        is_nominated[:] = [node == request.nominated_node for node in candidates]
-        unknown_codes[is_nominated] = Code.PASSES
-    tally = _Tally(unknown_codes, weighs_load=policy.load_filter.is_enabled)
+    tally = _Tally(request, candidates, weighs_load=policy.load_filter.is_enabled)
     for resource, ask in asks(request):
         pool = snapshot.pools.get(resource)
         if pool is None:
@@ -130,7 +125,7 @@ def decide(  # noqa: PLR0913 - what a decision rests on is just so much
         tally.add(evaluation, _rows_in(snapshot, pool, candidates))
     codes = tally.codes
     if policy.load_filter.is_enabled:
-        codes = _refuse_busy(codes, tally, is_nominated)
+        codes = _refuse_busy(codes, tally)
     return Decision(
         candidates=candidates,
         codes=codes,
@@ -152,19 +147,39 @@ class _Tally:
     """The verdict on each candidate over all resources that a pod asks for: the worst counts.
 
     Args:
-        unknown_codes: per candidate, the verdict where we do not know that it offers a resource.
+        request: what the pod asks for.
+        candidates: node names.
         weighs_load: whether `load`, `is_enough` and `is_busy` are wanted.
     """
 
-    def __init__(self, unknown_codes: Codes, *, weighs_load: bool) -> None:
-        count = len(unknown_codes)
-        self._unknown_codes = unknown_codes
+    def __init__(
+        self, request: GpuRequest, candidates: Sequence[str], *, weighs_load: bool
+    ) -> None:
+        count = len(candidates)
+        self._request = request
+        self._candidates = candidates
         self._weighs_load = weighs_load
+        self._is_empty = True
         self.codes: Codes = np.zeros(count, dtype=np.uint8)
         self.scores = np.ones(count)
-        self.load = np.zeros(count)
-        self.is_enough: Flags = np.ones(count, dtype=np.bool_)
-        self.is_busy: Flags = np.zeros(count, dtype=np.bool_)
+        if weighs_load:
+            self.load = np.zeros(count)
+            self.is_enough: Flags = np.ones(count, dtype=np.bool_)
+            self.is_busy: Flags = np.zeros(count, dtype=np.bool_)
+
+    @cached_property
+    def is_nominated(self) -> Flags:
+        """Per candidate, whether the pod is nominated to it."""
+        node = self._request.nominated_node
+        if not node:
+            return np.zeros(len(self._candidates), dtype=np.bool_)
+        return np.fromiter((name == node for name in self._candidates), np.bool_)
+
+    @cached_property
+    def _unknown_codes(self) -> Codes:
+        """Per candidate, the verdict where we do not know that it offers a resource."""
+        is_refused = self._request.requires_idle & ~self.is_nominated
+        return np.where(is_refused, np.uint8(Code.NOT_IDLE), np.uint8(Code.PASSES))
 
     def add(self, evaluation: Evaluation, rows: Rows) -> None:
         """Add the evaluation of one resource; row -1, a node without it, takes what is appended."""
@@ -174,8 +189,7 @@ class _Tally:
             codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
             codes = np.where(rows < 0, self._unknown_codes, codes)
             scores = np.append(evaluation.scores, UNKNOWN_SCORE)[rows]
-        self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
-        self.scores = np.minimum(self.scores, scores)
+        self._worsen(codes, scores)
         if self._weighs_load:
             is_enough = evaluation.idle >= evaluation.needed
             is_busy = evaluation.possible < evaluation.needed
@@ -185,12 +199,20 @@ class _Tally:
 
     def add_unknown(self) -> None:
         """Add a resource that no candidate offers as far as we know."""
-        self.codes = np.where(self.codes == Code.PASSES, self._unknown_codes, self.codes)
-        self.scores = np.minimum(self.scores, UNKNOWN_SCORE)
-        self.is_enough[:] = False
+        self._worsen(self._unknown_codes, np.full(len(self._candidates), UNKNOWN_SCORE))
+        if self._weighs_load:
+            self.is_enough[:] = False
+
+    def _worsen(self, codes: Codes, scores: Ratios) -> None:
+        """Take the worse of the verdict so far and that of another resource."""
+        if self._is_empty:  # as nearly every time: nothing to compare with
+            self.codes, self.scores, self._is_empty = codes, scores, False
+            return
+        self.codes = np.where(self.codes == Code.PASSES, codes, self.codes)
+        self.scores = np.minimum(self.scores, scores)
 
 
-def _refuse_busy(codes: Codes, tally: _Tally, is_nominated: Flags) -> Codes:
+def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
     """Refuse nodes known to be busy, but never all: at least the least loaded ones pass.
 
     On the nominated node the readings may still show the victims.
@@ -202,7 +224,7 @@ def _refuse_busy(codes: Codes, tally: _Tally, is_nominated: Flags) -> Codes:
         refused = passing & tally.is_busy
     else:
         refused = passing & (tally.load > tally.load[passing].min() + RELAXED_MARGIN)
-    return np.where(refused & ~is_nominated, np.uint8(Code.BUSY), codes)
+    return np.where(refused & ~tally.is_nominated, np.uint8(Code.BUSY), codes)
 
 
 def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int | None) -> Rows:

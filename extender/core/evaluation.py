@@ -133,7 +133,7 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
             requires_idle=wants.requires_idle,
             nominated=wants.nominated,
         ),
-        scores=score(batch, assessment, wants.is_packing, wants.preference),
+        scores=score(batch, assessment, wants.is_packing, wants.preference, policy.weights),
         idle=assessment.idle.astype(np.int16),
         needed=assessment.landing.needed.astype(np.int16),
         possible=_possible(assessment).astype(np.int16),

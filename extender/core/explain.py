@@ -1,19 +1,34 @@
 """Why a node got its verdict: the same columns that the decision was made from, as records."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from extender.core.assessment import Ask, Assessment, assess
 from extender.core.batches import take_batch, with_rows
 from extender.core.causes import blamed_siblings, ill_health
-from extender.core.evaluation import Question, estimates, evaluate_for
+from extender.core.evaluation import Question, estimates, evaluate_for, model_places
 from extender.core.filtering import Code
-from extender.core.policy import Policy
+from extender.core.parts import Breakdown, Factor, Part, break_down
+from extender.core.policy import Policy, Strategy
 from extender.core.request import GpuRequest
+from extender.core.scoring import Preference
 from extender.core.snapshot import Batch, Pool, Rows, Snapshot
 from extender.core.standing import batch_under
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who told something of a device.
+
+    Attributes:
+        source: its name.
+        age_seconds: how long before the decision it was measured.
+    """
+
+    source: str
+    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +48,11 @@ class DeviceVerdict:
         index: the source's index of the card on its node, None where it does not say.
         uuid: UUID of the card, "" where no source has shown it.
         gpu_instance_id: "" for a whole card.
-        source: who measured it, "" where nobody did.
+        source: who measured its activity, "" where nobody did.
         age_seconds: how long ago that was, None likewise.
         health: what speaks against its health and what that means, "" where nothing does.
+        signals: who told activity ("utilization"), "memory", and, where something speaks against
+            its health and a reading shows it, "health".
     """
 
     row: int
@@ -53,6 +70,7 @@ class DeviceVerdict:
     source: str = ""
     age_seconds: float | None = None
     health: str = ""
+    signals: Mapping[str, Told] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +91,8 @@ class NodeVerdict:
         suspicion: share of the score that early failures cost.
         model: the devices' model, "" where unknown.
         devices: each device.
+        parts: what the score is the sum of ...
+        factors: ... and what takes its share of that sum.
     """
 
     node: str
@@ -88,6 +108,8 @@ class NodeVerdict:
     suspicion: float
     model: str
     devices: tuple[DeviceVerdict, ...]
+    parts: tuple[Part, ...] = ()
+    factors: tuple[Factor, ...] = ()
 
 
 UNKNOWN = 0.5
@@ -175,6 +197,14 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
     )
 
 
+def only(evidence: Evidence, node: str) -> Evidence:
+    """Return what concerns one of the nodes: that is in words in a moment."""
+    at = evidence.nodes.index(node)
+    return replace(
+        evidence, nodes=(node,), batch=take_batch(evidence.batch, np.array([at], dtype=np.intp))
+    )
+
+
 def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     """Put the verdict on each node of the evidence in words."""
     if not evidence.nodes:
@@ -185,6 +215,7 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     nominated = np.array([node == request.nominated_node for node in evidence.nodes])
     evaluation = evaluate_for(question, batch, models, nominated)
     states = device_states(batch, assessment, multi=evidence.ask.count > 1)
+    made_of = _break_down(evidence, assessment)
     return tuple(
         NodeVerdict(
             node=node,
@@ -208,8 +239,27 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
                 )
                 for slot in np.flatnonzero(batch.present[index])
             ),
+            parts=made_of[index].parts,
+            factors=made_of[index].factors,
         )
         for index, node in enumerate(evidence.nodes)
+    )
+
+
+def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, ...]:
+    """Return what the score of each node is made of."""
+    request = evidence.request
+    places = model_places(evidence.models, request.preferred_models)
+    preference = Preference(
+        place=places[evidence.batch.model_id],
+        best=np.full(len(evidence.nodes), places.max(initial=0)),
+    )
+    return break_down(
+        evidence.batch,
+        assessment,
+        preference,
+        is_packing=request.strategy is Strategy.PACK,
+        weights=evidence.policy.weights,
     )
 
 

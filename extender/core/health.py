@@ -210,6 +210,7 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
         (health.dcgm_fail, status >= _DCGM_FAIL, Sign.DCGM_HEALTH, _DCGM_FAIL),
         (health.dcgm_warn, is_warned, Sign.DCGM_HEALTH, _DCGM_WARN),
         *_signs_of_nvml(column, health),
+        *_signs_of_links(column, health),
     )
 
 
@@ -228,6 +229,21 @@ def _signs_of_nvml(column: Callable[[Signal], Column], health: Health) -> tuple[
         (health.nvlink_down, links > 0, Sign.NVLINKS_DOWN, links),
         (health.inforom_corrupted, inforom, Sign.INFOROM_CORRUPTED, 0.0),
         (health.shutdown_temperature, too_hot, Sign.SHUTDOWN_TEMPERATURE, celsius),
+    )
+
+
+def _signs_of_links(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
+    """Return the signs of links that lose packets: by how many came lately, not by how many."""
+    pcie = column(Signal.PCIE_REPLAY_RATE) * 60.0
+    again = column(Signal.NVLINK_REPLAY_RATE) * 60.0
+    recovers = column(Signal.NVLINK_RECOVERY_RATE) > 0
+    crc = column(Signal.NVLINK_CRC_RATE)
+    limit = health.link_replays_per_minute
+    return (
+        (health.link_replays, pcie > limit, Sign.PCIE_REPLAYS, pcie),
+        (health.link_replays, again > limit, Sign.NVLINK_REPLAYS, again),
+        (health.nvlink_errors, recovers, Sign.NVLINK_RECOVERIES, 0.0),
+        (health.nvlink_errors, crc >= health.nvlink_crc_per_second, Sign.NVLINK_CRC_ERRORS, crc),
     )
 
 

@@ -96,6 +96,12 @@ class PodRecord:
         scheduler_name: `spec.schedulerName`.
         created_at: `metadata.creationTimestamp`, seconds since the epoch.
         is_deleting: `metadata.deletionTimestamp` is set.
+        message: what kube-scheduler says of why it is not placed, cut where it is long; kept only
+            while the pod is not bound.
+        is_gated: a scheduling gate keeps kube-scheduler from trying it.
+        owner: kind and name of what controls it (`Job train`), "" where nothing does.
+        wanted_model: the model that it asks for, as one word of `core.cards.NAMES` or `other`, ""
+            where it does not say; kept only while the pod is not bound.
     """
 
     uid: str
@@ -118,6 +124,10 @@ class PodRecord:
     scheduler_name: str = "default-scheduler"
     created_at: float = 0.0
     is_deleting: bool = False
+    message: str = ""
+    is_gated: bool = False
+    owner: str = ""
+    wanted_model: str = ""
 
     @property
     def key(self) -> str:

@@ -7,7 +7,7 @@ them in a few vector operations, eight bytes of each name at a time.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import overload
 
@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from extender.core.steps import Steps, finish
+
 Words = npt.NDArray[np.uint64]
+Parts = npt.NDArray[np.void]
 Places = npt.NDArray[np.intp]
 
 _WORD = 8
 _QUOTE, _COMMA = b'",'
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
-_HALF = np.uint64(32)
 _SPARE_BITS = 2
 """The table has so many bits more than its names need: few share a place, and it stays small."""
 
@@ -92,14 +94,12 @@ class JsonNames(Sequence[str]):
         text: the list; `read` tells whether it is plain enough.
         starts: where each name begins.
         lengths: how long each is.
-        stride: from the begin of each name to that of the next, 0 where that differs.
     """
 
-    def __init__(self, text: bytes, starts: Places, lengths: Places, stride: int = 0) -> None:
+    def __init__(self, text: bytes, starts: Places, lengths: Places) -> None:
         self.text = text
         self.starts = starts
         self.lengths = lengths
-        self.stride = stride
 
     @classmethod
     def read(cls, text: bytes) -> "JsonNames | None":
@@ -111,37 +111,13 @@ class JsonNames(Sequence[str]):
             >>> JsonNames.read(b'["a", "b"]'), JsonNames.read(b'["\\u0061"]')
             (None, None)
         """
-        if not (text.startswith(b'["') and text.endswith(b'"]') and text.isascii()):
+        if not (text.startswith(b'["') and text.endswith(b'"]')) or b"\\" in text:
+            return None
+        # As signed numbers, what is not ASCII is less than a space too.
+        if np.frombuffer(text, np.int8).min() < ord(" "):
             return None
         buffer = np.frombuffer(text, np.uint8)
-        if b"\\" in text or buffer.min() < ord(" "):
-            return None
-        is_quote = buffer == _QUOTE
-        return cls._read_even(text, buffer, is_quote) or cls._read_uneven(text, buffer, is_quote)
-
-    @classmethod
-    def _read_even(
-        cls, text: bytes, buffer: npt.NDArray[np.uint8], is_quote: npt.NDArray[np.bool_]
-    ) -> "JsonNames | None":
-        """Return names of one length: they need not be looked for."""
-        length = max(text.find(b'"', 2) - 2, 0)
-        stride = length + 3
-        count, rest = divmod(len(text) - 1, stride)
-        if rest or np.count_nonzero(is_quote) != 2 * count:
-            return None
-        marks = is_quote[1:].reshape(count, stride)
-        commas = buffer[1:].reshape(count, stride)[:-1, length + 2]
-        if not (marks[:, 0].all() and marks[:, length + 1].all() and (commas == _COMMA).all()):
-            return None
-        starts = np.arange(2, len(text), stride)
-        return cls(text, starts, np.full(count, length, dtype=np.intp), stride)
-
-    @classmethod
-    def _read_uneven(
-        cls, text: bytes, buffer: npt.NDArray[np.uint8], is_quote: npt.NDArray[np.bool_]
-    ) -> "JsonNames | None":
-        """Return names of any lengths."""
-        quotes = np.flatnonzero(is_quote)
+        quotes = np.flatnonzero(buffer == _QUOTE)
         closing, opening = quotes[1:-1:2], quotes[2::2]
         if len(quotes) % 2 or quotes[-1] != len(text) - 2:
             return None
@@ -186,49 +162,73 @@ class JsonNames(Sequence[str]):
 class NameTable:
     """Finds names of a JSON list among known ones, all at once.
 
+    Of each name, in its quotation marks, two parts are looked at that cover it together: as many
+    whole words of eight bytes as the shortest has from its begin, and what the longest has more
+    from its end. Where the shortest is too short for that, nothing is found here.
+
     Attributes:
-        words: the known names as words of eight bytes, one array for each word.
-        hashes: of each known name.
+        heads: of each known name, the first part.
+        tails: of each known name, the last part.
+        lengths: of each known name, in bytes.
+        telling: in which words no two of them are the same, most of the time in one.
+        hashes: of each known name's telling words.
         places: the place of a known name by its hash's first bits, or soon after; -1 is free.
         shift: bits of a hash that are not used for that.
     """
 
-    words: tuple[Words, ...]
+    heads: Parts
+    tails: Parts
+    lengths: Places
+    telling: tuple[int, ...]
     hashes: Words
-    places: npt.NDArray[np.int32]
+    places: Places
     shift: np.uint64
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> "NameTable":
-        """Return the table of some names, each another."""
+    def of(cls, names: Sequence[str], like: "NameTable | None" = None) -> "NameTable | None":
+        """Return the table of some names, each another; None where it could not find any.
+
+        Args:
+            names: the names.
+            like: one of names of which most are the same: what tells these apart is tried first.
+        """
         listed = JsonNames.read(b'["' + '","'.join(names).encode() + b'"]') if names else None
-        if listed is None:  # no names of nodes: nothing will be found, and others look them up
-            empty = np.zeros(0, dtype=np.uint64)
-            return cls((), empty, np.full(1, -1, dtype=np.int32), np.uint64(0))
-        words = _words(listed, int(listed.lengths.max()) // _WORD + 1)
-        hashes = _hashes(words)
+        if listed is None:
+            return None
+        shortest, longest = listed.lengths.min() + 2, listed.lengths.max() + 2
+        head = int(shortest) // _WORD * _WORD
+        tail = max(-(-int(longest - head) // _WORD) * _WORD, _WORD)
+        if not head or tail > shortest:
+            return None
+        heads, tails = _parts(listed, head, tail)
+        words = _words(heads, tails)
+        telling = _telling(words, like.telling if like else ())
+        hashes = _hashes([words[at] for at in telling])
         bits = len(names).bit_length() + _SPARE_BITS
         shift = np.uint64(64 - bits)
-        places = np.full(1 << bits, -1, dtype=np.int32)
-        left, slots = np.arange(len(names)), (hashes >> shift).astype(np.intp)
+        places = np.full(1 << bits, -1, dtype=np.intp)
+        left, slots = np.arange(len(names)), (hashes >> shift).view(np.intp)
         while len(left):
             free = places[slots[left]] < 0
             places[slots[left[free]]] = left[free]
             left = left[places[slots[left]] != left]
             slots[left] = (slots[left] + 1) % len(places)
-        return cls(words, hashes, places, shift)
+        return cls(heads, tails, listed.lengths, telling, hashes, places, shift)
 
     def find(self, listed: JsonNames) -> Places | None:
         """Return the place of each name of a list.
 
         None where one is not known, or listed twice.
         """
-        if not len(self.hashes) or listed.lengths.max() > _WORD * len(self.words):
+        head, tail = self.heads.itemsize, self.tails.itemsize
+        shortest, longest = int(listed.lengths.min()) + 2, int(listed.lengths.max()) + 2
+        if shortest < max(head, tail) or longest > head + tail:
             return None
-        words = _words(listed, len(self.words))
-        hashes = _hashes(words)
-        slots = (hashes >> self.shift).astype(np.intp)
-        found = self.places[slots].astype(np.intp)
+        heads, tails = _parts(listed, head, tail)
+        words = _words(heads, tails)
+        hashes = _hashes([words[at] for at in self.telling])
+        slots = (hashes >> self.shift).view(np.intp)
+        found = self.places[slots]
         others = np.flatnonzero(self.hashes[found] != hashes)
         while len(others):
             slots[others] = (slots[others] + 1) % len(self.places)
@@ -238,8 +238,11 @@ class NameTable:
             others = others[self.hashes[next_found] != hashes[others]]
         if found.min() < 0 or np.bincount(found).max() > 1:
             return None
-        pairs = zip(self.words, words, strict=True)
-        return found if all((known[found] == word).all() for known, word in pairs) else None
+        is_same = np.array_equal(self.lengths.take(found), listed.lengths) and all(
+            np.array_equal(known.take(found).view(np.uint64), asked.view(np.uint64))
+            for known, asked in ((self.heads, heads), (self.tails, tails))
+        )
+        return found if is_same else None
 
 
 class Roll:
@@ -251,21 +254,41 @@ class Roll:
     """
 
     def __init__(self, nodes: Iterable[str], pools: Mapping[str, Sequence[str]]) -> None:
+        finish(self._fill(nodes, pools, None))
+
+    @classmethod
+    def in_steps(
+        cls, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "Roll"
+    ) -> "Steps[Roll]":
+        """Return the same in steps; most of the nodes are those of another roll."""
+        roll = cls.__new__(cls)
+        yield from roll._fill(nodes, pools, like._table)  # noqa: SLF001 - of this very class
+        return roll
+
+    def _fill(
+        self,
+        nodes: Iterable[str],
+        pools: Mapping[str, Sequence[str]],
+        like: NameTable | None,
+    ) -> Steps[None]:
         self.names = tuple(sorted({*nodes, *chain.from_iterable(pools.values())}))
         self._number_of = {name: number for number, name in enumerate(self.names)}
-        self._table = NameTable.of(self.names)
+        yield
+        self._table = NameTable.of(self.names, like)
+        yield
         self._rows: dict[str, Places] = {}
         for resource, listed in pools.items():
             rows = np.full(len(self.names), -1, dtype=np.intp)
             rows[[self._number_of[name] for name in listed]] = np.arange(len(listed))
             self._rows[resource] = rows
+            yield
 
     def number(self, names: Sequence[str]) -> Sequence[str]:
         """Return names by their numbers if all are known; else as they are."""
         if isinstance(names, NamesAt) and names.names is self.names:
             return names
         if isinstance(names, JsonNames):
-            found = self._table.find(names) if names.listed >= FEW else None
+            found = self._table.find(names) if self._table and names.listed >= FEW else None
             if found is not None:
                 return NamesAt(self.names, found)
             names = names.names
@@ -287,41 +310,51 @@ class Roll:
 EMPTY_ROLL = Roll((), {})
 
 
-def _words(listed: JsonNames, count: int) -> tuple[Words, ...]:
-    """Return the first `count` words of each name; behind its end a name is 0."""
-    text = listed.text + bytes(_WORD * count)
-    masks = _masks(count, int(listed.lengths.max()))
-    if listed.stride:
-        every = (listed.listed,), "<u8", text
-        return tuple(
-            np.ndarray(*every, offset=listed.starts[0] + _WORD * at, strides=(listed.stride,))
-            & masks[at, -1]
-            for at in range(count)
-        )
+def _parts(listed: JsonNames, head: int, tail: int) -> tuple[Parts, Parts]:
+    """Return so many bytes from the begin and from the end of each name in quotation marks.
+
+    No name may be shorter than either part.
+    """
+    begins = listed.starts - 1
+    ends = begins + listed.lengths + 2
+    return _taken(listed.text, begins, head), _taken(listed.text, ends - tail, tail)
+
+
+def _taken(text: bytes, starts: Places, size: int) -> Parts:
+    """Return so many bytes of a text from each start."""
     # As one item, for a fancy index copies each whole, and fast.
-    width = np.dtype((np.void, _WORD * count))
-    texts = np.ndarray(len(text) - width.itemsize + 1, width, buffer=text, strides=(1,))
-    rows = texts[listed.starts].view("<u8").reshape(-1, count)
-    return tuple(rows[:, at] & masks[at][listed.lengths] for at in range(count))
+    width = np.dtype((np.void, size))
+    parts: Parts = np.ndarray(len(text) - size + 1, width, buffer=text, strides=(1,))[starts]
+    return parts
+
+
+def _words(heads: Parts, tails: Parts) -> list[Words]:
+    """Return the words of some parts, one array for each word."""
+    return [
+        word for parts in (heads, tails) for word in parts.view("<u8").reshape(len(parts), -1).T
+    ]
+
+
+def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
+    """Return as few of the words as tell all names apart, the most telling ones first."""
+    if likely and max(likely) < len(words) and _tell_apart([words[at] for at in likely]):
+        return likely
+    variety = [len(np.unique(word)) for word in words]
+    ranked = sorted(range(len(words)), key=variety.__getitem__, reverse=True)
+    for count in range(1, len(words)):
+        if _tell_apart([words[at] for at in ranked[:count]]):
+            return tuple(ranked[:count])
+    return tuple(ranked)
+
+
+def _tell_apart(words: Sequence[Words]) -> bool:
+    """Whether no two names have the same hash of these words."""
+    return len(np.unique(_hashes(words))) == len(words[0])
 
 
 def _hashes(words: Sequence[Words]) -> Words:
     """Return a hash of each name: its first bits depend on all of it."""
-    factors = (np.uint64(int(_ODD) * (2 * at + 1) % (1 << 64)) for at in range(len(words)))
-    hashes = np.zeros(len(words[0]), dtype=np.uint64)
-    for word, factor in zip(words, factors, strict=True):
-        hashes += word * factor
-    hashes ^= hashes >> _HALF
-    hashes *= _ODD
-    hashes ^= hashes >> _HALF
-    return hashes * _ODD
-
-
-@lru_cache(maxsize=256)
-def _masks(count: int, longest: int) -> Words:
-    """Return which bits of each of `count` words are a name's, by the length of the name."""
-    lengths = np.arange(longest + 1) - _WORD * np.arange(count)[:, None]
-    sizes = np.minimum(np.maximum(lengths, 0), _WORD)
-    masks = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], dtype=np.uint64)
-    of_word: Words = masks[sizes]
-    return of_word
+    hashes = words[0] * _ODD
+    for at, word in enumerate(words[1:], 1):
+        hashes += word * np.uint64(int(_ODD) * (2 * at + 1) % (1 << 64))
+    return hashes

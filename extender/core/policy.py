@@ -142,6 +142,10 @@ class Health:
         fabric_unhealthy: the driver calls the NVLink fabric unhealthy ...
         fabric_limited: ... or of limited capacity.
         nvlink_down: an NVLink has gone down.
+        nvlink_errors: NVLinks had to recover lately, or get so many checksums wrong ...
+        nvlink_crc_per_second: ... as this, which is where DCGM's own limit is.
+        link_replays: packets are sent again over PCIe or NVLink, more ...
+        link_replays_per_minute: ... than so many a minute, which is DCGM's own limit for PCIe.
         inforom_corrupted: the card's own memory of its configuration is damaged.
         shutdown_temperature: as hot as where the card switches itself off.
         missing_device: a device is not seen, although its siblings are.
@@ -176,6 +180,10 @@ class Health:
     fabric_unhealthy: HealthAction = HealthAction.EXCLUDE
     fabric_limited: HealthAction = HealthAction.PENALTY
     nvlink_down: HealthAction = HealthAction.EXCLUDE_MULTI_GPU
+    nvlink_errors: HealthAction = HealthAction.EXCLUDE_MULTI_GPU
+    nvlink_crc_per_second: float = 100.0
+    link_replays: HealthAction = HealthAction.PENALTY
+    link_replays_per_minute: float = 8.0
     inforom_corrupted: HealthAction = HealthAction.PENALTY
     shutdown_temperature: HealthAction = HealthAction.EXCLUDE
     missing_device: HealthAction = HealthAction.PENALTY
@@ -198,6 +206,42 @@ class LoadFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What the smaller terms of the score weigh against each other; only their ratios count.
+
+    They order nodes between which the number of idle devices makes no difference.
+
+    Attributes:
+        utilization: low activity.
+        memory: free memory.
+        sharing: few tenants on shared devices.
+        bursts: even load.
+        stress: cool and unthrottled devices.
+    """
+
+    utilization: float = 0.60
+    memory: float = 0.15
+    sharing: float = 0.10
+    bursts: float = 0.05
+    stress: float = 0.10
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Each term's share of their sum, 0 to 1, by the term's name in `core.scoring`."""
+        named = {
+            "utilization": self.utilization,
+            "headroom": self.memory,
+            "sharing": self.sharing,
+            "bursts": self.bursts,
+            "stress": self.stress,
+        }
+        total = sum(named.values())
+        if abs(total - 1) < 1e-9:  # noqa: PLR2004 - they sum to 1, but for the last digit
+            return named
+        return {name: weight / total for name, weight in named.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything that shapes a decision besides the request and the snapshot."""
 
@@ -210,5 +254,6 @@ class Policy:
     early_failures: EarlyFailures = field(default_factory=EarlyFailures)
     health: Health = field(default_factory=Health)
     load_filter: LoadFilter = field(default_factory=LoadFilter)
+    weights: Weights = field(default_factory=Weights)
     mps_share_bytes: int | None = None
     window_seconds: float = 3600.0

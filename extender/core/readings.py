@@ -15,6 +15,9 @@ DeviceKey = NewType("DeviceKey", tuple[str, str])
 """Identity of a device: (UUID of the card, GPU instance id or "" for the whole card)."""
 
 
+GROWTH_SECONDS = 300.0
+"""Errors on links are judged by how many came in so long."""
+
 LARGEST_XID = 1000
 """NVIDIA numbers XIDs in the low hundreds; a larger one is no XID."""
 
@@ -53,6 +56,11 @@ class Signal(StrEnum):
     FABRIC_MANAGER_STATUS = "fabric_manager_status"
     HEALTH_STATUS = "health_status"
     """DCGM's health verdict: 0 pass, 10 warn, 20 fail."""
+    PCIE_REPLAY_RATE = "pcie_replays_per_second"
+    """Growth of a counter, over the last `GROWTH_SECONDS`; and so the next three."""
+    NVLINK_REPLAY_RATE = "nvlink_replays_per_second"
+    NVLINK_RECOVERY_RATE = "nvlink_recoveries_per_second"
+    NVLINK_CRC_RATE = "nvlink_crc_errors_per_second"
     SRAM_THRESHOLD_EXCEEDED = "sram_threshold_exceeded"
     FABRIC_HEALTH = "fabric_health"
     """NVML's summary of the fabric's health: 1 healthy, 2 unhealthy, 3 limited capacity."""
@@ -62,6 +70,16 @@ class Signal(StrEnum):
     TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
     """From here the card switches itself off."""
 
+
+GROWING = frozenset(
+    {
+        Signal.PCIE_REPLAY_RATE,
+        Signal.NVLINK_REPLAY_RATE,
+        Signal.NVLINK_RECOVERY_RATE,
+        Signal.NVLINK_CRC_RATE,
+    }
+)
+"""Signals that are the growth of a counter."""
 
 NVML_ONLY = frozenset(
     {

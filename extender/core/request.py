@@ -5,7 +5,7 @@ Nothing here raises for any pod: what cannot be read counts as absent, a bad ann
 
 from dataclasses import dataclass, field
 
-from extender.core.annotations import AnnotationProblem, read_annotations
+from extender.core.annotations import AnnotationProblem, own_settings, read_annotations
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.resources import ResourceNames, count_devices, has_claims
 from extender.core.untyped import mapping_of, text_of
@@ -46,6 +46,8 @@ class GpuRequest:
         strategy: which of the nodes that would do is best.
         preferred_models: models in the order of preference, as the pod writes them.
         nominated_node: where preemption makes room for the pod, "" where there is none.
+        own: names of the settings in whose place the pod's own word stands; makes no request
+            another.
     """
 
     resource: str
@@ -57,6 +59,7 @@ class GpuRequest:
     strategy: Strategy = Strategy.SPREAD
     preferred_models: tuple[str, ...] = ()
     nominated_node: str = ""
+    own: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         if not self.resources:
@@ -116,6 +119,7 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             strategy=wishes.strategy,
             preferred_models=wishes.preferred_models,
             nominated_node=text_of(status.get("nominatedNodeName")),
+            own=own_settings(fields, wishes),
         )
     return ParsedRequest(
         request=request,

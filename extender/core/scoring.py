@@ -20,6 +20,7 @@ import numpy as np
 
 from extender.core.assessment import Assessment
 from extender.core.columns import within
+from extender.core.policy import Weights
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 
 ENOUGH_SCORE = 0.4
@@ -34,14 +35,11 @@ CHANCE_WEIGHT = 1 / 3
 STEPS = 16
 """Numbers of devices are told apart up to here; nodes carry at most 16 cards."""
 
-WEIGHTS = {
-    "utilization": 0.60,
-    "headroom": 0.15,
-    "sharing": 0.10,
-    "bursts": 0.05,
-    "stress": 0.10,
-}
-"""Terms of `calm`; they sum to 1."""
+WEIGHTS = Weights()
+"""Of the terms of `calm`, unless configured."""
+
+BELOW_ONE = 0.999
+"""Keeps the largest sum of small terms below one step."""
 
 DECIMALS = 12
 """Scores are rounded, so that the order of additions makes no difference between equal nodes."""
@@ -62,7 +60,11 @@ class Preference:
 
 
 def score(
-    batch: Batch, assessment: Assessment, is_packing: Flags, preference: Preference
+    batch: Batch,
+    assessment: Assessment,
+    is_packing: Flags,
+    preference: Preference,
+    weights: Weights = WEIGHTS,
 ) -> Ratios:
     """Score each node of the batch.
 
@@ -73,50 +75,55 @@ def score(
         assessment: what their devices are worth to the pod.
         is_packing: whether the fullest nodes come first, not the emptiest; per node, or of all.
         preference: which models the pod prefers.
+        weights: of the terms of `calm`.
 
     Returns:
         Ratios from 0 to 1, one per node.
     """
     landing = assessment.landing
     is_enough = (assessment.idle >= landing.needed) & (landing.needed > 0)
-    steps = _spread_steps(batch, assessment)
+    steps = spread_steps(batch, assessment)
     if is_packing.any():
-        steps = np.where(is_packing, _pack_steps(batch, assessment), steps)
-    place = (within(steps, 0, STEPS) + calm(batch, assessment)) / (STEPS + 1)
+        steps = np.where(is_packing, pack_steps(batch, assessment), steps)
+    place = (within(steps, 0, STEPS) + calm(batch, assessment, weights)) / (STEPS + 1)
     order = CHANCE_WEIGHT * assessment.chance + (1 - CHANCE_WEIGHT) * place
     order = (preference.place + order) / (preference.best + 1)
     raw = np.where(
         is_enough,
         ENOUGH_SCORE + (1 - ENOUGH_SCORE) * order,
-        UNKNOWN_SCORE * _prospect(assessment) + (ENOUGH_SCORE - UNKNOWN_SCORE) * order,
+        UNKNOWN_SCORE * prospect(assessment) + (ENOUGH_SCORE - UNKNOWN_SCORE) * order,
     )
     penalty = mean(batch.telemetry.penalty, landing.devices, landing.size)
     result: Ratios = np.round(raw * (1 - penalty) * (1 - batch.suspicion), DECIMALS)
     return result
 
 
-def calm(batch: Batch, assessment: Assessment) -> Ratios:
+def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ratios:
     """Return how calm the landing devices of each node are, 0 to below 1.
 
     Bursts are the root of the mean square of the load, mean and spread in one: unlike the spread
     alone, it never falls while a load rises.
     """
-    landing, telemetry = assessment.landing, batch.telemetry
+    landing, shares = assessment.landing, weights.shares
+    total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())
+    return mean(np.asarray(total), landing.devices, landing.size) * BELOW_ONE
+
+
+def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
+    """Return the terms of `calm` by their names in `Weights.shares`, per device."""
+    telemetry = batch.telemetry
     shares_in_use = np.minimum(batch.used / np.maximum(batch.replicas[:, None], 1), 1.0)
     bursts = np.hypot(assessment.utilization, telemetry.spread * telemetry.freshness)
-    terms = (
-        (WEIGHTS["utilization"], 1.0 - assessment.utilization),
-        (WEIGHTS["headroom"], assessment.headroom),
-        (WEIGHTS["sharing"], 1.0 - shares_in_use),
-        (WEIGHTS["bursts"], 1.0 - np.minimum(bursts, 1.0)),
-        (WEIGHTS["stress"], 1.0 - telemetry.stress),
-    )
-    total = sum(weight * value for weight, value in terms)
-    # Just below 1, so that the largest sum of small terms stays below one step.
-    return mean(np.asarray(total), landing.devices, landing.size) * 0.999
+    return {
+        "utilization": 1.0 - assessment.utilization,
+        "headroom": assessment.headroom,
+        "sharing": 1.0 - shares_in_use,
+        "bursts": 1.0 - np.minimum(bursts, 1.0),
+        "stress": 1.0 - telemetry.stress,
+    }
 
 
-def _prospect(assessment: Assessment) -> Ratios:
+def prospect(assessment: Assessment) -> Ratios:
     """Return per node whether enough devices may be idle: 1 where unknown, 0 where known not.
 
     It rests on the worst of the devices that the pod would get if it got the best.
@@ -129,11 +136,11 @@ def _prospect(assessment: Assessment) -> Ratios:
         worst = np.take_along_axis(np.sort(chances, axis=1)[:, ::-1], last[:, None], axis=1)[:, 0]
     else:
         worst = chances.max(axis=1, initial=0.0)
-    prospect: Ratios = np.minimum(2 * worst, 1.0)
-    return prospect
+    hope: Ratios = np.minimum(2 * worst, 1.0)
+    return hope
 
 
-def _spread_steps(batch: Batch, assessment: Assessment) -> Ratios:
+def spread_steps(batch: Batch, assessment: Assessment) -> Ratios:
     """Return how many idle devices there are; an unknown one counts half.
 
     A shared pod lands where the plugin's policy puts it: further idle cards are worth nothing
@@ -146,7 +153,7 @@ def _spread_steps(batch: Batch, assessment: Assessment) -> Ratios:
     return steps
 
 
-def _pack_steps(batch: Batch, assessment: Assessment) -> Ratios:
+def pack_steps(batch: Batch, assessment: Assessment) -> Ratios:
     """Return how full each node is: the fewer devices or replicas are free, the more."""
     free = np.maximum(batch.allocatable - batch.held, assessment.landing.needed)
     free = np.where(batch.is_shared, free / np.maximum(batch.replicas, 1), free)

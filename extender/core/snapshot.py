@@ -300,7 +300,10 @@ def batch_rows(
 
 
 def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
-    """Return `batch` with the rows of `changed` replaced; their slots must be the same."""
+    """Return `batch` with the rows of `changed` replaced; none may have more slots than it has.
+
+    What is believed of the devices stays as it was.
+    """
     if not changed:
         return batch
     index = np.fromiter(changed, np.intp, len(changed))
@@ -314,6 +317,9 @@ def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
         name: patched(getattr(batch, name), index, getattr(fresh, name))
         for name in (*PER_SLOT, *PER_NODE, *FLAGS)
     }
+    if not np.array_equal(batch.slots[index], fresh.slots):
+        slots = patched(batch.slots, index, fresh.slots)
+        columns |= {"slots": slots, "present": slots != NO_DEVICE}
     return replace(batch, **columns)
 
 

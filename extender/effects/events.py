@@ -132,6 +132,11 @@ class EventWriter:
         self._per_pod: dict[str, int] = {}
         self._last_failure = ""
 
+    @property
+    def waiting(self) -> int:
+        """How many Events wait to be written."""
+        return self._queue.qsize()
+
     def warn_annotation(self, pod: PodRef, problem: AnnotationProblem) -> None:
         """Warn of an annotation that cannot be used, once for each value of it on the pod."""
         text = self._text(pod, EventType.WARNING, INVALID_ANNOTATION, problem.message)

@@ -36,6 +36,8 @@ WARN_AFTER: Final = 5
 """Failures in a row: a replica that comes or goes is no news."""
 
 MAX_RECEIPT_BYTES: Final = 4096
+MAX_ANSWER_BYTES: Final = 16 << 20
+"""Of an answer about decisions: more than a thousand in short, or one about all nodes, need."""
 SHOWN: Final = 200
 
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
@@ -72,7 +74,8 @@ class PeerLink:
         host, port = address
         self.instance = ""
         """Who answers there; "" while nobody does."""
-        self._url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
+        self._base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._url = f"{self._base}{PATH}"
         self._session = session
         self._own_instance = instance
         self._interval_seconds = interval_seconds
@@ -143,6 +146,23 @@ class PeerLink:
             logger.info("replica can be told again", extra={"url": self._url})
         self._failures = 0
         self._count("taken")
+
+    async def ask(self, path: str) -> bytes | None:
+        """Return what the replica answers to a question of ours, None where it does not."""
+        try:
+            async with self._session.get(f"{self._base}{path}") as response:
+                if response.status != HTTPStatus.OK:
+                    return None
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
+                        return None
+                return bytes(body)
+        except _FAILURES as error:
+            cause = str(error) or type(error).__name__
+            logger.debug("a replica does not answer", extra={"url": self._base, "cause": cause})
+            return None
 
     async def _wait(self) -> None:
         """Wait for a question, not too long."""

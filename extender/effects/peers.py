@@ -102,6 +102,25 @@ class Peers:
         heard = [self._heard.get(link.instance) for link in self._others()]
         return all(it is not None and it.since <= since and it.until >= until for it in heard)
 
+    async def ask(self, path: str) -> dict[str, bytes | None]:
+        """Return what each of the others answers, by its address; None where one does not.
+
+        An address may be our own, as long as nobody has answered there.
+        """
+        links = [(name_address(at), link) for at, link in self._links.items() if not link.is_self]
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                name: group.create_task(link.ask(path), name=f"ask {name}") for name, link in links
+            }
+        return {name: task.result() for name, task in tasks.items()}
+
+    async def ask_one(self, address: str, path: str) -> bytes | None:
+        """Return what the replica at an address answers, None where it does not."""
+        for at, link in self._links.items():
+            if name_address(at) == address:
+                return await link.ask(path)
+        return None
+
     def routes(self) -> list[web.RouteDef]:
         """Return the route at which other replicas tell us."""
         return [web.post(PATH, self._receive)]
@@ -203,6 +222,17 @@ class Peers:
                 self._heard.popitem(last=False)
             self._metrics.peer_messages.labels("received", "taken").inc()
         return web.Response(body=encode_receipt(self.instance), content_type="application/json")
+
+
+def name_address(address: Address) -> str:
+    """Return an address as people write it.
+
+    Example:
+        >>> name_address(("::1", 8888))
+        '[::1]:8888'
+    """
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _family(host: str) -> socket.AddressFamily:

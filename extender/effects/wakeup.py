@@ -183,7 +183,7 @@ class Waker:
             return requests[key]
         # Where kube-scheduler has said why, that is its last word, whatever we answered before.
         decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
-        return decided.request if decided and decided.decision.best is None else None
+        return decided.request if decided and decided.leaves_none else None
 
     async def _prospects(self, waiting: list[tuple[PodRef, GpuRequest]]) -> AsyncIterator[Prospect]:
         """Yield what would do for the pods whose turn it is."""

@@ -273,7 +273,7 @@ class Fleet:
         Args:
             prepare: is given the snapshot to come, to do with it what takes long.
         """
-        yield from self._snapshots.renew_in_steps(self.snapshot, prepare)
+        yield from self._snapshots.renew_in_steps(self._nodes, self.snapshot, prepare)
 
     # --- settings -----------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Fleet:
         if self._snapshots.current is not None:
             pools = draft.pools_for(self._snapshots.current.pools)
             if pools is None:
-                self._snapshots.is_reshaped = True
+                self._snapshots.reshape()
             else:
                 self._snapshots.current = replace(
                     self._snapshots.current, pools=MappingProxyType(dict(pools))
@@ -356,6 +356,12 @@ class Fleet:
             self._settle(self._late)
         return self._snapshots.get(self._nodes, self.policy, now)
 
+    def snapshot_of_all(self) -> Snapshot:
+        """Return the fleet with all nodes and devices that there are; it may take long."""
+        finish(self.settle_in_steps())
+        self._snapshots.outdate()
+        return self.snapshot()
+
     def lay_out_without(self, node: str, victims: frozenset[str]) -> dict[str, PoolRow]:
         """Return a node's rows as they would be with some pods (UIDs) gone."""
         return self._layouts.lay_out_without(self._nodes[node], self.pods_on(node), victims)
@@ -376,7 +382,8 @@ class Fleet:
             self._late.discard(name)
             if name in self._nodes:
                 change = self._layouts.settle(self._nodes[name], self.pods_on(name), now)
-                self._snapshots.is_reshaped |= change is Change.DEVICES
+                if change is Change.DEVICES:
+                    self._snapshots.reshape()
                 is_doubted = change >= Change.BELIEFS or name in self._ended
                 if change or is_doubted:
                     self._snapshots.touch(name, is_doubted=is_doubted)

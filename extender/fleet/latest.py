@@ -11,13 +11,14 @@ was.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from extender.core.policy import Freshness
-from extender.core.readings import Column, Signal
+from extender.core.readings import GROWING, Column, Signal
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION, plausible
 from extender.core.snapshot import Flags, Rows
 
@@ -45,10 +46,39 @@ _SHORT_LIVED = frozenset(
         Signal.TEMPERATURE,
         Signal.MEMORY_TEMPERATURE,
         Signal.CLOCK_EVENT_REASONS,
+        *GROWING,
     }
 )
 """Kept as long as a value is fresh. All others are kept until the device would be forgotten:
 health lasts, sizes do not change, and utilization and memory have to fade, not to vanish."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Who told some signals of some devices, and when they were measured: kept as it was.
+
+    Attributes:
+        times: when, seconds since the epoch, by signal; one for each device, NaN for never.
+        origins: numbers of the sources, likewise.
+        names: names of the sources, by number.
+    """
+
+    times: tuple[Column, ...]
+    origins: tuple[Origins, ...]
+    names: Sequence[str]
+
+    def of(self, at: int) -> tuple[str, float] | None:
+        """Return who told the newest signal of a device, and when it was measured, None for nobody.
+
+        Args:
+            at: the device's place.
+        """
+        told = (
+            (float(times[at]), int(origins[at]))
+            for times, origins in zip(self.times, self.origins, strict=True)
+        )
+        newest, origin = max((one for one in told if not math.isnan(one[0])), default=(0.0, -1))
+        return None if origin < 0 else (self.names[origin], newest)
 
 
 class LatestValues:
@@ -134,6 +164,15 @@ class LatestValues:
         )
         at, origin = max((one for one in told if not math.isnan(one[0])), default=(math.nan, 0))
         return None if math.isnan(at) else (origin, at)
+
+    def word(self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]) -> Word:
+        """Return who told signals of some rows, and when; `names` are the sources' by number."""
+        known = [signal for signal in signals if signal in self._times]
+        return Word(
+            times=tuple(self._times[signal][rows] for signal in known),
+            origins=tuple(self._origins[signal][rows] for signal in known),
+            names=names,
+        )
 
     def activity_by(self, rows: Rows | slice = ALL) -> Origins:
         """Return by which source each device's activity is told, 0 where by none."""

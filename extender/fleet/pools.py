@@ -6,17 +6,17 @@ from types import MappingProxyType
 
 import numpy as np
 
-from extender.core.batches import current_batch, rearrange_batch
+from extender.core.batches import batch_in_steps, current_batch, rearrange_in_steps
 from extender.core.snapshot import (
     Batch,
     Pool,
     PoolRow,
     Ratios,
     Telemetry,
-    batch_rows,
     build_pool,
     patch_batch,
 )
+from extender.core.steps import Steps
 
 LATE_ROWS = 256
 """So many patched rows are put into the arrays together: a millisecond or two."""
@@ -30,11 +30,11 @@ def build_pools(
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
     before: Mapping[str, Pool] = MappingProxyType({}),
-) -> dict[str, Pool]:
-    """Return the pools of all resources from every node's rows.
+) -> Steps[dict[str, Pool]]:
+    """Return the pools of all resources from every node's rows, in steps.
 
     Args:
-        rows: the nodes' rows.
+        rows: the nodes' rows; nobody changes them meanwhile.
         telemetry: of every device.
         suspicion: share of its score that a node loses, by node; the others lose none.
         before: pools as they were: what has not changed of them is not put together again.
@@ -43,12 +43,12 @@ def build_pools(
     for node, of_node in rows.items():
         for resource, row in of_node.items():
             by_resource.setdefault(resource, {})[node] = row
-    return {
-        resource: _rebuild(before[resource], of_pool, telemetry, suspicion)
-        if resource in before
-        else build_pool(resource, of_pool, telemetry, suspicion)
-        for resource, of_pool in by_resource.items()
-    }
+    yield
+    pools = {}
+    for resource, of_pool in by_resource.items():
+        known = before.get(resource) or build_pool(resource, {}, telemetry, {})
+        pools[resource] = yield from _rebuild(known, of_pool, telemetry, suspicion)
+    return pools
 
 
 def _rebuild(
@@ -56,7 +56,7 @@ def _rebuild(
     rows: Mapping[str, PoolRow],
     telemetry: Telemetry,
     suspicion: Mapping[str, float],
-) -> Pool:
+) -> Steps[Pool]:
     """Return one pool after nodes came, went or changed."""
     nodes = tuple(sorted(rows))
     ordered = tuple(rows[node] for node in nodes)
@@ -66,14 +66,12 @@ def _rebuild(
         at if at >= 0 and at not in late and _is_same(before.rows[at], row) else -1
         for at, row in zip(found, ordered, strict=True)
     ]
-    fresh = tuple(row for at, row in zip(kept, ordered, strict=True) if at < 0)
-    batch = rearrange_batch(
-        before.batch,
-        np.array(kept, dtype=np.intp),
-        batch_rows(fresh, telemetry, np.zeros(len(fresh))),
-        telemetry,
-    )
-    row_of = {node: index for index, node in enumerate(nodes)}
+    yield
+    changed = [row for at, row in zip(kept, ordered, strict=True) if at < 0]
+    fresh = yield from batch_in_steps(changed, telemetry)
+    index = np.array(kept, dtype=np.intp)
+    batch = yield from rearrange_in_steps(before.batch, index, fresh, telemetry)
+    row_of = {node: at for at, node in enumerate(nodes)}
     return Pool(
         resource=before.resource,
         nodes=nodes,
@@ -87,13 +85,33 @@ def _is_same(one: PoolRow, other: PoolRow) -> bool:
     return one is other or one == other  # most are, and to compare two takes a microsecond
 
 
+def fits_pools(
+    pools: Mapping[str, Pool], node: str, rows: Mapping[str, PoolRow], capacity: int
+) -> bool:
+    """Tell whether a node's rows can be patched into pools, be it with other devices than before.
+
+    Args:
+        pools: the pools.
+        node: the node.
+        rows: its rows, by resource.
+        capacity: rows of devices in the telemetry.
+    """
+    return sum(node in pool.row_of for pool in pools.values()) == len(rows) and all(
+        resource in pools
+        and node in pools[resource].row_of
+        and len(row.slots) <= pools[resource].batch.slots.shape[1]
+        and max(row.slots, default=0) < capacity
+        for resource, row in rows.items()
+    )
+
+
 def patch_pools(
     pools: Mapping[str, Pool],
     changed: RowsByNode,
     believed: Container[str],
     telemetry: Telemetry,
 ) -> dict[str, Pool]:
-    """Return the pools with some nodes' rows patched; their devices must be the same.
+    """Return the pools with some nodes' rows patched; these must fit.
 
     Args:
         pools: the pools.
@@ -150,11 +168,11 @@ def renew_pools(
         telemetry: of every device.
         suspicion: as `build_pools` takes it.
     """
-    patched = patch_pools(pools, changed, (), telemetry)
-    return {
-        resource: renewed(pool, with_late_rows(pool), telemetry.take(pool.batch.slots), suspicion)
-        for resource, pool in patched.items()
-    }
+    renewed_pools = {}
+    for resource, pool in patch_pools(pools, changed, (), telemetry).items():
+        batch = with_late_rows(pool)
+        renewed_pools[resource] = renewed(pool, batch, telemetry.take(batch.slots), suspicion)
+    return renewed_pools
 
 
 def with_late_rows(pool: Pool) -> Batch:

@@ -133,6 +133,7 @@ class DeviceRegistry:
             return self._last
         nodes: set[str] = set()
         rows = np.empty(len(devices), dtype=np.intp)
+        is_instance = np.empty(len(devices), dtype=np.bool_)
         drops = -1
         while drops != self.drops:  # else rows that were found before may be others' now
             drops = self.drops
@@ -141,11 +142,11 @@ class DeviceRegistry:
                 rows[some], renewed, updated = self._place_some(
                     devices[some], nodes, source, is_kept
                 )
+                is_instance[some] = [bool(info.gpu_instance_id) for info in devices[some]]
                 yield renewed, updated
             yield (), ()
         dropped = [row for row in self._former_parts(devices, rows) if not is_kept(row)]
         nodes |= self.drop(dropped)
-        is_instance = np.array([bool(info.gpu_instance_id) for info in devices], dtype=np.bool_)
         self._last_devices, self._last = devices, Placed(rows=rows, is_instance=is_instance)
         return Placed(
             rows=rows,
@@ -330,8 +331,15 @@ class DeviceRegistry:
 
     def _former_parts(self, devices: tuple[DeviceInfo, ...], rows: Rows) -> list[int]:
         """Return what a card was divided into before: it is shown anew, without these."""
-        cards, shown = {info.uuid for info in devices}, set(rows.tolist())
-        return [row for key, row in self._row_of.items() if key[0] in cards and row not in shown]
+        is_shown = np.zeros(len(self._info), dtype=np.bool_)
+        is_shown[rows] = True
+        others = {
+            row: info.uuid
+            for row in np.flatnonzero(~is_shown).tolist()
+            if (info := self._info[row]) is not None and info.index != _STAND_IN
+        }
+        cards = {info.uuid for info in devices} if others else ()  # nearly always none are left
+        return [row for row, uuid in others.items() if uuid in cards]
 
     def _update(self, row: int, info: DeviceInfo, nodes: set[str]) -> bool:
         """Take over what changed of a device; tell whether it is another one.

@@ -5,14 +5,20 @@ from dataclasses import fields, replace
 from itertools import islice
 from types import MappingProxyType
 
-import numpy as np
-
 from extender.core.causes import renumber
+from extender.core.names import Roll
 from extender.core.policy import Policy
 from extender.core.signals import believe
 from extender.core.snapshot import Pool, Snapshot, Telemetry
 from extender.core.steps import Steps
-from extender.fleet.pools import renewed, with_late_rows
+from extender.fleet.pools import (
+    RowsByNode,
+    build_pools,
+    fits_pools,
+    renewed,
+    with_late_rows,
+    with_rows,
+)
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 250
@@ -20,86 +26,101 @@ PIECE_NODES = 250
 
 
 class Renewal:
-    """All devices of a snapshot, believed anew.
+    """All devices, believed anew, and pools of the nodes that there are.
 
     Args:
         before: the snapshot that is to be replaced.
         policy: the settings.
         now: seconds since the epoch.
+        capacity: rows of devices that there are.
     """
 
-    def __init__(self, before: Snapshot, policy: Policy, now: float) -> None:
+    def __init__(self, before: Snapshot, policy: Policy, now: float, capacity: int) -> None:
         self._before = before
         self._policy = policy
         self._now = now
-        self._telemetry = Telemetry.missing(len(before.telemetry.utilization))
+        self._telemetry = Telemetry.missing(capacity)
         self.doubted: set[str] = set()
         """Nodes whose devices are to be believed anew again: that rests on other things by now."""
 
     def steps(
-        self, store: DeviceStore, suspicion: Mapping[str, float], base: int
+        self,
+        store: DeviceStore,
+        suspicion: Mapping[str, float],
+        base: int,
+        reshaped: tuple[RowsByNode, frozenset[str]] | None,
     ) -> Steps[Snapshot]:
-        """Return the snapshot to come; no node may come or go meanwhile."""
+        """Return the snapshot to come.
+
+        Args:
+            store: the devices.
+            suspicion: share of its score that a node loses, by node.
+            base: of the pools.
+            reshaped: every node's rows, and the names of all nodes, where nodes or devices came or
+                went since the snapshot before; None where they are those that it shows.
+        """
         names = iter(store.nodes)
         while some := list(islice(names, PIECE_NODES)):
             self._believe(store, some)
             yield
+        before = self._before
+        nodes, roll = before.nodes, before.roll
+        if reshaped is None:
+            pools = yield from self._renewed(suspicion)
+        else:
+            rows, nodes = reshaped
+            pools = yield from build_pools(rows, self._telemetry, suspicion, before.pools)
+            listed = {resource: pool.nodes for resource, pool in pools.items()}
+            roll = yield from Roll.in_steps(nodes, listed, before.roll)
+        pools = {resource: replace(pool, base=base) for resource, pool in pools.items()}
+        return replace(
+            before,
+            at=self._now,
+            nodes=nodes,
+            roll=roll,
+            pools=MappingProxyType(pools),
+            telemetry=self._telemetry,
+        )
+
+    def _renewed(self, suspicion: Mapping[str, float]) -> Steps[dict[str, Pool]]:
+        """Return the pools as they were, of devices that are believed anew."""
         pools = {}
         for resource, pool in self._before.pools.items():
             batch = with_late_rows(pool)
             yield
-            telemetry = self._telemetry.take(pool.batch.slots)
-            pools[resource] = replace(renewed(pool, batch, telemetry, suspicion), base=base)
+            telemetry = self._telemetry.take(batch.slots)
+            pools[resource] = renewed(pool, batch, telemetry, suspicion)
             yield
-        return replace(
-            self._before, at=self._now, telemetry=self._telemetry, pools=MappingProxyType(pools)
-        )
+        return pools
 
-    def fits(self, current: Snapshot, policy: Policy, capacity: int) -> bool:
+    def fits(self, policy: Policy) -> bool:
         """Tell whether what was made can still take the place of what there is."""
-        return (
-            policy is self._policy
-            and capacity == len(self._telemetry.utilization)
-            and current.pools.keys() == self._before.pools.keys()
-            and all(
-                _same_devices(pool, self._before.pools[resource])
-                for resource, pool in current.pools.items()
-            )
-        )
+        return policy is self._policy
 
     def _believe(self, store: DeviceStore, nodes: Iterable[str]) -> None:
         """Believe the devices of some nodes: all of each, for one may speak for its siblings."""
         rows = store.rows_on(nodes)
+        rows = rows[rows < len(self._telemetry.utilization)]  # others came after the begin
         part, _ = believe(store.evidence(rows), self._policy, self._now)
         part = replace(part, cause=renumber(part.cause, rows))
         for column in fields(part):
             getattr(self._telemetry, column.name)[rows] = getattr(part, column.name)
 
 
-def with_rows_of(made: Snapshot, current: Snapshot, version: int) -> Snapshot:
-    """Return a snapshot that was made, with who holds what as it is by now.
+def with_rows_now(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:
+    """Return a snapshot that was made in steps, with who holds what as it is by now.
 
     What is believed of the nodes of which that rests on other things by now is patched by whoever
     takes it over.
     """
-    pools = {}
+    pools, capacity = {}, len(made.telemetry.utilization)
     for resource, pool in made.pools.items():
-        rows = current.pools[resource].rows
-        pairs = enumerate(zip(rows, pool.rows, strict=True))
-        patched = tuple(at for at, (row, before) in pairs if row is not before)
-        pools[resource] = replace(pool, rows=rows, patched=patched)
-    return replace(
-        current,
-        version=version,
-        at=made.at,
-        telemetry=made.telemetry,
-        pools=MappingProxyType(pools),
-    )
-
-
-def _same_devices(pool: Pool, before: Pool) -> bool:
-    """Tell whether a pool has the nodes and devices that it had."""
-    slots = pool.batch.slots
-    return pool.nodes is before.nodes and (
-        slots is before.batch.slots or np.array_equal(slots, before.batch.slots)
-    )
+        changed = {}
+        for at, (node, before) in enumerate(zip(pool.nodes, pool.rows, strict=True)):
+            of_node = rows.get(node, {})
+            row = of_node.get(resource, before)
+            if row is not before and fits_pools(made.pools, node, of_node, capacity):
+                changed[at] = row
+        after = with_rows(pool.rows, changed)
+        pools[resource] = replace(pool, rows=after, patched=tuple(changed)) if changed else pool
+    return replace(made, version=version, pools=MappingProxyType(pools))

@@ -8,12 +8,12 @@ from types import MappingProxyType
 from extender.core.names import Roll
 from extender.core.policy import Policy
 from extender.core.signals import believe, believe_again
-from extender.core.snapshot import Snapshot, Telemetry
-from extender.core.steps import Steps
+from extender.core.snapshot import Snapshot
+from extender.core.steps import Steps, finish
 from extender.fleet.failures import FailureLog
 from extender.fleet.layouts import NodeLayouts
-from extender.fleet.pools import build_pools, patch_pools, renew_pools
-from extender.fleet.renewal import Renewal, with_rows_of
+from extender.fleet.pools import build_pools, fits_pools, patch_pools, renew_pools
+from extender.fleet.renewal import Renewal, with_rows_now
 from extender.fleet.store import DeviceStore
 
 RENEW_SECONDS = 10.0
@@ -43,7 +43,6 @@ class Snapshots:
         current: the latest snapshot, None before the first.
         changed: nodes that are laid out anew since then.
         doubted: those of them whose devices must be believed anew.
-        is_reshaped: nodes or devices came or went.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Snapshots:
         self.current: Snapshot | None = None
         self.changed: set[str] = set()
         self.doubted: set[str] = set()
-        self.is_reshaped = True
         self._store = store
         self._layouts = layouts
         self._failures = failures
@@ -70,7 +68,17 @@ class Snapshots:
         self._has_news = False
         self._patched = 0
         self._bases = 0
+        self._shape, self._shown_shape = 1, 0
         self._renewal: Renewal | None = None
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Whether nodes or devices came or went since the latest snapshot."""
+        return self._shape != self._shown_shape
+
+    def reshape(self) -> None:
+        """Note that nodes or devices came or went."""
+        self._shape += 1
 
     def doubt(self) -> None:
         """Note that there is something new to believe."""
@@ -101,55 +109,66 @@ class Snapshots:
         """Note that a node is gone."""
         self.changed.discard(node)
         self.doubted.discard(node)
-        self.is_reshaped = True
+        self.reshape()
 
     def outdate(self) -> None:
         """Note that nothing that was believed may be used any more."""
         self._is_believed, self._believed_at = False, -inf
 
     def get(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
-        """Return the fleet as it is laid out; the same object as long as nothing has changed."""
-        if self.current is None or self.changed or self.is_reshaped or not self._is_fresh(now):
+        """Return the fleet as it is laid out; the same object as long as nothing has changed.
+
+        Where snapshots are renewed in steps, nodes and devices that came or went show from the next
+        renewal on: until then a node that came is unknown, and one that went is not asked about.
+        """
+        is_reshaped = self.is_reshaped and not self._in_steps
+        if self.current is None or self.changed or is_reshaped or not self._is_fresh(now):
             self.current = self._next(nodes, policy, now)
         return self.current
 
     def renew_in_steps(
         self,
+        nodes: Iterable[str],
         latest: Callable[[], Snapshot],
         prepare: Callable[[Snapshot], Steps[None]] | None,
     ) -> Steps[None]:
         """Believe all devices anew in steps, if it is time.
 
         Args:
+            nodes: the names of all nodes.
             latest: returns the snapshot as it is by now.
             prepare: is given the snapshot to come, to do with it what takes long.
         """
         before, now = latest(), self._clock()
-        pause = NEWS_SECONDS if self._has_news else RENEW_SECONDS
+        pause = NEWS_SECONDS if self._has_news or self.is_reshaped else RENEW_SECONDS
         if self._is_believed and now - self._believed_at < pause:
             return
         self._bases += 1
         # What changes from here on is for the next renewal.
         self._is_believed = True
         had_news, self._has_news, self._patched = self._has_news, False, 0
-        renewal = self._renewal = Renewal(before, self._policy, now)
+        shape, shown_shape = self._shape, self._shown_shape
+        reshaped = (dict(self._layouts.rows), frozenset(nodes)) if shape != shown_shape else None
+        renewal = Renewal(before, self._policy, now, self._store.capacity)
+        self._renewal = renewal
         is_done = False
         try:
             suspicion = self._failures.suspicion(now)
-            made = yield from renewal.steps(self._store, suspicion, self._bases)
+            made = yield from renewal.steps(self._store, suspicion, self._bases, reshaped)
             if prepare is not None:
                 yield from prepare(made)
             current = latest()
-            is_done = renewal.fits(current, self._policy, self._store.capacity)
+            # Where a question could not wait, everything has been made anew meanwhile.
+            is_done = renewal.fits(self._policy) and shown_shape == self._shown_shape
         finally:
             self._renewal = None
             self._is_believed &= is_done
             self._has_news |= had_news and not is_done
         if is_done:
-            self.current = with_rows_of(made, current, current.version + 1)
+            self.current = with_rows_now(made, self._layouts.rows, current.version + 1)
             self.changed |= renewal.doubted
             self.doubted |= renewal.doubted
-            self._believed_at = now
+            self._believed_at, self._shown_shape = now, shape
 
     def _is_fresh(self, now: float) -> bool:
         """Tell whether what was last believed of the devices still holds."""
@@ -160,32 +179,70 @@ class Snapshots:
     def _next(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
         """Return a new snapshot, made from the old one where that still holds."""
         self._policy = policy
+        if self._renewal is not None:
+            self._renewal.doubted |= self.doubted
+        changed, doubted = self.changed, self.doubted
+        self.changed, self.doubted = set(), set()
+        if self.current is None or not self._is_patchable(self.current, now):
+            return self._afresh(nodes, changed, now)
+        return self._patched_with(self.current, changed, doubted, now)
+
+    def _is_patchable(self, before: Snapshot, now: float) -> bool:
+        """Tell whether what has changed since a snapshot can be patched into it."""
+        if self._in_steps:
+            return self._is_fresh(now)
+        is_same = self._store.capacity == len(before.telemetry.utilization)
+        return is_same and not self.is_reshaped and self._is_fresh(now)
+
+    def _patched_with(
+        self, before: Snapshot, changed: Iterable[str], doubted: Collection[str], now: float
+    ) -> Snapshot:
+        """Return a snapshot with some nodes laid out anew, some of them believed anew too.
+
+        Nodes that it does not show, or that have more devices than there is room for, stay as they
+        are in it.
+        """
+        rows, capacity = self._layouts.rows, len(before.telemetry.utilization)
+        fitting = {
+            name: rows[name]
+            for name in changed
+            if name in rows and fits_pools(before.pools, name, rows[name], capacity)
+        }
+        telemetry, believed = before.telemetry, fitting.keys() & doubted
+        if believed:
+            again = self._store.rows_on(believed)
+            evidence = self._store.evidence(again)
+            telemetry = believe_again(telemetry, again, evidence, self._policy, now)
+        pools = patch_pools(before.pools, fitting, believed, telemetry)
+        return replace(
+            before,
+            version=before.version + 1,
+            at=now,
+            pools=MappingProxyType(pools),
+            telemetry=telemetry,
+            models=self._layouts.models,
+        )
+
+    def _afresh(self, nodes: Iterable[str], changed: Iterable[str], now: float) -> Snapshot:
+        """Return a snapshot for which all devices are believed anew, at once."""
         before, rows = self.current, self._layouts.rows
-        version = before.version + 1 if before else 1
-        changed = {name: rows[name] for name in self.changed}
-        telemetry = self._patched_telemetry(before, policy, now)
-        if before is not None and telemetry is not None:
-            pools = patch_pools(before.pools, changed, self.doubted, telemetry)
-        else:
-            telemetry, _ = believe(self._store.evidence(), policy, now)
-            suspicion = self._failures.suspicion(now)
-            self._is_believed, self._believed_at = True, now
-            if before is None or self.is_reshaped:
-                pools = build_pools(rows, telemetry, suspicion, before.pools if before else {})
-            else:
-                pools = renew_pools(before.pools, changed, telemetry, suspicion)
-            self._bases += 1
-            pools = {resource: replace(pool, base=self._bases) for resource, pool in pools.items()}
+        telemetry, _ = believe(self._store.evidence(), self._policy, now)
+        suspicion = self._failures.suspicion(now)
+        self._is_believed, self._believed_at = True, now
         if before is None or self.is_reshaped:
             names = frozenset(nodes)
+            known = before.pools if before else {}
+            pools = finish(build_pools(rows, telemetry, suspicion, known))
             roll = Roll(names, {resource: pool.nodes for resource, pool in pools.items()})
         else:
             names, roll = before.nodes, before.roll
-        if self._renewal is not None:
-            self._renewal.doubted |= self.doubted
-        self.changed, self.doubted, self.is_reshaped = set(), set(), False
+            of_changed = {name: rows[name] for name in changed}
+            pools = renew_pools(before.pools, of_changed, telemetry, suspicion)
+        self._bases += 1
+        self._shown_shape = self._shape
+        pools = {resource: replace(pool, base=self._bases) for resource, pool in pools.items()}
         return Snapshot(
-            version=version,
+            version=before.version + 1 if before else 1,
             at=now,
             nodes=names,
             roll=roll,
@@ -193,19 +250,3 @@ class Snapshots:
             telemetry=telemetry,
             models=self._layouts.models,
         )
-
-    def _patched_telemetry(
-        self, before: Snapshot | None, policy: Policy, now: float
-    ) -> Telemetry | None:
-        """Return the last telemetry with the doubted nodes' devices believed anew.
-
-        None where all devices must be.
-        """
-        if before is None or self.is_reshaped or not self._is_fresh(now):
-            return None
-        if self._store.capacity != len(before.telemetry.utilization):
-            return None
-        if not self.doubted:
-            return before.telemetry
-        rows = self._store.rows_on(self.doubted)
-        return believe_again(before.telemetry, rows, self._store.evidence(rows), policy, now)

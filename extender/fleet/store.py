@@ -12,7 +12,7 @@ from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.intake import Intake, without
-from extender.fleet.latest import ALL
+from extender.fleet.latest import ALL, FILLING, Word
 from extender.fleet.registry import Applied, DeviceRegistry, Placed
 
 _PIECE = 1024
@@ -149,6 +149,10 @@ class DeviceStore:
         newest = self._latest.newest(signals, row)
         return None if newest is None else (self._intake.sources[newest[0]], newest[1])
 
+    def memory_word(self, rows: Rows) -> Word:
+        """Keep who tells of devices' memory, and when it was measured."""
+        return self._latest.word(FILLING, rows, self._intake.sources)
+
     def disagreements(self, source: str) -> int:
         """Return of how many devices that a source leads with its own signals disagree."""
         is_led = self._count["source_row"] == self._intake.number(source)
@@ -158,6 +162,10 @@ class DeviceStore:
         """Return since when activity and memory are told; what never was is not waited for."""
         at = float(self._float["told_at"][row])
         return None if np.isnan(at) else at
+
+    def tenants_since(self, row: int) -> float:
+        """Return since when a device has the tenants that it has, -inf where they never changed."""
+        return float(self._float["afresh_at"][row])
 
     def source(self, row: int) -> str:
         """Return the name of the source that last showed a device, "" where none ever did."""

@@ -5,18 +5,26 @@ longer than one piece takes, for kube-scheduler waits on the same loop.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
-import orjson
 from aiohttp import hdrs, web
 
+from extender.observe.seen import write_json
+
+Item = TypeVar("Item")
+
 CONTENT_TYPE = "application/json"
+NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
+"""What one caller sees is for nobody else."""
 
 
 def json_answer(document: Mapping[str, object], status: int = 200) -> web.Response:
-    """Return a document whole."""
-    return web.Response(body=orjson.dumps(document), status=status, content_type=CONTENT_TYPE)
+    """Return a document whole, as the caller may see it."""
+    return web.Response(
+        body=write_json(document), status=status, content_type=CONTENT_TYPE, headers=NOT_KEPT
+    )
 
 
 def error_answer(status: int, message: str) -> web.Response:
@@ -27,31 +35,30 @@ def error_answer(status: int, message: str) -> web.Response:
 async def stream_answer(
     request: web.Request,
     name: str,
-    pieces: Iterable[Sequence[object]],
+    pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
     rest: Mapping[str, object] | None = None,
 ) -> web.StreamResponse:
-    """Write `{"name": [...], **rest}`, making the list as it goes.
+    """Write `{"name": [...], **rest}` as the caller may see it, making the list as it goes.
 
     Args:
         request: the question.
         name: the list's name.
         pieces: the list's items, some at a time; each piece is made between two turns of the loop.
-        rest: other fields of the document.
+        rest: other fields of the document, written last.
     """
-    response = web.StreamResponse()
+    response = web.StreamResponse(headers=NOT_KEPT)
     response.content_type = CONTENT_TYPE
     await response.prepare(request)
     if request.method == hdrs.METH_HEAD:
         return response
     try:
-        await response.write(b"{%b:[" % orjson.dumps(name))
+        await response.write(b"{%b:[" % write_json(name))
         separator = b""
-        for piece in pieces:
+        async for piece in _in_turns(pieces):
             for item in piece:
-                await response.write(separator + orjson.dumps(item))
+                await response.write(separator + write_json(item))
                 separator = b","
-            await asyncio.sleep(0)
-        tail = orjson.dumps(rest or {})[1:]
+        tail = write_json(rest or {})[1:]
         await response.write(b"]," + tail if rest else b"]" + tail)
         await response.write_eof()
     except ConnectionError:
@@ -60,13 +67,27 @@ async def stream_answer(
     return response
 
 
-def chunks(names: Iterable[str], size: int) -> Iterable[list[str]]:
-    """Return the names, `size` at a time.
+async def _in_turns(
+    pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
+) -> AsyncIterator[Sequence[object]]:
+    """Yield the pieces, with a turn of the loop for others after each."""
+    if isinstance(pieces, AsyncIterable):
+        async for piece in pieces:
+            yield piece
+            await asyncio.sleep(0)
+        return
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(0)
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterable[list[Item]]:
+    """Return the items, `size` at a time.
 
     Example:
         >>> list(chunks("abc", 2))
         [['a', 'b'], ['c']]
     """
-    rest = iter(names)
+    rest = iter(items)
     while chunk := list(islice(rest, size)):
         yield chunk

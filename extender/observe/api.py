@@ -1,38 +1,28 @@
 """The JSON API for people and programs that watch; nothing here changes anything."""
 
 import asyncio
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import numpy as np
 from aiohttp import web
 from multidict import MultiMapping
 
-from extender.core.annotations import BOOLEAN_ALLOWED, Annotation, parse_boolean
+from extender.core.annotations import Annotation
 from extender.core.decision import Decision
 from extender.core.filtering import Code
 from extender.core.request import GpuRequest, parse_request
 from extender.core.resources import ResourceNames
-from extender.fleet.fleet import Fleet
+from extender.fleet.fleet import Fleet, SourceState
 from extender.observe.answers import chunks, error_answer, json_answer, stream_answer
-from extender.observe.views import (
-    GpuState,
-    Json,
-    decision_view,
-    gpus_of,
-    node_views,
-    verdict_view,
-)
+from extender.observe.decisions import Decisions
+from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
+from extender.observe.seen import NO_NAMESPACE, OfPod
+from extender.observe.views import GpuState, Json, gpus_of, node_views, verdict_view
 from extender.placement.placer import Placer
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-MAX_DECISIONS = 1000
 DEFAULT_BEST, MAX_BEST = 20, 1000
 MAX_GPUS = 1024
-SHOWN = 80
-"""So many characters of a value are enough to recognize it."""
 PIECE_NODES = 32
 """Nodes that are looked at before the event loop has its next turn: a few milliseconds' work."""
 PIECE_RANKED = 512
@@ -59,20 +49,6 @@ TOLERATED_TAINT = "nvidia.com/gpu"
 ExtendedResourceToleration lets pods tolerate the one with the name of the resource they ask for."""
 
 
-class QueryError(ValueError):
-    """A parameter of a question that cannot be used.
-
-    Args:
-        name: the parameter.
-        value: its value; shown, and cut where it is long.
-        problem: what is wrong with it and what is allowed, to follow the value.
-    """
-
-    def __init__(self, name: str, value: str, problem: str) -> None:
-        shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}..."
-        super().__init__(f"{name}={shown!r} {problem}")
-
-
 class Api:
     """The routes under /v1.
 
@@ -80,30 +56,39 @@ class Api:
         fleet: the fleet.
         placer: ranks, and remembers decisions.
         resources: which resources are GPUs; may be changed.
+        decisions: answers what was decided; None for what the placer remembers alone.
     """
 
-    def __init__(self, fleet: Fleet, placer: Placer, resources: ResourceNames) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        placer: Placer,
+        resources: ResourceNames,
+        decisions: Decisions | None = None,
+    ) -> None:
         self._fleet = fleet
         self._placer = placer
         self.resources = resources
+        self.decisions = decisions or Decisions(placer.history)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
         return [
-            web.get(path, _refusing(handler))
-            for path, handler in {
-                "/v1/nodes": self._nodes,
-                "/v1/nodes/{name}": self._node,
-                "/v1/gpus": self._gpus,
-                "/v1/best": self._best,
-                "/v1/decisions": self._decisions,
-                "/v1/decisions/{number}": self._decision,
-            }.items()
+            *(
+                web.get(path, refusing(handler))
+                for path, handler in {
+                    "/v1/nodes": self._nodes,
+                    "/v1/nodes/{name}": self._node,
+                    "/v1/gpus": self._gpus,
+                    "/v1/best": self._best,
+                }.items()
+            ),
+            *self.decisions.routes(),
         ]
 
     async def _nodes(self, request: web.Request) -> web.StreamResponse:
-        _check_parameters(request.query, frozenset())
-        sources = {name: asdict(state) for name, state in self._fleet.sources.items()}
+        check_parameters(request.query, frozenset())
+        sources = {name: _source_view(state) for name, state in self._fleet.sources.items()}
         return await stream_answer(request, "nodes", self._node_pieces(), {"sources": sources})
 
     def _node_pieces(self) -> Iterable[list[Json]]:
@@ -118,7 +103,7 @@ class Api:
         return sorted({name for pool in pools for name in pool.nodes})
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
-        _check_parameters(request.query, frozenset())
+        check_parameters(request.query, frozenset())
         name = request.match_info["name"]
         if name not in self._fleet.nodes:
             return _unknown_node(name)
@@ -126,7 +111,7 @@ class Api:
         return json_answer(view)
 
     async def _gpus(self, request: web.Request) -> web.StreamResponse:
-        _check_parameters(request.query, frozenset({"node"}))
+        check_parameters(request.query, frozenset({"node"}))
         node = request.query.get("node")
         if node is not None and node not in self._fleet.nodes:
             return _unknown_node(node)
@@ -156,9 +141,9 @@ class Api:
         Raises:
             QueryError: which parameter, its value, and what is allowed.
         """
-        _check_parameters(query, _BEST_PARAMETERS)
-        count = _number(query, "gpus", default=1, low=1, high=MAX_GPUS)
-        limit = _number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
+        check_parameters(query, _BEST_PARAMETERS)
+        count = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
+        limit = read_number(query, "limit", default=DEFAULT_BEST, low=1, high=MAX_BEST)
         resource = query.get("resource", self.resources.names[0])
         if not self.resources.matches(resource) or "*" in resource:
             allowed = ", ".join(self.resources.names)
@@ -217,83 +202,11 @@ class Api:
             return TAINTED
         return NO_ROOM if is_full else ""
 
-    async def _decisions(self, request: web.Request) -> web.StreamResponse:
-        query = request.query
-        _check_parameters(query, frozenset({"limit", "pod", "brief"}))
-        limit = _number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
-        brief = _boolean(query, "brief")
-        pod = query.get("pod")
-        records = [
-            record
-            for record in self._placer.history
-            if pod is None or pod in {record.pod.key, record.pod.uid, record.pod.name}
-        ]
-        pieces = ([decision_view(record, brief=brief)] for record in records[:limit])
-        return await stream_answer(request, "decisions", pieces)
 
-    async def _decision(self, request: web.Request) -> web.StreamResponse:
-        _check_parameters(request.query, frozenset())
-        text = request.match_info["number"]
-        for record in self._placer.history:
-            if str(record.number) == text:
-                return json_answer(decision_view(record, brief=False))
-        return error_answer(
-            404, f"decision {text!r} is not remembered: GET /v1/decisions lists the last"
-        )
-
-
-def _refusing(handler: Handler) -> Handler:
-    """Return the handler; a parameter that cannot be used is answered with what is allowed."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except QueryError as error:
-            return error_answer(400, str(error))
-
-    return handle
+def _source_view(state: SourceState) -> Json:
+    """Return what a source said; a series that names no node may name any pod."""
+    return asdict(state) | {"unmatched_example": OfPod(NO_NAMESPACE, state.unmatched_example, "")}
 
 
 def _unknown_node(name: str) -> web.Response:
     return error_answer(404, f"node {name!r} is not known: GET /v1/nodes lists the nodes")
-
-
-def _check_parameters(query: MultiMapping[str], known: frozenset[str]) -> None:
-    """Refuse parameters that mean nothing here, and ones that are given twice.
-
-    Raises:
-        QueryError: which one.
-    """
-    for name in query:
-        if name not in known:
-            use = ", ".join(sorted(known)) or "none"
-            raise QueryError(name[:SHOWN], query[name], f"is no parameter of this path: use {use}")
-        if len(values := query.getall(name)) > 1:
-            raise QueryError(name, values[1], "is given more than once: use one value")
-
-
-def _boolean(query: Mapping[str, str], name: str) -> bool:
-    """Read a parameter that is true or false; absent is false.
-
-    Raises:
-        QueryError: it is neither.
-    """
-    text = query.get(name, "false")
-    try:
-        return parse_boolean(text)
-    except ValueError as error:
-        raise QueryError(name, text, f"must be {BOOLEAN_ALLOWED}") from error
-
-
-def _number(query: Mapping[str, str], name: str, *, default: int, low: int, high: int) -> int:
-    """Read a whole number.
-
-    Raises:
-        QueryError: it is none, or out of bounds.
-    """
-    text = query.get(name)
-    if text is None:
-        return default
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise QueryError(name, text, f"must be a whole number from {low} to {high}")
-    return int(text)

@@ -14,6 +14,7 @@ from extender.core.batches import current_batch
 from extender.core.evaluation import estimates
 from extender.core.explain import STATES, count_states
 from extender.fleet.fleet import Fleet
+from extender.observe.demand import Supply, demand_metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +88,18 @@ class FleetCollector(Collector):
         snapshot = self._fleet.snapshot()
         states: Counter[str] = Counter()
         ask = Ask(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
+        supply = Supply(self._fleet.nodes, snapshot.models)
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
             assessment = assess(batch, ask.columns, estimates(self._fleet.policy))
             states.update(count_states(batch, assessment))
+            supply.add(pool, batch, assessment)
         devices = GaugeMetricFamily("idlegpu_devices", "GPUs by state.", labels=["state"])
         for state in STATES:
             devices.add_metric([state], states[state])
         yield devices
+        yield from supply.metrics()
+        yield from demand_metrics(self._fleet.pods.values(), snapshot)
 
     def _collect_sources(self) -> Iterable[Metric]:
         now = self._clock()

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from aiohttp import web
 
 from extender.observe.answers import json_answer
+from extender.observe.seen import pod_key
 from extender.placement.unasked import UnaskedPods
 
 PATH = "/v1/unasked"
@@ -21,7 +22,7 @@ def unasked_routes(unasked: UnaskedPods) -> list[web.RouteDef]:
                 "resources": group.resources,
                 "verdict": group.verdict,
                 "count": group.count,
-                "example": group.example,
+                "example": pod_key(group.example),
                 "first_age_seconds": report.at - group.first_at,
                 "last_age_seconds": report.at - group.last_at,
             }

@@ -8,15 +8,18 @@ from datetime import UTC, datetime
 import numpy as np
 
 from extender.core.assessment import Ask, assess
-from extender.core.causes import ill_health
+from extender.core.causes import ill_health, shown_by
 from extender.core.evaluation import estimates
 from extender.core.explain import DeviceVerdict, NodeVerdict, device_states
 from extender.core.filtering import Code
 from extender.core.readings import DeviceInfo, Signal
+from extender.core.request import GpuRequest
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.snapshot import PoolRow, Snapshot, batch_rows
+from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest import FILLING
+from extender.observe.seen import OfPod, namespace_of, of_pod, pod_key, pod_name
 from extender.placement.history import DecisionRecord
 
 Json = dict[str, object]
@@ -33,8 +36,9 @@ class GpuState:
     """One device as operators see it; `None` is unknown.
 
     `health` says what speaks against its health and what that means, "" where nothing does.
-    `signals` says of activity and of memory who told it, and how old it is: `source` and
-    `age_seconds` are those of what was measured last.
+    `signals` says of activity, of memory and of what speaks against its health (where a reading
+    shows that) who told it, and how old it is; `source` and `age_seconds` are those of what was
+    measured last.
     """
 
     node: str
@@ -62,7 +66,7 @@ class GpuState:
     replicas: int
     replicas_used: int
     assumed: int
-    tenants: tuple[str, ...]
+    tenants: tuple[OfPod, ...]
     signals: Mapping[str, Json]
 
 
@@ -139,15 +143,20 @@ def _gpu(
         replicas=pool_row.replicas,
         replicas_used=pool_row.used[slot],
         assumed=pool_row.assumed[slot],
-        tenants=fleet.tenants_of(row),
+        tenants=tuple(map(pod_key, fleet.tenants_of(row))),
         signals=signals,
     )
 
 
 def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
-    """Return who told a device's activity and memory, and how old that is."""
-    groups = {"utilization": _ACTIVITY, "memory": FILLING}
-    told = {name: fleet.store.told(group, row) for name, group in groups.items()}
+    """Return who told a device's activity, memory and ill health, and how old that is."""
+    causes = snapshot.telemetry.cause
+    groups = {
+        "utilization": (_ACTIVITY, row),
+        "memory": (FILLING, row),
+        "health": shown_by(int(causes[row]), row, causes),
+    }
+    told = {name: fleet.store.told(*group) for name, group in groups.items()}
     return {
         name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}
         for name, one in told.items()
@@ -263,7 +272,7 @@ def _node_view(
         "utilization_mean_ratio": _mean([state.utilization_ratio for state in states]),
         "memory_used_mean_ratio": _mean([state.memory_used_ratio for state in states]),
         "early_failures": fleet.early_failures(name),
-        "pods": sorted(pod.key for pod in fleet.pods_on(name)),
+        "pods": [pod_key(key) for key in sorted(pod.key for pod in fleet.pods_on(name))],
     }
 
 
@@ -283,29 +292,22 @@ def _mean(values: list[float | None]) -> float | None:
 
 def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
     """Return one decision; in full: each candidate with its verdict, the best ones explained."""
-    decision, request = record.decision, record.request
+    decision, pod = record.decision, record.pod
     names = decision.candidates
     view: Json = {
         "number": record.number,
         "at": datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds"),
         "verb": record.verb,
-        "pod": record.pod.key,
-        "uid": record.pod.uid,
-        "request": {
-            "resources": dict(request.resources),
-            "gpu_memory_bytes": request.memory_bytes,
-            "require_idle": request.requires_idle,
-            "max_utilization_ratio": request.thresholds.utilization,
-            "max_memory_ratio": request.thresholds.memory,
-            "strategy": request.strategy.value,
-            "prefer_models": list(request.preferred_models),
-        },
+        "pod": pod_name(pod.namespace, pod.name),
+        "uid": of_pod(pod.namespace, pod.uid),
+        "request": _request_view(pod.namespace, record.request),
         "candidates": len(names),
         "feasible": decision.feasible,
         "node": decision.best,
         "runner_up": names[decision.order[1]] if len(decision.order) > 1 else None,
         "bound_node": record.bound_node or None,
         "is_followed": record.bound_node == decision.best if record.bound_node else None,
+        "is_shadow": record.is_shadow,
         "snapshot": record.snapshot_version,
         "duration_seconds": record.seconds,
     }
@@ -318,6 +320,32 @@ def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
         for name, score, code in zip(names, scores, codes, strict=True)
     }
     return view
+
+
+def _request_view(namespace: str, request: GpuRequest) -> OfPod:
+    """Return what a pod asks for; what its annotations say is its owner's."""
+    resources = dict(request.resources)
+    wishes: Json = {
+        "resources": resources,
+        "gpu_memory_bytes": request.memory_bytes,
+        "require_idle": request.requires_idle,
+        "max_utilization_ratio": request.thresholds.utilization,
+        "max_memory_ratio": request.thresholds.memory,
+        "strategy": request.strategy.value,
+        "prefer_models": list(request.preferred_models),
+    }
+    return OfPod(namespace, wishes, {"resources": resources})
+
+
+def veiled(view: Mapping[str, object]) -> Json:
+    """Return a decision as another replica told it, for an answer: what is the pod's, as here."""
+    namespace = namespace_of(text_of(view.get("pod")))
+    request = mapping_of(view.get("request"))
+    return dict(view) | {
+        "pod": pod_key(text_of(view.get("pod"))),
+        "uid": of_pod(namespace, view.get("uid")),
+        "request": OfPod(namespace, dict(request), {"resources": request.get("resources")}),
+    }
 
 
 def verdict_view(verdict: NodeVerdict) -> Json:

@@ -1,12 +1,12 @@
 """Where kube-scheduler put the pods that it asked us about."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.metrics import Metrics
-from extender.placement.history import DecisionHistory
+from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.placement.unasked import UnaskedPods
 
 logger = logging.getLogger(__name__)
@@ -20,11 +20,18 @@ class InventoryTap:
         history: the decisions that we made.
         metrics: where it is counted whether they were followed.
         unasked: judges pods that were bound.
+        on_bound: is told of each decision about a pod that is bound now.
     """
 
     def __init__(
-        self, fleet: Fleet, history: DecisionHistory, metrics: Metrics, unasked: UnaskedPods
+        self,
+        fleet: Fleet,
+        history: DecisionHistory,
+        metrics: Metrics,
+        unasked: UnaskedPods,
+        on_bound: Callable[[DecisionRecord], None] = lambda _: None,
     ) -> None:
+        self._on_bound = on_bound
         self._fleet = fleet
         self._history = history
         self._metrics = metrics
@@ -57,6 +64,7 @@ class InventoryTap:
             return
         decided = self._history.note_bound(record.uid, record.node)
         if decided is not None:
+            self._on_bound(decided)
             choice = "first" if decided.decision.best == record.node else "other"
             self._metrics.followed.labels(choice).inc()
             logger.info(

@@ -1,11 +1,15 @@
 """What a verdict rested on, with the devices' names: another may have a device's row tomorrow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from extender.core.explain import DeviceVerdict, Evidence, NodeVerdict, explain
+from extender.core.causes import shown_by
+from extender.core.explain import DeviceVerdict, Evidence, NodeVerdict, Told, explain
 from extender.core.readings import Column, DeviceInfo
+from extender.core.snapshot import Rows
+from extender.fleet.latest import Word
 from extender.fleet.store import DeviceStore
 
 
@@ -16,14 +20,21 @@ class PlacedEvidence:
     Attributes:
         evidence: the columns; one row per node, one column per device slot.
         infos: per device, node by node, what its source says of it; None where none did.
-        sources: per device, who measured it.
+        sources: per device, who measured its activity.
         age_seconds: per device, how long before the decision; NaN where nobody did.
+        at: when the decision was made, seconds since the epoch.
+        memory: per device, who measured its memory, and when.
+        health: by the device's place, who told what speaks against its health, and when it was
+            measured; of those that something does, and that a reading shows.
     """
 
     evidence: Evidence
     infos: tuple[DeviceInfo | None, ...]
     sources: tuple[str, ...]
     age_seconds: Column
+    at: float
+    memory: Word
+    health: Mapping[int, tuple[str, float]]
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -52,7 +63,17 @@ class PlacedEvidence:
             gpu_instance_id=info.gpu_instance_id,
             source=self.sources[at],
             age_seconds=None if np.isnan(age) else age,
+            signals=self._signals(at),
         )
+
+    def _signals(self, at: int) -> dict[str, Told]:
+        """Return who told what of a device, as far as anybody did."""
+        age = float(self.age_seconds[at])
+        told = {} if np.isnan(age) else {"utilization": Told(self.sources[at], age)}
+        for name, word in (("memory", self.memory.of(at)), ("health", self.health.get(at))):
+            if word is not None:
+                told[name] = Told(word[0], max(self.at - word[1], 0.0))
+        return told
 
 
 def place_evidence(evidence: Evidence, store: DeviceStore, now: float) -> PlacedEvidence:
@@ -63,11 +84,28 @@ def place_evidence(evidence: Evidence, store: DeviceStore, now: float) -> Placed
         store: the devices.
         now: when the decision was made, seconds since the epoch.
     """
-    rows = evidence.batch.slots[evidence.batch.present]
+    present = evidence.batch.present
+    rows = evidence.batch.slots[present]
     sources, measured_at = store.shown(rows)
     return PlacedEvidence(
         evidence=evidence,
         infos=tuple(map(store.info, rows.tolist())),
         sources=sources,
         age_seconds=np.maximum(now - measured_at, 0.0),
+        at=now,
+        memory=store.memory_word(rows),
+        health=_of_health(evidence, rows, evidence.batch.telemetry.cause[present], store),
     )
+
+
+def _of_health(
+    evidence: Evidence, rows: Rows, causes: Rows, store: DeviceStore
+) -> dict[int, tuple[str, float]]:
+    """Return who told what speaks against the health of some devices, by their places."""
+    told = {}
+    for at in np.flatnonzero(causes).tolist():
+        signals, row = shown_by(int(causes[at]), int(rows[at]), evidence.siblings)
+        word = store.told(signals, row)
+        if word is not None:
+            told[at] = word
+    return told

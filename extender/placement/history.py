@@ -27,6 +27,7 @@ class DecisionRecord:
         seconds: how long it took.
         evidence: what the verdicts on the best nodes, and on the one that the pod was bound to,
             were made from.
+        is_shadow: the answer changed nothing: every candidate passed.
         bound_node: where kube-scheduler put the pod, "" while it is not known.
         gather: returns the evidence on any candidate; dropped once the pod is bound.
     """
@@ -39,11 +40,17 @@ class DecisionRecord:
     decision: Decision
     snapshot_version: int
     seconds: float
+    is_shadow: bool = False
     evidence: tuple[PlacedEvidence, ...] = ()
     bound_node: str = ""
     gather: Callable[[Sequence[str]], tuple[PlacedEvidence, ...]] | None = field(
         default=None, repr=False
     )
+
+    @property
+    def leaves_none(self) -> bool:
+        """Whether the answer leaves the pod no node."""
+        return self.decision.best is None and not self.is_shadow
 
     @property
     def details(self) -> tuple[NodeVerdict, ...]:

@@ -16,11 +16,12 @@ from extender.core.filtering import Code
 from extender.core.landing import assume
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
-from extender.core.snapshot import Batch, Pool, Snapshot, batch_rows
+from extender.core.snapshot import Pool, Snapshot, batch_rows
 from extender.core.standing import Standing, stand, stand_in_steps, stand_together
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence, place_evidence
+from extender.placement.freed import with_freed
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 CACHED_EVALUATIONS = 32
@@ -108,6 +109,11 @@ class Placer:
         history: where decisions are remembered.
         clock: seconds since the epoch.
         detailed: so many of the best nodes are remembered in full; may be changed.
+
+    Attributes:
+        is_shadow: no answer changes anything: pods count where they are bound, not where we would
+            have put them.
+        on_settled: is told of each decision, and of what it was made from, before the answer.
     """
 
     def __init__(
@@ -117,6 +123,8 @@ class Placer:
         self.history = history
         self._clock = clock
         self.detailed = detailed
+        self.is_shadow = False
+        self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
         self._cache: OrderedDict[tuple[str, GpuRequest], _Kept] = OrderedDict()
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
@@ -182,7 +190,7 @@ class Placer:
         )
 
     def settle(self, verb: str, weighed: Weighed) -> DecisionRecord:
-        """Count the pod on the node that was ranked first, and remember the decision."""
+        """Count the pod where it is ranked first, unless in shadow, and remember the decision."""
         about = (weighed.snapshot, weighed.policy)
         request, overlays = weighed.request, weighed.overlays
         record = DecisionRecord(
@@ -194,10 +202,12 @@ class Placer:
             decision=weighed.decision,
             snapshot_version=weighed.snapshot.version,
             seconds=weighed.seconds,
+            is_shadow=self.is_shadow,
             gather=lambda nodes: self._gather(about, request, overlays, nodes),
         )
         self._assume(weighed.pod, request, weighed.decision)
         self.history.add(record)
+        self.on_settled(record, weighed)
         return record
 
     def detail(self, record: DecisionRecord) -> None:
@@ -252,7 +262,7 @@ class Placer:
             tenants = overlays.get(resource, {}).get(candidate.node, ())
             kept = tuple(tenant for tenant in tenants if tenant.uid not in candidate.uids)
             before = pool.rows[pool.row_of[candidate.node]]
-            batch = _with_freed(
+            batch = with_freed(
                 batch_rows((assume(row, kept),), snapshot.telemetry, np.zeros(1), width=1),
                 [was > now for was, now in zip(before.used, row.used, strict=False)],
                 is_any=before.held > row.held and not all(map(self.fleet.is_shown, candidate.uids)),
@@ -358,12 +368,15 @@ class Placer:
         return self._gathered[1]
 
     def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
-        """Count the pod on our first choice, until it is seen bound or its time is up."""
+        """Count the pod on our first choice, until it is seen bound or its time is up.
+
+        Where answers change nothing it may go anywhere: it counts once it is seen bound.
+        """
         known, record = self.fleet.ledger.get(pod.uid), self.fleet.pods.get(pod.uid)
         is_firm = known is not None and known.expires_at is None
         if is_firm or (record is not None and record.node):
             return
-        if decision.best is None:
+        if decision.best is None or self.is_shadow:
             self.fleet.ledger.drop(pod.uid)
             return
         self.fleet.ledger.assume(
@@ -376,24 +389,3 @@ class Placer:
                 expires_at=self._clock() + self.policy.assumed.tentative_seconds,
             )
         )
-
-
-def _with_freed(batch: Batch, freed: list[bool], *, is_any: bool) -> Batch:
-    """Return a one-row batch in which nothing is known any more of the freed devices.
-
-    Args:
-        batch: the node without the victims.
-        freed: per slot, whether a victim was seen on it.
-        is_any: victims held devices, and nobody knows which.
-    """
-    unknown = np.zeros(batch.slots.shape, dtype=np.bool_)
-    unknown[0, : len(freed)] = freed
-    unknown |= is_any
-    telemetry = replace(
-        batch.telemetry,
-        freshness=np.where(unknown, 0.0, batch.telemetry.freshness),
-        memory_freshness=np.where(unknown, 0.0, batch.telemetry.memory_freshness),
-        is_foreign=batch.telemetry.is_foreign & ~unknown,
-        is_in_use=batch.telemetry.is_in_use & ~unknown,
-    )
-    return replace(batch, telemetry=telemetry)

@@ -1,12 +1,13 @@
 """The settings of node agents that report to the extender."""
 
-import ipaddress
+from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from extender.settings.peers import ADDRESS_FORM, split_address
 from extender.settings.section import Form, Section
+from extender.settings.tls import is_loopback
 
 
 class Agents(Section):
@@ -17,6 +18,13 @@ class Agents(Section):
         description="host:port that node agents report to; in a pod 0.0.0.0:9401 or [::]:9401; "
         "empty: none do",
     )
+    cert_file: Path | None = Field(
+        default=None,
+        description="certificate of the agents' port, with those that issued it, by a CA that "
+        "agents trust; it may be that of the webhooks. Both files are followed, and what changes "
+        "in them is in force within seconds",
+    )
+    key_file: Path | None = Field(default=None, description="key of that certificate")
     allow_plain: bool = Field(
         default=False,
         description="take reports without TLS from other machines, too: tokens cross the network "
@@ -85,13 +93,22 @@ class Agents(Section):
         return accounts
 
     @model_validator(mode="after")
-    def _check_plain(self) -> Self:
-        if self.listen and not self.allow_plain and not _is_loopback(self.address[0]):
+    def _check_tls(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("agents.cert_file and agents.key_file belong together: set both")
+        is_safe = self.is_tls or self.allow_plain or not self.listen
+        if not is_safe and not is_loopback(self.address[0]):
             raise ValueError(
                 f"agents.listen ({self.listen}) is reached from other machines and there is no "
-                "TLS: set agents.allow_plain where the network protects tokens and reports"
+                "TLS: set agents.cert_file and agents.key_file, or agents.allow_plain where the "
+                "network protects tokens and reports"
             )
         return self
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether reports are taken over TLS."""
+        return self.cert_file is not None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -105,10 +122,3 @@ class Agents(Section):
             f"system:serviceaccount:{account.replace('/', ':')}"
             for account in self.service_accounts
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -266,6 +266,27 @@ class Health(Section):
         default=DEFAULT.health.nvlink_down,
         description="an NVLink that the node agent saw up has gone down",
     )
+    nvlink_errors: Action = Field(
+        default=DEFAULT.health.nvlink_errors,
+        description="NVLinks of a GPU had to recover in the last 5 minutes, or get checksums wrong "
+        "...",
+    )
+    nvlink_crc_per_second: float = Field(
+        default=DEFAULT.health.nvlink_crc_per_second,
+        ge=0.1,
+        le=1_000_000,
+        description="... as often as this",
+    )
+    link_replays: Action = Field(
+        default=DEFAULT.health.link_replays,
+        description="a GPU's packets are sent again over PCIe or NVLink more often ...",
+    )
+    link_replays_per_minute: float = Field(
+        default=DEFAULT.health.link_replays_per_minute,
+        ge=0.1,
+        le=1_000_000,
+        description="... than this",
+    )
     inforom_corrupted: Action = Field(
         default=DEFAULT.health.inforom_corrupted,
         description="the node agent sees that a GPU's infoROM is damaged",
@@ -314,6 +335,37 @@ class Health(Section):
         """Return what the core takes."""
         same_names = {name: getattr(self, name) for name in type(self).model_fields}
         return policy.Health(**{**same_names, "xid": MappingProxyType(dict(self.xid))})
+
+
+Weight = Annotated[float, Field(ge=0, le=1000)]
+
+
+class Weights(Section):
+    """What the smaller terms of the score weigh against each other; only their ratios count."""
+
+    utilization: Weight = Field(
+        default=DEFAULT.weights.utilization,
+        description="low activity; these weights order nodes between which the number of idle GPUs "
+        "(or, packing, of free ones) makes no difference, and only their ratios count",
+    )
+    memory: Weight = Field(default=DEFAULT.weights.memory, description="free memory")
+    sharing: Weight = Field(
+        default=DEFAULT.weights.sharing, description="few pods on GPUs that are shared"
+    )
+    bursts: Weight = Field(default=DEFAULT.weights.bursts, description="even load")
+    stress: Weight = Field(
+        default=DEFAULT.weights.stress, description="GPUs that are cool and not throttled"
+    )
+
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
+        if not any(getattr(self, name) for name in type(self).model_fields):
+            raise ValueError("one of the weights must be more than 0")
+        return self
+
+    def value(self) -> policy.Weights:
+        """Return what the core takes."""
+        return policy.Weights(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class LoadFilter(Section):

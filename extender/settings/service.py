@@ -1,6 +1,6 @@
 """The settings of the service around the decision: wire, cluster, events, log."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -59,9 +59,19 @@ class Events(Section):
     """Events that explain decisions in `kubectl describe pod`."""
 
     enabled: bool = Field(default=True, description="write events")
+    placements: bool = Field(
+        default=True,
+        description="one of them on each pod that is bound, saying where and why; while more pods "
+        "are bound than `rate_per_second`, only on some",
+    )
     rate_per_second: float = Field(
         default=5.0, ge=0.01, le=1000, description="most events that are written, on average"
     )
+
+    @property
+    def tells_placements(self) -> bool:
+        """Whether an event tells of each placement."""
+        return self.enabled and self.placements
 
 
 class Decisions(Section):
@@ -76,6 +86,14 @@ class Decisions(Section):
         le=1000,
         description="best nodes that are remembered in full for each decision",
     )
+
+
+Prices = dict[str, Annotated[float, Field(ge=0)]]
+
+PRICES: Final = (
+    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}: the page then "
+    "tells what pods cost, in whatever money that is; where several fit, the longest counts"
+)
 
 
 class Log(Section):

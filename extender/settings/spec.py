@@ -18,6 +18,7 @@ ENVIRONMENT_PREFIX: Final = "IDLEGPU_"
 _UNIT_SUFFIXES: Final = {
     "_seconds": "seconds",
     "_per_second": "per second",
+    "_per_minute": "per minute",
     "_mib": "MiB",
     "_celsius": "degrees Celsius",
 }

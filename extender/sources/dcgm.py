@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.readings import LARGEST_XID, Column, Signal
+from extender.core.readings import GROWING, LARGEST_XID, Column, Signal
 
 
 class Unit(StrEnum):
@@ -52,6 +52,11 @@ class Metric:
     def aggregation(self) -> Aggregation:
         """Which of several values counts: the one that makes the device look busier."""
         return Aggregation.MIN if self.signal in _LESS_IS_BUSIER else Aggregation.MAX
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it is a counter of which the growth counts."""
+        return self.signal in GROWING
 
 
 _LESS_IS_BUSIER: Final = frozenset({Signal.MEMORY_FREE, Signal.POWER_LIMIT})
@@ -145,7 +150,12 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     (
         Signal.XID,
         Unit.COUNT,
-        ("DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR", "dcgm_xid_errors"),
+        (
+            "DCGM_FI_DEV_XID_ERRORS",
+            "DCGM_FI_DEV_XID_ERROR",
+            "DCGM_EXP_XID_ERRORS_COUNT",
+            "dcgm_xid_errors",
+        ),
     ),
     (
         Signal.ROW_REMAP_FAILURE,
@@ -192,6 +202,46 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (Signal.FABRIC_MANAGER_STATUS, Unit.COUNT, ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",)),
     (Signal.HEALTH_STATUS, Unit.COUNT, ("DCGM_EXP_GPU_HEALTH_STATUS",)),
+    # Counters; asked for is how fast they grow.
+    (
+        Signal.PCIE_REPLAY_RATE,
+        Unit.COUNT,
+        (
+            "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+            "DCGM_FI_DEV_PCIE_REPLAY_TOTAL",
+            "dcgm_pcie_replay_counter",
+        ),
+    ),
+    (
+        Signal.NVLINK_REPLAY_RATE,
+        Unit.COUNT,
+        (
+            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL",
+            "dcgm_nvlink_replay_error_count_total",
+        ),
+    ),
+    (
+        Signal.NVLINK_RECOVERY_RATE,
+        Unit.COUNT,
+        (
+            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_TOTAL",
+            "dcgm_nvlink_recovery_error_count_total",
+        ),
+    ),
+    (
+        Signal.NVLINK_CRC_RATE,
+        Unit.COUNT,
+        (
+            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL",
+            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL",
+            "dcgm_nvlink_flit_crc_error_count_total",
+            "dcgm_nvlink_data_crc_error_count_total",
+        ),
+    ),
 )
 
 DEFAULT_METRICS: Final = tuple(
@@ -266,6 +316,10 @@ _HIGHEST: Final[Mapping[Signal, float]] = {
     Signal.RECOVERY_ACTION: _ENUM,
     Signal.FABRIC_MANAGER_STATUS: _ENUM,
     Signal.HEALTH_STATUS: _ENUM,
+    Signal.PCIE_REPLAY_RATE: _ERRORS,
+    Signal.NVLINK_REPLAY_RATE: _ERRORS,
+    Signal.NVLINK_RECOVERY_RATE: _ERRORS,
+    Signal.NVLINK_CRC_RATE: _ERRORS,
 }
 """The largest value that each signal can have, in base units; larger ones are missing."""
 

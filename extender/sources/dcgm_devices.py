@@ -4,7 +4,7 @@ Lives in the worker process. Only what changed travels to the extender, so plain
 here and the records are made there.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final, NamedTuple
@@ -13,6 +13,8 @@ import numpy as np
 
 from extender.core.readings import Column, DeviceKey
 from extender.sources.identity import NodeIdentity, match_node
+from extender.sources.prometheus_layouts import Layouts, Places
+from extender.sources.prometheus_rows import Rows
 from extender.sources.promql import (
     DRIVER_LABELS,
     INDEX_LABEL,
@@ -79,14 +81,6 @@ def number(text: object) -> float:
         return float(text)  # type: ignore[arg-type]  # whatever JSON holds: TypeError is caught
     except (TypeError, ValueError):
         return _NAN
-
-
-def samples(rows: Iterable[Row]) -> Iterator[tuple[DeviceKey, float]]:
-    """Read device and value of each row of a vector; rows without a device are left out."""
-    for row in rows:
-        key = device_key(row["metric"])
-        if key is not None:
-            yield key, number(row["value"][1])
 
 
 def sight_devices(
@@ -162,6 +156,7 @@ class DeviceTable:
     def __init__(self) -> None:
         self._rows: list[DeviceRow] = []
         self._positions: dict[DeviceKey, int] = {}
+        self._layouts = Layouts()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -191,17 +186,50 @@ class DeviceTable:
             gone = set(removed)
             self._rows = [row for at, row in enumerate(self._rows) if at not in gone] + added
             self._positions = {row.key: at for at, row in enumerate(self._rows)}
+            self._layouts.forget()
         return removed, added
 
-    def column(self, values: Iterable[tuple[DeviceKey, float]]) -> Column:
-        """Put values of devices into a column; devices without a value are NaN."""
+    def column(self, rows: Rows) -> Column:
+        """Put values of devices into a column; devices without a value are NaN.
+
+        Args:
+            rows: a vector with at most one value for each device.
+        """
+        places, values = self._read(rows)
         column = np.full(len(self._rows), np.nan)
-        positions: list[int] = []
-        found: list[float] = []
-        for key, value in values:
-            position = self._positions.get(key)
-            if position is not None:
-                positions.append(position)
-                found.append(value)
-        column[positions] = found
+        is_known = places >= 0
+        column[places[is_known]] = values[is_known]
         return column
+
+    def column_of(self, values: Iterable[tuple[DeviceKey, float]]) -> Column:
+        """Put values of some devices into a column; devices without a value are NaN."""
+        column = np.full(len(self._rows), np.nan)
+        for key, value in values:
+            if key in self._positions:
+                column[self._positions[key]] = value
+        return column
+
+    def column_of_all(self, rows: Rows) -> Column | None:
+        """Put values likewise; None unless they are of all these devices, and of no others."""
+        places, values = self._read(rows)
+        if len(places) != len(self._rows) or (places < 0).any():
+            return None
+        column = np.full(len(self._rows), np.nan)
+        column[places] = values
+        return None if np.isnan(column).any() else column
+
+    def times(self, devices: Mapping[DeviceKey, tuple[DeviceRow, float]]) -> Column:
+        """Put when devices were last scraped into a column."""
+        return np.fromiter((devices[row.key][1] for row in self._rows), np.float64, len(self))
+
+    def _read(self, rows: Rows) -> tuple[Places, Column]:
+        """Read the place of each row's device, -1 for none that is known, and its value."""
+        read = self._layouts.read(rows.text)
+        if read is not None:
+            return read
+        found = [(device_key(row["metric"]), number(row["value"][1])) for row in rows]
+        known = (self._positions.get(key, -1) if key else -1 for key, _ in found)
+        places = np.fromiter(known, np.intp, len(found))
+        if len(places) >= len(self._rows) / 2:  # sparse answers are others every time
+            self._layouts.learn(rows.text, places)
+        return places, np.fromiter((value for _, value in found), np.float64, len(found))

@@ -27,19 +27,18 @@ def pods_of(rows: Iterable[Row], namespace_label: str, pod_label: str) -> set[st
     }
 
 
-def add_tenants(
-    tenants: dict[DeviceKey, set[str]],
-    rows: Iterable[Row],
-    namespace_label: str,
-    pod_label: str,
-) -> None:
-    """Add the pods that these labels surely name."""
+def tenants_in(
+    rows: Iterable[Row], namespace_label: str, pod_label: str
+) -> dict[DeviceKey, set[str]]:
+    """Read the pods that these labels surely name."""
+    tenants: dict[DeviceKey, set[str]] = {}
     for row in rows:
         labels = row["metric"]
         key = device_key(labels)
         if key is not None and labels.get(pod_label):
             pod = f"{labels.get(namespace_label, '')}/{labels[pod_label]}"
             tenants.setdefault(key, set()).add(pod)
+    return tenants
 
 
 def without_exporters(
@@ -79,9 +78,13 @@ def _looks_like_exporter(labels: Mapping[str, str], pod: str) -> bool:
     )
 
 
-def frozen(tenants: Mapping[DeviceKey, set[str]]) -> Tenants:
-    """Sort each device's pods, so that equal answers are equal values."""
-    return {key: tuple(sorted(pods)) for key, pods in tenants.items()}
+def frozen(answers: Iterable[Mapping[DeviceKey, Iterable[str]]]) -> Tenants:
+    """Join what several answers say; each device's pods in order, so that equals are equal."""
+    joined: dict[DeviceKey, set[str]] = {}
+    for answer in answers:
+        for key, pods in answer.items():
+            joined.setdefault(key, set()).update(pods)
+    return {key: tuple(sorted(pods)) for key, pods in joined.items()}
 
 
 def changes(before: Tenants, after: Tenants) -> Tenants:

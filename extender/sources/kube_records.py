@@ -23,6 +23,7 @@ from extender.core.resources import (
 )
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_failed_early
+from extender.sources.kube_models import wanted_model
 from extender.sources.kube_time import parse_time
 
 LABELS_KEPT: Final = frozenset(
@@ -52,6 +53,10 @@ NVIDIA_DROPPED_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
 GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
 REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 MAX_CACHED: Final = 4096
+
+MAX_MESSAGE: Final = 1500
+"""So much is kept of what kube-scheduler says of a pod that waits; the reasons come first."""
+MAX_OWNER: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +125,8 @@ def reduce_pod(
     is_unscheduled = (
         scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
     )
-    is_refused = is_unscheduled and not node and _is_ours(text_of(scheduled.get("message")))
+    message = text_of(scheduled.get("message")) if not node else ""
+    is_refused = is_unscheduled and _is_ours(message)
     created_at = parse_time(metadata.get("creationTimestamp"))
     return PodRecord(
         uid=uid,
@@ -143,6 +149,10 @@ def reduce_pod(
         scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
         created_at=created_at or 0.0,
         is_deleting=bool(metadata.get("deletionTimestamp")),
+        message=intern(message[:MAX_MESSAGE]),  # most pods that wait are told the same
+        is_gated=not node and scheduled.get("reason") == "SchedulingGated",
+        owner=_owner(metadata),
+        wanted_model="" if node else wanted_model(raw),
     )
 
 
@@ -232,6 +242,15 @@ def _wishes(annotations: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     """Return the annotations that are meant for us."""
     ours = ((key, text_of(annotations[key])) for key in annotations if key.startswith(PREFIX))
     return tuple(sorted(ours))
+
+
+def _owner(metadata: Mapping[str, object]) -> str:
+    """Return kind and name of what controls a pod, "" where nothing does."""
+    for owner in objects_of(metadata.get("ownerReferences")):
+        if owner.get("controller") is True:
+            told = f"{text_of(owner.get('kind'))} {text_of(owner.get('name'))}"
+            return intern(told.strip()[:MAX_OWNER])
+    return ""
 
 
 def _phase(status: Mapping[str, object]) -> PodPhase:

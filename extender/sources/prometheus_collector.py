@@ -1,14 +1,14 @@
 """One round of questions to Prometheus, reduced to columns. Lives in the worker process."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from extender.core.readings import Column, DeviceKey, Signal
+from extender.core.readings import Column, Signal
 from extender.sources import promql
 from extender.sources.dcgm import (
     IDENTITY_SIGNALS,
@@ -21,24 +21,27 @@ from extender.sources.dcgm import (
 from extender.sources.dcgm_devices import (
     DeviceRow,
     DeviceTable,
-    Sighting,
-    samples,
     sight_devices,
 )
 from extender.sources.dcgm_tenants import (
     Tenants,
-    add_tenants,
     changes,
     frozen,
     pods_of,
+    tenants_in,
     without_exporters,
 )
+from extender.sources.dcgm_xids import graver, xids_of
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_layouts import digest, evaluated_at
 from extender.sources.prometheus_queries import Queries, outcome
+from extender.sources.prometheus_rows import Rows
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
+
+T = TypeVar("T")
 
 _DISCOVERY_SECONDS: Final = 45.0  # a new metric is noticed within a minute
 _NAMES_SINCE_SECONDS: Final = 3600.0
@@ -77,6 +80,30 @@ class Round:
     warning: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sighted:
+    """When and how it was last asked which devices there are.
+
+    Attributes:
+        at: when, seconds since the epoch.
+        known_by: the metrics that say it.
+        identity: the nodes of the cluster, as they were.
+        unmatched_series: series whose labels named no node.
+        unmatched_example: labels of one of them.
+    """
+
+    at: float = 0.0
+    known_by: Sequence[str] = ()
+    identity: NodeIdentity | None = None
+    unmatched_series: int = 0
+    unmatched_example: str = ""
+
+    def is_same(self, known_by: Sequence[str], identity: NodeIdentity) -> bool:
+        """Tell whether as much would be answered, with nothing left to find out."""
+        is_asked_same = self.known_by == known_by and self.identity is identity
+        return is_asked_same and not self.unmatched_series
+
+
 def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
     """Build the table of metrics with the user's rows."""
     return build_table(
@@ -106,7 +133,9 @@ class Collector:
         self._names: frozenset[str] = frozenset()
         self._names_at = -np.inf
         self._skew_seconds = 0.0
+        self._sighted = Sighted()
         self._tenants: Tenants = {}
+        self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf
 
     def close(self) -> None:
@@ -131,12 +160,9 @@ class Collector:
         self._discover(now)
         metrics = [metric for metric in self._table if metric.name in self._names]
         known_by = _identity_names(metrics)
-        started = time.monotonic()
-        sighting = self._sight(known_by, identity)
-        self._correct_clock(sighting, now + (time.monotonic() - started) / 2)
-        if not sighting.devices:
+        removed, added, scraped = self._sight(known_by, identity, now)
+        if not len(self._devices):
             self._names_at = -np.inf  # nothing there: perhaps under new names
-        removed, added = self._devices.update(sighting.devices)
         finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
         columns, failed = self._measure(metrics)
         if error := outcome(finding_tenants):
@@ -149,10 +175,10 @@ class Collector:
             removed=removed,
             added=added,
             columns=columns,
-            measured_at=self._measured_at(sighting, now),
+            measured_at=self._measured_at(scraped, now),
             tenants=tenants,
-            unmatched_series=sighting.unmatched_series,
-            unmatched_example=sighting.unmatched_example,
+            unmatched_series=self._sighted.unmatched_series,
+            unmatched_example=self._sighted.unmatched_example,
             failed=failed,
             partial_answers=partial_answers,
             warning=self._queries.last_warning if partial_answers else "",
@@ -184,26 +210,62 @@ class Collector:
                 return
         self._names_at = now
 
-    def _sight(self, known_by: Sequence[str], identity: NodeIdentity) -> Sighting:
+    def _sight(
+        self, known_by: Sequence[str], identity: NodeIdentity, now: float
+    ) -> tuple[Sequence[int], Sequence[DeviceRow], Column]:
+        """Find out which devices there are, and when each was scraped last, by the server's clock.
+
+        Which there are is asked now and then, and once one of them is missing, or another there.
+
+        Returns:
+            What `DeviceTable.update` returns, and a time for each device.
+        """
+        known, self._sighted = self._sighted, Sighted()
         if not known_by:
-            return Sighting()
-        labels = self._settings.node_labels
-        return self._queries.reduced(
+            return *self._devices.update({}), np.zeros(0)
+        if known.is_same(known_by, identity) and now - known.at < _DISCOVERY_SECONDS:
+            started = time.monotonic()
+            evaluated, scraped = self._queries.reduced(
+                promql.ages_query(known_by, self._selector),
+                lambda rows: (evaluated_at(rows.text), self._devices.column_of_all(rows)),
+            )
+            if scraped is not None:
+                self._correct_clock(evaluated, now, started)
+                self._sighted = known
+                return [], [], scraped
+        started, labels = time.monotonic(), self._settings.node_labels
+        sighting = self._queries.reduced(
             promql.devices_query(known_by, labels, self._selector),
             lambda rows: sight_devices(rows, identity, labels),
         )
+        self._correct_clock(sighting.evaluated_at, now, started)
+        self._sighted = Sighted(
+            at=now,
+            known_by=known_by,
+            identity=identity,
+            unmatched_series=sighting.unmatched_series,
+            unmatched_example=sighting.unmatched_example,
+        )
+        removed, added = self._devices.update(sighting.devices)
+        return removed, added, self._devices.times(sighting.devices)
 
-    def _correct_clock(self, sighting: Sighting, asked_at: float) -> None:
-        """Compare the server's clock with ours, so that ages do not depend on it."""
-        if sighting.evaluated_at is None:
+    def _correct_clock(self, evaluated_at: float | None, now: float, started: float) -> None:
+        """Compare the server's clock with ours, so that ages do not depend on it.
+
+        Args:
+            evaluated_at: its clock, when it answered; None where it did not say.
+            now: ours, when the round began.
+            started: when it was asked, by the monotonic clock.
+        """
+        if evaluated_at is None:
             return
-        skew_seconds = sighting.evaluated_at - asked_at
+        asked_at = now + (time.monotonic() - started) / 2
+        skew_seconds = evaluated_at - asked_at
         if abs(skew_seconds - self._skew_seconds) > _SKEW_TOLERANCE_SECONDS:
             is_skewed = abs(skew_seconds) > _SKEW_TOLERANCE_SECONDS
             self._skew_seconds = skew_seconds if is_skewed else 0.0
 
-    def _measured_at(self, sighting: Sighting, now: float) -> Column:
-        scraped = self._devices.column((key, at) for key, (_, at) in sighting.devices.items())
+    def _measured_at(self, scraped: Column, now: float) -> Column:
         with np.errstate(invalid="ignore"):
             scraped = np.where(np.isfinite(scraped) & (scraped > 0), scraped, np.nan)
         # A sample from the future is from now; an exporter's value is up to one collection
@@ -224,33 +286,35 @@ class Collector:
                 continue
             column = future.result()
             if metric.signal in columns:
-                is_min = metric.aggregation is Aggregation.MIN
-                combine = np.fmin if is_min else np.fmax
-                column = combine(columns[metric.signal], column)
+                column = _combine(metric)(columns[metric.signal], column)
             columns[metric.signal] = column
         return columns, failed
 
     def _column(self, metric: Metric) -> Column:
-        values = self._queries.reduced(
-            promql.metric_query(metric, self._selector),
-            lambda rows: self._devices.column(samples(rows)),
-        )
+        def read(rows: Rows) -> Column:
+            if metric.name == promql.XID_COUNTS:
+                return self._devices.column_of(xids_of(rows))
+            return self._devices.column(rows)
+
+        values = self._queries.reduced(promql.metric_query(metric, self._selector), read)
         return convert(values, metric.unit, metric.signal)
 
     def _find_tenants(self, known_by: Sequence[str], identity: NodeIdentity) -> Tenants:
         """Ask which pods hold which device."""
-        found: dict[DeviceKey, set[str]] = {}
         if not known_by:
             return {}
-        ask, selector = self._queries.reduced, self._selector
-        ask(
-            promql.relabeled_pods_query(known_by, selector),
-            lambda rows: add_tenants(found, rows, "exported_namespace", "exported_pod"),
-        )
+        ask, selector = self._ask_pods, self._selector
+        answers = [
+            ask(
+                promql.relabeled_pods_query(known_by, selector),
+                lambda rows: tenants_in(rows, "exported_namespace", "exported_pod"),
+            )
+        ]
         # Most of these are exporters' own, of idle devices, and known as such at sight.
         plain = ask(
             promql.plain_pods_query(known_by, selector),
             lambda rows: without_exporters(rows, frozenset(), identity.exporter_pods),
+            identity.exporter_pods,
         )
         if plain:
             exporters = ask(
@@ -258,13 +322,35 @@ class Collector:
                 lambda rows: pods_of(rows, "namespace", "pod"),
             )
             workloads = without_exporters(plain, exporters, identity.exporter_pods)
-            add_tenants(found, workloads, "namespace", "pod")
+            answers.append(tenants_in(workloads, "namespace", "pod"))
         if any(name.islower() for name in known_by):
-            ask(
-                promql.old_pods_query(known_by, selector),
-                lambda rows: add_tenants(found, rows, "pod_namespace", "pod_name"),
+            answers.append(
+                ask(
+                    promql.old_pods_query(known_by, selector),
+                    lambda rows: tenants_in(rows, "pod_namespace", "pod_name"),
+                )
             )
-        return frozen(found)
+        return frozen(answers)
+
+    def _ask_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
+        """Ask for pods; an answer like that of the round before is not read again.
+
+        Args:
+            query: the query, whose rows have no values of their own.
+            reduce: makes of the rows what is wanted.
+            about: what that depends on besides.
+        """
+
+        def read(rows: Rows) -> T:
+            word = (digest(rows.text), about)
+            known = self._pods.get(query)
+            if known is not None and known[0] == word:
+                return cast("T", known[1])
+            found = reduce(rows)
+            self._pods[query] = (word, found)
+            return found
+
+        return self._queries.reduced(query, read)
 
     def _changed_tenants(self, tenants: Tenants, now: float) -> Tenants | None:
         """Say which tenants changed, or None where the source cannot tell.
@@ -281,6 +367,13 @@ class Collector:
         changed = changes(self._tenants, known)
         self._tenants = known
         return changed
+
+
+def _combine(metric: Metric) -> Callable[[Column, Column], Column]:
+    """Return how one value is made of those of two metrics."""
+    if metric.signal is Signal.XID:
+        return graver
+    return np.fmin if metric.aggregation is Aggregation.MIN else np.fmax
 
 
 def _identity_names(metrics: Sequence[Metric]) -> list[str]:

@@ -93,14 +93,14 @@ class PrometheusClient:
         """Close the connections."""
         self._connect.close()
 
-    def query(self, text: str, timeout_seconds: float) -> Sequence[Row]:
+    def query(self, text: str, timeout_seconds: float) -> Rows:
         """Ask for the values of now.
 
         Raises:
             PrometheusError: no usable answer came within the time.
         """
         limit = {"timeout": _duration(timeout_seconds)}
-        rows: Sequence[Row] = self._ask(
+        rows: Rows = self._ask(
             lambda: self._connect.custom_query(text, params=limit, timeout=timeout_seconds),
             timeout_seconds,
         )

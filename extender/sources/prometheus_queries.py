@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,7 +10,7 @@ import msgspec
 
 from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_rows import Row
+from extender.sources.prometheus_rows import Rows
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -60,7 +60,7 @@ class Queries:
         for client in self._all:
             client.close()
 
-    def query(self, text: str) -> Sequence[Row]:
+    def query(self, text: str) -> Rows:
         """Ask for the values of now.
 
         Raises:
@@ -86,7 +86,7 @@ class Queries:
         finally:
             self._idle.put(client)
 
-    def reduced(self, text: str, reduce: Callable[[Sequence[Row]], T]) -> T:
+    def reduced(self, text: str, reduce: Callable[[Rows], T]) -> T:
         """Ask, and reduce the answer before it is kept: a large one is many times its numbers.
 
         Raises:

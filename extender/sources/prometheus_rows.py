@@ -1,6 +1,7 @@
 """Reads answers of Prometheus row by row: all at once they take ten times the text's memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final, overload
 
 import msgspec
@@ -20,11 +21,16 @@ class Rows(Sequence[Row]):
     """The rows of a vector or a matrix; each is read when it is asked for, and not kept.
 
     Args:
-        raw: the text of each.
+        text: all of them, a JSON list.
     """
 
-    def __init__(self, raw: Sequence[msgspec.Raw]) -> None:
-        self._raw = raw
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    @cached_property
+    def _raw(self) -> Sequence[msgspec.Raw]:
+        """The text of each."""
+        return _ITEMS.decode(self.text)
 
     @override
     def __len__(self) -> int:
@@ -34,12 +40,12 @@ class Rows(Sequence[Row]):
     def __getitem__(self, index: int) -> Row: ...
 
     @overload
-    def __getitem__(self, index: slice) -> "Rows": ...
+    def __getitem__(self, index: slice) -> list[Row]: ...
 
     @override
-    def __getitem__(self, index: int | slice) -> "Row | Rows":
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
-            return Rows(self._raw[index])
+            return list(map(_ANYTHING.decode, self._raw[index]))
         row: Row = _ANYTHING.decode(self._raw[index])
         return row
 
@@ -78,7 +84,5 @@ def _read_data(raw: msgspec.Raw) -> object:
 
 
 def _read_result(raw: msgspec.Raw) -> object:
-    try:
-        return Rows(_ITEMS.decode(raw))
-    except msgspec.ValidationError:  # no list
-        return _ANYTHING.decode(raw)
+    text = bytes(raw)
+    return Rows(text) if text.startswith(b"[") else _ANYTHING.decode(text)

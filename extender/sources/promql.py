@@ -8,6 +8,7 @@ fifth of the size.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from extender.core.readings import GROWTH_SECONDS
 from extender.sources.dcgm import Metric
 
 UUID_LABELS: Final = ("UUID", "uuid")
@@ -17,6 +18,9 @@ DRIVER_LABELS: Final = ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION
 MODEL_LABEL: Final = "modelName"
 PROFILE_LABEL: Final = "GPU_I_PROFILE"
 INDEX_LABEL: Final = "gpu"
+
+XID_COUNTS: Final = "DCGM_EXP_XID_ERRORS_COUNT"
+XID_LABEL: Final = "xid"
 
 _DEVICE_LABELS: Final = (*UUID_LABELS, INSTANCE_LABEL)
 _INFO_LABELS: Final = (PROFILE_LABEL, INDEX_LABEL, MODEL_LABEL, *DRIVER_LABELS)
@@ -48,8 +52,14 @@ def metric_query(metric: Metric, selector: str) -> str:
         >>> metric_query(DEFAULT_METRICS[0], 'cluster="a"')
         'max by (UUID, uuid, GPU_I_ID) (DCGM_FI_DEV_GPU_UTIL{cluster="a"})'
     """
-    series = _selected(metric.name, selector)
-    return f"{metric.aggregation} {_by(_DEVICE_LABELS)} ({series})"
+    series, labels = _selected(metric.name, selector), [*_DEVICE_LABELS]
+    if metric.name == XID_COUNTS:
+        # Of what happened in its window, one series each; else one without the label, at 0.
+        series, labels = f"{series} > 0", [*_DEVICE_LABELS, XID_LABEL]
+    if metric.is_counter:
+        # Of most devices it does not grow: they are left out, for each row costs.
+        series = f"rate({series}[{GROWTH_SECONDS:.0f}s]) > 0"
+    return f"{metric.aggregation} {_by(labels)} ({series})"
 
 
 def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: str) -> str:
@@ -58,8 +68,17 @@ def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: st
     The value is the time of the sample: `timestamp()` tells it only of a bare selector. The
     operands of `or` are the metrics of which each device has at least one.
     """
-    times = " or ".join(f"timestamp({_selected(name, selector)})" for name in names)
-    return f"max {_by((*_DEVICE_LABELS, *_INFO_LABELS, *node_labels))} ({times})"
+    labels = (*_DEVICE_LABELS, *_INFO_LABELS, *node_labels)
+    return f"max {_by(labels)} ({_times(names, selector)})"
+
+
+def ages_query(names: Sequence[str], selector: str) -> str:
+    """Ask only when each device was last scraped: an answer of a quarter of the size."""
+    return f"max {_by(_DEVICE_LABELS)} ({_times(names, selector)})"
+
+
+def _times(names: Sequence[str], selector: str) -> str:
+    return " or ".join(f"timestamp({_selected(name, selector)})" for name in names)
 
 
 def relabeled_pods_query(names: Sequence[str], selector: str) -> str:

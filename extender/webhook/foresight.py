@@ -15,20 +15,39 @@ from extender.webhook import wire
 _AFTER_NAMES: Final = b',"FailedNodes":'
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filtered:
+    """A question of filter, and what was answered.
+
+    Attributes:
+        body: the question as it came.
+        question: the same, decoded.
+        pod: the pod that it is about.
+        request: what the pod asks for.
+        answer: the body of the answer.
+    """
+
+    body: bytes
+    question: wire.Question
+    pod: PodRef
+    request: GpuRequest
+    answer: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Foreseen:
     """A question of prioritize that has not been asked yet.
 
     Attributes:
-        pod: the pod, as it was read.
-        nodes: the nodes.
+        body: the question as it would come.
+        question: the same, decoded.
         max_score: highest score on the wire.
         weighed: what was decided; whoever takes it looks whether it still holds.
         answer: the body of the answer.
     """
 
-    pod: wire.JsonObject
-    nodes: JsonNames
+    body: bytes
+    question: wire.Question
     max_score: int
     weighed: Weighed
     answer: bytes
@@ -40,51 +59,39 @@ class Foresight:
     def __init__(self) -> None:
         self._foreseen: Foreseen | None = None
 
-    def look(  # noqa: PLR0913, PLR0917 - what an answer depends on
-        self,
-        placer: Placer,
-        question: wire.Question,
-        answer: bytes,
-        pod: PodRef,
-        request: GpuRequest,
-        shortlist: int,
-        max_score: int,
-    ) -> None:
+    def look(self, placer: Placer, filtered: Filtered, shortlist: int, max_score: int) -> None:
         """Decide what prioritize will ask; nothing is changed by that.
 
         Args:
             placer: decides.
-            question: what filter was asked.
-            answer: what it said.
-            pod: the pod.
-            request: what it asks for.
+            filtered: what filter was asked and has answered.
             shortlist: so many of the best nodes are put in order at least.
             max_score: highest score on the wire.
         """
-        nodes = named_by(answer)
-        if nodes is None:
+        nodes = named_by(filtered.answer)
+        at = filtered.body.find(wire.NAMES_KEY)
+        if nodes is None or at < 0:
             return
-        weighed = placer.weigh(pod, request, nodes, ranked=shortlist)
-        scores = wire.encode_scores(replace(question, nodes=nodes), weighed.decision, max_score)
+        question = replace(filtered.question, nodes=nodes)
+        weighed = placer.weigh(filtered.pod, filtered.request, nodes, ranked=shortlist)
         self._foreseen = Foreseen(
-            pod=question.pod, nodes=nodes, max_score=max_score, weighed=weighed, answer=scores
+            body=b"".join((filtered.body[:at], wire.NAMES_KEY, nodes.text, b"}")),
+            question=question,
+            max_score=max_score,
+            weighed=weighed,
+            answer=wire.encode_scores(question, weighed.decision, max_score),
         )
 
     def forget(self) -> None:
         """Forget what was foreseen: it has been asked, or will not be, and it takes memory."""
         self._foreseen = None
 
-    def take(self, question: wire.Question, max_score: int) -> Foreseen | None:
+    def take(self, body: bytes, max_score: int) -> Foreseen | None:
         """Return what was foreseen of a question of prioritize, if anything; once."""
         foreseen, self._foreseen = self._foreseen, None
-        is_foreseen = (
-            foreseen is not None
-            and question.pod is foreseen.pod
-            and isinstance(question.nodes, JsonNames)
-            and question.nodes.text == foreseen.nodes.text
-            and max_score == foreseen.max_score
-        )
-        return foreseen if is_foreseen else None
+        if foreseen is None or body != foreseen.body or max_score != foreseen.max_score:
+            return None
+        return foreseen
 
 
 def named_by(answer: bytes) -> JsonNames | None:

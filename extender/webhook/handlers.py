@@ -21,12 +21,14 @@ from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion, Asked
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
 from extender.webhook import wire
-from extender.webhook.foresight import Foresight
+from extender.webhook.foresight import Filtered, Foresight
 from extender.webhook.lost import is_gone
 
 logger = logging.getLogger(__name__)
 
 WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
+
+NO_SCORES: Final = b"[]"
 
 INTERNAL_ERROR: Final = "internal error: see the extender's log"
 
@@ -110,23 +112,27 @@ class Webhooks:
             return Outcome.FAULT, _json(wire.encode_filter_error(INTERNAL_ERROR))
         try:
             record, outcome = self._place(FILTER, question)
-            decision = record.decision if record else None
+            shown = None if self.placer.is_shadow else record
+            decision = shown.decision if shown else None
             answer = wire.encode_filter(question, decision, self.shortlist)
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
             response = _json(wire.encode_filter(question, None))
             return Outcome.FAULT, self._about(FILTER, question, None, response)
-        if record is not None and record.decision.feasible > 1:
-            asyncio.get_running_loop().call_soon(self._foresee, question, answer)
-        return outcome, self._about(FILTER, question, record, _json(answer))
+        if shown is not None and shown.decision.feasible > 1:
+            asyncio.get_running_loop().call_soon(self._foresee, body, question, answer)
+        return outcome, self._about(FILTER, question, shown, _json(answer))
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer which candidate is best."""
         try:
-            question = wire.decode_question(body)
-            foreseen = self._foresight.take(question, self.max_score)
-            weighed = None if foreseen is None else foreseen.weighed
+            foreseen = self._foresight.take(body, self.max_score)
+            question = foreseen.question if foreseen else wire.decode_question(body)
+            weighed = foreseen.weighed if foreseen else None
             record, outcome = self._place(PRIORITIZE, question, weighed)
+            if self.placer.is_shadow:
+                # Equal scores for all would change kube-scheduler's own choice between equals.
+                return outcome, self._about(PRIORITIZE, question, None, _json(NO_SCORES))
             decision = record.decision if record else None
             if foreseen is not None and decision is foreseen.weighed.decision:
                 answer = foreseen.answer
@@ -174,16 +180,20 @@ class Webhooks:
             "preemption",
             extra={"pod": pod.key, "candidates": len(candidates), "accepted": len(accepted)},
         )
+        if self.placer.is_shadow:
+            return candidates, Outcome.ANSWERED
         kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
         return kept, Outcome.ANSWERED
 
-    def _foresee(self, question: wire.Question, answer: bytes) -> None:
+    def _foresee(self, body: bytes, question: wire.Question, answer: bytes) -> None:
         """Decide already what prioritize will ask; called once filter's answer is on its way."""
         try:
             pod, parsed = self._read(question.pod)
             if parsed.request is not None:
-                ahead = (pod, parsed.request, self.shortlist, self.max_score)
-                self._foresight.look(self.placer, question, answer, *ahead)
+                filtered = Filtered(
+                    body=body, question=question, pod=pod, request=parsed.request, answer=answer
+                )
+                self._foresight.look(self.placer, filtered, self.shortlist, self.max_score)
         except Exception:  # noqa: BLE001 - then it is decided once it is asked
             self._note_fault("foresee")
 

@@ -275,10 +275,10 @@ def _split_names(body: bytes) -> tuple[bytes, JsonNames | None]:
     """Split the list of names off a question that ends with it, as kube-scheduler writes it.
 
     A parser would look at each of thousands of names only to pass over them. The key cannot stand
-    inside a string, where its quotation marks would be escaped; and if what is before it and one
-    closing brace are an object, it is a key of the question itself, and the last of its name.
+    inside a string, where its quotation marks would be escaped; if what is before it and one brace
+    are an object, it is a key of the question itself; and one list of strings ends the question.
     """
-    at = body.rfind(NAMES_KEY)
+    at = body.find(NAMES_KEY)
     if at < 0 or not body.endswith(b"]}"):
         return body, None
     listed = JsonNames.read(body[at + len(NAMES_KEY) : -1])

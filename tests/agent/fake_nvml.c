@@ -56,6 +56,11 @@ int nvmlInit_v2(void) {
     return fails;
 }
 
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    return nvmlInit_v2();
+}
+
 int nvmlShutdown(void) { return OK; }
 
 int nvmlDeviceGetCount_v2(unsigned *cards) {
@@ -87,6 +92,20 @@ int nvmlDeviceGetUUID(struct device *device, char *to, unsigned size) {
 
 int nvmlDeviceGetName(struct device *device, char *to, unsigned size) {
     return text(to, size, device->model);
+}
+
+int nvmlSystemGetDriverVersion(char *to, unsigned size) { return text(to, size, "580.95.05"); }
+
+struct pci {
+    char legacy[16];
+    unsigned domain, bus, device, id, subsystem;
+    char bus_id[32];
+};
+
+int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci) {
+    memset(pci, 0, sizeof *pci);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", device->minor & 255u);
+    return OK;
 }
 
 int nvmlDeviceGetMinorNumber(struct device *device, unsigned *minor) {

@@ -335,6 +335,20 @@ def test_links_that_were_up_and_are_not_have_gone_down() -> None:
     assert rig.one().values[Signal.NVLINKS_DOWN] == 0.0
 
 
+def test_errors_on_links_are_told_by_how_fast_they_come() -> None:
+    card = ScriptedCard("GPU-1")
+    rig = Rig(card)
+    fields = card.values[Call.FIELDS]
+    card.values[Call.FIELDS] = {**fields, "nvlink_recoveries_total": 7.0}
+    assert Signal.NVLINK_RECOVERY_RATE not in rig.one().values
+
+    rig.now += 119.0  # and one for the read
+    card.values[Call.FIELDS] = {**fields, "nvlink_recoveries_total": 19.0}
+
+    assert rig.one().values[Signal.NVLINK_RECOVERY_RATE] == pytest.approx(0.1)
+    assert rig.one().values[Signal.PCIE_REPLAY_RATE] == 0.0
+
+
 def mig_card() -> ScriptedCard:
     return ScriptedCard("GPU-1", instances=migs((1, "3g.40gb"), (5, "1g.10gb")))
 

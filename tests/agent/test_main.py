@@ -1,16 +1,20 @@
 import asyncio
 import ctypes
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from agent.report import decode
+from tests.agent.fake_driver import GIB, FakeDriver, card
 
 COMMAND = (sys.executable, "-m", "agent")
 TIMEOUT = 60
@@ -47,6 +51,62 @@ def test_one_look_without_a_driver_explains_itself_and_exits_with_3() -> None:
     assert "there is no NVIDIA driver library (libnvidia-ml.so.1)" in told.stdout
     assert "install the driver" in told.stdout
     assert told.stderr == ""
+
+
+def test_one_look_shows_every_gpu_and_whether_it_is_idle(tmp_path: Path) -> None:
+    told = run("--once", **two_cards(tmp_path), IDLEGPU_AGENT_NODE="gpu-7")
+
+    assert told.returncode == 0, told.stderr
+    assert "gpu-7, driver 580.95.05" in told.stdout
+    idle, busy = (line for line in told.stdout.splitlines() if "H100" in line)
+    assert " idle: busy 0%" in idle
+    assert " not idle: busy 90%" in busy
+
+
+def test_the_report_of_one_look_is_the_report(tmp_path: Path) -> None:
+    told = run("--json", **two_cards(tmp_path))
+
+    report = decode(told.stdout.encode())
+    assert told.returncode == 0
+    assert [device.model for device in report.devices] == ["NVIDIA H100", "NVIDIA H100"]
+    verdicts = [device.verdict for device in report.devices]
+    assert [verdict and verdict.is_idle for verdict in verdicts] == [True, False]
+    assert report.sequence == 2
+
+
+def test_watching_shows_the_table_again_and_again_until_it_is_interrupted(tmp_path: Path) -> None:
+    quick = {"IDLEGPU_AGENT_PERIOD_SECONDS": "0.25", "COLUMNS": "200", "TERM": "xterm"}
+    master, slave = pty.openpty()
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [*COMMAND, "--watch"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, **two_cards(tmp_path), **quick},
+    ) as process:
+        shown = b""
+        deadline = time.monotonic() + TIMEOUT
+        while shown.count(b"580.95.05") < 3 and time.monotonic() < deadline:
+            if select.select([master], [], [], 1.0)[0]:
+                shown += os.read(master, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None and time.monotonic() < deadline:
+            if select.select([master], [], [], 0.1)[0]:  # what it still writes must not hold it up
+                os.read(master, 1 << 16)
+        process.kill()
+    os.close(master)
+    os.close(slave)
+
+    assert shown.count(b"580.95.05") >= 3
+    assert process.returncode == 0
+
+
+def two_cards(folder: Path) -> dict[str, str]:
+    """Return what makes a program find an idle card and a busy one."""
+    driver = FakeDriver(folder)
+    driver.has(card(0), card(1, busy=90, used=60 * GIB))
+    names = ("FAKE_NVML", "LD_LIBRARY_PATH")
+    return {name: driver.environment[name] for name in names}
 
 
 @without_driver

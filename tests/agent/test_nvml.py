@@ -1,4 +1,6 @@
 import ctypes
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,7 @@ import pytest
 from agent.backend import Call, Code, Extra, NvmlError, ProcessList
 from agent.nvml import Nvml
 from extender.core.readings import Signal
+from tests.agent.fake_driver import FakeDriver, card
 from tests.agent.replay import CALLS, Replay, nvml_on, refuse
 
 GIB = 1 << 30
@@ -204,6 +207,28 @@ def test_a_list_that_grew_while_it_was_asked_is_asked_again() -> None:
     replay._nvmlDeviceGetComputeRunningProcesses = answer
 
     assert [one.pid for one in nvml.processes(ProcessList.COMPUTE, replay.handle)] == [457]
+
+
+def test_a_driver_before_510_lists_no_processes_and_everything_else_goes_on(
+    tmp_path: Path,
+) -> None:
+    driver = FakeDriver(tmp_path)  # has no nvmlDeviceGetComputeRunningProcesses_v3
+    driver.has(card(0, busy=40))
+    code = "from agent.backend import *; from agent.nvml import Nvml; it = Nvml(); it.start(); "
+    code += "one = it.card(0); print(it.read(Call.RATES, one.handle))\n"
+    code += "try: it.processes(ProcessList.COMPUTE, one.handle)\n"
+    code += "except NvmlError as error: print(error.code.name)"
+
+    told = subprocess.run(  # noqa: S603 - our own program, which loads the library once
+        [sys.executable, "-c", code],
+        env=driver.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "0.4" in told.stdout
+    assert told.stdout.endswith("FunctionNotFound\n")
 
 
 def test_memory_of_a_process_that_the_driver_does_not_tell_is_unknown() -> None:

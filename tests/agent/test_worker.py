@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.worker import ExhaustedError, HungError, Lane, Worker
+from agent.worker import ExhaustedError, GivenUpError, HungError, Lane, Worker
 
 LIMIT = 0.05
 
@@ -155,3 +155,21 @@ async def test_a_closed_worker_ends_its_thread() -> None:
     await asyncio.to_thread(thread.join, 10)
 
     assert not thread.is_alive()
+
+
+def test_a_call_that_has_returned_at_the_last_moment_is_not_given_up() -> None:
+    lane = Lane(LIMIT)
+    seen = lane.call("GPU-1", "nvmlSlow", lambda: lane.step)
+    assert seen is not None
+
+    assert not lane.give_up(seen)
+    # Nor is another one in its place: the thread goes on, and takes the next job.
+    assert lane.call("GPU-1", "nvmlNext", lambda: lane.give_up(seen)) is False
+    assert not lane.is_given_up
+
+
+def test_a_thread_that_was_given_up_goes_no_further_than_its_call() -> None:
+    lane = Lane(LIMIT)
+
+    with pytest.raises(GivenUpError):
+        lane.call("GPU-1", "nvmlSlow", lambda: lane.step and lane.give_up(lane.step))

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,16 @@ from extender.config import Prometheus
 from extender.core.readings import DeviceKey
 from extender.sources import promql
 from extender.sources.dcgm import DEFAULT_METRICS
-from extender.sources.dcgm_devices import device_key, samples, sight_devices
+from extender.sources.dcgm_devices import device_key, sight_devices
 from extender.sources.identity import NodeIdentity
 
 NOW = 1_800_000_000.0
 NODES = 60
+
+
+def values_of(rows: Iterable[Mapping[str, Any]]) -> dict[DeviceKey | None, float]:
+    """Return the value of each device."""
+    return {device_key(row["metric"]): float(row["value"][1]) for row in rows}
 
 
 def pair(shortlist: int, without: float, asked: float, **known: float) -> Pair:
@@ -51,7 +57,7 @@ def test_what_no_run_knows_is_a_dash() -> None:
     known = {"scheduling_seconds": 0.0125, "filter_seconds": 0.002, "extender_cpu_seconds": 0.003}
     (row,) = rows([pair(1, 20.0, 22.0, **known)])
 
-    assert list(row.values())[-8:] == ["16.00", "12.50", "2.00", "-", "-", "-", "3.00", "-"]
+    assert list(row.values())[-9:] == ["16.00", "12.50", "-", "2.00", "-", "-", "-", "3.00", "-"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,7 @@ def test_every_metric_that_it_names_has_a_value_of_every_gpu() -> None:
     known = {metric.name: metric for metric in DEFAULT_METRICS}
 
     for name in METRICS:
-        values = dict(samples(ask(promql.metric_query(known[name], ""))))
+        values = values_of(ask(promql.metric_query(known[name], "")))
         assert len(values) == NODES * GPUS
         assert np.isfinite(list(values.values())).all()
 
@@ -158,7 +164,7 @@ def test_values_stay_between_scrapes_and_move_with_them() -> None:
     )
 
     def moved(seconds: float) -> float:
-        before, after = (dict(samples(ask(query, NOW + at))) for at in (0.0, seconds))
+        before, after = (values_of(ask(query, NOW + at)) for at in (0.0, seconds))
         return sum(before[key] != after[key] for key in before) / len(before)
 
     assert moved(0.001) < 0.01

@@ -152,6 +152,7 @@ def usage(cluster: Cluster) -> str:
           kubectl describe pod {EXAMPLE}
 
         What the extender knows, and why it decided so:
+          {url}/page/
           {url}/v1/nodes
           {url}/v1/gpus
           {url}/v1/best?gpus=2&memory=20Gi

@@ -85,7 +85,7 @@ def kube_scheduler(
     path = plane.folder / f"{name}.config"
     _write_config(path, config, plane.kubeconfig(SCHEDULER))
     command = [
-        str(binary("kube-scheduler")),
+        str(binary(f"{plane.release}kube-scheduler")),
         f"--config={path}",
         f"--secure-port={port}",
         "--bind-address=127.0.0.1",

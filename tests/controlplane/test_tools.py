@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane.gobuild import BuildError
-from tests.controlplane.tools import _installed, cached_path, prepare
+from tests.controlplane.tools import (
+    KUBERNETES_VERSION,
+    OLDEST_KUBERNETES_VERSION,
+    PROMETHEUS_VERSION,
+    _installed,
+    cached_path,
+    prepare,
+)
 
 GO_BUILDS = """#!/bin/sh
 if [ "$1" = env ]; then echo go99.0.0; exit; fi
@@ -109,6 +116,8 @@ def test_an_old_go_on_path_is_not_used(tmp_path: Path, monkeypatch: pytest.Monke
         pytest.param("etcd", "etcd Version: 3.6.11\nGit SHA: abc", id="etcd"),
         pytest.param("prometheus", "prometheus, version 3.5.0 (branch: HEAD)", id="prometheus"),
         pytest.param("kwok", "kwok version v0.8.1 go1.26.0 (linux/amd64)", id="kwok"),
+        pytest.param("oldest-kube-apiserver", "Kubernetes v1.32.13", id="oldest-kubernetes"),
+        pytest.param("helm", "v4.2.0", id="helm"),
     ],
 )
 def test_a_fitting_tool_of_the_user_is_taken(
@@ -125,6 +134,8 @@ def test_a_fitting_tool_of_the_user_is_taken(
     [
         pytest.param("kubectl", "Client Version: v1.35.4", id="older-kubernetes"),
         pytest.param("kube-scheduler", "Kubernetes v1.360.0", id="only-looks-alike"),
+        pytest.param("oldest-kube-scheduler", "Kubernetes v1.36.3", id="not-the-oldest"),
+        pytest.param("helm", "v3.22.0", id="older-helm"),
         pytest.param("prometheus", "prometheus, version 2.53.0", id="older-prometheus"),
     ],
 )
@@ -150,3 +161,18 @@ def test_two_builds_at_once_wait_for_each_other(cache: Path, tmp_path: Path) -> 
     assert [process.wait() for process in both] == [0, 0]
     assert (tmp_path / "log").read_text() == "built\n"
     assert cached_path("kwok").is_relative_to(cache)
+
+
+def test_the_table_of_versions_names_those_that_are_built() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    modules = Path(__file__).parent
+
+    for version, module in (
+        (KUBERNETES_VERSION, modules),
+        (OLDEST_KUBERNETES_VERSION, modules / "oldest"),
+    ):
+        assert f"| {version.removeprefix('v').rpartition('.')[0]} ({version})" in readme.replace(
+            "| | ", "| Kubernetes | "
+        )
+        assert f"k8s.io/kubernetes {version} // indirect" in (module / "go.mod").read_text()
+    assert f"| Prometheus | {PROMETHEUS_VERSION.rpartition('.')[0]} |" in readme

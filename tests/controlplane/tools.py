@@ -23,6 +23,11 @@ from typing import Final
 from tests.controlplane.gobuild import BuildError, GoProgram, GoToolchain, say
 
 KUBERNETES_VERSION: Final = "v1.36.3"
+OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
+"""The oldest that README.md names, for the cases of tests/versions."""
+OLDEST: Final = "oldest-"
+"""Before the names of its programs."""
+HELM_VERSION: Final = "v4.3.1"
 PROMETHEUS_VERSION: Final = "3.15.0"
 MODULES: Final = Path(__file__).parent
 VERSION_TIMEOUT_SECONDS: Final = 20
@@ -43,17 +48,33 @@ class Tool:
     fitting: str
 
 
-def _kubernetes(name: str, *version_arguments: str, module: Path = MODULES) -> Tool:
+def _kubernetes(
+    name: str,
+    *version_arguments: str,
+    module: Path = MODULES,
+    version: str = KUBERNETES_VERSION,
+) -> Tool:
+    minor = version.split(".")[1]
     program = GoProgram(
         module=module,
         package=f"k8s.io/kubernetes/cmd/{name}",
         variables={
-            "k8s.io/component-base/version.gitVersion": KUBERNETES_VERSION,
+            "k8s.io/component-base/version.gitVersion": version,
             "k8s.io/component-base/version.gitMajor": "1",
-            "k8s.io/component-base/version.gitMinor": "36",
+            "k8s.io/component-base/version.gitMinor": minor,
         },
     )
-    return Tool(program=program, version_arguments=version_arguments, fitting=r"\bv1\.36\.\d+\s")
+    return Tool(
+        program=program,
+        version_arguments=version_arguments,
+        fitting=rf"\bv1\.{minor}\.\d+\s",
+    )
+
+
+def _oldest_kubernetes(name: str) -> Tool:
+    return _kubernetes(
+        name, "--version", module=MODULES / "oldest", version=OLDEST_KUBERNETES_VERSION
+    )
 
 
 def _prometheus(name: str) -> Tool:
@@ -90,6 +111,17 @@ TOOLS: Final = {
     ),
     "prometheus": _prometheus("prometheus"),
     "promtool": _prometheus("promtool"),
+    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver"),
+    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler"),
+    "helm": Tool(
+        program=GoProgram(
+            module=MODULES / "helm",
+            package="helm.sh/helm/v4/cmd/helm",
+            variables={"helm.sh/helm/v4/internal/version.version": HELM_VERSION},
+        ),
+        version_arguments=("version", "--short"),
+        fitting=r"\bv4\.\d+\.\d+",
+    ),
 }
 
 

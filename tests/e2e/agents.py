@@ -1,6 +1,6 @@
 """Agents of the fleet's nodes, with tokens that the real API server has issued."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,10 @@ RIGHTS: Final[list[Object]] = [
         "verbs": ["create"],
     }
 ]
-"""What the extender needs to know whose a token is."""
+"""What the extender needs to know whose a token is ..."""
+
+POD_RIGHTS: Final[list[Object]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
+"""... and where tokens name their pods alone."""
 
 
 class Tokens:
@@ -83,13 +86,44 @@ class Tokens:
                 nodeName=node,
                 serviceAccountName=account,
             )
-            made = await self.client.create(agent)
-            spec["boundObjectRef"] = {
+            spec["boundObjectRef"] = _reference(await self.client.create(agent))
+        return await self._request(account, spec)
+
+    async def issue_before_binding(self, node: str) -> str:
+        """Return a token that names its pod alone: the pod was on no node yet."""
+        agent = pod(
+            f"early-{node}", 0, namespace=NAMESPACE, serviceAccountName=ACCOUNT, schedulerName="me"
+        )
+        made = await self.client.create(agent)
+        spec: Object = {"audiences": [AUDIENCE], "expirationSeconds": 600}
+        token = await self._request(ACCOUNT, {**spec, "boundObjectRef": _reference(made)})
+        name = made["metadata"]["name"]
+        await self.client.request(
+            "POST",
+            f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/binding",
+            {
                 "apiVersion": "v1",
-                "kind": "Pod",
-                "name": made["metadata"]["name"],
-                "uid": made["metadata"]["uid"],
-            }
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+            },
+        )
+        return token
+
+    async def review(self, token: str) -> Object:
+        """Return what the API server says of a token."""
+        answer = await self.client.request(
+            "POST",
+            "/apis/authentication.k8s.io/v1/tokenreviews",
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenReview",
+                "spec": {"token": token, "audiences": [AUDIENCE]},
+            },
+        )
+        return dict(answer["status"])
+
+    async def _request(self, account: str, spec: Object) -> str:
         answer = await self.client.request(
             "POST",
             f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token",
@@ -104,16 +138,23 @@ class Tokens:
             self.file(node).write_text(await self.issue(node))
 
 
+def _reference(made: Object) -> Object:
+    metadata = made["metadata"]
+    return {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
+
+
 def _account(name: str) -> Object:
     return {"kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}}
 
 
 @asynccontextmanager
-async def tokens_of(world: World, folder: Path) -> AsyncIterator[Tokens]:
+async def tokens_of(
+    world: World, folder: Path, rights: Sequence[Object] = RIGHTS
+) -> AsyncIterator[Tokens]:
     """Let the extender ask whose tokens are while the context is open."""
     plane = world.services.plane
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(world.client.granted(plane.users[EXTENDER], RIGHTS))
+        await stack.enter_async_context(world.client.granted(plane.users[EXTENDER], [*rights]))
         tokens = Tokens(world.client, folder)
         await tokens.prepare()
         yield tokens

@@ -4,19 +4,22 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from agent.options import ReportOptions
+from extender.sources.agents.tokens import NODE_NAME, POD_NAME
 from simulation.agents import REPORTS, SimulatedAgent, run_agents
 from simulation.devices import Load
 from simulation.models import GIB
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import Tokens, agents_on, tokens_of
+from tests.e2e.agents import POD_RIGHTS, RIGHTS, Tokens, agents_on, tokens_of
 from tests.e2e.world import World
+from tests.extender.certificates import issue
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -182,6 +185,52 @@ async def test_the_api_server_says_whose_a_token_is(world: World, tmp_path: Path
 
         assert (await world.gpu(others))["source"] == "prometheus"
         await world.wait_gpu(mine, 0, lambda gpu: gpu["source"] == "agent", "is still told of")
+
+
+async def test_a_token_that_names_its_pod_alone_is_of_the_node_that_the_pod_is_on(
+    world: World, tmp_path: Path
+) -> None:
+    node = world.add("node")
+    async with tokens_of(world, tmp_path, [*RIGHTS, *POD_RIGHTS]) as tokens:
+        await world.register()
+        text = await tokens.issue_before_binding(node)
+        tokens.file(node).write_text(text)
+        extra = (await tokens.review(text))["user"]["extra"]
+        assert POD_NAME in extra
+        assert NODE_NAME not in extra
+        await world.start(taking(tokens))
+
+        async with agents_again(world, tokens, node):
+            await world.wait_gpu(node, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+
+
+async def test_agents_report_over_tls_and_to_nobody_else(world: World, tmp_path: Path) -> None:
+    node = world.add("node")
+    issue(tmp_path / "own")
+    issue(tmp_path / "another")
+    own = tmp_path / "own" / "extender"
+    tls = {"cert_file": str(own / "tls.crt"), "key_file": str(own / "tls.key")}
+    async with tokens_of(world, tmp_path) as tokens:
+        await world.register()
+        await tokens.issue_all([node])
+        await world.start(taking(tokens, **tls))
+
+        stranger = replace(REPORTS, ca_file=str(tmp_path / "another" / "extender" / "ca.crt"))
+        for how in (REPORTS, stranger):
+            async with run_agents(
+                world.fleet, [node], tokens.address, tokens.file, reports=how
+            ) as agents:
+                await wait_for(partial(has_looked, agents[node]), "the agent has tried")
+                assert (await world.gpu(node))["source"] == "prometheus"
+
+        known = replace(REPORTS, ca_file=str(own / "ca.crt"))
+        async with run_agents(world.fleet, [node], tokens.address, tokens.file, reports=known):
+            await world.wait_gpu(node, 0, lambda gpu: gpu["source"] == "agent", "is told of")
+
+
+async def has_looked(agent: SimulatedAgent) -> bool:
+    """Tell whether an agent has had the time of several tries."""
+    return agent.sequence >= 12
 
 
 async def test_a_token_whose_pod_is_gone_is_refused(world: World, tmp_path: Path) -> None:

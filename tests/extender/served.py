@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from aiohttp import web
 from aiohttp.test_utils import TestClient
+from aiohttp.typedefs import Handler
 
 from extender.core.annotations import AnnotationProblem
 from extender.core.inventory import NodeRecord, PodPhase, PodRecord
@@ -16,6 +17,7 @@ from extender.core.resources import ResourceNames
 from extender.fleet.fleet import Fleet
 from extender.metrics import Metrics
 from extender.observe.api import Api
+from extender.observe.seen import SEES_ALL, VIEWER, Viewer
 from extender.placement.asked import AskedLog
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
@@ -146,9 +148,17 @@ class World:
             self.tell(cards)
             self.fleet.snapshot()
 
-    def build_app(self, *, max_body_bytes: int = 256 * MIB) -> web.Application:
-        """Return the application that serves this world."""
-        app = web.Application(client_max_size=max_body_bytes)
+    def build_app(
+        self, *, max_body_bytes: int = 256 * MIB, viewer: Viewer = SEES_ALL
+    ) -> web.Application:
+        """Return the application that serves this world, to a caller with some rights."""
+
+        @web.middleware
+        async def for_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
+            VIEWER.set(viewer)
+            return await handler(request)
+
+        app = web.Application(client_max_size=max_body_bytes, middlewares=[for_viewer])
         app.add_routes(self.webhooks().routes())
         app.add_routes(Api(self.fleet, self.placer, self.resources).routes())
         return app

@@ -26,6 +26,7 @@ health:
   xid: {94: exclude, 79: penalty}
   unknown_xid: ignore
   temperature_warn_celsius: 70
+weights: {utilization: 0.4, memory: 0.4}
 load_filter: {enabled: true}
 prometheus: {url: "http://prometheus:9090"}
 """
@@ -53,6 +54,7 @@ def test_every_setting_of_the_decision_reaches_the_core(tmp_path: Path) -> None:
     assert policy.health.xid == {94: HealthAction.EXCLUDE, 79: HealthAction.PENALTY}
     assert policy.health.unknown_xid is HealthAction.IGNORE
     assert policy.load_filter == LoadFilter(is_enabled=True)
+    assert (policy.weights.utilization, policy.weights.memory) == (0.4, 0.4)
 
 
 def test_no_part_of_the_policy_is_left_at_its_default_by_a_file_that_sets_all(

@@ -21,6 +21,22 @@ def test_reports_of_other_machines_without_tls_must_be_allowed(address: str) -> 
     assert load_settings(None, allowed).agents.address[1] == 9401
 
 
+def test_reports_of_other_machines_over_tls_need_no_leave() -> None:
+    environ = {
+        "IDLEGPU_AGENTS_LISTEN": "0.0.0.0:9401",
+        "IDLEGPU_AGENTS_CERT_FILE": "/tls/tls.crt",
+        "IDLEGPU_AGENTS_KEY_FILE": "/tls/tls.key",
+    }
+
+    assert load_settings(None, environ).agents.is_tls
+
+
+@pytest.mark.parametrize("name", ["CERT_FILE", "KEY_FILE"])
+def test_a_certificate_and_its_key_belong_together(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"agents\.cert_file and agents\.key_file"):
+        load_settings(None, {f"IDLEGPU_AGENTS_{name}": "/tls/file"})
+
+
 def test_service_accounts_are_named_as_the_api_server_names_them() -> None:
     agents = load_settings(None, {"IDLEGPU_AGENTS_SERVICE_ACCOUNTS": "ml/agent, gpu/a"}).agents
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from extender.config import Settings
-from extender.reload import LIVE, Outcome
+from extender.reload import LIVE, LIVE_PARTS, Outcome
+from extender.settings.agents import Agents
 from tests.extender.config_map import NAME
 from tests.extender.reloading import NOW, Following, following, rewrite, threshold, until
 
@@ -255,7 +256,34 @@ def test_only_what_is_made_once_needs_a_restart() -> None:
         "keepalive_seconds",
         "peers",
         "agents",
+        "api",
+        "admission",
+        "prices",
     }
+
+
+def test_of_agents_only_where_they_report_to_and_how_it_is_protected_needs_a_restart() -> None:
+    fields = set(Agents.model_fields)
+
+    assert fields >= LIVE_PARTS["agents"]
+    assert fields - LIVE_PARTS["agents"] == {"listen", "cert_file", "key_file", "allow_plain"}
+
+
+async def test_a_section_is_taken_over_as_far_as_it_can_be(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with following(Following(path)) as part:
+        rewrite(
+            path,
+            threshold(30) + "agents: {listen: '127.0.0.1:9401', service_accounts: [ml/agent]}\n",
+        )
+        await until(lambda: part.adopted)
+
+        agents = part.adopted[0].agents
+        assert (agents.listen, agents.service_accounts) == ("", ("ml/agent",))
+        assert part.value("restart_needed") == 1
+        (line,) = lines_of(caplog, "settings wait for a restart")
+        assert line.waiting == {"agents.listen": "(none) -> 127.0.0.1:9401"}  # type: ignore[attr-defined]
 
 
 async def test_fault_while_settings_are_taken_over_leaves_the_rest_running(

@@ -66,9 +66,11 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
         await asyncio.sleep(WATCH_SECONDS)  # before that a replica may have been asked unheard
         cluster.control.create_pod(pod_object("silent"))
         one, _ = replicas
-        await eventually(
-            lambda: any(it.name == "silent" for it in one.extender.fleet.pods.values())
-        )
+        for each in replicas:  # whoever never saw it waiting does not judge it
+            await eventually(
+                lambda: any(it.name == "silent" for it in each.extender.fleet.pods.values()),  # noqa: B023 - waited for
+                deadline_seconds=DEADLINE_SECONDS,
+            )
         cluster.control.bind("default", "silent", NODES[0])
         await until_judged(*replicas)
 

@@ -7,9 +7,18 @@ import pytest
 import yaml
 
 from agent.config import load_settings as load_agent_settings
+from extender.certs.storing import CA_CONFIG_MAP
 from extender.config import Settings, load_settings
 from tests.controlplane.objects import Object
-from tests.manifests.shipped import COMPONENTS, MANIFESTS, SCHEDULER_CONFIG, find
+from tests.manifests.shipped import (
+    AGENT_NAMESPACE,
+    COMPONENTS,
+    MANIFESTS,
+    SCHEDULER_CONFIG,
+    built,
+    find,
+    with_components,
+)
 
 EXAMPLES: Final = MANIFESTS / "examples"
 PATHS: Final = sorted(
@@ -195,6 +204,32 @@ def test_agents_report_where_the_extender_listens_and_as_whom_it_expects() -> No
     assert source["serviceAccountToken"]["audience"] == agents.audience
     assert str(reports.token_file) == f"{mounts[token['name']]}/token"
     assert f"{account['namespace']}/{account['name']}" in agents.service_accounts
+
+
+def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_path: Path) -> None:
+    together = built(with_components(tmp_path, ["certs-job", "agent-reports"]))
+    agents = extender_settings(variables("agent-reports", EXTENDER)).agents
+    reports = load_agent_settings(None, variables("agent-reports", AGENT)).reports
+    webhooks = extender_settings().tls
+
+    assert (agents.cert_file, agents.key_file) == (webhooks.cert_file, webhooks.key_file)
+    assert not agents.allow_plain
+    assert not reports.allow_plain
+    certificate = yaml.safe_load(
+        (COMPONENTS / "cert-manager" / "certificate-extender.yaml").read_text()
+    )
+    assert reports.server_name in certificate["spec"]["dnsNames"]
+    pod = find(together, "DaemonSet", AGENT)["spec"]["template"]["spec"]
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "ca")
+    (volume,) = (v for v in pod["volumes"] if v["name"] == "ca")
+    assert str(reports.ca_file) == f"{mount['mountPath']}/ca.crt"
+    assert volume["configMap"]["name"] == CA_CONFIG_MAP
+    for kind, path in (("Job", ()), ("CronJob", ("jobTemplate", "spec"))):
+        spec = find(together, kind, "idlegpu-certs")["spec"]
+        for name in path:
+            spec = spec[name]
+        (container,) = spec["template"]["spec"]["containers"]
+        assert f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
 
 
 def test_both_images_are_pinned_to_the_version_that_is_built() -> None:

@@ -27,6 +27,7 @@ SCHEDULER = (EXTENDER_NAMESPACE, "idlegpu-scheduler")
 CERTS = (EXTENDER_NAMESPACE, "idlegpu-certs")
 
 STORAGE, COORDINATION, EVENTS = "storage.k8s.io", "coordination.k8s.io", "events.k8s.io"
+AUTHENTICATION, AUTHORIZATION = "authentication.k8s.io", "authorization.k8s.io"
 
 IN_CLUSTER = {
     ("", "nodes", "list", ""),
@@ -35,6 +36,8 @@ IN_CLUSTER = {
     ("", "pods", "watch", ""),
     (EVENTS, "events", "create", ""),
     (EVENTS, "events", "patch", ""),
+    (AUTHENTICATION, "tokenreviews", "create", ""),
+    (AUTHORIZATION, "subjectaccessreviews", "create", ""),
 }
 IN_OWN_NAMESPACE = {
     (STORAGE, "csistoragecapacities", "create", ""),
@@ -257,6 +260,11 @@ async def test_who_makes_certificates_may_read_their_secrets_and_no_other(
         }
         assert elsewhere == await everybody(installation, "default")
         assert await refused(client, "GET", f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets")
+        at_agents = await rights(client, AGENT_NAMESPACE)
+        assert at_agents - await everybody(installation, AGENT_NAMESPACE) == {
+            ("", "configmaps", "create", ""),
+            *(("", "configmaps", verb, "idlegpu-ca") for verb in ("get", "patch")),
+        }
 
 
 async def test_an_agent_has_no_rights_at_all(installation: Installation) -> None:

@@ -14,18 +14,26 @@ import pytest_asyncio
 import yaml
 
 from extender.certs.__main__ import main as make_certificates
-from extender.certs.storing import CA_SECRET, SECRETS
+from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.fixtures import StartScheduler
 from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.waiting import wait_for
 from tests.extender.certificates import issue
 from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.shipped import EXTENDER_NAMESPACE, MANIFESTS, ROOT, SCHEDULER_CONFIG, find
+from tests.manifests.shipped import (
+    AGENT_NAMESPACE,
+    EXTENDER_NAMESPACE,
+    MANIFESTS,
+    ROOT,
+    SCHEDULER_CONFIG,
+    find,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SECRETS_PATH = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
+CA_PATH = f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/{CA_CONFIG_MAP}"
 SIDE = "kube-scheduler"
 
 
@@ -49,8 +57,11 @@ class Shipped:
 
     async def decided(self) -> set[str]:
         """Return the names of pods that it has decided about."""
+        # The account may list all pods, so all of them are named.
+        token = await self.installation.token(EXTENDER_NAMESPACE, "idlegpu-extender", "idlegpu-api")
+        headers = {"Authorization": f"Bearer {token}"}
         async with (
-            aiohttp.ClientSession(self.status) as session,
+            aiohttp.ClientSession(self.status, headers=headers) as session,
             session.get("/v1/decisions") as response,
         ):
             return {each["pod"].partition("/")[2] for each in (await response.json())["decisions"]}
@@ -85,6 +96,8 @@ async def shipped(installation: Installation, tmp_path: Path) -> AsyncIterator[S
     for account, verb, resource in (("certs", "create", "secrets"), ("extender", "list", "pods")):
         async with await installation.client(EXTENDER_NAMESPACE, f"idlegpu-{account}") as client:
             await wait_authorized(client, verb, resource, namespace=EXTENDER_NAMESPACE)
+    async with await installation.client(EXTENDER_NAMESPACE, "idlegpu-certs") as client:
+        await wait_authorized(client, "create", "configmaps", namespace=AGENT_NAMESPACE)
     listen, status = (f"127.0.0.1:{free_port()}" for _ in range(2))
     config = tmp_path / "settings.yaml"
     mounted = tmp_path / "mounted"
@@ -124,6 +137,7 @@ async def shipped(installation: Installation, tmp_path: Path) -> AsyncIterator[S
         await found.process.stop()
         for name in (CA_SECRET, *SECRETS.values()):
             await installation.admin.request("DELETE", f"{SECRETS_PATH}/{name}")
+        await installation.admin.request("DELETE", CA_PATH)
 
 
 async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
@@ -136,6 +150,18 @@ async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
     await admin.wait_bound(pod("asked"))
 
     assert await shipped.decided() == {"asked"}
+
+
+async def test_agents_find_the_cas_in_their_namespace(shipped: Shipped) -> None:
+    admin = shipped.installation.admin
+    told = [(await admin.request("GET", CA_PATH))["data"]]
+
+    await shipped.renew("--next-ca")
+
+    told.append((await admin.request("GET", CA_PATH))["data"])
+    served = (shipped.mounted / "extender" / "ca.crt").read_text()
+    assert [one["ca.crt"].count("BEGIN CERTIFICATE") for one in told] == [1, 2]
+    assert told[1] == {"ca.crt": served}
 
 
 async def test_the_guides_command_writes_what_kube_scheduler_reads(shipped: Shipped) -> None:

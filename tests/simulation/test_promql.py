@@ -37,6 +37,8 @@ def answer(store: SampleStore, query: str, at: float = NOW) -> list[tuple[dict[s
         ("util", [40, 30, 7.5]),
         ("util{}", [40, 30, 7.5]),
         ('util{pod="x"}', [40]),
+        ("util > 30", [40]),
+        ("max by (gpu) (util > 7) ", [40, 7.5]),
         ('util{pod!="x", gpu="0",}', [30]),
         ('util{pod=""}', [7.5]),
         ('util{pod!=""}', [40, 30]),
@@ -136,7 +138,7 @@ def test_a_target_ends_no_series_of_another(store: SampleStore) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "rate(util[5m])",
+        "irate(util[5m])",
         "util * 2",
         "max by (UUID (util)",
         "max by (UUID) util",
@@ -208,3 +210,14 @@ def test_labels_of_the_target_rename_those_of_the_exposition() -> None:
     labels = with_target_labels({"pod": "worker", "gpu": "0"}, {"pod": "exporter", "job": "dcgm"})
 
     assert labels == {"exported_pod": "worker", "gpu": "0", "pod": "exporter", "job": "dcgm"}
+
+
+def test_a_rate_is_what_a_counter_has_grown_by_in_the_window() -> None:
+    store = SampleStore()
+    for at, value in ((-90, 100), (-50, 4), (-20, 6), (-10, 1), (0, 5)):
+        store.ingest("target", NOW + at, [({"__name__": "errors", "UUID": "GPU-0"}, value)])
+
+    # 2 more, then begun anew with 1, then 4 more.
+    assert answer(store, "rate(errors[70s])") == [({"UUID": "GPU-0"}, 7 / 70)]
+    assert answer(store, "rate(errors[70s]) > 0.2") == []
+    assert answer(store, "rate(errors[5s])") == []

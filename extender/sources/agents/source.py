@@ -28,7 +28,11 @@ QUIET_SECONDS: Final = 2.0
 
 SWEEP_SECONDS: Final = 1.0
 REQUEST_SECONDS: Final = 10.0
-"""A request has to have come in so long; how long its token's review takes is our business."""
+"""A request has to have come in so long, and before it TLS's handshake; how long the token's review
+takes is our business."""
+
+GOODBYE_SECONDS: Final = 5.0
+"""Who does not take leave of a connection over TLS in so long is left."""
 
 BACKLOG: Final = 128
 """About so many connections are accepted in one step at most: who comes beyond waits his turn."""
@@ -124,6 +128,7 @@ class AgentSource:
         """
         host, port = self._settings.address
         loop = asyncio.get_running_loop()
+        is_tls = self._tls is not None
         try:
             server = await loop.create_server(
                 lambda: Connection(self, self._monotonic),
@@ -131,6 +136,8 @@ class AgentSource:
                 port,
                 backlog=BACKLOG,
                 ssl=self._tls,
+                ssl_handshake_timeout=REQUEST_SECONDS if is_tls else None,
+                ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
             )
         except OSError as error:
             raise OSError(
@@ -138,7 +145,9 @@ class AgentSource:
                 "set agents.listen to a free address of this machine"
             ) from error
         self.is_listening = True
-        logger.info("taking reports of agents", extra={"host": host, "port": port})
+        logger.info(
+            "taking reports of agents", extra={"host": host, "port": port, "is_tls": is_tls}
+        )
         try:
             await self._hand_on()
         finally:
@@ -148,6 +157,14 @@ class AgentSource:
             for connection in list(self._connections):
                 connection.refuse(ending)
             await asyncio.sleep(0)
+
+    def change(self, settings: Agents) -> None:
+        """Take reports otherwise from now on; where this listens stays.
+
+        Connections of service accounts that are not accepted any more end within a second.
+        """
+        self._settings = settings
+        self._reviews.change(settings)
 
     def status(self) -> AgentStatus:
         """Return how reports come in."""
@@ -281,6 +298,9 @@ class AgentSource:
                 connection.refuse(
                     RefusedError(Refusal.EXPIRED, "the token has expired: come with a new one")
                 )
+            elif not self._reviews.accepts(connection.sender):
+                text = "the settings have changed: its service account or audience is not accepted"
+                connection.refuse(RefusedError(Refusal.WRONG_ACCOUNT, text))
             elif silent > self._settings.silence_seconds:
                 connection.refuse(RefusedError(Refusal.SILENT, f"nothing came for {silent:.0f} s"))
         await asyncio.sleep(0)

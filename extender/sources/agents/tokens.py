@@ -46,10 +46,14 @@ class Sender:
     Attributes:
         node: name of the node that its pod runs on.
         expires_at: until when it may be believed, seconds since the epoch.
+        account: service account, as the API server names it.
+        audience: for whom it is.
     """
 
     node: str
     expires_at: float
+    account: str
+    audience: str
 
 
 class TokenReviews:
@@ -83,6 +87,16 @@ class TokenReviews:
         self._parallel = asyncio.Semaphore(PARALLEL)
         self._due_at = 0.0
 
+    def change(self, settings: Agents) -> None:
+        """Take other tokens from now on; how long a review counts changes with the next one."""
+        self._settings = settings
+        self._bad.clear()
+
+    def accepts(self, sender: Sender) -> bool:
+        """Tell whether such tokens are taken, by the settings as they are now."""
+        settings = self._settings
+        return sender.account in settings.usernames and sender.audience == settings.audience
+
     async def review(self, token: str) -> Sender:
         """Return whose a token is.
 
@@ -113,7 +127,7 @@ class TokenReviews:
             RefusedError: it was refused a moment ago.
         """
         sender = self._good.get(key)
-        if sender is not None and sender.expires_at > self._clock():
+        if sender is not None and sender.expires_at > self._clock() and self.accepts(sender):
             return sender
         until, error = self._bad.get(key, (0.0, None))
         if error is not None and self._monotonic() < until:
@@ -167,9 +181,9 @@ class TokenReviews:
         if status.get("authenticated") is not True:
             cause = text_of(status.get("error")) or "no such token"
             raise RefusedError(Refusal.BAD_TOKEN, f"the API server refuses the token: {cause}")
-        audiences = status.get("audiences")
-        if not isinstance(audiences, list) or self._settings.audience not in audiences:
-            raise _wrong_audience(self._settings.audience)
+        audiences, audience = status.get("audiences"), self._settings.audience
+        if not isinstance(audiences, list) or audience not in audiences:
+            raise _wrong_audience(audience)
         name = text_of(user.get("username"))
         if name not in self._settings.usernames:
             raise _wrong_account(name)
@@ -177,7 +191,8 @@ class TokenReviews:
         expires_at = claims.get("exp")
         if isinstance(expires_at, int | float):
             until = min(until, float(expires_at))
-        return Sender(node=await self._node_of(user, name), expires_at=until)
+        node = await self._node_of(user, name)
+        return Sender(node=node, expires_at=until, account=name, audience=audience)
 
     async def _status(self, token: str) -> Mapping[str, object]:
         body = {

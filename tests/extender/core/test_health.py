@@ -142,6 +142,10 @@ def test_the_gravest_cause_is_told(values: dict[str, float], cause: str) -> None
         ("fabric_limited", "FABRIC_HEALTH", 3),
         ("nvlink_down", "NVLINKS_DOWN", 1),
         ("inforom_corrupted", "INFOROM_CORRUPTED", 1),
+        ("nvlink_errors", "NVLINK_RECOVERY_RATE", 0.01),
+        ("nvlink_errors", "NVLINK_CRC_RATE", 100),
+        ("link_replays", "NVLINK_REPLAY_RATE", 1),
+        ("link_replays", "PCIE_REPLAY_RATE", 1),
     ],
 )
 @pytest.mark.parametrize("means", [EXCLUDE_NODE, EXCLUDE_MULTI_GPU])
@@ -250,6 +254,14 @@ def test_a_healthy_device_has_no_ill_health() -> None:
         ("NVLINKS_DOWN", 0, IGNORE),
         ("NVLINKS_DOWN", 2, EXCLUDE_MULTI_GPU),
         ("INFOROM_CORRUPTED", 1, PENALTY),
+        ("NVLINK_CRC_RATE", 99, IGNORE),
+        ("NVLINK_CRC_RATE", 100, EXCLUDE_MULTI_GPU),
+        ("NVLINK_RECOVERY_RATE", 0, IGNORE),
+        ("NVLINK_RECOVERY_RATE", 0.004, EXCLUDE_MULTI_GPU),
+        ("NVLINK_REPLAY_RATE", 8 / 60, IGNORE),
+        ("NVLINK_REPLAY_RATE", 9 / 60, PENALTY),
+        ("PCIE_REPLAY_RATE", 8 / 60, IGNORE),
+        ("PCIE_REPLAY_RATE", 9 / 60, PENALTY),
     ],
 )
 def test_each_other_sign_has_its_consequence(

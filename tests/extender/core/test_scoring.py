@@ -33,7 +33,7 @@ def best_first(nodes: dict[str, Node], asked: GpuRequest | None = None) -> list[
 
 
 def test_the_weights_sum_to_one() -> None:
-    assert sum(WEIGHTS.values()) == pytest.approx(1.0)
+    assert sum(WEIGHTS.shares.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -12,11 +12,13 @@ from extender.core import evaluation
 from extender.core.batches import current_batch
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.readings import Readings, Signal
+from extender.core.scoring import UNKNOWN_SCORE
 from extender.core.snapshot import Batch, Telemetry
 from extender.core.steps import finish
+from extender.fleet import snapshots
 from extender.fleet.fleet import PIECE_NODES, Fleet
 from extender.fleet.layouts import MAX_DEVICES
-from extender.fleet.snapshots import OVERDUE_SECONDS, RENEW_SECONDS
+from extender.fleet.snapshots import NEWS_SECONDS, OVERDUE_SECONDS, RENEW_SECONDS
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from tests.builders import GPU, pod_ref, request
@@ -108,7 +110,7 @@ def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -
     for _ in fleet.settle_in_steps():
         fleet.snapshot()
     assert fleet.is_settled
-    assert len(fleet.snapshot().pools[GPU].nodes) == 3 * PIECE_NODES
+    assert len(fleet.snapshot_of_all().pools[GPU].nodes) == 3 * PIECE_NODES
 
     bulk(world, 3 * PIECE_NODES, gpus=4)
     world.bind("a", "node-0", 2)
@@ -218,9 +220,38 @@ def test_what_is_renewed_in_steps_is_what_is_made_anew(
             change(world, *left.pop(0), pods)
             world.rank(request(1))
     finish(world.fleet.settle_in_steps())
+    world.clock.now += RENEW_SECONDS
     finish(world.fleet.renew_in_steps())
 
     assert_as_if_made_anew(world)
+
+
+def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
+    world = World(in_steps=True)
+    for name in ("leaving", "changing", "staying"):
+        world.add_node(name, 2)
+    world.read()
+    finish(world.fleet.renew_in_steps())
+    world.fleet.snapshot_of_all()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "build_pools", None)  # whoever calls it fails
+        patch.setattr(snapshots, "believe", None)
+        world.fleet.remove_node("leaving")
+        world.fleet.apply_node(NodeRecord(name="new", allocatable={GPU: 2}, capacity={GPU: 2}))
+        world.fleet.apply_node(NodeRecord(name="changing", allocatable={GPU: 9}, capacity={GPU: 9}))
+        world.bind("a", "staying", 1)
+        decision = world.rank(request(1), ("new", "changing", "staying"))
+        assert decision.scores[0] == UNKNOWN_SCORE
+        assert world.row("staying").held == 1
+        assert len(world.row("changing").slots) == 2
+
+    world.clock.now += NEWS_SECONDS
+    finish(world.fleet.renew_in_steps(world.placer.prepare_in_steps))
+
+    assert world.fleet.snapshot().pools[GPU].nodes == ("changing", "new", "staying")
+    assert len(world.row("changing").slots) == 9
+    assert world.row("staying").held == 1
 
 
 def test_a_renewal_is_asked_for_by_new_readings_and_by_time() -> None:

@@ -34,7 +34,7 @@ async def test_a_fleet_without_nodes_is_an_empty_list(aiohttp_client: MakeClient
 
     assert await get(client, "/v1/nodes") == {"nodes": [], "sources": {}}
     assert await get(client, "/v1/gpus") == {"gpus": []}
-    assert await get(client, "/v1/decisions") == {"decisions": []}
+    assert await get(client, "/v1/decisions") == {"decisions": [], "unreachable": []}
     assert (await get(client, "/v1/best"))["best"] == []
 
 

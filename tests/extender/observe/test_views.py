@@ -1,11 +1,11 @@
 import json
 
-import orjson
 import pytest
 
 from extender.core.policy import Policy
 from extender.core.readings import Signal
 from extender.core.request import PodRef, parse_request
+from extender.observe.seen import write_json_in_full
 from extender.observe.views import decision_view, freshness_word, gpus_of, node_views
 from extender.placement.history import DecisionRecord
 from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, pod
@@ -125,7 +125,7 @@ def test_gpus_of_which_the_kubelet_withdrew_one_say_so(world: World) -> None:
 def test_a_decision_says_what_speaks_against_a_gpu(world: World) -> None:
     world.add({"dead": [IDLE, Gpu(xid=79.0)], "idle": [IDLE, Gpu(xid=94.0)]})
 
-    view = json.loads(orjson.dumps(decision_view(place(world, "dead", "idle"), brief=False)))
+    view = json.loads(write_json_in_full(decision_view(place(world, "dead", "idle"), brief=False)))
 
     assert view["nodes"]["dead"]["rejection"] == "node(s) had too few working GPUs"
     assert [device["health"] for device in view["explained"][0]["devices"]] == [
@@ -139,7 +139,7 @@ def test_an_assumed_pod_shows_on_its_node(world: World) -> None:
 
     (node,) = node_views(world.fleet, world.fleet.snapshot(), ["idle"], gpus=False)
 
-    assert json.loads(orjson.dumps(node))["resources"][GPU] == {
+    assert json.loads(write_json_in_full(node))["resources"][GPU] == {
         "capacity": 2,
         "allocatable": 2,
         "held": 0,
@@ -168,7 +168,7 @@ def test_the_driver_is_told_by_telemetry_else_by_labels(world: World) -> None:
 def test_a_decision_shows_what_was_asked_and_each_verdict(world: World) -> None:
     record = place(world, "busy", "idle")
 
-    view = json.loads(orjson.dumps(decision_view(record, brief=False)))
+    view = json.loads(write_json_in_full(decision_view(record, brief=False)))
 
     assert (view["pod"], view["uid"], view["verb"]) == ("team/asker", "uid-asker", "filter")
     assert (view["candidates"], view["feasible"]) == (2, 2)
@@ -186,7 +186,7 @@ def test_a_decision_names_its_devices_for_good(world: World) -> None:
     world.now += 10
     world.add({"other": [BUSY, BUSY]})
 
-    view = json.loads(orjson.dumps(decision_view(record, brief=False)))
+    view = json.loads(write_json_in_full(decision_view(record, brief=False)))
 
     devices = view["explained"][0]["devices"]
     assert [(device["index"], device["uuid"]) for device in devices] == [
@@ -216,6 +216,6 @@ def test_no_value_of_telemetry_breaks_a_view(world: World) -> None:
 
     (node,) = node_views(world.fleet, world.fleet.snapshot(), ["odd"], gpus=True)
 
-    text = orjson.dumps(node).decode()
+    text = write_json_in_full(node).decode()
     assert "NaN" not in text
     assert "Infinity" not in text

@@ -5,6 +5,7 @@ import numpy as np
 from extender.core.evaluation import Question
 from extender.core.explain import gather
 from extender.core.policy import Policy
+from extender.fleet.latest import Word
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
     EXPLAINABLE,
@@ -23,6 +24,9 @@ def evidence(name: str) -> PlacedEvidence:
         infos=(None,),
         sources=("",),
         age_seconds=np.array([np.nan]),
+        at=NOW,
+        memory=Word(times=(), origins=(), names=()),
+        health={},
     )
 
 

@@ -1,6 +1,8 @@
 """Asks a Prometheus through a collector, and follows what it says as the extender does."""
 
 import asyncio
+import json
+from collections.abc import Mapping
 from typing import Final
 
 from extender.config import Prometheus
@@ -8,6 +10,7 @@ from extender.core.readings import DeviceKey, Signal
 from extender.sources.dcgm_devices import DeviceRow
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_collector import Collector, Round
+from extender.sources.prometheus_rows import Rows
 
 NODES: Final = NodeIdentity(
     names=frozenset(
@@ -25,6 +28,14 @@ EXPORTER: Final = {
     "instance": "10.244.3.17:9400",
 }
 PLAIN: Final = {"job": "gpus", "instance": "somewhere:9400"}
+
+
+def vector_of(values: Mapping[str, float]) -> Rows:
+    """Return the rows of a vector with a value for each of some GPUs, by UUID."""
+    result = [
+        {"metric": {"UUID": uuid}, "value": [1.5, f"{value:g}"]} for uuid, value in values.items()
+    ]
+    return Rows(json.dumps(result, separators=(",", ":")).encode())
 
 
 class Asked:

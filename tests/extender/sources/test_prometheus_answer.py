@@ -16,6 +16,7 @@ from extender.sources.frames import Frame
 from extender.sources.prometheus_answer import ReadingsBuilder
 from extender.sources.prometheus_collector import Round
 from extender.sources.prometheus_worker import PART_ITEMS, round_frames
+from tests.extender.sources.asking import vector_of
 
 drivers = st.sampled_from(["580", "590"])
 fleets = st.dictionaries(st.integers(0, 8), st.tuples(drivers, st.booleans()))
@@ -42,7 +43,7 @@ def apply(builder: ReadingsBuilder, found: Round) -> Readings:
 
 def round_of(table: DeviceTable, rows: list[DeviceRow]) -> Round:
     removed, added = table.update({row.key: (row, 0.0) for row in rows})
-    column = table.column((row.key, float(row.card_index or 0)) for row in rows)
+    column = table.column(vector_of({row.uuid: float(row.card_index or 0) for row in rows}))
     return Round(
         removed=removed,
         added=added,

@@ -1,11 +1,13 @@
 """Whom we refused is read off the pods themselves, so that every replica knows."""
 
+from dataclasses import replace
+
 import pytest
 
 from extender.core.filtering import Rejection
 from extender.core.inventory import PodRecord
 from extender.core.resources import ResourceNames
-from extender.sources.kube_records import reduce_pod
+from extender.sources.kube_records import MAX_MESSAGE, reduce_pod
 from tests.extender.kube_objects import Object, pod
 
 PREEMPTION = (
@@ -68,10 +70,45 @@ def test_a_pod_that_has_its_node_by_now_waits_no_more() -> None:
     assert not reduced(raw).is_refused
 
 
-def test_counts_that_change_in_the_message_change_no_record() -> None:
-    few, many = (waiting(f"0/9: {count} {Rejection.NOT_IDLE.value}.") for count in (1, 9))
+def test_counts_that_change_in_the_message_change_nothing_that_is_decided_by() -> None:
+    few, many = (reduced(waiting(f"0/9: {count} {Rejection.NOT_IDLE.value}.")) for count in (1, 9))
 
-    assert reduced(few) == reduced(many)
+    assert few != many  # people read them
+    assert replace(few, message="") == replace(many, message="")
+
+
+def test_what_kube_scheduler_says_is_kept_as_long_as_the_pod_waits() -> None:
+    raw = waiting("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
+    bound = waiting("0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
+    bound["spec"]["nodeName"] = "n"
+
+    assert reduced(raw).message == "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+    assert reduced(bound).message == ""
+
+
+def test_a_long_message_is_cut() -> None:
+    assert len(reduced(waiting("x" * 100_000)).message) == MAX_MESSAGE
+
+
+def test_a_scheduling_gate_is_told_apart() -> None:
+    assert reduced(waiting("gated", reason="SchedulingGated")).is_gated
+    assert not reduced(waiting("refused")).is_gated
+
+
+@pytest.mark.parametrize(
+    ("owners", "owner"),
+    [
+        ([{"kind": "Job", "name": "train", "controller": True}], "Job train"),
+        ([{"kind": "Job", "name": "train"}], ""),
+        (None, ""),
+        ([7, {"controller": True}], ""),
+    ],
+)
+def test_what_controls_the_pod_is_its_owner(owners: object, owner: str) -> None:
+    raw = waiting("refused")
+    raw["metadata"]["ownerReferences"] = owners
+
+    assert reduced(raw).owner == owner
 
 
 @pytest.mark.parametrize("annotations", [None, [], {"idlegpu.io/strategy": 7}])

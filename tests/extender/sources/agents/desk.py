@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,7 +78,9 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def desk_with(tmp_path: Path, **changes: object) -> AsyncIterator[Desk]:
+async def desk_with(
+    tmp_path: Path, *, tls: ssl.SSLContext | None = None, **changes: object
+) -> AsyncIterator[Desk]:
     async with reviewing(tmp_path) as (reviews, client):
         how, clock = settings(**changes), FLEET_CLOCK
         desk: Desk
@@ -93,6 +96,7 @@ async def desk_with(tmp_path: Path, **changes: object) -> AsyncIterator[Desk]:
             deliver=deliver,
             foreign=Foreign,
             clock=clock,
+            tls=tls,
         )
         desk = Desk(source, how, reviews, tmp_path, known)
         task = asyncio.create_task(source.run())

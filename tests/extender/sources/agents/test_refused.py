@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, Layout, Part, frame
+from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
 from extender.core.readings import Signal
 from extender.sources.agents.connection import MOST_UPDATES
 from extender.sources.agents.refusal import Refusal
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
 from tests.extender.sources.agents.desk import (
-    UPGRADE,
     Desk,
     desk_with,
     eventually,

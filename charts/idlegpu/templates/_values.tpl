@@ -1,0 +1,71 @@
+{{/* What the chart's values change in an object of the manifests. In: root, item. */}}
+{{- define "idlegpu.change" }}
+{{- $values := .root.Values }}
+{{- $item := .item }}
+{{- $name := $item.metadata.name }}
+{{- if has $item.kind (list "Deployment" "DaemonSet" "Job") }}
+{{- include "idlegpu.pod" (dict "root" .root "spec" $item.spec.template.spec) }}
+{{- else if eq $item.kind "CronJob" }}
+{{- include "idlegpu.pod" (dict "root" .root "spec" $item.spec.jobTemplate.spec.template.spec) }}
+{{- end }}
+{{- if eq $item.kind "Job" }}
+{{- /* A Job cannot be changed: each revision has its own, and Helm deletes the one before. */}}
+{{- $_ := set $item.metadata "name" (printf "%s-%d" $name .root.Release.Revision) }}
+{{- else if eq $item.kind "Deployment" }}
+{{- $_ := set $item.spec "replicas" $values.extender.replicas }}
+{{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $values.extender) }}
+{{- else if eq $item.kind "DaemonSet" }}
+{{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $values.agent) }}
+{{- if $item.spec.template.spec.runtimeClassName }}
+{{- $_ := set $item.spec.template.spec "runtimeClassName" $values.runtimeClassName }}
+{{- end }}
+{{- else if and (eq $item.kind "ConfigMap") (hasKey $item.data "settings.yaml") }}
+{{- $settings := ternary $values.extender.settings $values.agent.settings (eq $name "idlegpu-extender") }}
+{{- if $settings }}
+{{- $shipped := get $item.data "settings.yaml" | fromYaml }}
+{{- $_ := set $item.data "settings.yaml" (mergeOverwrite $shipped $settings | toYaml) }}
+{{- end }}
+{{- else if eq $item.kind "NetworkPolicy" }}
+{{- range $rule := $item.spec.ingress }}
+{{- range $peer := $rule.from }}
+{{- $labels := dig "namespaceSelector" "matchLabels" dict $peer }}
+{{- if eq (get $labels "kubernetes.io/metadata.name") "monitoring" }}
+{{- $_ := set $labels "kubernetes.io/metadata.name" $values.monitoringNamespace }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq $name "idlegpu-extender-control-plane") $values.fixedAddress.controlPlane }}
+{{- $peers := list }}
+{{- range $values.fixedAddress.controlPlane }}{{ $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
+{{- $_ := set (first $item.spec.ingress) "from" $peers }}
+{{- end }}
+{{- else if and (eq $item.kind "Service") (eq $name "idlegpu-extender") $item.spec.clusterIP $values.fixedAddress.clusterIP }}
+{{- $_ := set $item.spec "clusterIP" $values.fixedAddress.clusterIP }}
+{{- else if and (hasPrefix "monitoring.coreos.com/" $item.apiVersion) $values.monitorLabels }}
+{{- $_ := set $item.metadata "labels" (merge (dict) $values.monitorLabels $item.metadata.labels) }}
+{{- end }}
+{{- end }}
+
+{{/* Image, and how it is pulled, of every container of a pod. In: root, spec. */}}
+{{- define "idlegpu.pod" }}
+{{- $images := .root.Values.images }}
+{{- range $container := .spec.containers }}
+{{- $image := index $images (splitList ":" $container.image | first | trimPrefix "idlegpu-") }}
+{{- $version := printf ":%s" (default $.root.Chart.AppVersion $image.tag) }}
+{{- if $image.digest }}{{ $version = printf "@%s" $image.digest }}{{ end }}
+{{- $_ := set $container "image" (printf "%s%s" $image.repository $version) }}
+{{- if $images.pullPolicy }}{{ $_ := set $container "imagePullPolicy" $images.pullPolicy }}{{ end }}
+{{- end }}
+{{- if $images.pullSecrets }}
+{{- $secrets := list }}
+{{- range $images.pullSecrets }}{{ $secrets = append $secrets (dict "name" .) }}{{ end }}
+{{- $_ := set .spec "imagePullSecrets" $secrets }}
+{{- end }}
+{{- end }}
+
+{{/* Resources, nodes and tolerations of extender or agent. In: spec, values (of the one). */}}
+{{- define "idlegpu.workload" }}
+{{- if .values.resources }}{{ $_ := set (first .spec.containers) "resources" .values.resources }}{{ end }}
+{{- $_ := set .spec "nodeSelector" (merge (dict) .values.nodeSelector .spec.nodeSelector) }}
+{{- if .values.tolerations }}{{ $_ := set .spec "tolerations" .values.tolerations }}{{ end }}
+{{- end }}

@@ -1,0 +1,1 @@
+"""The admission webhook: gives GPU pods their scheduler as they are created."""

@@ -1,0 +1,170 @@
+"""Gives GPU pods a scheduler to which nobody gave one; it never stops a pod."""
+
+import logging
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Final, Protocol
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+from prometheus_client import Counter
+
+from extender.admission.review import Review, ReviewError, decode_review, encode_answer, patch_pod
+from extender.admission.scheduler_lease import SchedulerLease
+from extender.core.policy import Policy
+from extender.core.request import parse_request
+from extender.core.resources import ResourceNames
+from extender.core.untyped import mapping_of, text_of
+from extender.kube import KubeClient
+from extender.settings.admission import Admission
+
+logger = logging.getLogger(__name__)
+
+PATH: Final = "/admit"
+MAX_BODY_BYTES: Final = 8 << 20
+"""Objects have 1.5 MiB at most in etcd; a review holds two, and some to spare."""
+
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+UNREADABLE: Final = "idlegpu could not read this pod; it is created as it is"
+
+
+class Outcome(StrEnum):
+    """What became of a pod, for metrics."""
+
+    SET = "set"
+    NO_GPU = "no-gpu"
+    DISABLED = "disabled"
+    """It says `idlegpu.io/enabled: "false"`."""
+    OTHER_SCHEDULER = "other-scheduler"
+    BOUND = "bound"
+    """It names its node already: no scheduler looks at it."""
+    SCHEDULER_ABSENT = "scheduler-absent"
+    """Nobody renews the Lease."""
+    UNREADABLE = "unreadable"
+    FAULT = "fault"
+    """Of ours."""
+
+
+class Lease(Protocol):
+    """Knows whether a scheduler is there."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is; never waits."""
+
+    async def run(self) -> None:
+        """Find out, again and again, until cancelled."""
+
+
+class AdmissionWebhook:
+    """Answers the API server about pods that are being created.
+
+    Args:
+        scheduler: what pods get.
+        taint_key: key of the taint of that scheduler's nodes, "" for none.
+        resources: which resources are GPUs.
+        policy: what holds where a pod does not say.
+        lease: whether that scheduler is there.
+        admissions: counts by outcome.
+    """
+
+    def __init__(
+        self,
+        scheduler: str,
+        *,
+        taint_key: str,
+        resources: Callable[[], ResourceNames],
+        policy: Callable[[], Policy],
+        lease: Lease,
+        admissions: Counter,
+    ) -> None:
+        self._scheduler = scheduler
+        self._taint_key = taint_key
+        self._resources = resources
+        self._policy = policy
+        self._lease = lease
+        self._admissions = admissions
+        for outcome in Outcome:
+            admissions.labels(outcome)
+
+    def build_app(self, middlewares: Iterable[Middleware] = ()) -> web.Application:
+        """Return what the API server asks."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=middlewares)
+        app.add_routes([web.post(PATH, self._admit)])
+        return app
+
+    async def run(self) -> None:
+        """Look whether the scheduler is there until cancelled."""
+        await self._lease.run()
+
+    async def _admit(self, request: web.Request) -> web.Response:
+        uid = ""
+        try:
+            review = decode_review(await request.read())
+            uid = review.uid
+            outcome, answer = self.judge(review)
+        except ReviewError as error:
+            logger.warning("unreadable admission review", extra={"cause": str(error)})
+            outcome, answer = _unchanged(Outcome.UNREADABLE, error.uid)
+        except web.HTTPRequestEntityTooLarge:
+            logger.warning("unreadable admission review", extra={"cause": "it is too large"})
+            outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
+        except Exception:
+            logger.exception("fault", extra={"verb": "admit"})
+            outcome, answer = _unchanged(Outcome.FAULT, uid)
+        self._admissions.labels(outcome).inc()
+        return web.Response(body=answer, content_type="application/json")
+
+    def judge(self, review: Review) -> tuple[Outcome, bytes]:
+        """Return what becomes of a pod, and the answer that says so."""
+        spec = mapping_of(review.pod.get("spec"))
+        parsed = parse_request(review.pod, resources=self._resources(), defaults=self._policy())
+        if parsed.is_disabled:
+            outcome = Outcome.DISABLED
+        elif parsed.request is None:
+            outcome = Outcome.NO_GPU
+        elif text_of(spec.get("nodeName")):
+            outcome = Outcome.BOUND
+        elif text_of(spec.get("schedulerName")) not in {"", DEFAULT_SCHEDULER}:
+            outcome = Outcome.OTHER_SCHEDULER
+        elif not self._lease.is_fresh:
+            outcome = Outcome.SCHEDULER_ABSENT
+        else:
+            outcome = Outcome.SET
+        if outcome is not Outcome.SET:
+            return outcome, encode_answer(review.uid)
+        problems = [problem.message for problem in parsed.problems]
+        patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
+        return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
+
+
+def _unchanged(outcome: Outcome, uid: str) -> tuple[Outcome, bytes]:
+    return outcome, encode_answer(uid, warnings=[UNREADABLE])
+
+
+def make_webhook(
+    client: KubeClient,
+    settings: Admission,
+    *,
+    own_namespace: str,
+    resources: Callable[[], ResourceNames],
+    policy: Callable[[], Policy],
+    admissions: Counter,
+) -> AdmissionWebhook | None:
+    """Return the webhook, None where the settings want none; see `AdmissionWebhook`."""
+    if not settings.listen:
+        return None
+    lease = SchedulerLease(
+        client,
+        namespace=settings.lease_namespace or own_namespace,
+        name=settings.lease_name,
+        check_seconds=settings.lease_check_seconds,
+    )
+    return AdmissionWebhook(
+        settings.scheduler_name,
+        taint_key=settings.taint_key,
+        resources=resources,
+        policy=policy,
+        lease=lease,
+        admissions=admissions,
+    )

@@ -1,0 +1,128 @@
+"""`idlegpu advise`: how to share cards, and which pods ask for far too much."""
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.remote.advice import Advice, CardAdvice, PodAdvice
+
+CARDS = ["CARD", "MODEL", ">SOLD AS", ">IN USE", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">BETTER",
+         "HOW"]  # fmt: skip
+WIDE_CARDS = [">LOOKED", ">SAMPLES", "RESOURCE", "WHY"]
+PODS = ["POD", "NODE", ">GPUS", ">ACTIVITY", ">MEMORY GiB", "ADVICE", ">ASKS GiB", ">BETTER GiB"]
+WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
+
+
+@click.command("advise")
+@connected
+@click.option("--node", metavar="NAME", help="Only cards and pods of this node.")
+@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("--over", default="1h", show_default=True, type=words.Span(), metavar="TIME",
+              help="How far back to look (1d, 7d); beyond 1h Prometheus is asked.")  # fmt: skip
+@click.option("--all", "is_all", is_flag=True, help="Also cards that are well as they are.")
+@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+              help="How many cards, and how many pods, to show.")  # fmt: skip
+def command(
+    session: Session, *, node: str | None, namespace: str | None, over: int, is_all: bool,
+    limit: int,
+) -> None:  # fmt: skip
+    """Advice from measured use: replicas for shared cards, and pods that ask for far too much.
+
+    ACTIVITY and MEMORY are what 19 of 20 samples do not exceed, since the card's tenants last
+    changed. -o wide says why, and how long that was.
+    """
+    answer = session.client.advice(
+        node=node, namespace=namespace, over_seconds=over, all_cards=is_all, limit=limit
+    )
+    session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
+
+
+def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
+    parts: list[RenderableType | None] = []
+    if answer.cards:
+        columns = CARDS + (WIDE_CARDS if is_wide else [])
+        parts.append(sheet(columns, (_card(one, is_wide=is_wide) for one in answer.cards)))
+        parts.append(_left(answer.cards_total - len(answer.cards)))
+    else:
+        parts.append(line("no card should be shared otherwise"))
+    parts.append(line(""))
+    if answer.pods:
+        columns = PODS + (WIDE_PODS if is_wide else [])
+        parts.append(sheet(columns, (_pod(one, is_wide=is_wide) for one in answer.pods)))
+        parts.append(_left(answer.pods_total - len(answer.pods)))
+    else:
+        parts.append(line("no pod is known to ask for far more, or less, than it uses"))
+    if answer.pods_unjudged:
+        parts.append(
+            line(
+                f"not judged, for too little is known of what they use: {answer.pods_unjudged}",
+                "dim",
+            )
+        )
+    parts.append(line(_looked(answer), "dim"))
+    if answer.note:
+        parts.append(line(answer.note, "yellow"))
+    return stack(parts)
+
+
+def _left(count: int) -> RenderableType | None:
+    return line(f"and {count} more (--limit)", "dim") if count > 0 else None
+
+
+def _looked(answer: Advice) -> str:
+    if not answer.samples:
+        return "nothing was measured yet of GPUs that pods hold"
+    return (
+        f"rests on {answer.samples} samples at most of each of {answer.devices} GPUs, over "
+        f"{words.span(answer.looked_seconds)} ({' and '.join(answer.sources)}); fewer than "
+        f"{answer.rules.least_samples} say nothing"
+    )
+
+
+def _memory(used: float | None, total: float | None) -> str:
+    return f"{words.gib(used)}/{words.gib(total)}"
+
+
+def _card(card: CardAdvice, *, is_wide: bool) -> list[Cell]:
+    how = {"mig": f"MIG {card.mig_layout}", "mps": "MPS"}.get(card.way or "", card.way)
+    row: list[Cell] = [
+        card.name,
+        words.model(card.model),
+        str(card.replicas),
+        str(card.replicas_used),
+        words.percent(card.activity_ratio),
+        _memory(card.memory_bytes, card.memory_total_bytes),
+        word(card.verdict),
+        str(card.recommended_replicas),
+        how or words.NOTHING,
+    ]
+    if is_wide:
+        row += [words.span(card.looked_seconds), str(card.samples), card.resource, card.why]
+    return row
+
+
+def _pod(pod: PodAdvice, *, is_wide: bool) -> list[Cell]:
+    row: list[Cell] = [
+        pod.pod,
+        pod.node,
+        str(pod.gpus),
+        words.percent(pod.activity_ratio),
+        _memory(pod.memory_most_bytes, pod.memory_total_bytes),
+        word(pod.kind),
+        _or_nothing(pod.asked_memory_bytes),
+        _or_nothing(pod.suggested_memory_bytes),
+    ]
+    if is_wide:
+        row += [
+            words.span(pod.looked_seconds),
+            str(pod.samples),
+            pod.owner or words.NOTHING,
+            pod.why,
+        ]
+    return row
+
+
+def _or_nothing(count: float | None) -> str:
+    return words.NOTHING if count is None else words.gib(count)

@@ -1,0 +1,24 @@
+"""`idlegpu completion`: completion for shells."""
+
+import click
+from click.shell_completion import get_completion_class
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def command(context: click.Context, shell: str) -> None:
+    r"""Print the completion script for SHELL.
+
+    \b
+    bash: idlegpu completion bash > ~/.local/share/bash-completion/completions/idlegpu
+    zsh:  idlegpu completion zsh > "${fpath[1]}/_idlegpu"
+    fish: idlegpu completion fish > ~/.config/fish/completions/idlegpu.fish
+    """
+    made_by = get_completion_class(shell)
+    group = context.find_root().command
+    if made_by is None:
+        raise click.UsageError(f"{shell}: no completion is known for this shell")
+    click.echo(made_by(group, {}, "idlegpu", "_IDLEGPU_COMPLETE").source())

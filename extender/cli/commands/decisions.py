@@ -1,0 +1,64 @@
+"""`idlegpu decisions`: what was decided."""
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.remote.answers import Decision, Decisions
+
+COLUMNS = [">#", "TIME", "POD", "VERB", ">FEASIBLE", "CHOSE", "RUNNER-UP", "BOUND TO", "FOLLOWED"]
+WIDE_COLUMNS = ["ASKS FOR", ">MS", "REPLICA"]
+
+
+@click.command("decisions")
+@connected
+@click.argument("pod", required=False)
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000),
+              help="How many decisions to show.")  # fmt: skip
+def command(session: Session, *, pod: str | None, limit: int) -> None:
+    """The last decisions, the newest first; about POD (namespace/name, name or UID), or all.
+
+    kube-scheduler asks twice: filter, which nodes would do, and prioritize, which is best of those.
+    """
+    answer = session.client.decisions(pod=pod, limit=limit)
+    session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
+    if pod is not None and not answer.decisions:
+        click.echo(f"no decision about {pod!r} is remembered", err=True)
+        click.get_current_context().exit(1)
+
+
+def _render(answer: Decisions, *, is_wide: bool) -> RenderableType:
+    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+    rows = (_row(one, is_wide=is_wide) for one in answer.decisions)
+    away = words.listed(answer.unreachable)
+    return stack(
+        [
+            sheet(columns, rows) if answer.decisions else line("nothing was decided yet"),
+            line(f"replicas that do not answer: {away}", "yellow") if answer.unreachable else None,
+        ]
+    )
+
+
+def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
+    followed = {True: "yes", False: "no", None: words.NOTHING}[decision.is_followed]
+    row: list[Cell] = [
+        str(decision.number),
+        words.clock(decision.at),
+        decision.pod,
+        decision.verb,
+        f"{decision.feasible}/{decision.candidates}",
+        decision.node or "none",
+        decision.runner_up or words.NOTHING,
+        decision.bound_node or words.NOTHING,
+        word(followed),
+    ]
+    if is_wide:
+        took = decision.duration_seconds
+        row += [
+            words.resources(decision.request.resources if decision.request else {}),
+            words.UNKNOWN if took is None else f"{took * 1000:.1f}",
+            decision.replica or words.NOTHING,
+        ]
+    return row

@@ -1,0 +1,99 @@
+"""`idlegpu doctor`: what is wrong with the installation, and what to do."""
+
+import time
+from dataclasses import asdict
+
+import click
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from extender.cli.session import Session, connected, show_table
+from extender.cli.sheets import line, stack
+from extender.cli.words import clean
+from extender.doctor.files import add_files
+from extender.doctor.findings import Finding, NotRun, Report, Severity, examine
+from extender.doctor.live import gather_cluster, gather_extender
+from extender.doctor.pile import Pile
+from extender.doctor.rights import ACCOUNT
+from extender.doctor.table import CHECKS
+from extender.remote.errors import ClientError, Failure
+
+STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+SHOWN = 5
+"""So many lines of evidence are shown, unless all are asked for."""
+
+
+@click.command("doctor")
+@connected
+@click.argument("files", nargs=-1)
+@click.option("--offline", is_flag=True, help="Look at FILES alone: no cluster, no extender.")
+@click.option(
+    "--account",
+    default=ACCOUNT,
+    show_default=True,
+    metavar="NS/NAME",
+    help="The extender's service account, whose rights are looked at.",
+)
+def command(session: Session, *, files: tuple[str, ...], offline: bool, account: str) -> None:
+    """What is wrong with the installation: evidence, and what to do.
+
+    Looks at the cluster of the kubeconfig, and at the extender; FILES add what neither tells, such
+    as kube-scheduler's configuration. With --offline these are all there is: output of kubectl get
+    -o json (nodes, pods, ...), configurations, metrics, answers of the extender, certificates.
+
+    Ends with status 1 where a finding is an error. A check that could not run has not passed.
+    """
+    namespace, slash, name = account.partition("/")
+    if not (namespace and slash and name):
+        raise ClientError(
+            f"account {account!r}: must be namespace/name, such as {ACCOUNT}", Failure.BAD_QUESTION
+        )
+    if offline and not files:
+        raise ClientError("--offline looks at files alone: name some", Failure.BAD_QUESTION)
+    pile, at = Pile(), time.time()
+    if not offline:
+        gather_cluster(pile, lambda: session.cluster, account)
+        gather_extender(pile, lambda: session.client, at)
+    add_files(pile, files)
+    report = examine(pile.facts(at), CHECKS)
+    if session.is_table:
+        show_table(session.console, _sheet(report, is_wide=session.is_wide))
+    else:
+        session.write(asdict(report))
+    if report.has_errors:
+        click.get_current_context().exit(1)
+
+
+def _sheet(report: Report, *, is_wide: bool) -> RenderableType:
+    parts: list[RenderableType | None] = [
+        _told(finding, is_wide=is_wide) for finding in report.findings
+    ]
+    parts += [_not_run(one) for one in report.not_run]
+    counts = [f"{sum(one.severity is kind for one in report.findings)} {kind}" for kind in Severity]
+    parts.append(
+        line(
+            f"findings: {', '.join(counts)}; checks passed: {len(report.passed)}, could not run: "
+            f"{len(report.not_run)}"
+        )
+    )
+    return stack(parts)
+
+
+def _told(finding: Finding, *, is_wide: bool) -> RenderableType:
+    head = Text(f"{finding.code} {finding.severity}", style=STYLES[finding.severity])
+    head.append(f"  {clean(finding.what)}", style="default")
+    shown = finding.evidence if is_wide else finding.evidence[:SHOWN]
+    more = len(finding.evidence) - len(shown)
+    rows: list[RenderableType] = [line(text) for text in shown]
+    if more:
+        rows.append(line(f"... and {more} more (-o wide)", "dim"))
+    rows += [
+        line(f"{'-> ' if at == 0 else '   '}{text}", "bold")
+        for at, text in enumerate(finding.remedy.splitlines())
+    ]
+    return Group(head, Padding(Group(*rows), (0, 0, 0, 6)), Text())
+
+
+def _not_run(one: NotRun) -> RenderableType:
+    return Text(f"{one.code} could not run  {clean(one.title)}: {clean(one.why)}", style="dim")

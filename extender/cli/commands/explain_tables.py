@@ -1,0 +1,223 @@
+"""An explanation as people read it: first how it ended, then every node, then one in detail."""
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from extender.cli import words
+from extender.cli.commands.best import row
+from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.remote.answers import (
+    Counted,
+    Decision,
+    Device,
+    Explanation,
+    Request,
+    Verdict,
+    Waiting,
+)
+
+COLUMNS = [">#", "NODE", ">SCORE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
+DEVICE_COLUMNS = [">GPU", "STATE", ">ACTIVITY", ">MEMORY", ">FREE GiB", "LANDS", ">ASSUMED",
+                  "TOLD BY, HOW LONG BEFORE", "HEALTH"]  # fmt: skip
+PART_COLUMNS = ["PART OF THE SCORE", ">VALUE", ">AT MOST", ">ADDS"]
+MOST_NAMES = 4
+NOT_KNOWN = "and no decision about it is remembered: it was not asked for, or is too long ago"
+
+
+def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) -> RenderableType:
+    """Return what people read.
+
+    Args:
+        answer: the explanation.
+        node: the node to show in detail, None for the one bound to, else our first choice.
+        limit: so many nodes are listed.
+        is_wide: every node that is kept in full is shown in detail.
+    """
+    parts: list[RenderableType | None] = [*_head(answer)]
+    listed = answer.nodes[:limit]
+    if listed or answer.others:
+        parts += [Text(""), _nodes(answer, limit), _left(answer, limit)]
+    parts += [*_reasons("refused by idlegpu", answer.rejected)]
+    parts += [*_reasons("not asked about", answer.closed)]
+    for verdict in _detailed(answer, node, is_wide=is_wide):
+        parts += [Text(""), *_detail(verdict)]
+    if answer.not_checked:
+        parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
+    if answer.kept is not None and answer.kept.in_short:
+        parts += [Text(""), line(answer.kept.note, "dim")]
+    return stack(parts)
+
+
+def _head(answer: Explanation) -> Iterable[RenderableType]:
+    """Yield how it ended, in words."""
+    yield line(f"{answer.pod}: {_outcome(answer)}", "bold")
+    for problem in answer.problems:
+        yield line(problem.message, "yellow")
+    decision = answer.decision
+    if decision is not None and decision.request is not None:
+        yield line(_asked(decision.request))
+    if decision is not None:
+        filtered = answer.filter or decision
+        told = f"{filtered.feasible} of {filtered.candidates} candidates would do"
+        yield line(f"{told}{_about(decision)}")
+    if answer.pending is not None:
+        yield from _waiting(answer.pending)
+
+
+def _outcome(answer: Explanation) -> str:
+    decision = answer.decision
+    chosen = decision.node if decision else None
+    if answer.is_hypothetical:
+        return f"would go to {chosen}" if chosen else "no node would do"
+    if answer.bound_node:
+        choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
+        told = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN
+        return f"is on {answer.bound_node}, {told}"
+    if answer.state == "gone":
+        return f"is gone; our choice was {chosen or 'no node'}"
+    return f"waits: {answer.state}"
+
+
+def _asked(request: Request) -> str:
+    """Return what the pod asks for."""
+    told = [words.resources(request.resources)]
+    if request.gpu_memory_bytes:
+        told.append(f"{words.gib(request.gpu_memory_bytes)} GiB on each")
+    if request.prefer_models:
+        told.append(f"preferably {', '.join(request.prefer_models)}")
+    if request.require_idle:
+        told.append("idle for certain")
+    if request.max_utilization_ratio is not None and request.max_memory_ratio is not None:
+        told.append(
+            f"idle is below {words.percent(request.max_utilization_ratio)} activity and "
+            f"{words.percent(request.max_memory_ratio)} memory"
+        )
+    if request.strategy:
+        told.append(f"strategy {request.strategy}")
+    return f"asks for {', '.join(told)}"
+
+
+def _about(decision: Decision) -> str:
+    """Return which decision it is."""
+    if not decision.number:
+        return " now"
+    took = f", {decision.duration_seconds * 1000:.1f} ms" if decision.duration_seconds else ""
+    return f" (decision {decision.number}, {decision.verb}, {words.clock(decision.at)}{took})"
+
+
+def _waiting(pod: Waiting) -> Iterable[RenderableType]:
+    """Yield what a pod waits for, and what would help."""
+    yield line(f"waits for {words.span(pod.waiting_seconds)}, scheduler {pod.scheduler}")
+    for name, counted in (("kube-scheduler", pod.by_scheduler), ("idlegpu", pod.by_us)):
+        for one in counted:
+            yield line(f"  {name}: {one.count} {one.reason}")
+    if pod.message and not pod.by_scheduler and not pod.by_us:
+        yield line(f"  kube-scheduler: {pod.message}")
+    for hint in pod.hints:
+        yield line(f"  what would help: {hint}", "cyan")
+
+
+def _nodes(answer: Explanation, limit: int) -> RenderableType:
+    columns = [*COLUMNS, "WHY NOT FIRST"]
+    rows: list[list[Cell]] = []
+    for verdict in answer.nodes[:limit]:
+        why: Cell = verdict.lost_by or ("-" if verdict.rank is None else "first choice")
+        if verdict.is_bound:
+            why = Text.assemble(word("bound"), f" here, {words.clean(str(why))}")
+        rows.append([*row(verdict.rank, verdict, is_wide=False), why])
+    for other in answer.others[: max(limit - len(rows), 0)]:
+        blanks = [words.NOTHING] * (len(COLUMNS) - 3)
+        rows.append([words.NOTHING, other.node, f"{other.score:.3f}", *blanks, "kept in short"])
+    return sheet(columns, rows)
+
+
+def _left(answer: Explanation, limit: int) -> Text | None:
+    shown = min(len(answer.nodes) + len(answer.others), limit)
+    left = len(answer.nodes) + len(answer.others) + answer.others_left - shown
+    return line(f"and {left} more (--limit)", "dim") if left > 0 else None
+
+
+def _reasons(who: str, counted: list[Counted]) -> Iterable[RenderableType]:
+    for one in counted:
+        names = words.listed(one.nodes, MOST_NAMES)
+        more = one.count - len(one.nodes)
+        if more > 0 and len(one.nodes) <= MOST_NAMES:
+            names += f" and {more} more"
+        elif more > 0:
+            names = words.listed([*one.nodes, *[""] * more], MOST_NAMES)
+        yield line(f"{who}: {one.count} {one.reason}: {names}")
+
+
+def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[Verdict]:
+    """Return the nodes to show in detail."""
+    if node is not None:
+        return [verdict for verdict in answer.nodes if verdict.node == node]
+    if is_wide:
+        return answer.nodes
+    chosen = answer.decision.node if answer.decision else None
+    bound = [verdict for verdict in answer.nodes if verdict.is_bound]
+    return bound or [verdict for verdict in answer.nodes if verdict.node == chosen]
+
+
+def _detail(verdict: Verdict) -> Iterable[RenderableType]:
+    """Yield one node in detail: its devices, and what its score is made of."""
+    told = (
+        f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
+        f"the pod could land on, {verdict.needed} needed"
+    )
+    if verdict.assumed:
+        told += f", {verdict.assumed} assumed on them"
+    if verdict.taken:
+        told += f", {verdict.taken} taken by pods of which nobody knows where"
+    yield line(told, "bold")
+    if not verdict.is_agreed:
+        yield line(
+            "readings and API server disagree on which GPUs are held: any may be landed on",
+            "yellow",
+        )
+    yield sheet(DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
+    yield Text("")
+    parts = [
+        [part.name, words.percent(part.value), f"{part.share:.4f}", f"{part.adds:.4f}"]
+        for part in verdict.parts
+    ]
+    factors = [
+        [
+            f"times what {factor.name} leaves",
+            words.percent(factor.value),
+            "",
+            f"x {factor.keeps:.4f}",
+        ]
+        for factor in verdict.factors
+        if factor.value
+    ]
+    yield sheet(PART_COLUMNS, [*parts, *factors, ["score", "", "", f"{verdict.score:.4f}"]])
+
+
+def _device(device: Device) -> list[Cell]:
+    index = "?" if device.index is None else str(device.index)
+    instance = f"/{device.gpu_instance_id}" if device.gpu_instance_id else ""
+    return [
+        index + instance,
+        word(device.state),
+        words.percent(device.utilization_ratio),
+        words.percent(device.memory_used_ratio),
+        # A held GPU's memory comes free with its holder: no room of today.
+        words.gib(device.free_bytes) if device.can_land else words.NOTHING,
+        word("yes" if device.can_land else "no"),
+        str(device.assumed),
+        told_by(device),
+        device.health or words.NOTHING,
+    ]
+
+
+def told_by(device: Device) -> str:
+    """Return who told activity, memory and health of a device, and how old that was."""
+    told = {
+        name: f"{one.source} {words.span(one.age_seconds)}" for name, one in device.signals.items()
+    }
+    if len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return ", ".join(f"{name}: {text}" for name, text in told.items()) or device.source

@@ -1,0 +1,73 @@
+"""`idlegpu gpus`: every GPU."""
+
+import click
+from rich.table import Table
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, sheet, word
+from extender.remote.answers import Gpu
+
+COLUMNS = ["GPU", "MODEL", ">ACTIVITY", ">MEMORY GiB", ">°C", "STATE", "TENANTS"]
+WIDE_COLUMNS = [">W", ">SHARES", ">ASSUMED", "SOURCE", ">AGE", "WHY", "UUID"]
+STATES = ("idle", "busy", "unknown", "unhealthy", "foreign")
+
+
+@click.command("gpus")
+@connected
+@click.argument("node", required=False)
+@click.option("--state", type=click.Choice(STATES), help="Only GPUs in this state.")
+@click.option("--model", default="", help="Only GPUs whose model contains this.")
+def command(session: Session, *, node: str | None, state: str | None, model: str) -> None:
+    """Every GPU, or those of NODE: activity, memory, state, tenants.
+
+    A GPU is written NODE::INDEX. -o wide says besides why it is in its state, and who told.
+    """
+    answer = session.client.gpus(node)
+    answer.gpus = [
+        gpu
+        for gpu in answer.gpus
+        if state in {None, gpu.state} and model.lower() in gpu.model.lower()
+    ]
+    session.show(answer, lambda: table(answer.gpus, is_wide=session.is_wide))
+    if not answer.gpus:
+        click.echo("no such GPUs", err=True)
+        click.get_current_context().exit(1)
+
+
+def table(gpus: list[Gpu], *, is_wide: bool) -> Table:
+    """Return the GPUs as a table."""
+    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+    return sheet(columns, (_row(gpu, is_wide=is_wide) for gpu in gpus))
+
+
+def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
+    profile = f" {gpu.mig_profile}" if gpu.mig_profile else ""
+    row: list[Cell] = [
+        gpu.name,
+        words.model(gpu.model) + profile,
+        words.percent(gpu.utilization_ratio),
+        memory(gpu),
+        words.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
+        word(gpu.state),
+        words.listed(gpu.tenants) if gpu.tenants or not gpu.replicas_used else words.UNKNOWN,
+    ]
+    if is_wide:
+        row += [
+            words.UNKNOWN if gpu.power_watts is None else f"{gpu.power_watts:.0f}",
+            f"{gpu.replicas_used}/{gpu.replicas}",
+            str(gpu.assumed),
+            gpu.source,
+            words.span(gpu.age_seconds),
+            gpu.why,
+            gpu.uuid or words.UNKNOWN,
+        ]
+    return row
+
+
+def memory(gpu: Gpu) -> str:
+    """Return memory used of a GPU and what it has, in GiB."""
+    used = None
+    if gpu.memory_used_ratio is not None and gpu.memory_total_bytes is not None:
+        used = gpu.memory_used_ratio * gpu.memory_total_bytes
+    return f"{words.gib(used)}/{words.gib(gpu.memory_total_bytes)}"

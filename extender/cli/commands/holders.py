@@ -1,0 +1,78 @@
+"""`idlegpu holders`: pods that hold GPUs and do not use them."""
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, line, sheet, stack
+from extender.remote.answers import Holder, Holders
+
+COLUMNS = ["POD", "NODE", ">IDLE GPUS", ">IDLE FOR", ">GPU-HOURS", ">IDLE", ">MEMORY GiB", "OWNER"]
+WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
+
+
+@click.command("holders")
+@connected
+@click.option(
+    "--idle-for",
+    default="1h",
+    show_default=True,
+    type=words.Span(),
+    metavar="TIME",
+    help="Idle for so long at least (30m, 1h, 1d12h); 0 lists every holder.",
+)
+@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("--some", is_flag=True, help="Also pods that use some of their GPUs.")
+@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+              help="How many pods to show.")  # fmt: skip
+def command(
+    session: Session, *, idle_for: int, namespace: str | None, some: bool, limit: int
+) -> None:
+    """Pods that hold GPUs and have not used them for a while, the longest idle first.
+
+    A GPU counts as used where it is busy for 2% of the time. IDLE FOR with a + may be longer: it
+    was so when the extender began to watch. A shared GPU that anybody uses is idle for nobody.
+    """
+    answer = session.client.holders(
+        idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit
+    )
+    session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
+
+
+def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
+    span = words.span(answer.idle_for_seconds)
+    parts: list[RenderableType | None] = []
+    if answer.holders:
+        columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+        parts.append(sheet(columns, (_row(one, is_wide=is_wide) for one in answer.holders)))
+    else:
+        parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
+    left = answer.total - len(answer.holders)
+    if left > 0:
+        parts.append(line(f"and {left} more (--limit)", "dim"))
+    if answer.unknown:
+        parts.append(
+            line(f"not judged, for nobody says which GPUs are theirs: {answer.unknown}", "dim")
+        )
+    if answer.watched_since:
+        parts.append(line(f"watched since {words.clock(answer.watched_since)}", "dim"))
+    return stack(parts)
+
+
+def _row(holder: Holder, *, is_wide: bool) -> list[Cell]:
+    least = "+" if holder.is_at_least else ""
+    row: list[Cell] = [
+        holder.pod,
+        holder.node,
+        f"{holder.gpus_idle}/{holder.gpus}",
+        words.span(holder.idle_seconds) + least,
+        f"{holder.gpu_hours:.1f}",
+        f"{holder.gpu_hours_idle:.1f}",
+        words.gib(holder.memory_used_bytes),
+        holder.owner or words.NOTHING,
+    ]
+    if is_wide:
+        on = ["?" if device.index is None else str(device.index) for device in holder.devices]
+        row += [holder.why, words.span(holder.held_seconds), words.listed(on, 16)]
+    return row

@@ -1,0 +1,69 @@
+"""`idlegpu nodes`: the nodes with GPUs."""
+
+import click
+from rich.table import Table
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, sheet, word
+from extender.remote.answers import Node, Nodes
+
+COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATE"]
+WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
+
+
+@click.command("nodes")
+@connected
+@click.option("--idle", "only_idle", is_flag=True, help="Only nodes with idle GPUs.")
+@click.option("--model", default="", help="Only nodes whose model contains this.")
+def command(session: Session, *, only_idle: bool, model: str) -> None:
+    """Nodes with GPUs: how many are idle, how busy they are.
+
+    IDLE counts GPUs that are idle by readings; HELD what pods hold, by the API server's count.
+    """
+    answer = session.client.nodes()
+    answer.nodes = [
+        node
+        for node in answer.nodes
+        if model.lower() in node.model.lower() and (node.gpus_idle or not only_idle)
+    ]
+    session.show(answer, lambda: _sheet(answer, is_wide=session.is_wide))
+    if not answer.nodes:
+        click.echo("no such nodes", err=True)
+        click.get_current_context().exit(1)
+
+
+def _sheet(answer: Nodes, *, is_wide: bool) -> Table:
+    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+    return sheet(columns, (_row(node, is_wide=is_wide) for node in answer.nodes))
+
+
+def _row(node: Node, *, is_wide: bool) -> list[Cell]:
+    held = sum(counts.held for counts in node.resources.values())
+    offered = sum(counts.allocatable for counts in node.resources.values())
+    row: list[Cell] = [
+        node.name,
+        words.model(node.model),
+        f"{node.gpus_idle}/{node.gpus_total}",
+        f"{held}/{offered}",
+        words.percent(node.utilization_mean_ratio),
+        words.percent(node.memory_used_mean_ratio),
+        word(state_of(node)),
+    ]
+    if is_wide:
+        assumed = sum(counts.assumed for counts in node.resources.values())
+        row += [
+            str(assumed),
+            str(node.early_failures),
+            node.driver_version or words.UNKNOWN,
+            words.resources({name: one.allocatable for name, one in node.resources.items()}),
+            words.listed(node.pods),
+        ]
+    return row
+
+
+def state_of(node: Node) -> str:
+    """Return in a word whether a node takes pods."""
+    if not node.is_ready:
+        return "not ready"
+    return "cordoned" if node.is_unschedulable else "ready"

@@ -1,0 +1,74 @@
+"""`idlegpu pending`: pods that wait, and what for."""
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.remote.answers import Counted, Pending, Waiting
+
+COLUMNS = ["POD", ">WAITS", "ASKS FOR", "STATE", "NODES HELD BACK BY KUBE-SCHEDULER", "BY IDLEGPU"]
+WIDE_COLUMNS = ["SCHEDULER", "OWNER", "WHAT WOULD HELP"]
+MOST_REASONS = 2
+
+
+@click.command("pending")
+@connected
+@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+              help="How many pods to show.")  # fmt: skip
+def command(session: Session, *, namespace: str | None, limit: int) -> None:
+    """GPU pods that are not bound, the longest wait first, and what each waits for.
+
+    kube-scheduler's own filters (taints, affinity, CPU, memory, free GPUs by its count) come first:
+    idlegpu is asked only about the nodes that these leave. -o wide says what would help.
+    """
+    answer = session.client.pending(namespace=namespace, limit=limit)
+    session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
+
+
+def _render(answer: Pending, *, is_wide: bool) -> RenderableType:
+    if not answer.pods:
+        return line("no GPU pod waits")
+    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+    left = answer.total - len(answer.pods)
+    return stack(
+        [
+            sheet(columns, (_row(pod, is_wide=is_wide) for pod in answer.pods)),
+            line(f"and {left} more (--limit)", "dim") if left > 0 else None,
+        ]
+    )
+
+
+def _row(pod: Waiting, *, is_wide: bool) -> list[Cell]:
+    row: list[Cell] = [
+        pod.pod,
+        words.span(pod.waiting_seconds),
+        words.resources(pod.resources) or words.NOTHING,
+        word(pod.state),
+        reasons(pod.by_scheduler, is_wide=is_wide),
+        reasons(pod.by_us, is_wide=is_wide),
+    ]
+    if is_wide:
+        row += [pod.scheduler, pod.owner or words.NOTHING, "; ".join(pod.hints) or words.NOTHING]
+    return row
+
+
+def reasons(counted: list[Counted], *, is_wide: bool) -> str:
+    """Return reasons with their counts, in short."""
+    told = [f"{one.count} {short(one.reason)}" for one in counted]
+    return words.listed(told, len(told) if is_wide else MOST_REASONS)
+
+
+def short(reason: str) -> str:
+    """Return a reason without the words that all begin with.
+
+    Example:
+        >>> short("node(s) had too few GPUs known to be idle")
+        'too few GPUs known to be idle'
+    """
+    for start in ("node(s) had ", "node(s) "):
+        if reason.startswith(start):
+            return reason.removeprefix(start)
+    return reason

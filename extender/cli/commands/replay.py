@@ -1,0 +1,122 @@
+"""`idlegpu replay`: decides again what a log of decisions tells."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.session import Connection, Session, output_option, show_table
+from extender.cli.sheets import line, sheet, stack
+
+if TYPE_CHECKING:
+    from extender.replay.report import Report, Side
+
+COLUMNS = ["", ">PODS PLACED", ">WAIT", ">ACTIVITY", ">ON IDLE GPUS"]
+SHOWN = 10
+
+
+@click.command("replay")
+@click.argument("log", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False,
+                                                                 path_type=Path))  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
+              help="Decide by another setting: weights.memory=0.4; repeatable.")  # fmt: skip
+@click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path),
+              metavar="FILE", help="Write a plot there, as SVG.")  # fmt: skip
+@output_option
+def command(
+    *, log: tuple[Path, ...], settings: tuple[str, ...], plot: Path | None, output: str
+) -> None:
+    """Decide again, by other settings, what the log of decisions in LOG tells.
+
+    The same code decides, offline, from the fleet as it was. Several files go the oldest first:
+    decisions.2 decisions.1 decisions. Without --set every decision must come out as it was
+    logged; the exit status is 1 where one does not.
+
+    Each decision rests on the fleet as it was: what other choices would have led to is not told.
+    """
+    # They are the server's, and take half a second.
+    from extender.records.reading import read_log  # noqa: PLC0415
+    from extender.replay.changes import parse_changes  # noqa: PLC0415
+    from extender.replay.plot import draw  # noqa: PLC0415
+    from extender.replay.report import replay  # noqa: PLC0415
+
+    told = dict(one.split("=", 1) for one in settings if "=" in one)
+    try:
+        report = replay(read_log(log), parse_changes(settings), told)
+    except (ValueError, OSError) as error:
+        raise click.UsageError(str(error)) from error
+    if plot is not None:
+        plot.write_text(draw(_title(report), report.activities), encoding="utf-8")
+    session = Session(Connection(), output)
+    if session.is_table:
+        show_table(session.console, _render(report))
+    else:
+        session.write(report)
+    if report.exact < report.decisions or not report.decisions:
+        click.get_current_context().exit(1)
+
+
+def _title(report: "Report") -> str:
+    changed = ", ".join(f"{name}={value}" for name, value in report.changes.items())
+    return f"Where pods landed, by {changed or 'the settings of the log'}"
+
+
+def _render(report: "Report") -> RenderableType:
+    if not report.decisions:
+        return line("the log tells of no decision")
+    rows = [_row("settings of the log", report.before)]
+    if report.changes:
+        rows.append(_row("changed settings", report.after))
+    if report.bound:
+        rows.append(_row("kube-scheduler", report.actual))
+    parts: list[RenderableType | None] = [sheet(COLUMNS, rows), line("")]
+    if report.changes:
+        share = words.percent(report.moved / report.pods)
+        parts.append(line(f"{report.moved} of {report.pods} pods ({share}) would go elsewhere"))
+        parts += [_move(report)] if report.moves else []
+    if report.bound:
+        parts.append(
+            line(f"bound to our first choice: {report.followed} of {report.bound} pods known to be")
+        )
+    parts.append(_exactness(report))
+    return stack(parts)
+
+
+def _exactness(report: "Report") -> RenderableType:
+    told = f"{report.exact} of {report.decisions} decisions come out exactly as they were logged"
+    if report.exact == report.decisions:
+        return line(told, "dim")
+    numbers = words.listed(map(str, report.inexact), 10)
+    return line(
+        f"{told}; not {numbers}: were they made by another version of idlegpu?", "bold yellow"
+    )
+
+
+def _row(name: str, side: "Side") -> list[str]:
+    return [
+        name,
+        str(side.placed),
+        str(side.waits),
+        words.UNKNOWN if side.activity is None else f"{side.activity:.1%}",
+        words.percent(side.idle_share),
+    ]
+
+
+def _move(report: "Report") -> RenderableType:
+    columns = ["POD", "FROM", "TO", "BOUND TO", ">ACTIVITY", ">THERE"]
+    rows = [
+        [
+            move.pod,
+            move.before or "none",
+            move.after or "none",
+            move.bound or words.NOTHING,
+            words.percent(move.activity_before),
+            words.percent(move.activity_after),
+        ]
+        for move in report.moves[:SHOWN]
+    ]
+    left = report.moved - len(rows)
+    more = line(f"and {left} more (-o json names {len(report.moves)})", "dim") if left else None
+    return stack([sheet(columns, rows), more, line("")])

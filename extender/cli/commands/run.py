@@ -1,0 +1,119 @@
+"""`idlegpu run`: a stock Job that runs a command on GPUs."""
+
+import click
+
+from extender.cli.manifests import Object, gpu_pod, job_of, name_for, pod_of, unique
+from extender.cli.session import Session, connected, dump
+
+IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
+HOLD = ["sleep", "infinity"]
+PATHS = {
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "Pod": "/api/v1/namespaces/{}/pods",
+}
+
+
+@click.command("run")
+@connected
+@click.option(
+    "--gpus", default=1, show_default=True, type=click.IntRange(1, 1024), help="How many."
+)
+@click.option(
+    "--resource",
+    default="nvidia.com/gpu",
+    show_default=True,
+    metavar="NAME",
+    help="Which resource.",
+)
+@click.option("--memory", metavar="QUANTITY", help="Room on each GPU, such as 20Gi.")
+@click.option("--model", metavar="MODELS", help="Models to prefer, such as H100,A100.")
+@click.option("--strategy", type=click.Choice(["spread", "pack"]), help="Which node is best.")
+@click.option("--require-idle", is_flag=True, help="Wait for GPUs known to be idle.")
+@click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
+@click.option("--cpu", metavar="QUANTITY", help="CPU, such as 8.")
+@click.option("--ram", metavar="QUANTITY", help="Main memory, such as 64Gi.")
+@click.option(
+    "--scheduler",
+    default="",
+    metavar="NAME",
+    help="schedulerName, such as idlegpu-scheduler; the cluster's default unless set.",
+)
+@click.option("--name", default="", help="Its name; made from the command unless set.")
+@click.option(
+    "-n",
+    "--namespace",
+    default="",
+    metavar="NAME",
+    help="Its namespace; that of the kubeconfig unless set.",
+)
+@click.option("--hold", is_flag=True, help="A pod that does nothing, to work in.")
+@click.option("--apply", "is_applied", is_flag=True, help="Submit it, and print only its name.")
+@click.argument("arguments", nargs=-1, metavar="-- CMD [ARG]...",
+                type=click.UNPROCESSED)  # fmt: skip
+def command(  # noqa: PLR0913 - its options
+    session: Session,
+    *,
+    gpus: int,
+    resource: str,
+    memory: str | None,
+    model: str | None,
+    strategy: str | None,
+    require_idle: bool,
+    image: str,
+    cpu: str | None,
+    ram: str | None,
+    scheduler: str,
+    name: str,
+    namespace: str,
+    hold: bool,
+    is_applied: bool,
+    arguments: tuple[str, ...],
+) -> None:
+    """Print a Job that runs CMD on GPUs; with --apply submit it.
+
+    It is a stock Job: resources, annotations and schedulerName are all that idlegpu needs.
+    """
+    words = list(arguments) or (HOLD if hold else [])
+    if hold and arguments:
+        raise click.UsageError("--hold runs nothing of its own: leave out CMD")
+    if not words:
+        raise click.UsageError("say what to run, after --; or --hold for a pod to work in")
+    wishes = {
+        "gpu-memory": memory,
+        "prefer-models": model,
+        "strategy": strategy,
+        "require-idle": "true" if require_idle else None,
+    }
+    limits = {resource: str(gpus), "cpu": cpu, "memory": ram}
+    template = gpu_pod(
+        words,
+        image=image,
+        limits={key: value for key, value in limits.items() if value},
+        annotations={f"idlegpu.io/{key}": value for key, value in wishes.items() if value},
+        scheduler=scheduler,
+    )
+    made_of = pod_of if hold else job_of
+    called = name or unique("hold" if hold else name_for(words))
+    item = made_of(template, name=called, namespace=namespace)
+    if is_applied:
+        _apply(session, item, namespace)
+    else:
+        click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
+
+
+def _apply(session: Session, item: Object, namespace: str) -> None:
+    """Submit an object, and say what to do next."""
+    where = namespace or session.cluster.namespace
+    kind = item["kind"]
+    made = session.cluster.create(PATHS[kind].format(where), item)
+    name = made["metadata"]["name"]
+    if not session.is_table:
+        session.write(made)
+        return
+    click.echo(f"{kind.lower()}/{name}")
+    if kind == "Pod":
+        click.echo(f"work in it: kubectl -n {where} exec -it {name} -- bash", err=True)
+        click.echo(f"free its GPUs: kubectl -n {where} delete pod {name}", err=True)
+    else:
+        click.echo(f"its output: kubectl -n {where} logs -f job/{name}", err=True)
+    click.echo("where it goes: idlegpu pending; idlegpu decisions", err=True)

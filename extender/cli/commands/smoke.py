@@ -1,0 +1,136 @@
+"""`idlegpu smoke`: nvidia-smi on a node, in a pod with one GPU."""
+
+import time
+
+import click
+
+from extender.cli.commands.run import IMAGE, PATHS
+from extender.cli.manifests import Object, gpu_pod, pod_of, unique
+from extender.cli.session import Session, connected, dump
+from extender.cli.words import Span, clean, span
+from extender.remote.cluster import Cluster
+from extender.remote.errors import ClientError, Failure
+
+POLL_SECONDS = 0.5
+
+
+@click.command("smoke")
+@connected
+@click.argument("node")
+@click.option(
+    "--resource",
+    default="nvidia.com/gpu",
+    show_default=True,
+    metavar="NAME",
+    help="Which resource.",
+)
+@click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
+@click.option(
+    "-n",
+    "--namespace",
+    default="",
+    metavar="NAME",
+    help="Where the pod is; that of the kubeconfig unless set.",
+)
+@click.option(
+    "--wait",
+    default="3m",
+    show_default=True,
+    type=Span(),
+    metavar="TIME",
+    help="How long to wait for its end.",
+)
+@click.option("--keep", is_flag=True, help="Leave the pod there.")  # fmt: skip
+def command(  # noqa: PLR0913 - its options
+    session: Session,
+    *,
+    node: str,
+    resource: str,
+    image: str,
+    namespace: str,
+    wait: int,
+    keep: bool,
+) -> None:
+    """Run nvidia-smi on NODE in a pod with one GPU, print what it says, and delete the pod.
+
+    It goes through kube-scheduler, so it waits while all GPUs of the node are held. Ends with
+    status 1 where it did not run, or failed.
+    """
+    cluster = session.cluster
+    where = namespace or cluster.namespace
+    item = smoke_pod(node, resource=resource, image=image)
+    if not session.is_table:
+        # For programs: what would be created.
+        click.echo(dump(item, session.output), nl=False)
+        return
+    made = cluster.create(PATHS["Pod"].format(where), item)
+    path = f"{PATHS['Pod'].format(where)}/{made['metadata']['name']}"
+    try:
+        ended = _wait(cluster, path, wait)
+        told = _logs(cluster, path, ended)
+    finally:
+        if not keep:
+            cluster.delete(path)
+    click.echo(told.rstrip("\n"))
+    if ended["status"].get("phase") != "Succeeded":
+        raise ClientError(f"nvidia-smi failed on {node}: {_why(ended)}", Failure.NOT_FOUND)
+
+
+def smoke_pod(node: str, *, resource: str, image: str) -> Object:
+    """Return a pod that runs nvidia-smi on one GPU of a node, whatever taints it has."""
+    template = gpu_pod(
+        ["nvidia-smi"], image=image, limits={resource: "1"}, annotations={}, scheduler=""
+    )
+    spec = template["spec"]
+    spec["tolerations"] = [{"operator": "Exists"}]
+    field = {"key": "metadata.name", "operator": "In", "values": [node]}
+    spec["affinity"] = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchFields": [field]}]
+            }
+        }
+    }
+    return pod_of(template, name=unique("idlegpu-smoke"), namespace="")
+
+
+def _wait(cluster: Cluster, path: str, seconds: int) -> Object:
+    """Wait until a pod has ended, and return it.
+
+    Raises:
+        ClientError: it has not, in time.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        pod: Object = cluster.get(path)
+        if pod["status"].get("phase") in {"Succeeded", "Failed"}:
+            return pod
+        if time.monotonic() >= until:
+            raise ClientError(
+                f"the pod has not ended within {span(seconds)} (--wait): {_why(pod)}",
+                Failure.NOT_FOUND,
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _logs(cluster: Cluster, path: str, pod: Object) -> str:
+    """Return what the pod wrote; that its kubelet cannot be asked is no failure of the GPU."""
+    try:
+        text = cluster.text(f"{path}/log")
+    except ClientError as error:
+        return f"its output cannot be read: {error}"
+    return "\n".join(map(clean, text.splitlines())) or _why(pod)
+
+
+def _why(pod: Object) -> str:
+    """Return why a pod does not run, or how it ended, as its status says."""
+    status = pod.get("status", {})
+    for container in status.get("containerStatuses") or ():
+        for state in (container.get("state") or {}).values():
+            told = state.get("message") or state.get("reason")
+            if told:
+                return clean(str(told))
+    for condition in status.get("conditions") or ():
+        if condition.get("status") == "False" and condition.get("message"):
+            return clean(str(condition["message"]))
+    return clean(str(status.get("message") or f"it is {status.get('phase', 'unknown')}"))

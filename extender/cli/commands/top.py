@@ -1,0 +1,99 @@
+"""`idlegpu top`: the busiest GPUs, live."""
+
+import contextlib
+import time
+from collections import Counter
+from datetime import datetime
+
+import click
+from rich.console import RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from extender.cli.commands.gpus import STATES, table
+from extender.cli.session import Session, connected
+from extender.cli.sheets import STYLES, line, stack
+from extender.cli.words import UNKNOWN
+from extender.remote.answers import Gpu
+from extender.remote.errors import ClientError, Failure
+
+AROUND = 4
+"""Lines of the screen that are no GPU's: what stands above the table, and the last one."""
+WITHOUT_SCREEN = 20
+"""So many GPUs are shown where the output is no terminal."""
+
+
+@click.command("top")
+@connected
+@click.argument("node", required=False)
+@click.option("--once", is_flag=True, help="Show it once.")
+@click.option(
+    "--interval",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.2, 3600),
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+def command(session: Session, *, node: str | None, once: bool, interval: float) -> None:
+    """The busiest GPUs of the cluster, or of NODE, live; Ctrl-C ends it."""
+    if once or not session.is_table:
+        answer = session.client.gpus(node)
+        answer.gpus = busiest_first(answer.gpus)
+        session.show(answer, lambda: _screen(answer.gpus, _lines(session), is_wide=session.is_wide))
+        return
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(
+            console=session.console, auto_refresh=False, screen=session.console.is_terminal
+        ) as live,
+    ):
+        while True:
+            live.update(_look(session, node), refresh=True)
+            time.sleep(interval)
+
+
+def _look(session: Session, node: str | None) -> RenderableType:
+    """Return what there is to see now; an extender that goes away comes back."""
+    try:
+        gpus = busiest_first(session.client.gpus(node).gpus)
+    except ClientError as error:
+        if error.failure not in {Failure.UNREACHABLE, Failure.FAULT}:
+            raise
+        return line(f"{datetime.now().astimezone():%H:%M:%S}  {error}", "bold red")
+    return _screen(gpus, _lines(session), is_wide=session.is_wide)
+
+
+def _lines(session: Session) -> int:
+    console = session.console
+    return max(console.height - AROUND, 1) if console.is_terminal else WITHOUT_SCREEN
+
+
+def busiest_first(gpus: list[Gpu]) -> list[Gpu]:
+    """Return the GPUs, the busiest first; those of which nothing is known last."""
+
+    def place(gpu: Gpu) -> tuple[bool, float, float, str]:
+        busy = gpu.utilization_latest_ratio
+        return busy is None, -(busy or 0.0), -(gpu.memory_used_ratio or 0.0), gpu.name
+
+    return sorted(gpus, key=place)
+
+
+def _screen(gpus: list[Gpu], lines: int, *, is_wide: bool) -> RenderableType:
+    hidden = len(gpus) - lines
+    more = line(f"and {hidden} less busy", "dim") if hidden > 0 else None
+    return stack([_head(gpus), Text(""), table(gpus[:lines], is_wide=is_wide), more])
+
+
+def _head(gpus: list[Gpu]) -> Text:
+    """Return in a line how the GPUs are."""
+    states = Counter(gpu.state for gpu in gpus)
+    known = [gpu.utilization_latest_ratio for gpu in gpus]
+    busy = [value for value in known if value is not None]
+    mean = f"{sum(busy) / len(busy):.0%}" if busy else UNKNOWN
+    now = datetime.now().astimezone()
+    head = Text(f"{now:%H:%M:%S}  {len(gpus)} GPUs, {mean} busy on average:")
+    for state in STATES:
+        if states[state]:
+            head.append(f"  {states[state]} {state}", style=STYLES[state])
+    return head

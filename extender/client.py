@@ -1,0 +1,266 @@
+"""Asks an idlegpu extender from Python: one method for each question, typed answers.
+
+docs/command-line.md has an example.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from extender.remote import answers
+from extender.remote.advice import Advice
+from extender.remote.errors import ClientError, Failure
+from extender.remote.ways import Login, UrlWay, Way
+
+__all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
+
+Kind = TypeVar("Kind", bound=answers.Answer)
+
+SERVICE: Final = "idlegpu/idlegpu-extender:status"
+"""Where the manifests have the extender answer: namespace/name:port."""
+
+
+class Client:
+    """Asks an extender; nothing that it asks changes anything.
+
+    Args:
+        way: the way to it; `Client.at` and `Client.in_cluster_of` make one.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self._way = way
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        *,
+        token: str = "",
+        ca_file: str | None = None,
+        timeout_seconds: float = 30.0,
+    ) -> "Client":
+        """Return a client for the extender at a URL.
+
+        Args:
+            url: base URL of its observability address.
+            token: a token that it takes, "" for none.
+            ca_file: who signs its certificate, None for whom this machine trusts.
+            timeout_seconds: limit for one answer.
+
+        Raises:
+            ClientError: the URL cannot be used.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        login = Login(headers=headers, ca_file=ca_file, timeout_seconds=timeout_seconds)
+        return cls(UrlWay(url, login))
+
+    @classmethod
+    def in_cluster_of(
+        cls,
+        kubeconfig: str | None = None,
+        *,
+        context: str | None = None,
+        service: str = SERVICE,
+        token: str = "",
+        timeout_seconds: float = 30.0,
+    ) -> "Client":
+        """Return a client for the extender of a cluster, through the API server's service proxy.
+
+        Args:
+            kubeconfig: the file, None for what kubectl would take.
+            context: which of its contexts, None for the current one.
+            service: `namespace/name:port`.
+            token: a token that the extender takes, "" for none: not that of the kubeconfig, which
+                the API server keeps to itself.
+            timeout_seconds: limit for one answer.
+
+        Raises:
+            ClientError: the kubeconfig cannot be used.
+        """
+        from extender.remote.cluster import Cluster  # noqa: PLC0415 - takes half a second
+
+        cluster = Cluster.of(kubeconfig, context=context, timeout_seconds=timeout_seconds)
+        return cls(cluster.service(service, token=token))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> "Client":
+        """Return a client as the command line makes one: IDLEGPU_URL, else the kubeconfig.
+
+        Args:
+            environment: that of the process, or what stands for it.
+
+        Raises:
+            ClientError: neither can be used.
+        """
+        token = environment.get("IDLEGPU_TOKEN", "")
+        url = environment.get("IDLEGPU_URL", "")
+        if url:
+            return cls.at(url, token=token, ca_file=environment.get("IDLEGPU_CA_FILE") or None)
+        service = environment.get("IDLEGPU_SERVICE", "") or SERVICE
+        return cls.in_cluster_of(
+            environment.get("KUBECONFIG") or None, service=service, token=token
+        )
+
+    def nodes(self) -> answers.Nodes:
+        """Return every node with GPUs."""
+        return self._get(answers.Nodes, "/v1/nodes")
+
+    def node(self, name: str) -> answers.Node:
+        """Return one node, with its GPUs."""
+        return self._get(answers.Node, f"/v1/nodes/{quote(name, safe='')}")
+
+    def gpus(self, node: str | None = None) -> answers.Gpus:
+        """Return every GPU, or those of one node."""
+        return self._get(answers.Gpus, "/v1/gpus", {"node": node})
+
+    def best(
+        self,
+        *,
+        gpus: int = 1,
+        memory: str | None = None,
+        model: str | None = None,
+        **wishes: str | int | None,
+    ) -> answers.Best:
+        """Return the nodes that a pod would get now, best first.
+
+        Args:
+            gpus: how many it asks for.
+            memory: room on each (`20Gi`).
+            model: models that it prefers (`H100,A100`).
+            **wishes: `resource`, `strategy`, `require_idle`, `max_utilization`, `max_memory`,
+                `limit`.
+        """
+        asked = {"gpus": gpus, "memory": memory, "model": model, **wishes}
+        return self._get(answers.Best, "/v1/best", asked)
+
+    def decisions(
+        self, *, pod: str | None = None, limit: int = 100, brief: bool = True
+    ) -> answers.Decisions:
+        """Return the last decisions, the newest first."""
+        asked = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
+        return self._get(answers.Decisions, "/v1/decisions", asked)
+
+    def pending(self, *, namespace: str | None = None, limit: int = 200) -> answers.Pending:
+        """Return the GPU pods that are not bound."""
+        return self._get(answers.Pending, "/v1/pending", {"namespace": namespace, "limit": limit})
+
+    def holders(
+        self,
+        *,
+        idle_for_seconds: int = 3600,
+        namespace: str | None = None,
+        some: bool = False,
+        limit: int = 200,
+    ) -> answers.Holders:
+        """Return the pods that hold GPUs and do not use them."""
+        asked = {
+            "idle_for": idle_for_seconds,
+            "namespace": namespace,
+            "some": "true" if some else None,
+            "limit": limit,
+        }
+        return self._get(answers.Holders, "/v1/holders", asked)
+
+    def explain(
+        self, pod: str | None = None, *, number: int | None = None, limit: int = 100
+    ) -> answers.Explanation:
+        """Return why a pod went where it went, or waits.
+
+        Args:
+            pod: `namespace/name`, a name that is unique, or a UID.
+            number: the number of a decision, instead.
+            limit: so many of the nodes that are not kept in full.
+        """
+        asked = {"pod": pod, "number": number, "limit": limit}
+        return self._get(answers.Explanation, "/v1/explain", asked)
+
+    def foresee(self, pod: Mapping[str, object], *, limit: int = 100) -> answers.Explanation:
+        """Return what would happen to a pod that is not there.
+
+        Args:
+            pod: a Pod object.
+            limit: so many of the nodes that are not told in full.
+        """
+        path, body = "/v1/explain", msgspec.json.encode(pod)
+        return _read(
+            answers.Explanation, self._way.ask("POST", path, {"limit": str(limit)}, body), path
+        )
+
+    def advice(
+        self,
+        *,
+        node: str | None = None,
+        namespace: str | None = None,
+        over_seconds: int = 3600,
+        all_cards: bool = False,
+        limit: int = 200,
+    ) -> Advice:
+        """Return how to share which cards, and which pods ask for far too much.
+
+        Args:
+            node: only its cards and pods.
+            namespace: only its pods.
+            over_seconds: how far back to look.
+            all_cards: also those that are well as they are.
+            limit: so many cards, and so many pods.
+        """
+        asked = {
+            "node": node,
+            "namespace": namespace,
+            "over": over_seconds,
+            "all": "true" if all_cards else None,
+            "limit": limit,
+        }
+        return self._get(Advice, "/v1/advice", asked)
+
+    def unasked(self) -> answers.Unasked:
+        """Return the pods that were bound without the extender's answer, and why, likely."""
+        return self._get(answers.Unasked, "/v1/unasked")
+
+    def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
+        """Return any answer as plain JSON; parameters that are None are left out."""
+        return msgspec.json.decode(self._way.ask("GET", path, _params(asked)))
+
+    def text(self, path: str) -> str:
+        """Return any answer as text, such as the metrics."""
+        return self._way.ask("GET", path).decode(errors="replace")
+
+    def _get(self, kind: type[Kind], path: str, asked: Mapping[str, object] | None = None) -> Kind:
+        return _read(kind, self._way.ask("GET", path, _params(asked)), path)
+
+
+def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
+    return {name: str(value) for name, value in (asked or {}).items() if value is not None}
+
+
+def _read(kind: type[Kind], body: bytes, path: str) -> Kind:
+    """Read an answer.
+
+    Raises:
+        ClientError: it is none.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(
+            f"the answer for {path} cannot be read: {error}: is that an idlegpu extender, and not "
+            "an older one?",
+            Failure.FAULT,
+        ) from error
+
+
+def read_token(file: str) -> str:
+    """Return the token in a file.
+
+    Raises:
+        ClientError: it cannot be read.
+    """
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ClientError(
+            f"token file {file!r} cannot be read: {error}", Failure.BAD_QUESTION
+        ) from error

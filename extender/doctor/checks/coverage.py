@@ -1,0 +1,144 @@
+"""Whether every GPU is measured, and the extender reads what measures it."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.facts import Facts, Object
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import (
+    AGENT_WORDS,
+    EXPORTER_WORDS,
+    NODE_LABELS,
+    gpu_nodes,
+    is_called,
+    is_running,
+    key_of,
+    labels_of,
+    live_pods,
+    name_of,
+    node_of,
+    some,
+)
+
+
+def unmeasured(facts: Facts) -> Iterator[Problem]:
+    """Find GPU nodes that nothing measures."""
+    running: set[str] = set()
+    broken: dict[str, str] = {}
+    for pod in live_pods(facts, EXPORTER_WORDS + AGENT_WORDS):
+        if is_running(pod):
+            running.add(node_of(pod))
+        elif node_of(pod):
+            phase = mapping_of(pod.get("status")).get("phase")
+            broken[node_of(pod)] = f"{key_of(pod)} is there and not ready ({phase})"
+    seen = {
+        text_of(device.get("node"))
+        for device in facts.devices or ()
+        if device.get("uuid") and device.get("freshness") == "fresh"
+    }
+    bare = [node for node in gpu_nodes(facts) if name_of(node) not in running | seen]
+    if not bare:
+        return
+    taints = sorted({taint for node in bare for taint in _taints(node)})
+    evidence = [
+        f"{name_of(node)}: {broken.get(name_of(node), 'no pod of dcgm-exporter or idlegpu-agent')}"
+        for node in bare
+    ]
+    sets = [_set_line(item) for item in facts.daemon_sets or () if _measures(item)]
+    if taints:
+        evidence.append(f"taints there: {some(taints)}")
+    tolerations = "tolerations: [{operator: Exists}]"
+    yield Problem(
+        severity=Severity.ERROR,
+        what="nothing measures the GPUs of these nodes: they are neither idle nor busy to us",
+        evidence=(*evidence, *sets),
+        remedy=f"{tolerations} and a fitting nodeSelector for dcgm-exporter's DaemonSet"
+        if sets
+        else "install dcgm-exporter (helm install dcgm-exporter gpu-helm-charts/dcgm-exporter), or "
+        "idlegpu's own agent: kubectl apply -k manifests/agent",
+    )
+
+
+def _measures(item: Object) -> bool:
+    return is_called(item, EXPORTER_WORDS + AGENT_WORDS)
+
+
+def _set_line(item: Object) -> str:
+    status = mapping_of(item.get("status"))
+    spec = mapping_of(mapping_of(mapping_of(item.get("spec")).get("template")).get("spec"))
+    return (
+        f"DaemonSet {key_of(item)}: {status.get('numberReady', 0)} of "
+        f"{status.get('desiredNumberScheduled', 0)} ready, nodeSelector "
+        f"{dict(mapping_of(spec.get('nodeSelector'))) or 'none'}"
+    )
+
+
+def _taints(node: Object) -> list[str]:
+    return [
+        f"{text_of(taint.get('key'))}:{text_of(taint.get('effect'))}"
+        for taint in objects_of(mapping_of(node.get("spec")).get("taints"))
+        if taint.get("effect") in {"NoSchedule", "NoExecute"}
+    ]
+
+
+def degraded(facts: Facts) -> Iterator[Problem]:
+    """Find what the extender itself says is wrong."""
+    for name, cause in sorted((facts.degraded or {}).items()):
+        yield Problem(
+            severity=Severity.ERROR,
+            what=f"the extender is degraded: {name}",
+            evidence=(f"GET /readyz: {name}: {cause}",),
+            remedy="kubectl -n idlegpu edit configmap idlegpu-extender"
+            if name in {"settings", "telemetry"}
+            else "kubectl -n idlegpu logs deploy/idlegpu-extender, and the address in "
+            "settings.yaml of ConfigMap idlegpu-extender",
+        )
+
+
+def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
+    """Find nodes of which telemetry shows another number of GPUs than they have."""
+    seen = _seen(facts)
+    evidence = []
+    for node in gpu_nodes(facts):
+        shown = seen.get(name_of(node))
+        expected = _cards(node)
+        if shown and expected and shown != expected:
+            evidence.append(f"{name_of(node)}: has {expected} GPUs, telemetry shows {shown}")
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="telemetry shows another number of GPUs than the node has: one may be lost",
+            evidence=tuple(evidence),
+            remedy="idlegpu smoke NODE (nvidia-smi there); a GPU that is lost takes a reboot: "
+            "kubectl drain NODE --ignore-daemonsets. More than it has: restart its device plugin",
+        )
+
+
+def _seen(facts: Facts) -> dict[str, int]:
+    """Return how many cards telemetry shows of each node."""
+    cards: defaultdict[str, set[str]] = defaultdict(set)
+    for device in facts.devices or ():
+        if device.get("uuid") and device.get("freshness") == "fresh":
+            cards[text_of(device.get("node"))].add(text_of(device.get("uuid")))
+    for sample in facts.exporter or ():
+        uuid = sample.labels.get("UUID") or sample.labels.get("uuid", "")
+        for label in NODE_LABELS:
+            if sample.labels.get(label) and uuid:
+                cards[sample.labels[label]].add(uuid)
+    return {node: len(uuids) for node, uuids in cards.items()}
+
+
+def _cards(node: Object) -> int:
+    """Return how many cards a node has by its labels, 0 where they do not tell.
+
+    With MIG's strategy `single` the label counts instances.
+    """
+    labels = labels_of(node)
+    count = labels.get("nvidia.com/gpu.count", "")
+    has_instances = labels.get("nvidia.com/mig.strategy") == "single" and "-MIG-" in labels.get(
+        "nvidia.com/gpu.product", ""
+    )
+    if has_instances or not count.isdigit():
+        return 0
+    return int(count)

@@ -1,0 +1,268 @@
+"""Whether nodes offer the GPUs that they have, cut up and shared as their labels say."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.facts import Facts, Object
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import (
+    GPU,
+    MIG,
+    SHARED,
+    allocatable,
+    annotations_of,
+    asked,
+    capacity,
+    gpu_nodes,
+    gpu_pods,
+    is_called,
+    is_labelled,
+    is_running,
+    key_of,
+    labels_of,
+    name_of,
+    node_of,
+    number,
+    some,
+)
+
+PLUGIN_WORDS: Final = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpu-feature-discovery")
+DRA_WORDS: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver")
+MPS_WORDS: Final = ("mps-control-daemon",)
+
+REPLICAS: Final = "nvidia.com/gpu.replicas"
+STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"
+COUNT: Final = "nvidia.com/gpu.count"
+PRODUCT: Final = "nvidia.com/gpu.product"
+PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
+MIG_STATE: Final = "nvidia.com/mig.config.state"
+MEMORY: Final = "idlegpu.io/gpu-memory"
+
+RESTART_PLUGIN: Final = "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
+
+
+def no_plugin(facts: Facts) -> Iterator[Problem]:
+    """Find nodes with GPUs that offer none."""
+    plugins = {node_of(pod): pod for pod in facts.pods or () if is_called(pod, PLUGIN_WORDS)}
+    served = {node_of(pod) for pod in facts.pods or () if is_called(pod, DRA_WORDS)}
+    evidence = []
+    for node in gpu_nodes(facts):
+        name = name_of(node)
+        if not is_labelled(node) or name in served or any(capacity(node).values()):
+            continue
+        pod = plugins.get(name)
+        state = "no pod of the device plugin"
+        if pod is not None:
+            state = f"{key_of(pod)} is {mapping_of(pod.get('status')).get('phase')}"
+        evidence.append(f"{name}: capacity {GPU}: {capacity(node).get(GPU, 'none')}, {state}")
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="nodes with GPUs offer none: the device plugin is missing or does not work there",
+            evidence=tuple(evidence),
+            remedy="helm upgrade -i nvdp nvdp/nvidia-device-plugin -n nvidia-device-plugin "
+            "--create-namespace --set gfd.enabled=true; where it is: kubectl -n NAMESPACE logs of "
+            "the pod on that node (often the driver, or runtimeClassName: nvidia)",
+        )
+
+
+def unlike_sharing(facts: Facts) -> Iterator[Problem]:
+    """Find nodes that share their GPUs otherwise than labels or the plugin's configuration say."""
+    evidence = []
+    for node in facts.nodes or ():
+        labels = labels_of(node)
+        name, configured = name_of(node), _configured(facts, labels)
+        labelled = (labels.get(STRATEGY, ""), labels.get(REPLICAS, ""))
+        if all(labelled) and configured is not None:
+            strategy, replicas = configured
+            # Without sharing, and with MIG, the label may be 0 or 1.
+            is_same = labelled[0] == strategy and max(number(labelled[1]), 1) == replicas
+            if not is_same:
+                evidence.append(
+                    f"{name}: labels say {labelled[0]} with {labelled[1]} replicas, the plugin's "
+                    f"configuration says {strategy} with {replicas}"
+                )
+                continue
+        cards, here = number(labels.get(COUNT)), _wholes(node)
+        if cards and here and not _has_mig(node):
+            expected = cards * max(number(labelled[1]), 1)
+            if here != expected:
+                evidence.append(
+                    f"{name}: {COUNT}={cards}, {REPLICAS}={labelled[1] or 'not set'}, so "
+                    f"{expected} expected; capacity is {here}"
+                )
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="GPUs are shared otherwise than the node's labels say: we reckon with the wrong "
+            "number of replicas",
+            evidence=tuple(evidence),
+            remedy=f"{RESTART_PLUGIN} and, after it, gpu-feature-discovery's: both read the "
+            "configuration once",
+        )
+
+
+def _wholes(node: Object) -> int:
+    counts = capacity(node)
+    return counts.get(GPU, 0) + counts.get(SHARED, 0)
+
+
+def _has_mig(node: Object) -> bool:
+    return any(name.startswith(MIG) for name in capacity(node)) or "-MIG-" in labels_of(node).get(
+        PRODUCT, ""
+    )
+
+
+def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int] | None:
+    """Return strategy and replicas of whole GPUs by the plugin's configuration, if that is sure."""
+    configs = facts.plugin_configs or {}
+    key = text_of(mapping_of(labels).get(PLUGIN_CONFIG))
+    if key not in configs:
+        return None
+    sharing = mapping_of(configs[key].get("sharing"))
+    for field, strategy in (("timeSlicing", "time-slicing"), ("mps", "mps")):
+        for resource in objects_of(mapping_of(sharing.get(field)).get("resources")):
+            if resource.get("name") == GPU:
+                return strategy, number(resource.get("replicas"))
+    return "none", 1
+
+
+def not_offered(facts: Facts) -> Iterator[Problem]:
+    """Find GPUs that nodes have and do not offer."""
+    evidence = []
+    for node in facts.nodes or ():
+        offered = allocatable(node)
+        evidence += [
+            f"{name_of(node)}: {name}: capacity {count}, allocatable {offered.get(name, 0)}"
+            for name, count in capacity(node).items()
+            if offered.get(name, 0) < count
+        ]
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="nodes have GPUs that they do not offer: the device plugin calls them unhealthy, "
+            "or is gone",
+            evidence=tuple(evidence),
+            remedy="kubectl -n NAMESPACE logs of the device plugin's pod there (which GPU, which "
+            "XID); a GPU that works again takes a restart of that pod: kubectl -n NAMESPACE delete "
+            "pod POD",
+        )
+
+
+def dead_mps(facts: Facts) -> Iterator[Problem]:
+    """Find nodes under MPS without its control daemon."""
+    daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
+    alive = {node_of(pod) for pod in daemons if is_running(pod)}
+    dead = {node_of(pod): pod for pod in daemons if not is_running(pod)}
+    evidence = []
+    for node in facts.nodes or ():
+        name = name_of(node)
+        if labels_of(node).get(STRATEGY) != "mps" or name in alive:
+            continue
+        pod = dead.get(name)
+        told = "no pod of the MPS control daemon"
+        if pod is not None:
+            told = f"{key_of(pod)} is {_state(pod)}"
+        evidence.append(f"{name}: {STRATEGY}=mps, {told}")
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="the MPS control daemon does not run: CUDA does not start in pods there",
+            evidence=tuple(evidence),
+            remedy="kubectl label node NODE nvidia.com/mps.capable=true --overwrite, for its "
+            "DaemonSet selects by that; where the pod is there: kubectl -n NAMESPACE delete pod "
+            "POD, after its logs say why",
+        )
+
+
+def _state(pod: Object) -> str:
+    """Return what a pod that does not run does, with its container's own reason."""
+    status = mapping_of(pod.get("status"))
+    for one in objects_of(status.get("containerStatuses")):
+        reason = mapping_of(mapping_of(one.get("state")).get("waiting")).get("reason")
+        if reason:
+            return f"{status.get('phase')}, {reason}, {one.get('restartCount', 0)} restarts"
+    return str(status.get("phase"))
+
+
+def unlike_layout(facts: Facts) -> Iterator[Problem]:
+    """Find nodes whose MIG instances are not those that they offer."""
+    failed, unlike = [], []
+    for node in facts.nodes or ():
+        labels, name = labels_of(node), name_of(node)
+        if labels.get(MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
+            failed.append(
+                f"{name}: {MIG_STATE}={labels.get(MIG_STATE, 'not set')}, nvidia.com/mig.config="
+                f"{labels.get('nvidia.com/mig.config', 'not set')}, {PRODUCT}={labels.get(PRODUCT)}"
+            )
+            continue
+        if labels.get(MIG_STATE) in {"pending", "rebooting"}:
+            continue
+        unlike += [f"{name}: {line}" for line in _instances(facts, node)]
+    if failed:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="a MIG layout could not be made",
+            evidence=tuple(failed),
+            remedy="kubectl -n gpu-operator logs of nvidia-mig-manager's pod there; then kubectl "
+            "label node NODE nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
+        )
+    if unlike:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="nodes offer other MIG instances than they have",
+            evidence=tuple(unlike),
+            remedy=f"{RESTART_PLUGIN} (it counts instances when it starts), then "
+            "gpu-feature-discovery's and dcgm-exporter's",
+        )
+
+
+def _instances(facts: Facts, node: Object) -> Iterator[str]:
+    """Yield the profiles of which a node offers another number than labels or telemetry tell."""
+    labels, offered = labels_of(node), capacity(node)
+    seen: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for device in facts.devices or ():
+        profile = text_of(device.get("mig_profile"))
+        if profile and device.get("node") == name_of(node) and device.get("freshness") == "fresh":
+            key = text_of(device.get("uuid")), text_of(device.get("gpu_instance_id"))
+            seen[profile].add(key)
+    for label, count in labels.items():
+        if not label.startswith(MIG) or not label.endswith(".count"):
+            continue
+        resource = label.removesuffix(".count")
+        replicas = max(number(labels.get(f"{resource}.replicas")), 1)
+        here = offered.get(resource, 0) + offered.get(f"{resource}.shared", 0)
+        if here != number(count) * replicas:
+            yield (
+                f"{label}={count} with {replicas} replicas, capacity {resource}: "
+                f"{offered.get(resource, 'none')}"
+            )
+            continue
+        told = len(seen.get(resource.removeprefix(MIG), ()))
+        if told and told != number(count):
+            yield f"{label}={count}, telemetry shows {told} instances"
+
+
+def no_memory_limits(facts: Facts) -> Iterator[Problem]:
+    """Find pods that share a time-sliced GPU and do not say how much memory they need."""
+    sliced = {
+        name_of(node)
+        for node in facts.nodes or ()
+        if labels_of(node).get(STRATEGY) == "time-slicing"
+    }
+    evidence: defaultdict[str, list[str]] = defaultdict(list)
+    for pod in gpu_pods(facts):
+        is_share = bool({GPU, SHARED} & asked(pod).keys())
+        if node_of(pod) in sliced and is_share and not annotations_of(pod).get(MEMORY):
+            evidence[node_of(pod)].append(key_of(pod))
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="pods share time-sliced GPUs and do not say how much memory they need: nothing "
+            "keeps one from taking what another has, and we cannot refuse a GPU that is too full",
+            evidence=tuple(f"{node}: {some(pods)}" for node, pods in sorted(evidence.items())),
+            remedy=f'annotations: {{{MEMORY}: "8Gi"}} in the pod\'s template; or MPS, which caps '
+            "each share (sharing.mps in the device plugin's configuration)",
+        )

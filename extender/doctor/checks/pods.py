@@ -1,0 +1,239 @@
+"""Whether pods can use the GPUs that they are given, and use those that they ask for."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.facts import Facts, Object
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import (
+    asked_by,
+    command_of,
+    containers,
+    environment_of,
+    gpu_pods,
+    is_running,
+    key_of,
+    labels_of,
+    name_of,
+    node_of,
+    number,
+)
+
+_IMAGE_CUDA: Final = (
+    re.compile(r"/cuda:(1[0-9])\.([0-9]+)"),
+    re.compile(r"cuda[-_]?(1[0-9])\.([0-9]+)"),
+    re.compile(r"\bcu(1[0-9])([0-9])\b"),
+)
+"""How images tell the CUDA that they were built with: nvidia/cuda:12.4.1-..., ...-cuda12.4-...,
+...-cu124."""
+_REQUIREMENT: Final = re.compile(r"cuda>=([0-9]+)\.([0-9]+)")
+_UNMET: Final = re.compile(r"unsatisfied condition: [^\n]*?(cuda>=[0-9.]+|driver>=[0-9.]+)")
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+SIZES: Final[Mapping[str, tuple[str, ...]]] = {
+    "tensor": ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--tp_size", "--num-shard"),
+    "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size"),
+    "data": ("--data-parallel-size", "-dp", "--dp-size"),
+}
+"""Options of vLLM, SGLang, TensorRT-LLM and TGI that say over how many GPUs a model is spread."""
+SEVERAL_PODS: Final = (
+    *("--nnodes", "--node-rank", "--dist-init-addr", "--headless"),
+    *("--data-parallel-size-local", "ray"),
+)
+"""Words of a server that is spread over several pods: then one pod has a part of the GPUs."""
+SHARD_VARIABLES: Final = ("NUM_SHARD", "TENSOR_PARALLEL_SIZE")
+
+
+def old_driver(facts: Facts) -> Iterator[Problem]:
+    """Find pods whose CUDA is too new for the driver of their node."""
+    nodes = {name_of(node): node for node in facts.nodes or ()}
+    evidence = []
+    for pod in gpu_pods(facts):
+        node = nodes.get(node_of(pod))
+        told = _refused_by_runtime(pod)
+        if told:
+            evidence.append(f"{key_of(pod)} on {node_of(pod)}: {told}")
+            continue
+        # A container that runs has found its CUDA: images may bring a compatible one along.
+        if node is None or is_running(pod):
+            continue
+        driver, full = _driver_cuda(node), _driver(node)
+        for container in containers(pod):
+            needed = _needed_cuda(container)
+            if needed and driver and asked_by(container) and needed[0] > driver[0]:
+                evidence.append(
+                    f"{key_of(pod)} on {node_of(pod)}: {container.get('image')} needs CUDA "
+                    f"{needed[0]}.{needed[1]}, driver {full} has {driver[0]}.{driver[1]}"
+                )
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="the driver is too old for the CUDA of pods: they cannot start",
+            evidence=tuple(evidence),
+            remedy="a newer driver there (CUDA 12: 525 or newer, CUDA 13: 580 or newer), an image "
+            "with an older CUDA, or a nodeSelector on nvidia.com/cuda.driver-version.major",
+        )
+
+
+def _refused_by_runtime(pod: Object) -> str:
+    """Return what NVIDIA's container runtime says is too old, "" where it says nothing."""
+    for one in objects_of(mapping_of(pod.get("status")).get("containerStatuses")):
+        for kind in ("state", "lastState"):
+            for state in mapping_of(one.get(kind)).values():
+                message = text_of(mapping_of(state).get("message"))
+                match = _UNMET.search(message)
+                if match:
+                    return f"the container runtime says: unsatisfied condition {match[1]}"
+    return ""
+
+
+def _needed_cuda(container: Object) -> tuple[int, int] | None:
+    """Return the CUDA that a container was built with, None where nothing tells."""
+    environment = environment_of(container)
+    match = _REQUIREMENT.search(environment.get("NVIDIA_REQUIRE_CUDA", ""))
+    image = text_of(container.get("image"))
+    for pattern in _IMAGE_CUDA:
+        match = match or pattern.search(image)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _driver_cuda(node: Object) -> tuple[int, int] | None:
+    """Return the newest CUDA that a node's driver knows."""
+    labels = labels_of(node)
+    for prefix in ("nvidia.com/cuda.runtime-version", "nvidia.com/cuda.runtime"):
+        major = labels.get(f"{prefix}.major", "")
+        if major.isdigit():
+            return int(major), number(labels.get(f"{prefix}.minor"))
+    version = _driver(node).partition(".")[0]
+    if not version.isdigit():
+        return None
+    # NVIDIA's table of the least driver for each major CUDA.
+    for cuda, least in ((13, 580), (12, 525), (11, 450)):
+        if int(version) >= least:
+            return cuda, 0
+    return 10, 0
+
+
+def _driver(node: Object) -> str:
+    labels = labels_of(node)
+    return labels.get("nvidia.com/cuda.driver-version.full") or labels.get(
+        "nvidia.com/cuda.driver.major", ""
+    )
+
+
+def set_by_hand(facts: Facts) -> Iterator[Problem]:
+    """Find pods that choose their GPUs themselves."""
+    harmless: list[str] = []
+    harmful: list[str] = []
+    for pod in gpu_pods(facts):
+        for container in containers(pod):
+            value = environment_of(container).get(VISIBLE)
+            count = sum(asked_by(container).values())
+            if value is None or not count:
+                continue
+            line = f"{key_of(pod)}: {VISIBLE}={value!r}, {count} GPUs asked for"
+            is_all = sorted(_parts(value)) == [str(index) for index in range(count)]
+            (harmless if is_all else harmful).append(line)
+    for lines, severity, consequence in (
+        (harmful, Severity.ERROR, "it names other GPUs than the pod is given, or hides some"),
+        (harmless, Severity.WARNING, "it does nothing now, and breaks once the number changes"),
+    ):
+        if lines:
+            yield Problem(
+                severity=severity,
+                what=f"{VISIBLE} is set by hand: {consequence}",
+                evidence=tuple(lines),
+                remedy=f"take {VISIBLE} out of env: in a container the GPUs that it was given are "
+                "0 to n-1, and all are visible",
+            )
+
+
+def _parts(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def unlike_parallel(facts: Facts) -> Iterator[Problem]:
+    """Find model servers that are spread over another number of GPUs than they ask for."""
+    too_many: list[str] = []
+    too_few: list[str] = []
+    for pod in gpu_pods(facts):
+        for container in containers(pod):
+            count = sum(asked_by(container).values())
+            words = _words(command_of(container))
+            size, told = spread(words, environment_of(container))
+            if not count or not size or any(word in words for word in SEVERAL_PODS):
+                continue
+            line = f"{key_of(pod)}: {told}, so {size} GPUs; it asks for {count}"
+            if size > count:
+                too_many.append(line)
+            elif size < count:
+                too_few.append(line)
+    for lines, severity, consequence in (
+        (too_many, Severity.ERROR, "more GPUs than the pod has: it does not start"),
+        (too_few, Severity.WARNING, "fewer GPUs than the pod holds: the others stay idle"),
+    ):
+        if lines:
+            yield Problem(
+                severity=severity,
+                what=f"a model is spread over {consequence}",
+                evidence=tuple(lines),
+                remedy="make both alike: resources: {limits: {nvidia.com/gpu: N}} and "
+                "--tensor-parallel-size N",
+            )
+
+
+def _words(command: Sequence[str]) -> list[str]:
+    """Return the words of a command, those of shell scripts in it too."""
+    found: list[str] = []
+    for part in command:
+        try:
+            words = shlex.split(part)
+        except ValueError:
+            words = part.split()
+        found += words
+    return found
+
+
+def spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Return over how many GPUs a model server is spread, and what says so; 0 where nothing does.
+
+    Example:
+        >>> spread(["vllm", "serve", "x", "--tensor-parallel-size=2", "-pp", "2"], {})
+        (4, '--tensor-parallel-size 2, -pp 2')
+    """
+    size, told = 0, []
+    for kind, options in SIZES.items():
+        found = _option(words, options)
+        if not found and kind == "tensor":
+            found = next(
+                ((name, environment[name]) for name in SHARD_VARIABLES if name in environment), None
+            )
+        if found and number(found[1]):
+            size = max(size, 1) * number(found[1])
+            told.append(f"{found[0]} {found[1]}")
+    if not size and _is_vllm(words):
+        return 1, "vllm without --tensor-parallel-size"
+    return size, ", ".join(told)
+
+
+def _option(words: Sequence[str], options: Sequence[str]) -> tuple[str, str] | None:
+    """Return an option and its value, None where it is not there."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name not in options:
+            continue
+        if equals:
+            return name, value
+        if index + 1 < len(words):
+            return name, words[index + 1]
+    return None
+
+
+def _is_vllm(words: Sequence[str]) -> bool:
+    return "vllm.entrypoints.openai.api_server" in words or (
+        "serve" in words and any(word.rpartition("/")[2] == "vllm" for word in words)
+    )

@@ -1,0 +1,318 @@
+"""Whether kube-scheduler asks us about everything, hears us in time, and heeds our order."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.facts import Facts, Object, Scheduler
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import (
+    capacity,
+    is_gpu,
+    name_of,
+    number,
+    number_setting,
+    some,
+)
+
+DOCUMENTATION: Final = "docs/kube-scheduler.md"
+RESTART: Final = (
+    "put it into the file that kube-scheduler's --config names, and restart kube-scheduler "
+    f"({DOCUMENTATION})"
+)
+
+PLUGIN_WEIGHTS: Final = {
+    "TaintToleration": 3,
+    "NodeAffinity": 2,
+    "PodTopologySpread": 2,
+    "InterPodAffinity": 2,
+    "NodeResourcesFit": 1,
+    "NodeResourcesBalancedAllocation": 1,
+    "ImageLocality": 1,
+}
+"""kube-scheduler's score plugins and their weights unless configured (1.29 to 1.36)."""
+
+MAX_SCORE: Final = 10
+"""Default of the setting wire.max_score."""
+PLUGIN_POINTS: Final = 100
+"""The most that a plugin of kube-scheduler gives, before its weight."""
+ENOUGH: Final = 1 / 3
+"""Its plugins give different nodes points that differ by a third of their most, in practice."""
+
+SLOW_SHARE: Final = 0.001
+"""More answers than this that come too late are told."""
+DEFAULT_TIMEOUT_SECONDS: Final = 5.0
+
+OTHERS: Final = {
+    "http-timeout": "IG002",
+    "prioritize-verb": "IG005",
+    "managed-resources": "IG006",
+}
+"""Likely causes of /v1/unasked that other checks tell of."""
+MILD: Final = frozenset({"started-late", "other-replica", "other-scheduler"})
+
+_DURATION: Final = re.compile(r"([0-9.]+)(ms|us|µs|ns|s|m|h)")
+_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def seconds_of(duration: object) -> float | None:
+    """Return a duration as Go writes it in seconds, None where it is none.
+
+    Example:
+        >>> seconds_of("1s"), seconds_of("1m500ms"), seconds_of("soon")
+        (1.0, 60.5, None)
+    """
+    text = text_of(duration)
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        return None
+    return sum(float(count) * _UNITS[unit] for count, unit in parts)
+
+
+def our_entry(config: Object) -> Object | None:
+    """Return the extender of a configuration that is us, None where there is none.
+
+    That is the one with our name in its address or certificate, else one that is asked about GPUs,
+    else the only one.
+    """
+    entries = objects_of(config.get("extenders"))
+    for entry in entries:
+        server = text_of(mapping_of(entry.get("tlsConfig")).get("serverName"))
+        if "idlegpu" in text_of(entry.get("urlPrefix")) + server:
+            return entry
+    for entry in entries:
+        if any(is_gpu(name) for name in managed(entry)):
+            return entry
+    return entries[0] if len(entries) == 1 else None
+
+
+def managed(entry: Object) -> list[str]:
+    """Return the resources that an extender is asked about; none: about every pod."""
+    return [text_of(one.get("name")) for one in objects_of(entry.get("managedResources"))]
+
+
+def _asking(facts: Facts) -> Iterator[tuple[Scheduler, Object]]:
+    """Yield the configurations in which we are."""
+    for scheduler in facts.schedulers or ():
+        entry = our_entry(scheduler.config)
+        if entry is not None:
+            yield scheduler, entry
+
+
+def _causes(facts: Facts) -> list[Object]:
+    return list(objects_of((facts.unasked or {}).get("likely_causes")))
+
+
+def _groups(facts: Facts) -> tuple[str, ...]:
+    """Return a line for each group of pods that were bound without our answer."""
+    lines = []
+    for group in objects_of((facts.unasked or {}).get("bound")):
+        if group.get("verdict") == "asked":
+            continue
+        resources = group.get("resources")
+        asked = ", ".join(map(str, resources)) if isinstance(resources, list) else ""
+        lines.append(
+            f"{group.get('count')} pods of {group.get('scheduler')} that ask for {asked}: "
+            f"{group.get('verdict')}, the last of them {group.get('example')}"
+        )
+    return tuple(lines)
+
+
+def _told(facts: Facts, code: str) -> Iterator[Problem]:
+    """Yield what the extender itself believes to be the cause, where a check is to tell it."""
+    for cause in _causes(facts):
+        kind = text_of(cause.get("kind"))
+        if OTHERS.get(kind, "IG001") != code:
+            continue
+        yield Problem(
+            severity=Severity.WARNING if kind in MILD else Severity.ERROR,
+            what=f"GPU pods are bound without our answer: {cause.get('text')}",
+            evidence=(*_groups(facts), f"likely cause: {kind}, {cause.get('pods')} pods"),
+            remedy=f"{_remedy(kind)}: {RESTART}",
+        )
+
+
+def _remedy(kind: str) -> str:
+    known = {
+        "http-timeout": "httpTimeout: 1s, and requests of CPU for the extender",
+        "prioritize-verb": "prioritizeVerb: prioritize",
+        "managed-resources": "managedResources: [{name: RESOURCE, ignoredByScheduler: false}] "
+        "with the resource that is named above",
+        "wrong-path": "urlPrefix: https://ADDRESS:8888 (no path), filterVerb: filter, "
+        "prioritizeVerb: prioritize, preemptVerb: preempt",
+        "unreadable": "nodeCacheCapable: true",
+        "other-replica": "set peers.service in the extender's settings; in kube-scheduler's file "
+        "ignorable: true",
+        "started-late": "replicas: 2 in the extender's Deployment; in kube-scheduler's file "
+        "ignorable: false, where pods should rather wait",
+        "other-scheduler": "unasked.schedulers: [NAMES] in the extender's settings where that is "
+        "meant so; else the entry under extenders of scheduler-config/kube-scheduler.yaml",
+    }
+    return known.get(
+        kind,
+        "the entry under extenders of scheduler-config/kube-scheduler.yaml, with urlPrefix at an "
+        "address that kube-scheduler reaches",
+    )
+
+
+def not_asked(facts: Facts) -> Iterator[Problem]:
+    """Find that kube-scheduler does not ask us."""
+    yield from _told(facts, "IG001")
+    if facts.schedulers and not any(True for _ in _asking(facts)):
+        yield Problem(
+            severity=Severity.ERROR,
+            what="kube-scheduler's configuration has no entry for idlegpu",
+            evidence=tuple(
+                f"{one.source}: extenders: {_prefixes(one.config)}" for one in facts.schedulers
+            ),
+            remedy=f"the entry under extenders of scheduler-config/kube-scheduler.yaml: {RESTART}",
+        )
+
+
+def _prefixes(config: Object) -> str:
+    entries = objects_of(config.get("extenders"))
+    return some(text_of(entry.get("urlPrefix")) for entry in entries) or "none"
+
+
+def late(facts: Facts) -> Iterator[Problem]:
+    """Find that our answers come too late."""
+    yield from _told(facts, "IG002")
+    asking = [(one.source, entry) for one, entry in _asking(facts)]
+    for source, entry in asking or [("as shipped", {"httpTimeout": "1s"})]:
+        limit = seconds_of(entry.get("httpTimeout")) or DEFAULT_TIMEOUT_SECONDS
+        for verb, slow, every in _slow(facts, limit):
+            if slow / every > SLOW_SHARE:
+                yield Problem(
+                    severity=Severity.WARNING,
+                    what=f"answers to {verb} take longer than kube-scheduler waits",
+                    evidence=(
+                        f"{slow:.0f} of {every:.0f} answers took longer than {limit:g} s",
+                        f"{source}: httpTimeout: {entry.get('httpTimeout', 'not set')}",
+                    ),
+                    remedy=f"httpTimeout: {max(2 * limit, 1):g}s, or more CPU for the extender "
+                    f"(resources.requests.cpu in its Deployment): {RESTART}",
+                )
+
+
+def _slow(facts: Facts, limit: float) -> Iterator[tuple[str, float, float]]:
+    """Yield by verb how many answers took longer than a limit, of how many."""
+    in_time: defaultdict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
+    for sample in facts.metrics or ():
+        if sample.name == "idlegpu_request_duration_seconds_bucket":
+            verb, bound = sample.labels.get("verb", ""), float(sample.labels.get("le", "inf"))
+            in_time[verb][bound] += sample.value
+    for verb, counts in sorted(in_time.items()):
+        every = counts.get(float("inf"), 0.0)
+        within = [count for bound, count in counts.items() if bound >= limit]
+        if every and within:
+            yield verb, every - min(within), every
+
+
+def whole_nodes(facts: Facts) -> Iterator[Problem]:
+    """Find that kube-scheduler sends whole nodes."""
+    for scheduler, entry in _asking(facts):
+        if entry.get("nodeCacheCapable") is not True:
+            shown = str(entry.get("nodeCacheCapable", "not set")).lower()
+            yield Problem(
+                severity=Severity.ERROR,
+                what="kube-scheduler sends whole Node objects with every question: 25 times the "
+                "bytes, a tenth of the pods per second",
+                evidence=(f"{scheduler.source}: nodeCacheCapable: {shown}",),
+                remedy=f"nodeCacheCapable: true: {RESTART}",
+            )
+
+
+def drowned(facts: Facts) -> Iterator[Problem]:
+    """Find weights with which kube-scheduler's own plugins overrule us."""
+    scale = number_setting(facts, "wire.max_score", MAX_SCORE)
+    for scheduler, entry in _asking(facts):
+        weight = number(entry.get("weight"))
+        for profile in objects_of(scheduler.config.get("profiles")) or [{}]:
+            theirs = sum(plugin_weights(profile).values())
+            # Either side at its most: kube-scheduler multiplies an extender's score by 10.
+            ours_most, theirs_most = weight * scale * 10, theirs * PLUGIN_POINTS
+            if ours_most >= theirs_most * ENOUGH:
+                continue
+            name = text_of(profile.get("schedulerName")) or "default-scheduler"
+            needed = -int(-theirs_most // (scale * 10))
+            yield Problem(
+                severity=Severity.ERROR if weight * scale < theirs else Severity.WARNING,
+                what=f"profile {name}: kube-scheduler's own plugins overrule our order",
+                evidence=(
+                    f"{scheduler.source}: weight: {weight}: our first choice counts "
+                    f"{ours_most:g} (weight {weight} x score {scale:g} x 10)",
+                    f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
+                ),
+                remedy=f"weight: {needed}: {RESTART}",
+            )
+
+
+def plugin_weights(profile: Object) -> dict[str, int]:
+    """Return the score plugins of a profile and their weights.
+
+    Example:
+        >>> sum(plugin_weights({}).values())
+        12
+    """
+    weights = dict(PLUGIN_WEIGHTS)
+    plugins = mapping_of(profile.get("plugins"))
+    for point in ("multiPoint", "score"):
+        told = mapping_of(plugins.get(point))
+        for one in objects_of(told.get("disabled")):
+            if one.get("name") == "*":
+                weights.clear()
+            weights.pop(text_of(one.get("name")), None)
+        for one in objects_of(told.get("enabled")):
+            name, weight = text_of(one.get("name")), number(one.get("weight"))
+            # At multiPoint most plugins score nothing: of those only the ones that we know count.
+            if point == "score" or name in PLUGIN_WEIGHTS:
+                weights[name] = weight or weights.get(name) or PLUGIN_WEIGHTS.get(name, 1)
+    return weights
+
+
+def verbs(facts: Facts) -> Iterator[Problem]:
+    """Find verbs that kube-scheduler does not ask."""
+    yield from _told(facts, "IG005")
+    lost = {
+        "filterVerb": ("filter", Severity.ERROR, "broken and busy GPUs are not kept out"),
+        "prioritizeVerb": ("prioritize", Severity.ERROR, "our order of the nodes is lost"),
+        "preemptVerb": (
+            "preempt",
+            Severity.WARNING,
+            "pods are evicted for one that waits for load",
+        ),
+    }
+    for scheduler, entry in _asking(facts):
+        for field, (verb, severity, consequence) in lost.items():
+            if not text_of(entry.get(field)):
+                yield Problem(
+                    severity=severity,
+                    what=f"kube-scheduler does not ask us to {verb}: {consequence}",
+                    evidence=(f"{scheduler.source}: {field}: not set",),
+                    remedy=f"{field}: {verb}: {RESTART}",
+                )
+
+
+def unmanaged(facts: Facts) -> Iterator[Problem]:
+    """Find GPU resources of nodes that kube-scheduler does not ask us about."""
+    yield from _told(facts, "IG006")
+    entries = [(scheduler, managed(entry)) for scheduler, entry in _asking(facts)]
+    if not entries or any(not names for _, names in entries):
+        return
+    known = {name for _, names in entries for name in names}
+    where: defaultdict[str, list[str]] = defaultdict(list)
+    for node in facts.nodes or ():
+        for name, count in capacity(node).items():
+            if count and name not in known:
+                where[name].append(name_of(node))
+    if where:
+        lines = [f"  - {{name: {name}, ignoredByScheduler: false}}" for name in sorted(where)]
+        yield Problem(
+            severity=Severity.ERROR,
+            what="nodes have GPU resources that managedResources does not list: pods that ask for "
+            "these are placed without us",
+            evidence=tuple(f"{name} on {some(nodes)}" for name, nodes in sorted(where.items())),
+            remedy="\n".join(["managedResources:", *lines, RESTART]),
+        )

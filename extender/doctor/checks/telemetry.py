@@ -1,0 +1,254 @@
+"""Whether readings are there, name their node, and are young enough to count."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.facts import Facts, Object
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import (
+    EXPORTER_WORDS,
+    NODE_LABELS,
+    command_of,
+    condition_of,
+    containers,
+    environment_of,
+    is_called,
+    key_of,
+    live_pods,
+    name_of,
+    number_setting,
+    parse_time,
+    some,
+)
+
+COUNTERS: Final = "the counters of manifests/examples/settings/dcgm-exporter.yaml"
+
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "GPU utilization": (
+        "DCGM_FI_DEV_GPU_UTIL",
+        "DCGM_FI_DEV_GPU_UTIL_RATIO",
+        "dcgm_gpu_utilization",
+    ),
+    "graphics engine activity": (
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+        "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO",
+        "dcgm_fi_prof_gr_engine_active",
+    ),
+    "memory used": ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES", "dcgm_fb_used"),
+    "memory free": ("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_FREE_BYTES", "dcgm_fb_free"),
+}
+"""Fields that decide, under the names of all releases; the first is the one to ask for."""
+UTILIZATION, ENGINE = "GPU utilization", "graphics engine activity"
+
+MAX_AGE_SECONDS: Final = 120.0
+"""Default of freshness.max_age_seconds."""
+EXPORTER_SECONDS: Final = 30.0
+"""Default of prometheus.exporter_interval_seconds, and of dcgm-exporter itself."""
+QUERY_SECONDS: Final = 10.0
+"""Default of prometheus.interval_seconds."""
+
+SKEW_SECONDS: Final = 10.0
+"""Clocks that are kept by NTP differ by far less; the API server writes whole seconds."""
+
+_INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
+
+
+def not_exported(facts: Facts) -> Iterator[Problem]:
+    """Find fields that dcgm-exporter does not export."""
+    if facts.exporter:
+        yield from _not_scraped(facts)
+        return
+    lacking: defaultdict[str, list[str]] = defaultdict(list)
+    for device in facts.devices or ():
+        if device.get("freshness") != "fresh" or not device.get("uuid"):
+            continue
+        for field, name in (
+            ("utilization_ratio", "activity"),
+            ("memory_used_ratio", "memory"),
+        ):
+            if device.get(field) is None:
+                lacking[name].append(_device(device))
+    for name, devices in sorted(lacking.items()):
+        group = (UTILIZATION, ENGINE) if name == "activity" else ("memory used", "memory free")
+        yield Problem(
+            severity=Severity.ERROR,
+            what=f"nothing tells the {name} of {len(devices)} GPUs, though other values arrive",
+            evidence=(f"no {name}: {some(devices)}",),
+            remedy=f"have dcgm-exporter export {', '.join(FIELDS[one][0] for one in group)}: "
+            f"{COUNTERS}",
+        )
+
+
+def _device(device: Object) -> str:
+    index, instance = device.get("index"), text_of(device.get("gpu_instance_id"))
+    shown = "?" if index is None else str(index)
+    return f"{device.get('node')}::{shown}{'/' if instance else ''}{instance}"
+
+
+def _not_scraped(facts: Facts) -> Iterator[Problem]:
+    names = {sample.name for sample in facts.exporter or ()}
+    has_mig = any(sample.labels.get("GPU_I_ID") for sample in facts.exporter or ())
+    there = sorted(name for name in names if name.lower().startswith("dcgm_fi_"))
+    absent = [field for field, known in FIELDS.items() if not names.intersection(known)]
+    if not absent:
+        return
+    has_no_activity = UTILIZATION in absent and ENGINE in absent
+    is_grave = has_no_activity or (has_mig and ENGINE in absent) or "memory used" in absent
+    evidence = [f"not there: {field} ({' or '.join(FIELDS[field])})" for field in absent]
+    if has_mig and ENGINE in absent:
+        evidence.append("MIG instances, which have no other activity, are there")
+    yield Problem(
+        severity=Severity.ERROR if is_grave else Severity.WARNING,
+        what="dcgm-exporter does not export fields that the decision rests on",
+        evidence=(*evidence, f"there: {some(there) or 'no field of DCGM'}"),
+        remedy="add the lines "
+        + "; ".join(f'"{FIELDS[field][0]}, gauge, {field}"' for field in absent)
+        + f" to dcgm-exporter's counters ({COUNTERS}); the profiling ones take "
+        "securityContext.capabilities.add: [SYS_ADMIN]",
+    )
+
+
+def unmatched(facts: Facts) -> Iterator[Problem]:
+    """Find series whose labels name no node."""
+    evidence = []
+    for name, state in sorted((facts.sources or {}).items()):
+        count = state.get("unmatched_series")
+        if isinstance(count, int) and count:
+            example = state.get("unmatched_example") or "not shown to this caller"
+            evidence.append(f"{name}: {count} series, one of them {example}")
+    if facts.sources is None:
+        evidence += [
+            f"{sample.labels.get('source')}: {sample.value:g} series"
+            for sample in facts.metrics or ()
+            if sample.name == "idlegpu_unmatched_series" and sample.value
+        ]
+    strangers = _strangers(facts)
+    if strangers:
+        names = [name_of(node) for node in facts.nodes or ()]
+        evidence.append(f"dcgm-exporter says {some(strangers)}; nodes are {some(names)}")
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="series of GPUs name no node of the cluster, and count for nothing",
+            evidence=tuple(evidence),
+            remedy="prometheus: {node_labels: [LABEL]} in the extender's settings, with a label "
+            "that holds the node's name; or have dcgm-exporter told it: env: [{name: NODE_NAME, "
+            "valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
+        )
+
+
+def _strangers(facts: Facts) -> list[str]:
+    """Return host names of a scrape that are no node's, no address and no pod's."""
+    if facts.nodes is None or not facts.exporter:
+        return []
+    known = {name_of(node) for node in facts.nodes} | {
+        text_of(one.get("address"))
+        for node in facts.nodes
+        for one in objects_of(mapping_of(node.get("status")).get("addresses"))
+    }
+    known |= {name_of(pod) for pod in facts.pods or () if is_called(pod, EXPORTER_WORDS)}
+    told = {sample.labels.get(label, "") for sample in facts.exporter for label in NODE_LABELS}
+    return sorted(told - known - {""})
+
+
+def stale(facts: Facts) -> Iterator[Problem]:
+    """Find intervals that make readings stale."""
+    limit = number_setting(facts, "freshness.max_age_seconds", MAX_AGE_SECONDS)
+    query = number_setting(facts, "prometheus.interval_seconds", QUERY_SECONDS)
+    assumed = number_setting(facts, "prometheus.exporter_interval_seconds", EXPORTER_SECONDS)
+    for sample in facts.metrics or ():
+        is_median = sample.labels.get("stat") == "median"
+        if sample.name == "idlegpu_telemetry_age_seconds" and is_median and sample.value > limit:
+            yield Problem(
+                severity=Severity.ERROR,
+                what="readings are stale when they arrive: half of the GPUs count as unknown",
+                evidence=(
+                    f"{sample.labels.get('source')}: median age {sample.value:.0f} s, fresh up "
+                    f"to {limit:g} s (freshness.max_age_seconds)",
+                ),
+                remedy="scrape dcgm-exporter at least every 30 s (interval: 15s in its "
+                "ServiceMonitor), and collect as often (DCGM_EXPORTER_INTERVAL=10000); else "
+                f"freshness: {{max_age_seconds: {2 * sample.value:.0f}}}",
+            )
+    by_interval: defaultdict[float, list[str]] = defaultdict(list)
+    for pod in live_pods(facts, EXPORTER_WORDS):
+        by_interval[_interval(pod)].append(key_of(pod))
+    for seconds, pods in sorted(by_interval.items()):
+        evidence = (f"{some(pods)}: collects every {seconds:g} s",)
+        if seconds + query > limit:
+            yield Problem(
+                severity=Severity.ERROR,
+                what="dcgm-exporter collects so rarely that its readings are stale",
+                evidence=(*evidence, f"fresh up to {limit:g} s, asked for every {query:g} s"),
+                remedy="env: [{name: DCGM_EXPORTER_INTERVAL, value: '10000'}] for dcgm-exporter",
+            )
+        elif seconds != assumed and facts.settings is not None:
+            yield Problem(
+                severity=Severity.WARNING,
+                what="ages of readings are reckoned with another interval than dcgm-exporter has",
+                evidence=(*evidence, f"prometheus.exporter_interval_seconds: {assumed:g}"),
+                remedy=f"prometheus: {{exporter_interval_seconds: {seconds:g}}} in the extender's "
+                "settings",
+            )
+
+
+def _interval(pod: Object) -> float:
+    """Return how often an exporter collects, in seconds."""
+    for container in containers(pod):
+        told = environment_of(container).get("DCGM_EXPORTER_INTERVAL", "")
+        match = _INTERVAL.search(" ".join(command_of(container)))
+        text = match[1] if match else told
+        if text.isdigit():
+            return int(text) / 1000
+    return EXPORTER_SECONDS
+
+
+def skewed(facts: Facts) -> Iterator[Problem]:
+    """Find clocks that differ."""
+    evidence = []
+    for node in facts.nodes or ():
+        skew = _skew(node, facts.at)
+        if skew is not None and abs(skew) > SKEW_SECONDS:
+            evidence.append(
+                f"{name_of(node)}: {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+            )
+    if evidence:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="clocks of nodes differ from the API server's: ages of readings are wrong there",
+            evidence=tuple(evidence),
+            remedy="on the node: timedatectl set-ntp true && chronyc makestep",
+        )
+    skew = 0.0 if facts.extender_at is None else facts.extender_at - facts.at
+    if abs(skew) > SKEW_SECONDS:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="the extender's clock differs from this machine's: one of them is wrong",
+            evidence=(
+                f"the extender is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} here",
+            ),
+            remedy="on the one that is wrong: timedatectl set-ntp true && chronyc makestep",
+        )
+
+
+def _skew(node: Object, at: float) -> float | None:
+    """Return by how much a node's clock is ahead, None where nothing tells.
+
+    A kubelet writes heartbeats by its clock, and the API server notes by its own when it did. Where
+    that is not there, a heartbeat that is yet to come still tells.
+    """
+    beat = parse_time(condition_of(node, "Ready").get("lastHeartbeatTime"))
+    if beat is None:
+        return None
+    noted = [
+        parse_time(entry.get("time"))
+        for entry in objects_of(mapping_of(node.get("metadata")).get("managedFields"))
+        if entry.get("subresource") == "status" and entry.get("manager") == "kubelet"
+    ]
+    written = max((time for time in noted if time is not None), default=None)
+    if written is not None:
+        return beat - written
+    return beat - at if beat > at else None

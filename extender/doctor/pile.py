@@ -1,0 +1,205 @@
+"""Sorts documents into facts by what they are: from files and from an API server alike."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import yaml
+
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.certificates import read_secret
+from extender.doctor.facts import Certificate, Facts, Object, Right, Sample, Scheduler
+from extender.doctor.objects import key_of
+
+END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
+SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
+SETTINGS_KEYS: Final = frozenset(
+    {"listen", "status_listen", "prometheus", "freshness", "tls", "agents", "peers", "wire"}
+)
+"""Sections by which a settings file of the extender is known; it has several of them."""
+PLURALS: Final = {
+    "nodes": "Node",
+    "pods": "Pod",
+    "daemonsets": "DaemonSet",
+    "configmaps": "ConfigMap",
+    "secrets": "Secret",
+}
+
+
+class Pile:
+    """Documents as they come, sorted.
+
+    Attributes:
+        missing: why something is not known.
+        extender_at: the extender's clock when the facts are of, None where it was not asked.
+        rights: what the extender's account may do.
+    """
+
+    def __init__(self) -> None:
+        self.missing: dict[str, str] = {}
+        self.extender_at: float | None = None
+        self.rights: tuple[Right, ...] | None = None
+        self._objects: dict[str, list[Object]] = {}
+        self._schedulers: list[Scheduler] = []
+        self._plugin_configs: dict[str, Object] = {}
+        self._settings: Object | None = None
+        self._answers: dict[str, Object] = {}
+        self._metrics: list[Sample] | None = None
+        self._exporter: list[Sample] | None = None
+        self._certificates: list[Certificate] = []
+
+    def add_list(self, kind: str, items: Iterable[object]) -> None:
+        """Add all objects of a kind; none is known to be none."""
+        kept = self._objects.setdefault(kind, [])
+        for item in items:
+            if not isinstance(item, dict):
+                continue
+            self._look_into(kind, item)
+            if kind != "Secret":  # nobody needs the key that is in it
+                kept.append(item)
+
+    def add_certificates(self, found: Iterable[Certificate]) -> None:
+        """Add certificates."""
+        self._certificates += found
+
+    def add_samples(self, samples: Iterable[Sample]) -> bool:
+        """Add the samples of an exposition; tell whether they are of anything that we know."""
+        kept = list(samples)
+        ours = [one for one in kept if one.name.startswith("idlegpu_")]
+        theirs = [one for one in kept if one.name.lower().startswith(("dcgm_fi_", "dcgm_"))]
+        if ours:
+            self._metrics = [*(self._metrics or ()), *ours]
+        if theirs:
+            self._exporter = [*(self._exporter or ()), *theirs]
+        return bool(ours or theirs)
+
+    def add_answer(self, name: str, answer: object) -> None:
+        """Add an answer of the extender: unasked, degraded, devices, sources."""
+        self._answers[name] = mapping_of(answer)
+
+    def add(self, source: str, document: object, *, stem: str = "") -> bool:
+        """Add a document; tell whether it is anything that we know.
+
+        Args:
+            source: where it stands, for people.
+            document: as decoded.
+            stem: the file's name without what follows the dot.
+        """
+        if not isinstance(document, dict):
+            return False
+        kind = text_of(document.get("kind"))
+        if kind == SCHEDULER_KIND:
+            self._schedulers.append(Scheduler(source=source, config=document))
+            return True
+        if kind.endswith("List"):
+            return self._add_items(kind.removesuffix("List"), document, stem)
+        if kind in PLURALS.values():
+            self.add_list(kind, [document])
+            return True
+        return not kind and self._add_unnamed(source, document, stem)
+
+    def _add_items(self, kind: str, document: Object, stem: str) -> bool:
+        """Add a list; kubectl's own says of no item, or none, what it is of."""
+        items = objects_of(document.get("items"))
+        of_kind = kind or PLURALS.get(stem.lower(), "")
+        if of_kind in PLURALS.values() and not items:
+            self.add_list(of_kind, ())
+            return True
+        is_known = False
+        for item in items:
+            item_kind = text_of(item.get("kind")) or kind
+            if item_kind in PLURALS.values():
+                self.add_list(item_kind, [item])
+                is_known = True
+        return is_known
+
+    def _add_unnamed(self, source: str, document: Object, stem: str) -> bool:
+        """Add what has no kind: answers of the extender, settings."""
+        if "likely_causes" in document:
+            self.add_answer("unasked", document)
+        elif "gpus" in document:
+            self.add_answer("devices", document)
+        elif "sources" in document:
+            self.add_answer("sources", document)
+        elif "degraded" in document:
+            self.add_answer("degraded", document)
+        elif document.get("version") == "v1" and ("sharing" in document or "flags" in document):
+            self._plugin_configs[stem or source] = document
+        elif len(SETTINGS_KEYS & document.keys()) > 1:
+            self._settings = document
+        else:
+            return False
+        return True
+
+    def _look_into(self, kind: str, item: Object) -> None:
+        """Take out of an object what else stands in it."""
+        data = mapping_of(item.get("data"))
+        if kind == "Secret":
+            self._certificates += read_secret(f"Secret {key_of(item)}", data)
+        if kind != "ConfigMap":
+            return
+        for name, value in data.items():
+            try:
+                documents = list(yaml.safe_load_all(text_of(value)))
+            except yaml.YAMLError:
+                continue  # a ConfigMap may hold anything
+            for document in documents:
+                if isinstance(document, dict) and not text_of(document.get("kind")).endswith(
+                    "List"
+                ):
+                    self.add(f"ConfigMap {key_of(item)} {name}", document, stem=name)
+
+    def facts(self, at: float) -> Facts:
+        """Return what is known.
+
+        Args:
+            at: the time that it is of, seconds since the epoch.
+        """
+        answers = self._answers
+        degraded = answers.get("degraded")
+        devices = answers.get("devices")
+        return Facts(
+            at=at,
+            extender_at=self.extender_at,
+            nodes=self._kind("Node"),
+            pods=self._kind("Pod"),
+            daemon_sets=self._kind("DaemonSet"),
+            config_maps=self._kind("ConfigMap"),
+            schedulers=tuple(self._schedulers) or None,
+            plugin_configs=self._plugin_configs or None,
+            settings=self._settings,
+            unasked=answers.get("unasked"),
+            degraded=None if degraded is None else _texts(degraded.get("degraded")),
+            devices=None if devices is None else tuple(objects_of(devices.get("gpus"))),
+            sources=self._sources(),
+            metrics=_tuple(self._metrics),
+            exporter=_tuple(self._exporter),
+            certificates=(*self._certificates, *self._told_ends()) or None,
+            rights=self.rights,
+            missing=self.missing,
+        )
+
+    def _sources(self) -> Mapping[str, Object] | None:
+        answer = self._answers.get("sources")
+        if answer is None:
+            return None
+        told = mapping_of(answer.get("sources"))
+        return {name: mapping_of(state) for name, state in told.items()}
+
+    def _kind(self, kind: str) -> tuple[Object, ...] | None:
+        found = self._objects.get(kind)
+        return None if found is None else tuple(found)
+
+    def _told_ends(self) -> Iterable[Certificate]:
+        """Yield the certificates of which the extender itself tells when they end."""
+        for sample in self._metrics or ():
+            if sample.name == END_METRIC:
+                source = f"the extender's {sample.labels.get('certificate', '')}"
+                yield Certificate(source=source, subject="", ends_at=sample.value)
+
+
+def _tuple(samples: list[Sample] | None) -> tuple[Sample, ...] | None:
+    return None if samples is None else tuple(samples)
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    return {name: str(text) for name, text in mapping_of(value).items()}

@@ -1,0 +1,189 @@
+"""What the extender's account needs, as the manifests grant it, and whether it has that."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from extender.core.untyped import mapping_of, text_of
+from extender.doctor.facts import Object, Right
+from extender.remote.cluster import Cluster
+from extender.remote.errors import ClientError, Failure
+
+ACCOUNT: Final = "idlegpu/idlegpu-extender"
+SELF: Final = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+REVIEWS: Final = "/apis/authorization.k8s.io/v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A right that is needed.
+
+    Attributes:
+        group: API group, "" for the core one.
+        resource: plural.
+        verbs: of Kubernetes.
+        is_own: in the account's own namespace, not in the whole cluster.
+        name: of the one object, "" for any.
+        manifest: what grants it.
+        when: whether settings take it.
+    """
+
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    is_own: bool = False
+    name: str = ""
+    manifest: str = "manifests/rbac"
+    when: Callable[[Object], bool] = lambda _: True
+
+
+def _leads(settings: Object) -> bool:
+    return mapping_of(settings.get("wake")).get("enabled") is not False
+
+
+def _wakes(settings: Object) -> bool:
+    return _leads(settings) and mapping_of(settings.get("wake")).get("target") != "node"
+
+
+def _wakes_nodes(settings: Object) -> bool:
+    return _leads(settings) and mapping_of(settings.get("wake")).get("target") == "node"
+
+
+def _writes_events(settings: Object) -> bool:
+    return mapping_of(settings.get("events")).get("enabled") is not False
+
+
+def _takes_tokens(settings: Object) -> bool:
+    return mapping_of(settings.get("api")).get("access") != "open"
+
+
+NEEDS: Final[tuple[Need, ...]] = (
+    Need(group="", resource="nodes", verbs=("list", "watch")),
+    Need(group="", resource="pods", verbs=("list", "watch")),
+    Need(group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events),
+    Need(
+        group="authentication.k8s.io",
+        resource="tokenreviews",
+        verbs=("create",),
+        when=_takes_tokens,
+    ),
+    Need(
+        group="authorization.k8s.io",
+        resource="subjectaccessreviews",
+        verbs=("create",),
+        when=_takes_tokens,
+    ),
+    Need(
+        group="storage.k8s.io",
+        resource="csistoragecapacities",
+        verbs=("create",),
+        is_own=True,
+        when=_wakes,
+    ),
+    Need(
+        group="storage.k8s.io",
+        resource="csistoragecapacities",
+        verbs=("patch",),
+        is_own=True,
+        name="idlegpu-state",
+        when=_wakes,
+    ),
+    Need(
+        group="coordination.k8s.io", resource="leases", verbs=("create",), is_own=True, when=_leads
+    ),
+    Need(
+        group="coordination.k8s.io",
+        resource="leases",
+        verbs=("get", "patch"),
+        is_own=True,
+        name="idlegpu-wake",
+        when=_leads,
+    ),
+    Need(
+        group="",
+        resource="nodes",
+        verbs=("patch",),
+        manifest="manifests/components/wake-nodes",
+        when=_wakes_nodes,
+    ),
+)
+
+
+def ask_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right, ...]:
+    """Ask the API server for each right of an account.
+
+    Whoever asks for another's rights needs one: `create` on subjectaccessreviews. With the
+    account's own kubeconfig none is needed.
+
+    Args:
+        cluster: the API server, as who asks.
+        account: `namespace/name`.
+        settings: the extender's, as far as they are known.
+
+    Raises:
+        ClientError: the API server does not say.
+    """
+    namespace, _, name = account.partition("/")
+    user = f"system:serviceaccount:{namespace}:{name}"
+    is_self = _who(cluster) == user
+    found = []
+    for need in NEEDS:
+        if not need.when(settings):
+            continue
+        where = namespace if need.is_own else ""
+        for verb in need.verbs:
+            attributes = _attributes(need, verb, where)
+            found.append(
+                Right(
+                    account=account,
+                    verb=verb,
+                    group=need.group,
+                    resource=need.resource,
+                    namespace=where,
+                    name=need.name,
+                    is_allowed=_is_allowed(cluster, None if is_self else user, attributes),
+                    manifest=need.manifest,
+                )
+            )
+    return tuple(found)
+
+
+def _who(cluster: Cluster) -> str:
+    """Return as who the API server is asked, "" where it does not say."""
+    kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    try:
+        told = cluster.create(SELF, kind)
+    except ClientError as error:
+        if error.failure is Failure.UNREACHABLE:
+            raise
+        return ""
+    info = mapping_of(mapping_of(mapping_of(told).get("status")).get("userInfo"))
+    return text_of(info.get("username"))
+
+
+def _attributes(need: Need, verb: str, namespace: str) -> dict[str, str]:
+    every = {
+        "group": need.group,
+        "resource": need.resource,
+        "verb": verb,
+        "namespace": namespace,
+        "name": need.name,
+    }
+    return {key: value for key, value in every.items() if value}
+
+
+def _is_allowed(cluster: Cluster, user: str | None, attributes: Mapping[str, str]) -> bool:
+    kind = "SelfSubjectAccessReview" if user is None else "SubjectAccessReview"
+    spec: dict[str, Any] = {"resourceAttributes": dict(attributes)}
+    if user is not None:
+        spec |= {"user": user, "groups": list(_groups(user))}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+    told = cluster.create(f"{REVIEWS}/{kind.lower()}s", review)
+    return mapping_of(mapping_of(told).get("status")).get("allowed") is True
+
+
+def _groups(user: str) -> Iterator[str]:
+    """Yield the groups that every service account is in."""
+    yield "system:serviceaccounts"
+    yield f"system:serviceaccounts:{user.split(':')[2]}"
+    yield "system:authenticated"

@@ -1,0 +1,187 @@
+"""The route /v1/advice: how to share which cards, and which pods ask for far too much."""
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+
+from extender.core import advice as rules
+from extender.core.advice import Use, Verdict
+from extender.fleet.fleet import Fleet
+from extender.observe.advice_findings import CardFinding, Findings, PodFinding, find
+from extender.observe.advice_words import card_words, memory_words, tenth_words
+from extender.observe.answers import error_answer, json_answer
+from extender.observe.measured import OWN_SECONDS, Measured, ShortMemory
+from extender.observe.page.past import Plots
+from extender.observe.parameters import (
+    QueryError,
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.observe.pending import moment
+from extender.observe.seen import of_pod, pod_name
+from extender.observe.views import Json
+
+PATH: Final = "/v1/advice"
+DEFAULT_LIMIT: Final = 200
+MOST_LIMIT: Final = 1000
+LEAST_SECONDS: Final = 900
+MOST_SECONDS: Final = 30 * 86_400
+
+_ORDER: Final = {verdict: place for place, verdict in enumerate(Verdict)}
+
+
+class Advice:
+    """Gives advice.
+
+    Args:
+        fleet: the fleet.
+        memory: our own of the last hour.
+        plots: asks Prometheus for more; None for never.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self, fleet: Fleet, memory: ShortMemory, plots: Plots | None, clock: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._memory = memory
+        self._plots = plots
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"node", "namespace", "over", "all", "limit"}))
+        node, namespace = query.get("node"), query.get("namespace")
+        limit = read_number(query, "limit", default=DEFAULT_LIMIT, low=1, high=MOST_LIMIT)
+        seconds = read_number(
+            query, "over", default=OWN_SECONDS, low=LEAST_SECONDS, high=MOST_SECONDS
+        )
+        is_all = read_boolean(query, "all")
+        if node is not None and node not in self._fleet.nodes:
+            return error_answer(404, f"node {node!r} is not known: GET /v1/nodes lists the nodes")
+        measured = Measured(self._fleet, self._memory, self._asked(seconds), float(seconds))
+        found = await find(self._fleet, measured, node, namespace)
+        cards = [one for one in found.cards if is_all or one.advice.verdict is not Verdict.KEEP]
+        cards.sort(key=lambda one: (_ORDER[one.advice.verdict], one.device.node, one.device.row))
+        pods = sorted(found.pods, key=lambda one: (one.kind, one.record.key))
+        return json_answer(
+            {
+                "at": moment(self._clock()),
+                **_looked(found),
+                "over_seconds": float(seconds),
+                "note": measured.note,
+                "rules": _rules(),
+                "cards_total": len(cards),
+                "pods_total": len(pods),
+                "pods_unjudged": found.unjudged,
+                "cards": [_card_view(one) for one in cards[:limit]],
+                "pods": [_pod_view(one) for one in pods[:limit]],
+            }
+        )
+
+    def _asked(self, seconds: int) -> Plots | None:
+        """Return who is asked for what was so long ago, None where we remember it ourselves.
+
+        Raises:
+            QueryError: nobody remembers.
+        """
+        if seconds <= OWN_SECONDS:
+            return None
+        if self._plots is None or not self._plots.is_there:
+            raise QueryError(
+                "over",
+                str(seconds),
+                f"must be at most {OWN_SECONDS}: nothing older is known without prometheus.url",
+            )
+        return self._plots
+
+
+def _looked(found: Findings) -> Json:
+    """Return how much all of it rests on."""
+    looks = found.looks.values()
+    return {
+        "devices": len(looks),
+        "looked_seconds": max((look.use.seconds for look in looks), default=0.0),
+        "samples": max((look.use.samples for look in looks), default=0),
+        "sources": sorted({look.source for look in looks}),
+    }
+
+
+def _rules() -> Json:
+    """Return the numbers that advice goes by."""
+    return {
+        "quantile": rules.QUANTILE,
+        "full_ratio": rules.FULL_RATIO,
+        "kept_back_bytes": rules.KEPT_BACK_BYTES,
+        "least_samples": rules.LEAST_SAMPLES,
+        "most_replicas": rules.MOST_REPLICAS,
+        "tenth_ratio": rules.TENTH,
+    }
+
+
+def _figures(use: Use, source: str) -> Json:
+    """Return what was measured."""
+    return {
+        "activity_ratio": use.activity_ratio,
+        "memory_bytes": use.memory_bytes,
+        "memory_most_bytes": use.memory_most_bytes,
+        "samples": use.samples,
+        "looked_seconds": use.seconds,
+        "source": source,
+    }
+
+
+def _card_view(found: CardFinding) -> Json:
+    device, card, advice = found.device, found.card, found.advice
+    shared_by = "mps" if device.pool_row.is_mps else "time-slicing"
+    return {
+        "node": device.node,
+        "index": device.info.index,
+        "uuid": device.info.uuid,
+        "model": device.model,
+        "resource": device.resource,
+        "shared_by": shared_by if card.is_shared else None,
+        "replicas": card.replicas,
+        "replicas_used": device.used,
+        "memory_total_bytes": card.memory_bytes or None,
+        "verdict": advice.verdict.value,
+        "recommended_replicas": advice.replicas,
+        "bound_by": None if advice.bound is None else advice.bound.value,
+        "way": None if advice.way is None else advice.way.value,
+        "mig_layout": advice.layout or None,
+        "replica_memory_bytes": advice.memory_bytes,
+        **_figures(card.use, found.source),
+        "why": card_words(card, advice),
+    }
+
+
+def _pod_view(found: PodFinding) -> Json:
+    record, hidden = found.record, found.record.namespace
+    if found.memory is not None:
+        why = memory_words(float(record.memory_bytes or 0), found.use, found.memory)
+    else:
+        why = tenth_words(found.gpus, found.use, found.memory_bytes, found.per_card or 1)
+    return {
+        "pod": pod_name(record.namespace, record.name),
+        "uid": of_pod(hidden, record.uid),
+        "owner": of_pod(hidden, record.owner or None),
+        "node": record.node,
+        "resources": dict(record.resources),
+        "gpus": found.gpus,
+        "kind": found.kind,
+        "memory_total_bytes": found.memory_bytes,
+        "pods_per_gpu": found.per_card,
+        "asked_memory_bytes": of_pod(hidden, record.memory_bytes),
+        "suggested_memory_bytes": of_pod(
+            hidden, None if found.memory is None else found.memory.suggested_bytes
+        ),
+        **_figures(found.use, found.source),
+        "why": why,
+    }

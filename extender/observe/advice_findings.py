@@ -1,0 +1,281 @@
+"""Finds what there is to advise: looks at every device that pods hold or share, and at the pods."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from extender.core.advice import (
+    Card,
+    CardAdvice,
+    MemoryAdvice,
+    Use,
+    advise,
+    fit,
+    judge_memory,
+    uses,
+    uses_a_tenth,
+)
+from extender.core.inventory import PodRecord
+from extender.core.readings import DeviceInfo
+from extender.core.snapshot import Pool, PoolRow, Snapshot
+from extender.fleet.fleet import Fleet
+from extender.observe.answers import chunks
+from extender.observe.measured import Measured
+from extender.observe.seen import sees
+from extender.observe.views import PRODUCT_LABEL
+
+PIECE_NODES: Final = 32
+"""Nodes that are looked through between two turns of the event loop."""
+PIECE_DEVICES: Final = 64
+"""Devices that are measured between two turns; Prometheus is asked about so many at once."""
+
+TENTH: Final = "uses-a-tenth"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device that pods hold, or may hold together.
+
+    Attributes:
+        node: where.
+        resource: behind which resource.
+        row: in the telemetry.
+        info: what is known of it besides numbers.
+        model: as a source or a label writes it.
+        pool_row: its node's.
+        used: replicas in use.
+        tenants: pods that are known to hold it.
+        memory_bytes: what it has, 0 where unknown.
+    """
+
+    node: str
+    resource: str
+    row: int
+    info: DeviceInfo
+    model: str
+    pool_row: PoolRow
+    used: int
+    tenants: tuple[str, ...]
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How a device was used, and who remembered it."""
+
+    use: Use
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFinding:
+    """A card, and what is said of it."""
+
+    device: Device
+    card: Card
+    advice: CardAdvice
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFinding:
+    """A pod that asks for far too much, or too little.
+
+    Attributes:
+        record: the pod.
+        kind: what is wrong.
+        gpus: how many it has.
+        use: the busiest of them and the fullest, in one.
+        memory_bytes: what each of them has.
+        per_card: so many pods that use as much would fit on one; None where that is not the point.
+        memory: what it should ask for, likewise.
+        source: who remembered its use.
+    """
+
+    record: PodRecord
+    kind: str
+    gpus: int
+    use: Use
+    memory_bytes: float
+    per_card: int | None
+    memory: MemoryAdvice | None
+    source: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found.
+
+    Attributes:
+        cards: cards of which something is to be said, those that are well as they are included.
+        pods: pods that ask for too much or too little.
+        unjudged: pods that hold devices and of which too little is known, or that share them.
+        looks: how each device was used, by row.
+    """
+
+    cards: list[CardFinding]
+    pods: list[PodFinding]
+    unjudged: int
+    looks: Mapping[int, Look]
+
+
+async def find(
+    fleet: Fleet, measured: Measured, node: str | None = None, namespace: str | None = None
+) -> Findings:
+    """Look at every device that pods hold or share, and at these pods.
+
+    Args:
+        fleet: the fleet.
+        measured: what was measured of them.
+        node: only its devices; None for all.
+        namespace: only its pods, likewise; none at all where the caller may not read them.
+    """
+    snapshot = fleet.snapshot()
+    devices: list[Device] = []
+    for pool in snapshot.pools.values():
+        for names in chunks(pool.nodes if node is None else [node], PIECE_NODES):
+            for name in names:
+                devices += _devices(fleet, snapshot, pool, name)
+            await asyncio.sleep(0)
+    looks: dict[int, Look] = {}
+    for some in chunks(devices, PIECE_DEVICES):
+        looks |= await _look(fleet, measured, some)
+        await asyncio.sleep(0)
+    found = Findings(cards=[], pods=[], unjudged=0, looks=looks)
+    by_node: dict[str, list[Device]] = {}
+    for device in devices:
+        by_node.setdefault(device.node, []).append(device)
+    for names in chunks(by_node, PIECE_NODES):
+        for name in names:
+            pods = {record.key: record for record in fleet.pods_on(name)}
+            found.cards += _cards(by_node[name], pods, looks)
+            for record in pods.values():
+                is_meant = namespace is None or record.namespace == namespace
+                if is_meant and (namespace is None or sees(namespace)):
+                    _judge(record, by_node[name], found)
+        await asyncio.sleep(0)
+    return found
+
+
+def _devices(fleet: Fleet, snapshot: Snapshot, pool: Pool, node: str) -> Iterator[Device]:
+    """Yield a node's devices that pods hold or share."""
+    at = pool.row_of.get(node)
+    if at is None or node not in fleet.nodes:
+        return
+    pool_row = pool.rows[at]
+    for row, used in zip(pool_row.slots, pool_row.used, strict=True):
+        info, tenants = fleet.store.info(row), fleet.tenants_of(row)
+        if info is None or row >= len(snapshot.telemetry.latest):
+            continue
+        if pool_row.is_shared or tenants:
+            yield Device(
+                node=node,
+                resource=pool.resource,
+                row=row,
+                info=info,
+                model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
+                pool_row=pool_row,
+                used=used,
+                tenants=tenants,
+                memory_bytes=float(snapshot.telemetry.memory_total_bytes[row]),
+            )
+
+
+async def _look(fleet: Fleet, measured: Measured, devices: Sequence[Device]) -> dict[int, Look]:
+    """Return how some devices were used since their tenants last changed."""
+    samples = await measured.of([device.row for device in devices])
+    since = np.array([fleet.store.tenants_since(device.row) for device in devices])
+    found = uses(samples.times, samples.activity, samples.memory_bytes, since)
+    return {
+        device.row: Look(use=use, source=samples.source)
+        for device, use in zip(devices, found, strict=True)
+    }
+
+
+def _cards(
+    devices: Sequence[Device], pods: Mapping[str, PodRecord], looks: Mapping[int, Look]
+) -> Iterator[CardFinding]:
+    """Yield the cards of a node of which something is to be said."""
+    for device in devices:
+        if device.info.gpu_instance_id:
+            continue  # cut already; its instances cannot be told to be cut otherwise one by one
+        row, look = device.pool_row, looks[device.row]
+        count = max(device.used, len(device.tenants)) if device.tenants and row.is_agreed else 0
+        if not row.is_shared:
+            holder = pods.get(device.tenants[0]) if len(device.tenants) == 1 else None
+            # A pod that has several wants to have them to itself: its parts wait for each other.
+            count = int(holder is not None and sum(holder.resources.values()) == 1)
+        card = Card(
+            model=device.model,
+            memory_bytes=device.memory_bytes,
+            replicas=row.replicas,
+            is_shared=row.is_shared,
+            pods=count,
+            use=look.use,
+        )
+        advice = advise(card)
+        if advice is not None:
+            yield CardFinding(device=device, card=card, advice=advice, source=look.source)
+
+
+def _judge(record: PodRecord, devices: Sequence[Device], found: Findings) -> None:
+    """Say what is to be said of a pod."""
+    own = [device for device in devices if record.key in device.tenants]
+    is_whole = not any(device.pool_row.is_shared or device.info.gpu_instance_id for device in own)
+    asked = record.memory_bytes
+    if not is_whole and asked is None:
+        return  # it asked for a share, and for no memory
+    is_complete = len(own) == sum(record.resources.values()) or not is_whole
+    is_alone = all(device.tenants == (record.key,) for device in own)
+    used = [found.looks[device.row].use for device in own]
+    total = min((device.memory_bytes for device in own), default=0.0)
+    if not (own and is_complete and is_alone and total and all(use.is_enough for use in used)):
+        found.unjudged += 1
+        return
+    use, source = _together(used), found.looks[own[0].row].source
+    if is_whole and uses_a_tenth(used):
+        fitting = fit(1, use.activity_ratio or 0.0, use.memory_bytes or 0.0, total)
+        found.pods.append(
+            PodFinding(
+                record=record,
+                kind=TENTH,
+                gpus=len(own),
+                use=use,
+                memory_bytes=total,
+                per_card=fitting.count,
+                memory=None,
+                source=source,
+            )
+        )
+    # What its annotation says is its owner's: others are not to learn it from our advice.
+    if asked is None or not sees(record.namespace):
+        return
+    memory = judge_memory(float(asked), use.memory_most_bytes or 0.0, total)
+    if memory is not None:
+        found.pods.append(
+            PodFinding(
+                record=record,
+                kind=memory.ask.value,
+                gpus=len(own),
+                use=use,
+                memory_bytes=total,
+                per_card=None,
+                memory=memory,
+                source=source,
+            )
+        )
+
+
+def _together(used: Sequence[Use]) -> Use:
+    """Return the busiest and the fullest of a pod's devices, in one; of the fewest samples."""
+    fewest = min(used, key=lambda use: use.samples)
+    return Use(
+        activity_ratio=max(use.activity_ratio or 0.0 for use in used),
+        memory_bytes=max(use.memory_bytes or 0.0 for use in used),
+        memory_most_bytes=max(use.memory_most_bytes or 0.0 for use in used),
+        samples=fewest.samples,
+        seconds=fewest.seconds,
+    )

@@ -1,0 +1,136 @@
+"""Somebody who shows a token: who they are and which pods they may read, as far as it is known."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Final
+
+from extender.kube import KubeError
+from extender.observe.seen import NO_NAMESPACE, AccessError
+from extender.reviews import ALL_NAMESPACES, TokenRefusedError, User
+
+logger = logging.getLogger(__name__)
+
+PARALLEL: Final = 8
+"""Questions to the API server at once, for one caller."""
+
+MOST_NAMESPACES: Final = 5000
+"""Pods in namespaces beyond these are hidden."""
+
+GRACE: Final = 2.0
+"""What was found out is asked for anew once it is old, and counts up to so many times as long."""
+
+ReviewToken = Callable[[], Awaitable[User]]
+"""Says whose the token is; raises TokenRefusedError or KubeError."""
+MayList = Callable[[User, str], Awaitable[bool]]
+"""Says whether somebody may list a namespace's pods; raises KubeError."""
+
+
+class Caller:
+    """Somebody with a token; everything here runs on the event loop's thread.
+
+    Args:
+        user: whose the token is.
+        review: asks for that again.
+        may_list: asks for a right.
+        namespaces: those that may have to be shown.
+        token_seconds: a token is reviewed anew after so long.
+        rights_seconds: likewise a right.
+        monotonic: seconds since any moment.
+    """
+
+    def __init__(  # noqa: PLR0913 - by name, but for the first
+        self,
+        user: User,
+        *,
+        review: ReviewToken,
+        may_list: MayList,
+        namespaces: Callable[[], Collection[str]],
+        token_seconds: float,
+        rights_seconds: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.user = user
+        self._review = review
+        self._may_list = may_list
+        self._namespaces = namespaces
+        self._token_seconds = token_seconds
+        self._rights_seconds = rights_seconds
+        self._monotonic = monotonic
+        self._reviewed_at = monotonic()
+        self._rights: dict[str, tuple[bool, float]] = {}
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the pods of all namespaces may be shown."""
+        return self._knows(ALL_NAMESPACES)
+
+    def sees(self, namespace: str) -> bool:
+        """Whether the pods of a namespace may be shown; those not asked about may not."""
+        if self._monotonic() - self._reviewed_at > GRACE * self._token_seconds:
+            return False
+        return self.sees_all or (namespace != NO_NAMESPACE and self._knows(namespace))
+
+    def seen_namespaces(self) -> list[str]:
+        """Return the namespaces whose pods may be shown, of those that were asked about."""
+        return sorted(name for name in self._rights if name and self.sees(name))
+
+    async def renew(self) -> None:
+        """Have the token and the rights reviewed that are old.
+
+        Raises:
+            AccessError: the token is not known any more, or that cannot be found out.
+        """
+        now = self._monotonic()
+        if now - self._reviewed_at >= self._token_seconds:
+            try:
+                self.user = await self._review()
+            except TokenRefusedError as error:
+                self._reviewed_at = float("-inf")
+                raise AccessError(401, f"the API server refuses the token: {error}") from error
+            except KubeError as error:
+                raise AccessError(503, f"cannot find out whose the token is: {error}") from error
+            self._reviewed_at = now
+        await self.learn(())
+
+    async def learn(self, namespaces: Iterable[str]) -> None:
+        """Find out about namespaces, and about those that there are; what fails stays hidden."""
+        await self._ask(ALL_NAMESPACES)
+        if self.sees_all:
+            return
+        due = [
+            name
+            for name in sorted({*self._namespaces(), *namespaces})
+            if name != NO_NAMESPACE and self._is_due(name)
+        ][:MOST_NAMESPACES]
+        left = iter(due)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(PARALLEL, len(due))):
+                group.create_task(self._ask_each(left), name="rights")
+        if len(self._rights) > GRACE * MOST_NAMESPACES:
+            self._rights = {name: it for name, it in self._rights.items() if self._knows(name)}
+
+    async def _ask_each(self, names: Iterable[str]) -> None:
+        for name in names:
+            await self._ask(name)
+
+    async def _ask(self, namespace: str) -> None:
+        """Find out about one namespace, if it is time."""
+        if not self._is_due(namespace):
+            return
+        now = self._monotonic()
+        try:
+            allowed = await self._may_list(self.user, namespace)
+        except KubeError as error:
+            logger.warning("cannot find out what a caller may read", extra={"cause": str(error)})
+            return
+        self._rights[namespace] = (allowed, now)
+
+    def _is_due(self, namespace: str) -> bool:
+        _, at = self._rights.get(namespace, (False, float("-inf")))
+        return self._monotonic() - at >= self._rights_seconds
+
+    def _knows(self, namespace: str) -> bool:
+        """Whether a right is known, and lately."""
+        allowed, at = self._rights.get(namespace, (False, float("-inf")))
+        return allowed and self._monotonic() - at <= GRACE * self._rights_seconds

@@ -1,0 +1,279 @@
+"""What was decided, here and by the other replicas: any of them answers for all."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from extender.core.untyped import text_of
+from extender.observe.answers import CONTENT_TYPE, chunks, error_answer, json_answer, stream_answer
+from extender.observe.parameters import (
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.observe.seen import VIEWER, namespace_of, sees, write_json_in_full
+from extender.observe.views import Json, decision_view, veiled
+from extender.placement.history import DecisionHistory, DecisionRecord
+
+PEERS_PATH: Final = "/v1/peers/decisions"
+"""Where other replicas ask: under the prefix that only their certificates open."""
+
+MAX_DECISIONS: Final = 1000
+PIECE_DECISIONS: Final = 32
+"""Decisions that are written for another replica between two turns of the event loop."""
+
+VERSION: Final = 1
+"""Grows where an older replica would misread what is told."""
+
+ALONE: Final = "here"
+
+
+class Others(Protocol):
+    """The way to the other replicas."""
+
+    async def ask(self, path: str) -> Mapping[str, bytes | None]:
+        """Return what each of them answers, by its address; None where one does not."""
+
+    async def ask_one(self, address: str, path: str) -> bytes | None:
+        """Return what one of them answers, None where it does not."""
+
+
+class Nobody:
+    """There is no other replica."""
+
+    async def ask(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
+        """Return nothing."""
+        return {}
+
+    async def ask_one(self, address: str, path: str) -> bytes | None:  # noqa: ARG002 - see Others
+        """Return nothing."""
+        return None
+
+
+class Told(msgspec.Struct, kw_only=True, frozen=True):
+    """What a replica tells another.
+
+    Attributes:
+        version: of this form.
+        replica: who tells, short.
+        decisions: views with all that they say; it hides nothing from a replica.
+    """
+
+    version: int
+    replica: str
+    decisions: list[dict[str, object]] = []
+
+
+_TOLD: Final = msgspec.json.Decoder(Told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Far:
+    """A decision of another replica, in short."""
+
+    address: str
+    view: Json
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heard:
+    """What the others told.
+
+    Attributes:
+        decisions: theirs, each replica's newest first.
+        unreachable: addresses of those that did not answer, or not so that it can be read.
+    """
+
+    decisions: Sequence[_Far]
+    unreachable: Sequence[str]
+
+
+class Decisions:
+    """The routes under /v1/decisions, and the one at which other replicas ask.
+
+    A decision's `number` is its replica's; its `id` is the only one of any replica and process.
+
+    Args:
+        history: the decisions of this replica.
+        replica: a short name of this process that no other has, without hyphens.
+        host: which pod that is, for people.
+        others: the other replicas.
+        tells_others: whether it is known of those who come to the peers' path that they are
+            replicas, or nothing is hidden from anybody.
+    """
+
+    def __init__(
+        self,
+        history: DecisionHistory,
+        *,
+        replica: str = ALONE,
+        host: str = "",
+        others: Others | None = None,
+        tells_others: bool = False,
+    ) -> None:
+        self._history = history
+        self._replica = replica
+        self._host = host
+        self._others = others or Nobody()
+        self._tells_others = tells_others
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes for people and programs."""
+        return [
+            web.get("/v1/decisions", refusing(self._list)),
+            web.get("/v1/decisions/{id}", refusing(self._one)),
+        ]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route for other replicas."""
+        return [web.get(PEERS_PATH, refusing(self._tell))]
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"limit", "pod", "brief"}))
+        limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
+        brief = read_boolean(query, "brief")
+        pod = query.get("pod")
+        heard = await self._hear({"limit": str(limit)} | ({} if pod is None else {"pod": pod}))
+        near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
+        far = [it for it in heard.decisions if pod is None or sees(_namespace(it.view))]
+        both: list[DecisionRecord | _Far] = [*near, *far]
+        newest = sorted(both, key=lambda it: -it.at)[:limit]
+        return await stream_answer(
+            request,
+            "decisions",
+            self._pieces(newest, brief=brief),
+            {"unreachable": heard.unreachable},
+        )
+
+    async def _pieces(
+        self, newest: Sequence[DecisionRecord | _Far], *, brief: bool
+    ) -> AsyncIterator[list[Json]]:
+        """Yield the decisions; those of others are fetched in full one by one."""
+        for decision in newest:
+            if isinstance(decision, DecisionRecord):
+                yield [self._view(decision, brief=brief)]
+                continue
+            view = None
+            if not brief:
+                query = urlencode({"id": text_of(decision.view["id"])})
+                body = await self._others.ask_one(decision.address, f"{PEERS_PATH}?{query}")
+                told = _read(body)
+                view = told.decisions[0] if told and told.decisions else None
+            # Forgotten meanwhile: then what it said in short.
+            yield [veiled(view or decision.view)]
+
+    async def _one(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset())
+        wanted = request.match_info["id"]
+        near = [self._view(it, brief=False) for it in self._history if self._is(it, wanted)]
+        heard = _Heard(decisions=(), unreachable=())
+        if not wanted.startswith(f"{self._replica}-"):
+            heard = await self._hear({"id": wanted})
+        found = [*near, *(veiled(it.view) for it in heard.decisions)]
+        rest: Json = {"unreachable": heard.unreachable} if heard.unreachable else {}
+        if len(found) == 1:
+            return json_answer(found[0] | rest)
+        if found:
+            ids = ", ".join(sorted(text_of(view["id"]) for view in found))
+            error = f"several replicas have a decision {wanted!r}: ask for one of {ids}"
+            return json_answer({"error": error} | rest, 409)
+        error = f"decision {wanted!r} is not remembered: GET /v1/decisions lists the last"
+        return json_answer({"error": error} | rest, 404)
+
+    async def _tell(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica."""
+        if not self._tells_others:
+            return error_answer(
+                403, "without TLS (tls.*) nobody can be known as a replica: decisions stay here"
+            )
+        query = request.query
+        check_parameters(query, frozenset({"limit", "pod", "id"}))
+        limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
+        wanted = query.get("id")
+        if wanted is not None:
+            records = [record for record in self._history if self._is(record, wanted)]
+        else:
+            records = self._near(query.get("pod"))[:limit]
+        written: list[bytes] = []
+        for some in chunks(records, PIECE_DECISIONS):
+            written += [
+                write_json_in_full(self._view(record, brief=wanted is None)) for record in some
+            ]
+            await asyncio.sleep(0)
+        body = b'{"version":%d,"replica":%b,"decisions":[%b]}' % (
+            VERSION,
+            write_json_in_full(self._replica),
+            b",".join(written),
+        )
+        return web.Response(body=body, content_type=CONTENT_TYPE)
+
+    def _near(self, pod: str | None) -> list[DecisionRecord]:
+        """Return the decisions of this replica about a pod, or all, the newest first."""
+        return [
+            record
+            for record in self._history
+            if pod is None or pod in {record.pod.key, record.pod.uid, record.pod.name}
+        ]
+
+    def _is(self, record: DecisionRecord, wanted: str) -> bool:
+        return wanted in {str(record.number), self._id(record)}
+
+    def _id(self, record: DecisionRecord) -> str:
+        return f"{self._replica}-{record.number}"
+
+    def _view(self, record: DecisionRecord, *, brief: bool) -> Json:
+        own: Json = {"id": self._id(record), "replica": self._host}
+        return own | decision_view(record, brief=brief)
+
+    async def _hear(self, query: Mapping[str, str]) -> _Heard:
+        """Ask the others, and find out what of it the caller may see."""
+        answers = await self._others.ask(f"{PEERS_PATH}?{urlencode(query)}")
+        decisions: list[_Far] = []
+        unreachable: list[str] = []
+        heard = {self._replica}  # a replica may have two addresses, and we have one of our own
+        for address, body in sorted(answers.items()):
+            told = _read(body)
+            if told is None:
+                unreachable.append(address)
+            elif told.replica not in heard:
+                heard.add(told.replica)
+                decisions += _far(address, told)
+        await VIEWER.get().learn({_namespace(it.view) for it in decisions})
+        return _Heard(decisions=decisions, unreachable=unreachable)
+
+
+def _read(body: bytes | None) -> Told | None:
+    """Return what another replica told, None where it is nothing that can be read."""
+    if body is None:
+        return None
+    try:
+        told = _TOLD.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return told if told.version == VERSION else None
+
+
+def _far(address: str, told: Told) -> list[_Far]:
+    """Return the decisions that were told; one that does not say when it was made is left out."""
+    found = []
+    for view in told.decisions:
+        try:
+            at = datetime.fromisoformat(text_of(view.get("at"))).timestamp()
+        except ValueError:
+            continue
+        if text_of(view.get("id")).startswith(f"{told.replica}-"):
+            found.append(_Far(address=address, view=view, at=at))
+    return found
+
+
+def _namespace(view: Mapping[str, object]) -> str:
+    return namespace_of(text_of(view.get("pod")))

@@ -1,0 +1,155 @@
+"""What an autoscaler wants to know: GPUs that pods wait for, and idle ones by pool of nodes.
+
+Labels are of few values whatever pods and nodes are called: models are one word of a list, sizes
+are steps, and pools beyond `MOST_POOLS` are one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import numpy as np
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from extender.core.assessment import Assessment
+from extender.core.cards import ANY, OTHER, short_model
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.snapshot import Batch, Pool, Snapshot
+
+POOL_LABELS: Final = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool",
+)
+"""Labels by which clouds and Karpenter name a node's pool."""
+
+NO_POOL: Final = "none"
+MOST_POOLS: Final = 64
+"""So many pools are told apart, the first by name."""
+
+SIZES: Final = (1, 2, 4, 8)
+LARGER: Final = "more"
+"""For pods that ask for more than the last of these."""
+
+
+class Supply:
+    """Counts GPUs by pool of nodes, resource and model.
+
+    Args:
+        nodes: nodes by name.
+        models: model names by number, as the snapshot has them.
+    """
+
+    def __init__(self, nodes: Mapping[str, NodeRecord], models: tuple[str, ...]) -> None:
+        self._nodes = nodes
+        self._models = [short_model(model) if model else OTHER for model in models]
+        self._all: Counter[tuple[str, str, str]] = Counter()
+        self._idle: Counter[tuple[str, str, str]] = Counter()
+        names = sorted({pool_of(record) for record in nodes.values()} - {NO_POOL})
+        self._told = {NO_POOL, *names[:MOST_POOLS]}
+
+    def add(self, pool: Pool, batch: Batch, assessment: Assessment) -> None:
+        """Count the devices behind a resource.
+
+        An idle one counts where a pod could get it: the node takes pods, and no pod holds the
+        device, or, where it is sold in replicas, not all of them.
+        """
+        telemetry = batch.telemetry
+        is_idle = batch.present & (assessment.idle_chance >= 1.0)
+        is_idle &= ~telemetry.is_excluded & ~telemetry.is_foreign
+        is_idle &= batch.used < batch.replicas[:, None]
+        # Of whole devices some are held, and which is unknown.
+        idle = np.maximum(is_idle.sum(axis=1) - batch.taken, 0).tolist()
+        present = batch.present.sum(axis=1).tolist()
+        models = batch.model_id.tolist()
+        for at, name in enumerate(pool.nodes):
+            record = self._nodes.get(name)
+            if record is None:
+                continue
+            label = pool_of(record)
+            key = (
+                label if label in self._told else OTHER,
+                pool.resource,
+                self._models[models[at]],
+            )
+            self._all[key] += present[at]
+            is_open = record.is_ready and not record.is_unschedulable
+            self._idle[key] += idle[at] if is_open else 0
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        labels = ["pool", "resource", "model"]
+        every = GaugeMetricFamily(
+            "idlegpu_pool_gpus", "GPUs, or MIG instances, by pool of nodes.", labels=labels
+        )
+        idle = GaugeMetricFamily(
+            "idlegpu_pool_idle_gpus",
+            "Those of them that are idle and that a pod could get.",
+            labels=labels,
+        )
+        for key, count in self._all.items():
+            every.add_metric(key, count)
+            idle.add_metric(key, self._idle[key])
+        yield from (every, idle)
+
+
+def pool_of(record: NodeRecord) -> str:
+    """Return the pool that a node's labels name.
+
+    Example:
+        >>> pool_of(NodeRecord(name="a", labels={"karpenter.sh/nodepool": "h100"}))
+        'h100'
+    """
+    for label in POOL_LABELS:
+        if value := record.labels.get(label):
+            return value
+    return NO_POOL
+
+
+def size_of(count: int) -> str:
+    """Return the step for a number of GPUs.
+
+    Example:
+        >>> size_of(1), size_of(3), size_of(8), size_of(16)
+        ('1', '4', '8', 'more')
+    """
+    return next((str(size) for size in SIZES if count <= size), LARGER)
+
+
+def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Metric]:
+    """Yield what pods ask for that kube-scheduler found no node for.
+
+    Pods that preemption makes room for, that are being deleted, or that a gate holds back ask for
+    no node.
+    """
+    waiting: Counter[tuple[str, str, str]] = Counter()
+    gpus: Counter[tuple[str, str, str]] = Counter()
+    for record in pods:
+        if not record.node and _lacks_a_node(record):
+            for resource, count in record.resources.items():
+                key = (resource, record.wanted_model or ANY, size_of(count))
+                waiting[key] += 1
+                gpus[key] += count
+    labels = ["resource", "model", "size"]
+    pods_metric = GaugeMetricFamily(
+        "idlegpu_waiting_pods",
+        "Pods that kube-scheduler found no node for, by what they ask for; size: GPUs of each.",
+        labels=labels,
+    )
+    gpus_metric = GaugeMetricFamily(
+        "idlegpu_waiting_gpus", "GPUs that these pods ask for.", labels=labels
+    )
+    for key, count in waiting.items():
+        pods_metric.add_metric(key, count)
+        gpus_metric.add_metric(key, gpus[key])
+    # An autoscaler takes a series that is not there for one that cannot be read.
+    for resource in snapshot.pools.keys() - {key[0] for key in waiting}:
+        for metric in (pods_metric, gpus_metric):
+            metric.add_metric((resource, ANY, str(SIZES[0])), 0)
+    yield from (pods_metric, gpus_metric)
+
+
+def _lacks_a_node(record: PodRecord) -> bool:
+    is_tried = record.is_unscheduled and not record.is_gated and not record.nominated_node
+    return is_tried and not record.is_deleting and not record.phase.is_terminal

@@ -1,0 +1,155 @@
+"""A decision as a record of every node: those kept in full with devices, the others in short."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from extender.core.decision import Decision
+from extender.core.explain import NodeVerdict
+from extender.core.filtering import Code
+from extender.observe.views import Json, verdict_view
+
+NAMES_SHOWN = 20
+"""Names of nodes that were refused for the same reason."""
+SAME = 1e-6
+"""Scores that differ by less are remembered as equal: they keep seven digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """What every node is to be read from.
+
+    Attributes:
+        decision: the verdict on every candidate.
+        details: the nodes that are known in full.
+        bound_node: where the pod went, "" where nowhere or unknown.
+    """
+
+    decision: Decision
+    details: tuple[NodeVerdict, ...]
+    bound_node: str = ""
+
+
+def full_nodes(ranking: Ranking) -> list[Json]:
+    """Return the nodes that are known in full, best first, those refused last."""
+    decision = ranking.decision
+    scores = decision.scores
+    passing = np.sort(scores[decision.codes == Code.PASSES])[::-1]
+    place = {decision.candidates[at]: rank for rank, at in enumerate(decision.order.tolist(), 1)}
+    first = _first(ranking)
+    found = []
+    for verdict in ranking.details:
+        rank = None if verdict.rejection else place.get(verdict.node)
+        if rank is None and not verdict.rejection:
+            # One that was not among the best: those with higher scores come before it.
+            rank = int((passing > verdict.score + SAME).sum()) + 1
+        view = verdict_view(verdict) | {
+            "rank": rank,
+            "is_bound": verdict.node == ranking.bound_node,
+            "assumed": sum(device.assumed for device in verdict.devices),
+            "lost_by": lost_by(first, verdict),
+        }
+        found.append((rank is None, rank or 0, verdict.node, view))
+    return [view for *_, view in sorted(found, key=lambda one: one[:3])]
+
+
+def _first(ranking: Ranking) -> NodeVerdict | None:
+    """Return our first choice in full, None where nothing passes or it is not kept."""
+    best = ranking.decision.best
+    mine = [verdict for verdict in ranking.details if verdict.node == best]
+    return min(mine, key=lambda verdict: verdict.score) if mine else None
+
+
+def lost_by(first: NodeVerdict | None, other: NodeVerdict) -> str | None:
+    """Return in one sentence what a node is behind our first choice in, None for that itself."""
+    if other.rejection:
+        return f"refused: {other.rejection}"
+    if first is None or other.node == first.node:
+        return None
+    if first.score - other.score < SAME:
+        return f"as good as {first.node}: ties go by name"
+    worst, text = 0.0, "scores less"
+    for part in first.parts:
+        same = [one for one in other.parts if one.name == part.name]
+        value = same[0].value if same else 0.0
+        behind = part.adds - (same[0].adds if same else 0.0)
+        if behind > worst:
+            worst = behind
+            text = f"{part.name}: {_percent(value)} against {_percent(part.value)}"
+            if not same:
+                text = f"{part.name}: none such, as far as is known"
+    for factor, mine in zip(first.factors, other.factors, strict=True):
+        behind = (factor.keeps - mine.keeps) * first.score
+        if behind > worst:
+            worst, text = behind, f"{mine.name}: costs {_percent(mine.value)} of the score"
+    return text
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.3g}%"
+
+
+def short_nodes(decision: Decision, known: Iterable[str], limit: int) -> tuple[list[Json], int]:
+    """Return the nodes that passed and are not known in full, best first, and how many are left.
+
+    Args:
+        decision: the verdict on every candidate.
+        known: nodes that are known in full.
+        limit: so many at most.
+    """
+    skipped = set(known)
+    passing = np.flatnonzero(decision.codes == Code.PASSES)
+    ordered = passing[np.argsort(-decision.scores[passing], kind="stable")].tolist()
+    others = (at for at in ordered if decision.candidates[at] not in skipped)
+    shown: list[Json] = [
+        {
+            "node": decision.candidates[at],
+            "score": round(float(decision.scores[at]), 7),
+            "rejection": None,
+        }
+        for at in islice(others, limit)
+    ]
+    return shown, sum(1 for _ in others)
+
+
+def rejected_nodes(decision: Decision) -> list[Json]:
+    """Return the nodes that were refused, by reason, the commonest first; some of their names."""
+    groups: list[Json] = []
+    counts = np.bincount(decision.codes, minlength=len(Code)).tolist()
+    for code in Code:
+        if not code.text or not counts[code]:
+            continue
+        rows = np.flatnonzero(decision.codes == code)[:NAMES_SHOWN].tolist()
+        names = [decision.candidates[at] for at in rows]
+        groups.append({"count": counts[code], "reason": code.text, "nodes": names})
+    return sorted(groups, key=_count)
+
+
+def closed_nodes(closed: "dict[str, list[str]]") -> list[Json]:
+    """Return the nodes that kube-scheduler would not ask about, likewise."""
+    groups: list[Json] = [
+        {"count": len(names), "reason": reason, "nodes": names[:NAMES_SHOWN]}
+        for reason, names in closed.items()
+    ]
+    return sorted(groups, key=_count)
+
+
+def _count(group: Json) -> int:
+    count = group["count"]
+    return -count if isinstance(count, int) else 0
+
+
+def kept(decision: Decision, details: Sequence[NodeVerdict]) -> Json:
+    """Return what is kept of a decision in full and what in short, in numbers and words."""
+    in_full = len({verdict.node for verdict in details})
+    in_short = max(len(decision.candidates) - in_full, 0)
+    note = "every candidate is kept in full: devices and readings as they were at the decision"
+    if in_short:
+        note = (
+            f"{in_full} of {len(decision.candidates)} candidates are kept in full, devices and "
+            f"readings as they were at the decision: the best ones, and the node bound to; of the "
+            f"other {in_short} only score and reason (decisions.detailed_nodes sets how many)"
+        )
+    return {"in_full": in_full, "in_short": in_short, "note": note}

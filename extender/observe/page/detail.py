@@ -1,0 +1,93 @@
+"""One node as the page shows it: what /v1/nodes tells, and what each source said, and when."""
+
+from dataclasses import asdict
+from typing import Final
+
+from extender.core.readings import Signal
+from extender.core.signals import OTHER_ACTIVITY, UTILIZATION
+from extender.core.snapshot import Snapshot
+from extender.fleet.fleet import Fleet
+from extender.observe.page.roster import NOTHING, order_of
+from extender.observe.views import Json, node_views
+
+SHOWN: Final = (
+    *UTILIZATION,
+    *OTHER_ACTIVITY,
+    Signal.MEMORY_USED,
+    Signal.MEMORY_FREE,
+    Signal.POWER,
+    Signal.POWER_LIMIT,
+    Signal.TEMPERATURE,
+    Signal.MEMORY_TEMPERATURE,
+)
+"""Signals that are shown as they were read."""
+
+_THROTTLED: Final = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""Bits of NVML's current clocks event reasons that slow a card down; the others are no trouble."""
+
+
+def throttling(reasons: float | None) -> list[str] | None:
+    """Return what slows a card down, None where it is unknown.
+
+    Example:
+        >>> throttling(0x44), throttling(0x1), throttling(None)
+        (['software power cap', 'hardware thermal slowdown'], [], None)
+    """
+    if reasons is None:
+        return None
+    return [text for bit, text in _THROTTLED.items() if int(reasons) & bit]
+
+
+def node_detail(fleet: Fleet, snapshot: Snapshot, name: str) -> Json:
+    """Return a node and each of its devices, with what was read of them."""
+    (view,) = node_views(fleet, snapshot, [name], gpus=True)
+    record = fleet.nodes[name]
+    view["labels"] = dict(record.labels)
+    view["taints"] = [asdict(taint) for taint in record.taints]
+    gpus = view["gpus"]
+    assert isinstance(gpus, list)  # noqa: S101 - asked for above
+    rows, order = rows_of(fleet, snapshot, name)
+    view["gpus"] = gpus = [gpus[at] for at in order]
+    for gpu, row in zip(gpus, rows, strict=True):
+        gpu["readings"] = _readings(fleet, snapshot, row)
+        gpu["throttling"] = throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row))
+    return view
+
+
+def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> tuple[list[int], list[int]]:
+    """Return the rows of a node's devices as the page orders them.
+
+    Returns:
+        The rows, and the place of each in the order of `node_views`.
+    """
+    rows = [
+        row
+        for pool in snapshot.pools.values()
+        if name in pool.row_of
+        for row in pool.rows[pool.row_of[name]].slots
+    ]
+    order = sorted(range(len(rows)), key=lambda at: order_of(fleet.store.info(rows[at]) or NOTHING))
+    return [rows[at] for at in order], order
+
+
+def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:
+    """Return what was last read of a device, signal by signal."""
+    told: list[Json] = []
+    for signal in SHOWN:
+        value, by = fleet.store.value(signal, row), fleet.store.told([signal], row)
+        if value is not None and by is not None:
+            told.append(
+                {
+                    "signal": signal.value,
+                    "value": value,
+                    "source": by[0],
+                    "age_seconds": max(snapshot.at - by[1], 0.0),
+                }
+            )
+    return told

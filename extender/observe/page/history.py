@@ -1,0 +1,130 @@
+"""The last hour of every device, a byte a minute: for plots where no Prometheus remembers more."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.readings import Column, DeviceKey
+from extender.core.steps import Steps
+from extender.fleet.fleet import Fleet
+from extender.observe.page.looks import FULL, UNKNOWN_BYTE
+
+Bytes = npt.NDArray[np.uint8]
+
+STEP_SECONDS: Final = 60.0
+STEPS: Final = 60
+PIECE: Final = 4096
+"""Devices that are compared between two turns of the event loop."""
+
+
+class ShortMemory:
+    """Activity and memory in use of every device, minute by minute, for an hour.
+
+    A row is a device's as long as it is the same device: another one starts with nothing. Takes
+    `2 * STEPS` bytes a device: 4.8 MB for 40,000.
+
+    Args:
+        fleet: the fleet.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._columns = {name: _blank(0) for name in ("activity", "memory")}
+        self._times = np.full(STEPS, np.nan)
+        self._keys: list[DeviceKey | None] = []
+        self._next = 0
+
+    def note_in_steps(self) -> Steps[None]:
+        """Note how every device is now."""
+        telemetry = self._fleet.snapshot().telemetry
+        count = len(telemetry.utilization)
+        self._grow(count)
+        at = self._next
+        yield
+        for name, ratios, freshness in (
+            ("activity", telemetry.latest, telemetry.freshness),
+            ("memory", telemetry.memory_used, telemetry.memory_freshness),
+        ):
+            halves = np.round(np.clip(ratios, 0.0, 1.0) * FULL)
+            column = self._columns[name]
+            column[at] = UNKNOWN_BYTE
+            # A reading that fades is an old one: it says nothing of this minute.
+            column[at, :count] = np.where(freshness >= 1.0, halves, UNKNOWN_BYTE).astype(np.uint8)
+            yield
+        self._times[at] = self._clock()
+        self._next = (at + 1) % STEPS
+        for start in range(0, count, PIECE):
+            self._forget_others(range(start, min(start + PIECE, count)), at)
+            yield
+
+    def _forget_others(self, rows: range, at: int) -> None:
+        """Forget the past of rows that have another device than before."""
+        store = self._fleet.store
+        for row in rows:
+            info = store.info(row) if row < len(store) else None
+            key = None if info is None else info.key
+            if key != self._keys[row]:
+                self._keys[row] = key
+                for column in self._columns.values():
+                    kept = column[at, row]
+                    column[:, row] = UNKNOWN_BYTE
+                    column[at, row] = kept
+
+    def _grow(self, count: int) -> None:
+        missing = count - len(self._keys)
+        if missing > 0:
+            self._keys += [None] * missing
+            for name, column in self._columns.items():
+                self._columns[name] = np.concatenate([column, _blank(missing)], axis=1)
+
+    def of(self, rows: Sequence[int]) -> tuple[list[float], dict[str, list[list[float | None]]]]:
+        """Return the times, oldest first, and by name what each device was at these."""
+        order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
+        known = [row < len(self._keys) for row in rows]
+        blank: list[float | None] = [None] * len(order)
+        told = {
+            name: [
+                _ratios(column[order, row]) if is_known else blank
+                for row, is_known in zip(rows, known, strict=True)
+            ]
+            for name, column in self._columns.items()
+        }
+        times: list[float] = self._times[order].tolist()
+        return times, told
+
+    def columns(self, rows: Sequence[int]) -> tuple[Column, Column, Column]:
+        """Return the times, oldest first, and activity and memory in use at these.
+
+        The last two as a row a time and a column a device, ratios; NaN where unknown.
+        """
+        order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
+        is_known = np.array([row < len(self._keys) for row in rows], dtype=np.bool_)
+        places = np.where(is_known, np.array(rows, dtype=np.intp), 0)
+        told = []
+        for column in self._columns.values():
+            values = np.full((len(order), len(rows)), UNKNOWN_BYTE, dtype=np.uint8)
+            if len(self._keys):
+                values[:, is_known] = column[order][:, places[is_known]]
+            told.append(np.where(values == UNKNOWN_BYTE, np.nan, values / FULL))
+        activity, memory = told
+        return self._times[order], activity, memory
+
+    async def run(self, give_way: Callable[[], Awaitable[None]]) -> None:
+        """Note every minute until cancelled."""
+        while True:
+            for _ in self.note_in_steps():
+                await give_way()
+            await asyncio.sleep(STEP_SECONDS)
+
+
+def _blank(count: int) -> Bytes:
+    return np.full((STEPS, count), UNKNOWN_BYTE, dtype=np.uint8)
+
+
+def _ratios(column: Bytes) -> list[float | None]:
+    return [None if value == UNKNOWN_BYTE else value / FULL for value in column.tolist()]

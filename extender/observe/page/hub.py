@@ -1,0 +1,192 @@
+"""Everything that all viewers are told, made once for all of them while anybody looks.
+
+Each viewer takes what is new at its own pace: one that reads slowly gets fewer and larger steps,
+and keeps one event at most in memory here.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Final
+
+from extender.observe.collector import SourceStatus
+from extender.observe.page.decision_feed import DecisionFeed
+from extender.observe.page.fleet_feed import FleetFeed, event
+from extender.observe.seen import SEES_ALL, VIEWER
+from extender.observe.views import Json
+
+LOOK_SECONDS: Final = 1.0
+"""Time between two looks."""
+LOOKS_A_FLEET: Final = 2
+"""The fleet is looked at in every such look."""
+LOOKS_A_BEAT: Final = 5
+"""A sign of life comes with every such look."""
+MOST_BATCHES: Final = 64
+"""Batches of decisions that wait for slow readers."""
+
+GiveWay = Callable[[], Awaitable[None]]
+
+
+class Viewer:
+    """How far somebody who looks has been told.
+
+    Attributes:
+        news: is set whenever there may be something to tell.
+    """
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self.news.set()
+        self.fleet_version = 0
+        self.batch = 0
+        self.beat = 0
+
+
+class _Batch:
+    """Decisions of one look; encoded once for all who may see every pod, else for each."""
+
+    def __init__(self, document: Json) -> None:
+        self._document = document
+        self._in_full = b""
+
+    def event(self) -> bytes:
+        """Return the event as the caller may see it."""
+        if VIEWER.get() is not SEES_ALL:
+            return event("decisions", self._document)
+        self._in_full = self._in_full or event("decisions", self._document)
+        return self._in_full
+
+
+class Hub:
+    """Looks at the fleet and the decisions as long as there are viewers.
+
+    Runs on the event loop's thread alone.
+
+    Attributes:
+        is_closing: nobody is told anything any more.
+
+    Args:
+        fleet: what the fleet looks like.
+        decisions: the decisions.
+        states: how each source fares.
+        clock: seconds since the epoch.
+        give_way: lets others have a turn.
+    """
+
+    def __init__(
+        self,
+        fleet: FleetFeed,
+        decisions: DecisionFeed,
+        *,
+        states: Callable[[], Iterable[SourceStatus]],
+        clock: Callable[[], float],
+        give_way: GiveWay,
+    ) -> None:
+        self.fleet = fleet
+        self._decisions = decisions
+        self._states = states
+        self._clock = clock
+        self._give_way = give_way
+        self.is_closing = False
+        self._viewers: set[Viewer] = set()
+        self._is_watched = asyncio.Event()
+        self._batches: deque[_Batch] = deque(maxlen=MOST_BATCHES)
+        self._batch = 0
+        self._beat, self._beat_event = 0, b""
+
+    def __len__(self) -> int:
+        return len(self._viewers)
+
+    def join(self) -> Viewer:
+        """Take on somebody who looks; decisions made before are not told."""
+        viewer = Viewer()
+        viewer.batch = self._batch
+        if not self._viewers:
+            self._make_beat()
+        self._viewers.add(viewer)
+        self._is_watched.set()
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """Forget somebody who looked."""
+        self._viewers.discard(viewer)
+        if not self._viewers:
+            self._is_watched.clear()
+
+    def close(self) -> None:
+        """Let all viewers go: the server is about to end."""
+        self.is_closing = True
+        for viewer in self._viewers:
+            viewer.news.set()
+
+    def news_for(self, viewer: Viewer) -> Iterator[bytes]:
+        """Yield the events that a viewer has not been told; each is looked up as it is taken."""
+        viewer.news.clear()
+        if viewer.beat != self._beat:
+            viewer.beat = self._beat
+            yield self._beat_event
+        if self.fleet.is_there and viewer.fleet_version != self.fleet.version:
+            viewer.fleet_version, told = self.fleet.since(viewer.fleet_version)
+            yield told
+        while viewer.batch < self._batch:
+            oldest = self._batch - len(self._batches)
+            viewer.batch = max(viewer.batch, oldest) + 1
+            yield self._batches[viewer.batch - oldest - 1].event()
+
+    async def run(self) -> None:
+        """Look again and again while there are viewers, until cancelled."""
+        while True:
+            await self._is_watched.wait()
+            self._decisions.start()
+            looks = 0
+            while self._viewers:
+                await self._look(looks)
+                looks += 1
+                await asyncio.sleep(LOOK_SECONDS)
+            self.fleet.forget()
+            self._batches.clear()
+
+    async def _look(self, looks: int) -> None:
+        is_new = False
+        if looks % LOOKS_A_FLEET == 0:
+            steps = self.fleet.refresh_in_steps()
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    is_new = end.value
+                    break
+                await self._give_way()
+        for batch in self._decisions.batch_in_steps():
+            if batch is not None:
+                self._batches.append(_Batch(batch))
+                self._batch += 1
+                is_new = True
+            await self._give_way()
+        if looks and looks % LOOKS_A_BEAT == 0:
+            self._make_beat()
+            is_new = True
+        if is_new:
+            for viewer in self._viewers:
+                viewer.news.set()
+
+    def _make_beat(self) -> None:
+        now = self._clock()
+        self._beat += 1
+        self._beat_event = event(
+            "beat",
+            {
+                "at": now,
+                "look_seconds": LOOK_SECONDS * LOOKS_A_FLEET,
+                "sources": [
+                    {
+                        "name": state.name,
+                        "age_seconds": None
+                        if state.last_success_at is None
+                        else max(now - state.last_success_at, 0.0),
+                        "error": state.error,
+                    }
+                    for state in self._states()
+                ],
+            },
+        )

@@ -1,0 +1,305 @@
+"""Which devices the page shows, in its order: what seldom changes of them, as columns."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.inventory import NodeRecord
+from extender.core.readings import Column, DeviceInfo
+from extender.core.snapshot import NO_DEVICE, Pool, Rows, Snapshot
+from extender.core.steps import Steps
+from extender.fleet.fleet import Fleet
+from extender.observe.views import PRODUCT_LABEL
+
+Small = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint16]
+Item = TypeVar("Item")
+
+PIECE_NODES: Final = 32
+"""Nodes that are listed between two turns of the event loop: a millisecond's work."""
+PIECE_RECORDS: Final = 2048
+"""Nodes that are compared between two turns."""
+
+MEMORY_UNIT_BYTES: Final = 256 << 20
+MOST_WORD: Final = 0xFFFF
+NO_INDEX: Final = 255
+
+NOT_READY: Final = 1
+CORDONED: Final = 2
+TAINTED: Final = 4
+"""Bits of a node that kube-scheduler gives no pods, or not every pod."""
+
+GROUP_LABELS: Final = (
+    "topology.kubernetes.io/zone",
+    "node.kubernetes.io/instance-type",
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool",
+)
+"""Labels by which nodes may be grouped, of those that are kept of a node: zone and pools."""
+
+NOTHING: Final = DeviceInfo(node="", uuid="")
+
+
+class Names:
+    """Texts by number, in the order in which they were first met.
+
+    Example:
+        >>> names = Names()
+        >>> names.number("a"), names.number("b"), names.number("a"), names.texts
+        (0, 1, 0, ['a', 'b'])
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        """Return the number of a text."""
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts, by number."""
+        return list(self._numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """Every device of the fleet in the page's order: by node name, card and instance.
+
+    Attributes:
+        nodes: names of the nodes, sorted.
+        records: the same nodes as they were when this was made.
+        counts: devices of each node.
+        standing: of each node, the bits above.
+        rows: row of each device in the telemetry.
+        places: by resource, place of each device of the pool's matrix; -1 where there is none.
+        slots: by resource, the matrix that the places are of.
+        card: of each device, its card's place on the node.
+        index: the source's index of the card, 255 where it does not say.
+        model: number of its model.
+        profile: number of its MIG profile; "" for a whole card.
+        resource: number of its resource.
+        replicas: shares that it is sold as.
+        memory_total: its size in units of 256 MiB, 0 where unknown.
+        models: texts by number, likewise the next two.
+        profiles: of MIG.
+        resources: names.
+        labels: by label, the values, and the number of each node's value.
+    """
+
+    nodes: tuple[str, ...]
+    records: tuple[NodeRecord, ...]
+    counts: Words
+    standing: Small
+    rows: Rows
+    places: Mapping[str, Rows]
+    slots: Mapping[str, Rows]
+    card: Small
+    index: Small
+    model: Words
+    profile: Small
+    resource: Small
+    replicas: Words
+    memory_total: Words
+    models: tuple[str, ...]
+    profiles: tuple[str, ...]
+    resources: tuple[str, ...]
+    labels: Mapping[str, tuple[tuple[str, ...], Words]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+_COLUMNS: Final = ("rows", "card", "index", "model", "profile", "resource", "replicas")
+
+
+class _Lister:
+    """Lists nodes one after the other."""
+
+    def __init__(self, fleet: Fleet, snapshot: Snapshot) -> None:
+        self._fleet = fleet
+        self._pools = snapshot.pools
+        self.models, self.profiles, self.resources = Names(), Names(), Names()
+        self.profiles.number("")
+        for resource in snapshot.pools:
+            self.resources.number(resource)
+        self.places = {
+            resource: np.full_like(pool.batch.slots, -1) for resource, pool in self._pools.items()
+        }
+        self.counts: list[int] = []
+        self.standing: list[int] = []
+        self.records: list[NodeRecord] = []
+        self._parts: list[Rows] = [np.zeros((0, len(_COLUMNS)), dtype=np.intp)]
+        self._listed = 0
+
+    def add(self, nodes: list[str]) -> None:
+        """List some nodes."""
+        part: list[tuple[int, ...]] = []
+        for node in nodes:
+            record = self._fleet.nodes.get(node) or NodeRecord(name=node)
+            self.records.append(record)
+            self.standing.append(_standing(record))
+            before = len(part)
+            self._add_devices(node, record.labels.get(PRODUCT_LABEL, ""), part)
+            self.counts.append(len(part) - before)
+        self._listed += len(part)
+        if part:
+            self._parts.append(np.array(part, dtype=np.intp))
+
+    def _add_devices(self, node: str, product: str, part: list[tuple[int, ...]]) -> None:
+        here = sorted(_devices(self._fleet, self._pools, node), key=lambda one: order_of(one[0]))
+        cards: dict[str, int] = {}
+        for info, row, replicas, (resource, at, slot) in here:
+            self.places[resource][at, slot] = self._listed + len(part)
+            index = info.index if info.uuid else None
+            part.append(
+                (
+                    row,
+                    cards.setdefault(info.uuid or f"?{len(cards)}", len(cards)),
+                    NO_INDEX if index is None else index,
+                    self.models.number(info.model or product),
+                    self.profiles.number(info.mig_profile),
+                    self.resources.number(resource),
+                    replicas,
+                )
+            )
+
+    def columns(self) -> Mapping[str, Rows]:
+        """Return what was listed, by name of the column."""
+        return dict(zip(_COLUMNS, np.concatenate(self._parts).T, strict=True))
+
+
+def roster_in_steps(fleet: Fleet, snapshot: Snapshot) -> Steps[Roster]:
+    """List every device of the snapshot, some nodes at a time."""
+    pools = snapshot.pools
+    nodes = tuple(sorted({name for pool in pools.values() for name in pool.nodes}))
+    yield
+    lister = _Lister(fleet, snapshot)
+    for some in _pieces(nodes, PIECE_NODES):
+        lister.add(some)
+        yield
+    columns = lister.columns()
+    rows = np.ascontiguousarray(columns["rows"])
+    total = snapshot.telemetry.memory_total_bytes
+    memory = np.round(total[rows] / MEMORY_UNIT_BYTES) if len(total) else np.zeros(len(rows))
+    yield
+    labels = {}
+    for label in GROUP_LABELS:
+        labels.update(_values_of(label, lister.records))
+        yield
+    return Roster(
+        nodes=nodes,
+        records=tuple(lister.records),
+        counts=_words(np.array(lister.counts, dtype=np.intp)),
+        standing=_small(np.array(lister.standing, dtype=np.intp)),
+        rows=rows,
+        places=lister.places,
+        slots={resource: pool.batch.slots for resource, pool in pools.items()},
+        card=_small(columns["card"]),
+        index=_small(columns["index"]),
+        model=_words(columns["model"]),
+        profile=_small(columns["profile"]),
+        resource=_small(columns["resource"]),
+        replicas=_words(columns["replicas"]),
+        memory_total=_words(memory),
+        models=tuple(lister.models.texts),
+        profiles=tuple(lister.profiles.texts),
+        resources=tuple(lister.resources.texts),
+        labels=labels,
+    )
+
+
+_Device = tuple[DeviceInfo, int, int, tuple[str, int, int]]
+"""Description, row, replicas, and where it is: resource, row and slot."""
+
+
+def _devices(fleet: Fleet, pools: Mapping[str, Pool], node: str) -> Iterator[_Device]:
+    """Yield the devices of a node, whichever resource they are behind."""
+    for resource, pool in pools.items():
+        at = pool.row_of.get(node)
+        if at is None:
+            continue
+        pool_row = pool.rows[at]
+        for slot, row in enumerate(pool_row.slots):
+            info = fleet.store.info(row) or NOTHING
+            yield info, row, pool_row.replicas, (resource, at, slot)
+
+
+def _standing(record: NodeRecord) -> int:
+    return (
+        NOT_READY * (not record.is_ready)
+        + CORDONED * record.is_unschedulable
+        + TAINTED * any(taint.repels for taint in record.taints)
+    )
+
+
+def order_of(info: DeviceInfo) -> tuple[int, str, int]:
+    """Return where a device stands among those of its node: by card, then by instance."""
+    text = info.gpu_instance_id
+    return (
+        info.index if info.index is not None and info.uuid else 1 << 30,
+        info.uuid,
+        int(text) if text.isascii() and text.isdecimal() else -1,
+    )
+
+
+def is_current_in_steps(roster: Roster, fleet: Fleet, snapshot: Snapshot) -> Steps[bool]:
+    """Tell whether the roster still lists the devices of a snapshot, and their nodes as they are.
+
+    What a source tells otherwise of a device that stays where it is (a model that was unknown)
+    comes with its node's next change.
+    """
+    pools = snapshot.pools
+    if pools.keys() != roster.slots.keys():
+        return False
+    for resource, pool in pools.items():
+        before = roster.slots[resource]
+        if pool.batch.slots is not before and not np.array_equal(pool.batch.slots, before):
+            return False
+        late = pool.late
+        if late and any(
+            _as_row(pool.rows[row].slots, before.shape[1]) != before[row].tolist() for row in late
+        ):
+            return False
+    yield
+    known = fleet.nodes
+    for some in _pieces(zip(roster.nodes, roster.records, strict=True), PIECE_RECORDS):
+        if any(known.get(name) is not record for name, record in some if name in known):
+            return False
+        yield
+    return True
+
+
+def _as_row(slots: tuple[int, ...], width: int) -> list[int]:
+    return [*slots, *[NO_DEVICE] * (width - len(slots))]
+
+
+def _values_of(label: str, records: list[NodeRecord]) -> dict[str, tuple[tuple[str, ...], Words]]:
+    """Return the values of a label by which nodes may be grouped, where any node has one."""
+    names = Names()
+    numbers = [names.number(record.labels.get(label, "")) for record in records]
+    if names.texts in ([], [""]):
+        return {}
+    return {label: (tuple(names.texts), _words(np.array(numbers, dtype=np.intp)))}
+
+
+def _small(values: Column | Rows) -> Small:
+    small: Small = np.minimum(values, NO_INDEX).astype(np.uint8)
+    return small
+
+
+def _words(values: Column | Rows) -> Words:
+    words: Words = np.minimum(values, MOST_WORD).astype(np.uint16)
+    return words
+
+
+def _pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    rest = iter(items)
+    while piece := list(islice(rest, size)):
+        yield piece

@@ -1,0 +1,223 @@
+// Decisions as they are made; why the runner-up lost is asked for as a row comes into sight.
+
+import { AnswerError, ask } from "./feed.js";
+import { clean, clock, count, duration, h, percent, plural, show } from "./dom.js";
+import { go, state } from "./url.js";
+
+const KEPT = 300, FIRST = 200, REST_MS = 700, AT_ONCE = 2;
+
+export class Decisions {
+  constructor(box) {
+    Object.assign(this, { box, rows: new Map(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), asking: 0, wanted: [], filter: "", last: 0 });
+    this.body = h("tbody", {});
+    this.note = h("p", { class: "muted", role: "status" });
+    this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
+    this.pause = h("button", { type: "button", "aria-pressed": "false", onclick: () => this.setPaused(!this.isPaused) }, "Pause");
+    this.side = h("section", { class: "sheet", "aria-label": "Why", tabindex: "-1", hidden: true });
+    show(box, h("div", { class: "bar" }, h("h2", {}, "Decisions"), this.search, this.pause, this.note),
+      h("div", { class: "beside" }, h("div", { class: "wide" }, h("table", { class: "grid decisions" },
+        h("thead", {}, h("tr", {}, ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Would do", "kube-scheduler"].map((name, at) => h("th", { scope: "col", class: at === 5 || at === 6 ? "num" : null }, name)))), this.body)), this.side));
+    this.eye = new IntersectionObserver((entries) => this.see(entries), { root: null });
+  }
+
+  setShown(isShown) {
+    this.isShown = isShown;
+    if (isShown && !this.rows.size) this.refresh();
+    if (isShown) this.tell(state, { decision: "" });
+  }
+
+  async refresh() {
+    if (!this.isShown) return;
+    try {
+      const { decisions } = await ask(`decisions?brief=true&limit=${FIRST}`);
+      this.add(decisions.reverse());
+      this.tellCount();
+    } catch (error) {
+      if (!(error instanceof AnswerError)) throw error;
+      show(this.note, error.message);
+    }
+  }
+
+  /** An event of the stream. */
+  take(event) {
+    if (!this.isShown && !this.rows.size) return;
+    if (this.isPaused) {
+      this.waiting.push(event);
+      if (this.waiting.length > 100) this.waiting.shift();
+      return this.tellCount();
+    }
+    for (const bound of event.bound) this.tellBound(bound);
+    this.add(event.decisions, event.passed_over);
+    this.tellCount();
+  }
+
+  setPaused(isPaused) {
+    this.isPaused = isPaused;
+    this.pause.setAttribute("aria-pressed", String(isPaused));
+    show(this.pause, isPaused ? "Go on" : "Pause");
+    if (!isPaused) for (const event of this.waiting.splice(0)) this.take(event);
+    this.tellCount();
+  }
+
+  tellCount() {
+    const missed = this.waiting.reduce((sum, event) => sum + event.decisions.length + event.passed_over, 0);
+    show(this.note, this.isPaused ? `${plural(missed, "decision")} since` : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
+  }
+
+  /** Put decisions on top, the newest last. */
+  add(decisions, passedOver = 0) {
+    if (passedOver) this.body.prepend(h("tr", { class: "gap" }, h("td", { colspan: 8 }, `${plural(passedOver, "decision")} more, too many to show`)));
+    for (const one of decisions) {
+      if (one.number <= this.last) continue;
+      this.last = one.number;
+      this.join(one);
+      const row = this.row(one);
+      this.rows.set(one.number, { row, one });
+      row.hidden = !this.isWanted(one);
+      this.body.prepend(row);
+      this.eye.observe(row);
+    }
+    while (this.body.children.length > KEPT) {
+      const last = this.body.lastElementChild;
+      this.eye.unobserve(last);
+      this.rows.delete(Number(last.dataset.number));
+      this.reasons.delete(Number(last.dataset.number));
+      last.remove();
+    }
+  }
+
+  /** kube-scheduler asks filter and then prioritize about the same pod: that is one line. */
+  join(one) {
+    const before = this.rows.get(one.number - 1);
+    if (one.verb !== "prioritize" || before?.one.verb !== "filter" || before.one.uid !== one.uid || before.one.pod !== one.pod) return;
+    one.filter = before.one;
+    clearTimeout(before.timer);
+    this.eye.unobserve(before.row);
+    before.row.remove();
+    this.rows.delete(one.number - 1);
+  }
+
+  row(one) {
+    const first = one.filter ?? one;
+    const took = one.duration_seconds + (one.filter?.duration_seconds ?? 0);
+    const asked = Object.entries(one.request?.resources ?? {}).map(([name, number]) => `${number} ${name.replace("nvidia.com/", "")}`).join(", ");
+    const cells = [
+      h("td", { class: "time" }, clock(one.at)),
+      h("td", {}, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: String(one.number) }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
+      h("td", {}, asked),
+      h("td", {}, one.node ? h("button", { type: "button", class: "link", onclick: () => go({ node: one.node, gpu: "0" }, true) }, one.node) : h("span", { class: "trouble" }, "none")),
+      h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : h("span", { class: "muted" }, one.feasible === 1 ? "no other node would do" : "")),
+      h("td", { class: "num" }, `${(took * 1000).toFixed(1)} ms`),
+      h("td", { class: "num" }, `${count(first.feasible)} of ${count(first.candidates)}`),
+      h("td", { class: "followed" }, ...followed(one)),
+    ];
+    return h("tr", { "data-number": one.number }, cells);
+  }
+
+  tellBound(bound) {
+    const kept = this.rows.get(bound.number);
+    if (!kept) return;
+    Object.assign(kept.one, bound);
+    show(kept.row.querySelector(".followed"), ...followed(kept.one));
+  }
+
+  isWanted(one) {
+    return !this.filter || [one.pod, one.node, one.runner_up, one.bound_node].some((text) => text?.toLowerCase().includes(this.filter));
+  }
+
+  sift() {
+    for (const { row, one } of this.rows.values()) row.hidden = !this.isWanted(one);
+  }
+
+  // --- why ------------------------------------------------------------------------------------
+
+  see(entries) {
+    for (const entry of entries) {
+      const number = Number(entry.target.dataset.number);
+      const kept = this.rows.get(number);
+      if (!kept?.one.runner_up || this.reasons.has(number)) continue;
+      clearTimeout(kept.timer);
+      if (entry.isIntersecting) kept.timer = setTimeout(() => this.want(number), REST_MS);
+    }
+  }
+
+  want(number) {
+    if (!this.isShown) return;
+    this.wanted.push(number);
+    this.next();
+  }
+
+  async next() {
+    while (this.asking < AT_ONCE && this.wanted.length) {
+      const number = this.wanted.pop();
+      if (!this.rows.has(number) || this.reasons.has(number)) continue;
+      this.asking++;
+      try {
+        await this.reason(number);
+      } finally {
+        this.asking--;
+      }
+    }
+  }
+
+  async reason(number) {
+    const { row, one } = this.rows.get(number);
+    let why = "";
+    try {
+      const told = await ask(`explain?number=${number}`);
+      why = told.nodes.find((node) => node.node === one.runner_up)?.lost_by ?? "";
+    } catch (error) {
+      if (!(error instanceof AnswerError)) throw error;
+    }
+    this.reasons.set(number, why);
+    const box = row.querySelector(".reason");
+    if (box) show(box, why ? ` ${why}` : "");
+  }
+
+  async tell(now, before) {
+    if (now.decision === before.decision) return;
+    this.side.hidden = !now.decision || !this.isShown;
+    if (this.side.hidden) return;
+    show(this.side, h("p", { class: "muted" }, "Loading"));
+    try {
+      const told = await ask(`explain?number=${encodeURIComponent(now.decision)}`);
+      if (now.decision === state.decision) show(this.side, explained(told));
+    } catch (error) {
+      if (!(error instanceof AnswerError)) throw error;
+      show(this.side, closer(), h("p", { class: "trouble" }, error.message));
+    }
+    this.side.focus({ preventScroll: true });
+  }
+}
+
+const closer = () => h("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => go({ decision: "" }, true) }, "✕");
+
+function followed(one) {
+  if (!one.bound_node) return [h("span", { class: "muted" }, one.node ? "not bound yet" : "waits")];
+  if (one.is_followed) return [h("span", { class: "good" }, "✓ followed")];
+  return [h("span", { class: "other" }, "↷ "), one.bound_node];
+}
+
+/** A decision in full: the nodes kept, what each score is made of, and who was refused. */
+function explained(told) {
+  const { decision } = told;
+  return [
+    closer(),
+    h("h3", {}, told.pod),
+    h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${told.bound_node ? `; the pod is on ${told.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
+    (told.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), h("span", { class: "num" }, node.rejection ? "" : ` ${node.score.toFixed(3)}`), node.is_bound ? h("span", { class: "state" }, "bound") : null),
+      node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
+      node.lost_by ? h("p", { class: "why" }, node.lost_by) : null,
+      h("p", { class: "muted" }, `${node.idle} idle of ${node.landing} it could land on; needs ${node.needed}. ${node.model}`),
+      node.parts?.length ? h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(2)}`), h("td", { class: "num" }, `+${part.adds.toFixed(3)}`))),
+        node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`))))) : null,
+      h("ul", { class: "plain-list" }, (node.devices ?? []).map((device) => h("li", { class: device.can_land ? null : "muted" }, `GPU ${device.index ?? "?"}: ${device.state}, ${percent(device.utilization_ratio)} busy, ${percent(device.memory_used_ratio)} of memory${device.can_land ? "" : ", not for this pod"}${device.assumed ? `, ${device.assumed} assumed` : ""}${device.age_seconds === null ? "" : `, ${duration(device.age_seconds)} old`}`))))),
+    told.rejected?.length ? h("section", {}, h("h4", {}, "Refused"), reasons(told.rejected)) : null,
+    told.kept?.note ? h("p", { class: "muted" }, told.kept.note) : null,
+  ];
+}
+
+/** Reasons with their counts, as kube-scheduler writes them. */
+export function reasons(list) {
+  return h("ul", { class: "reasons" }, list.map((one) => h("li", {}, h("b", { class: "num" }, count(one.count)), h("span", {}, one.reason))));
+}

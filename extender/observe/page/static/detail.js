@@ -1,0 +1,179 @@
+// A node and one of its GPUs in full, beside whatever is shown.
+
+import { AnswerError, ask } from "./feed.js";
+import { FULL, KINDS, kindOf } from "./fleet.js";
+import { meter } from "./fleet_view.js";
+import { signCanvas } from "./paint.js";
+import { plot } from "./plot.js";
+import { bytes, clean, count, duration, h, percent, plural, show } from "./dom.js";
+import { go, state } from "./url.js";
+
+const AGAIN_MS = 5000, PAST_MS = 60000;
+const SIGNAL_NAMES = {
+  gpu_utilization_ratio: "GPU utilization", graphics_active_ratio: "graphics engine", sm_active_ratio: "SMs",
+  tensor_active_ratio: "tensor cores", dram_active_ratio: "memory traffic", memory_copy_utilization_ratio: "memory copy",
+  memory_used_bytes: "memory in use", memory_free_bytes: "memory free", power_watts: "power", power_limit_watts: "power limit",
+  temperature_celsius: "temperature", memory_temperature_celsius: "memory temperature",
+};
+
+function inUnit(signal, value) {
+  if (signal.endsWith("_ratio")) return percent(value);
+  if (signal.endsWith("_bytes")) return bytes(value);
+  if (signal.endsWith("_watts")) return `${Math.round(value)} W`;
+  if (signal.endsWith("_celsius")) return `${Math.round(value)} °C`;
+  return String(value);
+}
+
+export class Detail {
+  constructor(box, fleet, view) {
+    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "" });
+    setInterval(() => this.node && !document.hidden && this.load(), AGAIN_MS);
+  }
+
+  tell(now, before) {
+    if (now.node !== before.node) this.open(now.node);
+    else if (now.node && now.gpu !== before.gpu) this.render();
+  }
+
+  open(node) {
+    const isOpened = node && !this.node;
+    this.node = node;
+    this.document = this.past = null;
+    this.error = "";
+    this.box.hidden = !node;
+    document.documentElement.toggleAttribute("data-detail", Boolean(node));
+    if (!node) return;
+    this.render();
+    this.load();
+    if (isOpened && document.activeElement !== this.view.map.canvas) this.box.focus({ preventScroll: true });
+  }
+
+  close() {
+    const isInside = this.box.contains(document.activeElement);
+    go({ node: "", gpu: "" }, true);
+    if (isInside) this.view.map.canvas.focus();
+  }
+
+  isChanged() {
+    if (this.node && this.document && Date.now() - this.loadedAt > 1500) this.load();
+  }
+
+  async load() {
+    const node = this.node;
+    const name = encodeURIComponent(node);
+    try {
+      const document = await ask(`page/nodes/${name}`);
+      if (node !== this.node) return;
+      this.document = document;
+      this.loadedAt = Date.now();
+      this.error = "";
+      if (!this.past || Date.now() - this.past.loadedAt > PAST_MS) {
+        const past = await ask(`page/past/${name}`);
+        if (node !== this.node) return;
+        this.past = { ...past, loadedAt: Date.now() };
+      }
+    } catch (error) {
+      if (!(error instanceof AnswerError)) throw error;
+      if (node !== this.node) return;
+      this.error = error.status === 404 ? "This node is not known any more." : error.message;
+    }
+    this.render();
+  }
+
+  render() {
+    const top = this.box.scrollTop;
+    const focused = this.box.contains(document.activeElement) ? document.activeElement.dataset.gpu : undefined;
+    show(this.box,
+      h("header", { class: "detail-head" }, h("h2", {}, this.node), h("button", { type: "button", class: "plain", "aria-label": "Close", title: "Close (Esc)", onclick: () => this.close() }, "✕")),
+      this.error ? h("p", { class: "trouble" }, this.error) : null,
+      this.document ? this.body() : this.error ? null : h("p", { class: "muted" }, "Loading"));
+    this.box.scrollTop = top;
+    if (focused !== undefined) this.box.querySelector(`[data-gpu="${focused}"]`)?.focus({ preventScroll: true });
+  }
+
+  body() {
+    const node = this.document;
+    const picked = Math.min(Number(state.gpu) || 0, node.gpus.length - 1);
+    return [this.summary(node), node.gpus.length ? this.list(node, picked) : null, node.gpus.length ? this.gpu(node.gpus[picked], picked) : null, this.pods(node)];
+  }
+
+  summary(node) {
+    const standing = [node.is_ready ? "ready" : "not ready", node.is_unschedulable ? "cordoned" : null].filter(Boolean).join(", ");
+    const resources = Object.entries(node.resources).map(([name, one]) => `${name}: ${one.held} of ${one.allocatable} held${one.assumed ? `, ${one.assumed} assumed` : ""}${one.capacity > one.allocatable ? `, ${one.capacity - one.allocatable} not offered` : ""}`);
+    const zone = node.labels["topology.kubernetes.io/zone"];
+    return h("dl", { class: "facts" },
+      fact("Model", node.model || "unknown"), fact("State", standing), node.driver_version ? fact("Driver", node.driver_version) : null, zone ? fact("Zone", zone) : null,
+      resources.map((text) => fact("GPUs", text)),
+      node.early_failures ? fact("Early failures", `${plural(node.early_failures, "pod")} died soon after the start: counts against it`) : null,
+      node.taints.length ? fact("Taints", node.taints.map((taint) => `${taint.key}${taint.value ? `=${taint.value}` : ""}:${taint.effect}`).join(", ")) : null);
+  }
+
+  list(node, picked) {
+    const start = this.fleet.names.indexOf(this.node);
+    const first = start < 0 ? -1 : this.fleet.nodeStart[start];
+    return h("ul", { class: "gpus", "aria-label": "GPUs of this node" }, node.gpus.map((gpu, at) => {
+      const order = this.order(node, at);
+      const device = first < 0 ? -1 : first + order;
+      const fleetState = device >= 0 && device < this.fleet.size ? this.fleet.state[device] : 3;
+      return h("li", {}, h("button", { type: "button", class: "gpu-row", "data-gpu": at, "aria-pressed": String(at === picked), onclick: () => go({ gpu: String(at) }) },
+        signCanvas(this.view.paint, fleetState, gpu.utilization_latest_ratio === null ? 255 : gpu.utilization_latest_ratio * FULL, 14),
+        h("span", { class: "gpu-name" }, nameOf(gpu)),
+        meter(gpu.utilization_latest_ratio, this.fleet.thresholds.utilization), h("span", { class: "num" }, gpu.utilization_latest_ratio === null ? "?" : `${Math.round(gpu.utilization_latest_ratio * 100)} %`),
+        meter(gpu.memory_used_ratio, this.fleet.thresholds.memory), h("span", { class: "num" }, gpu.memory_used_ratio === null ? "?" : bytes(gpu.memory_used_ratio * gpu.memory_total_bytes))));
+    }));
+  }
+
+  /** The document lists devices by resource, the map by card: both in the same order here. */
+  order(_, at) {
+    return at;
+  }
+
+  gpu(gpu, at) {
+    const kind = kindName(gpu);
+    return h("section", { class: "gpu", "aria-label": nameOf(gpu) },
+      h("h3", {}, nameOf(gpu), h("span", { class: `state ${kind}` }, kind)),
+      h("p", { class: "why" }, gpu.why),
+      gpu.health && gpu.health !== gpu.why ? h("p", { class: "trouble" }, gpu.health) : null,
+      this.plots(at),
+      h("dl", { class: "facts" },
+        fact("Activity", `${percent(gpu.utilization_latest_ratio)} now, ${percent(gpu.utilization_ratio)} on average${gpu.utilization_spread_ratio === null ? "" : ` ± ${Math.round(gpu.utilization_spread_ratio * 100)}`}`),
+        fact("Memory", gpu.memory_used_ratio === null ? "unknown" : `${bytes(gpu.memory_used_ratio * gpu.memory_total_bytes)} of ${bytes(gpu.memory_total_bytes)}, ${bytes(gpu.memory_free_bytes)} free`),
+        gpu.power_watts !== null ? fact("Power", `${Math.round(gpu.power_watts)} W`) : null,
+        gpu.temperature_celsius !== null ? fact("Temperature", `${Math.round(gpu.temperature_celsius)} °C`) : null,
+        fact("Throttling", gpu.throttling === null ? "unknown" : gpu.throttling.length ? gpu.throttling.join(", ") : "none"),
+        fact("Health", gpu.health || (gpu.xid ? `last XID ${gpu.xid}` : "nothing speaks against it")),
+        gpu.replicas > 1 ? fact("Shares", `${gpu.replicas_used} of ${gpu.replicas} in use`) : null,
+        gpu.assumed ? fact("Just placed", `${plural(gpu.assumed, "pod")} that the readings do not show yet`) : null,
+        fact("Tenants", gpu.tenants.length ? gpu.tenants.join(", ") : "none seen"),
+        fact("Measured", gpu.age_seconds === null ? "never" : `${duration(gpu.age_seconds)} ago by ${gpu.source} (${gpu.freshness})`),
+        fact("Resource", gpu.resource), gpu.uuid ? fact("UUID", gpu.gpu_instance_id ? `${gpu.uuid}, instance ${gpu.gpu_instance_id}` : gpu.uuid) : null),
+      h("table", { class: "grid small" }, h("caption", {}, "What was read, and when"),
+        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Signal"), h("th", { scope: "col", class: "num" }, "Value"), h("th", { scope: "col" }, "Source"), h("th", { scope: "col", class: "num" }, "Age"))),
+        h("tbody", {}, gpu.readings.map((one) => h("tr", {}, h("th", { scope: "row" }, SIGNAL_NAMES[one.signal] ?? one.signal), h("td", { class: "num" }, inUnit(one.signal, one.value)), h("td", {}, one.source), h("td", { class: "num" }, duration(one.age_seconds)))))));
+  }
+
+  plots(at) {
+    if (!this.past) return null;
+    const { times, series, source, note } = this.past;
+    return h("div", { class: "plots" },
+      plot("activity", times, series.activity?.[at] ?? []), plot("memory", times, series.memory?.[at] ?? []),
+      h("p", { class: "muted" }, source === "prometheus" ? "The last hour, from Prometheus" : "The last hour, as far as this extender has run", note ? `. ${note}` : ""));
+  }
+
+  pods(node) {
+    return h("section", {}, h("h3", {}, `Pods with GPUs (${count(node.pods.length)})`), node.pods.length ? h("ul", { class: "pods" }, node.pods.map((pod) => h("li", {}, pod))) : h("p", { class: "muted" }, "none"));
+  }
+}
+
+const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+
+export const nameOf = (gpu) => `${gpu.index === null ? "GPU" : `GPU ${gpu.index}`}${gpu.mig_profile ? ` ${clean(gpu.mig_profile)}` : ""}`;
+
+/** The state in the words of the map. */
+function kindName(gpu) {
+  if (gpu.state === "unhealthy") return "sick";
+  if (gpu.state === "unknown" || (gpu.state === "busy" && gpu.freshness !== "fresh" && !gpu.assumed)) return gpu.freshness === "stale" ? "stale" : "missing";
+  return gpu.state;
+}
+
+export { KINDS, kindOf };

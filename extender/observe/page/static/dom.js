@@ -1,0 +1,89 @@
+// Small helpers: elements, texts that cannot do harm, numbers as people read them.
+
+const SVG = "http://www.w3.org/2000/svg";
+// Control characters, and those that reorder or hide text around them.
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffc]/g;
+const LONGEST = 300;
+// Attributes that nobody reads, and that must be what they are.
+const EXACT = new Set(["d", "value"]);
+
+export const byId = (id) => document.getElementById(id);
+
+/** A text from outside, safe to show: nothing in it hides or reorders what stands beside it. */
+export function clean(text) {
+  const shown = String(text ?? "").replace(UNSEEN, "\ufffd");
+  return shown.length > LONGEST ? `${shown.slice(0, LONGEST)}…` : shown;
+}
+
+/** An element; children are elements or texts, `null` is left out. Texts never become markup. */
+export function h(tag, props, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+/** The same of SVG. */
+export function s(tag, props, ...children) {
+  return fill(document.createElementNS(SVG, tag), props, children);
+}
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : EXACT.has(name) ? value : clean(value));
+  }
+  append(element, children);
+  return element;
+}
+
+function append(element, children) {
+  for (const child of children) {
+    if (child === null || child === undefined || child === false) continue;
+    if (Array.isArray(child)) append(element, child);
+    else element.append(child instanceof Node ? child : clean(child));
+  }
+}
+
+export function show(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+}
+
+export const percent = (ratio) => (ratio === null || ratio === undefined ? "unknown" : `${Math.round(ratio * 100)} %`);
+
+const WHOLE = new Intl.NumberFormat("en-GB");
+export const count = (number) => WHOLE.format(number);
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "unknown";
+  const gib = value / 2 ** 30;
+  return `${gib >= 100 ? Math.round(gib) : gib.toFixed(1)} GiB`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "never";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.round(seconds / 86400)} d`;
+}
+
+export function clock(at) {
+  const date = at instanceof Date ? at : new Date(at);
+  return Number.isNaN(date.getTime()) ? "" : date.toLocaleTimeString("en-GB");
+}
+
+export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
+
+/** Call a function at most once a frame, however often it is asked for. */
+export function oncePerFrame(work) {
+  let isAsked = false;
+  return () => {
+    if (isAsked) return;
+    isAsked = true;
+    requestAnimationFrame(() => {
+      isAsked = false;
+      work();
+    });
+  };
+}

@@ -1,0 +1,160 @@
+// Hears what is new by server-sent events; comes back by itself, and knows how long
+// it has heard nothing. Over fetch, which tells why an answer is refused.
+
+const SILENCE_MS = 15000;
+const FIRST_WAIT_MS = 500;
+const LONGEST_WAIT_MS = 8000;
+const HIDDEN_MS = 60000;
+
+/** Show a token once; the browser keeps it from there on, out of reach of scripts. */
+export async function signIn(token) {
+  const response = await fetch("../v1/session", {
+    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token }), cache: "no-store",
+  });
+  if (!response.ok) throw new AnswerError(await reason(response), response.status);
+}
+
+export const signOut = () => fetch("../v1/session", { method: "DELETE", cache: "no-store" });
+
+/** What went wrong with a question; `status` is 0 where no answer came. */
+export class AnswerError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** Ask the API; the answer's document. */
+export async function ask(path, { signal } = {}) {
+  let response;
+  try {
+    response = await fetch(`../v1/${path}`, { signal, cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new AnswerError("the extender does not answer", 0);
+  }
+  if (!response.ok) throw new AnswerError(await reason(response), response.status);
+  return response.json();
+}
+
+async function reason(response) {
+  try {
+    return (await response.json()).error ?? `status ${response.status}`;
+  } catch {
+    return `status ${response.status}`;
+  }
+}
+
+export class Feed {
+  /** `on` has a function for each name of an event, and `state(name, why)`. */
+  constructor(on) {
+    this.on = on;
+    this.heardAt = 0;
+    this.wait = FIRST_WAIT_MS;
+    this.controller = null;
+    this.isPaused = false;
+    this.wake = () => {};
+  }
+
+  async run() {
+    addEventListener("online", () => this.wake());
+    document.addEventListener("visibilitychange", () => this.follow());
+    for (;;) {
+      if (this.isPaused) {
+        await this.pause(3600000);
+        continue;
+      }
+      await this.listen();
+      if (this.isPaused) continue;
+      await this.pause(this.wait * (0.7 + 0.6 * Math.random()));
+      this.wait = Math.min(this.wait * 2, LONGEST_WAIT_MS);
+    }
+  }
+
+  /** Nobody looks at a hidden page: after a while nothing is asked for it. */
+  follow() {
+    clearTimeout(this.hiding);
+    if (document.hidden) {
+      this.hiding = setTimeout(() => {
+        this.isPaused = true;
+        this.controller?.abort();
+      }, HIDDEN_MS);
+    } else if (this.isPaused) {
+      this.isPaused = false;
+      this.wake();
+    }
+  }
+
+  pause(ms) {
+    return new Promise((resolve) => {
+      const timer = setTimeout(resolve, ms);
+      this.wake = () => {
+        clearTimeout(timer);
+        resolve();
+      };
+    });
+  }
+
+  /** Start anew at once, as somebody else, maybe. */
+  again() {
+    this.wait = FIRST_WAIT_MS;
+    this.controller?.abort();
+    this.wake();
+  }
+
+  async listen() {
+    const controller = (this.controller = new AbortController());
+    let dog;
+    const watch = () => {
+      clearTimeout(dog);
+      dog = setTimeout(() => controller.abort(), SILENCE_MS);
+    };
+    try {
+      watch();
+      const response = await fetch("../v1/page/stream", {
+        headers: { Accept: "text/event-stream" }, signal: controller.signal, cache: "no-store",
+      });
+      if (!response.ok) {
+        this.on.state(response.status === 401 || response.status === 403 ? "refused" : "lost", await reason(response));
+        return;
+      }
+      this.on.state("open", "");
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { value, done } = await reader.read();
+        if (done) break;
+        watch();
+        this.heardAt = Date.now();
+        rest = this.take(rest + value);
+        this.wait = FIRST_WAIT_MS;
+      }
+      this.on.state("lost", "the connection has ended");
+    } catch {
+      this.on.state("lost", "the extender does not answer");
+    } finally {
+      clearTimeout(dog);
+      controller.abort();
+    }
+  }
+
+  /** Hand on whole events; return what is left. */
+  take(text) {
+    let from = 0;
+    for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n", from)) {
+      this.hand(text.slice(from, end));
+      from = end + 2;
+    }
+    return from ? text.slice(from) : text;
+  }
+
+  hand(block) {
+    let name = "message";
+    let data = "";
+    for (const line of block.split("\n")) {
+      if (line.startsWith("event: ")) name = line.slice(7);
+      else if (line.startsWith("data: ")) data += line.slice(6);
+    }
+    if (data && this.on[name]) this.on[name](JSON.parse(data));
+  }
+}

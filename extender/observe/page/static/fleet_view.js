@@ -1,0 +1,235 @@
+// The fleet's view: search, filters, switches, the map and the table that says the same.
+
+import { FULL, KINDS, UNKNOWN, kindOf } from "./fleet.js";
+import { FleetMap } from "./map.js";
+import { Paint, signCanvas } from "./paint.js";
+import { FleetTable } from "./table.js";
+import { byId, clean, count, h, oncePerFrame, plural, show } from "./dom.js";
+import { go, state } from "./url.js";
+
+const LABEL_NAMES = {
+  "topology.kubernetes.io/zone": "zone",
+  "node.kubernetes.io/instance-type": "instance type",
+  "cloud.google.com/gke-nodepool": "node pool (GKE)",
+  "eks.amazonaws.com/nodegroup": "node group (EKS)",
+  "karpenter.sh/nodepool": "node pool (Karpenter)",
+  "kubernetes.azure.com/agentpool": "agent pool (AKS)",
+};
+const SAMPLE = [20, 0, 170, 120, UNKNOWN, UNKNOWN, UNKNOWN];
+const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5];
+
+export class FleetView {
+  constructor(fleet) {
+    this.fleet = fleet;
+    this.paint = new Paint(false);
+    this.map = new FleetMap({
+      scroller: byId("scroller"), canvas: byId("map"), spacer: byId("spacer"), fleet, paint: this.paint,
+      on: {
+        hover: (device, x, y) => this.tip(device, x, y),
+        open: (device) => this.open(device),
+        speak: (device) => show(byId("spoken"), this.inWords(device)),
+        zoom: (zoom) => go({ zoom: zoom ? String(zoom) : "" }),
+      },
+    });
+    this.table = new FleetTable(byId("table"), this);
+    this.groups = [];
+    this.recount = oncePerFrame(() => this.tellCounts());
+    this.bind();
+  }
+
+  bind() {
+    byId("search").addEventListener("input", (event) => go({ q: event.target.value }));
+    for (const id of ["color", "group", "model", "sort"]) byId(id).addEventListener("change", (event) => go({ [id]: event.target.value }));
+    byId("zoom-in").addEventListener("click", () => this.map.step(1));
+    byId("zoom-out").addEventListener("click", () => this.map.step(-1));
+    byId("zoom-fit").addEventListener("click", () => this.map.setZoom(0));
+    byId("as-table").addEventListener("click", () => go({ as: state.as === "table" ? "map" : "table" }));
+    this.chips = KINDS.map((kind) => {
+      const number = h("b", {}, "0");
+      const chip = h("button", { type: "button", class: "chip", "aria-pressed": "false", title: kind.about, "data-kind": kind.id, onclick: () => this.toggle(kind.id) }, h("span", { class: "sign-box" }), h("span", { class: "chip-name" }, kind.name), number);
+      return { chip, number };
+    });
+    show(byId("chips"), this.chips.map(({ chip }) => chip));
+  }
+
+  toggle(id) {
+    const looks = new Set(state.look.split(",").filter(Boolean));
+    if (!looks.delete(id)) looks.add(id);
+    go({ look: KINDS.map((kind) => kind.id).filter((kind) => looks.has(kind)).join(",") });
+  }
+
+  get kinds() {
+    const looks = new Set(state.look.split(","));
+    return new Set(KINDS.map((kind, at) => (looks.has(kind.id) ? at : -1)).filter((at) => at >= 0));
+  }
+
+  setTheme(isDark) {
+    this.paint = new Paint(isDark);
+    this.paint.setColor(state.color === "memory" ? "memory" : "activity");
+    this.map.paint = this.paint;
+    this.tellSigns();
+    this.map.ask();
+  }
+
+  tellSigns() {
+    this.chips.forEach(({ chip }, at) => chip.querySelector(".sign-box").replaceChildren(signCanvas(this.paint, SAMPLE_STATE[at], SAMPLE[at], 14)));
+    const canvas = byId("ramp");
+    canvas.width = 120;
+    canvas.height = 8;
+    const context = canvas.getContext("2d");
+    for (let x = 0; x < 120; x++) {
+      const [r, g, b] = this.paint.fill(Math.round((x / 119) * 20));
+      context.fillStyle = `rgb(${r} ${g} ${b})`;
+      context.fillRect(x, 0, 1, 8);
+    }
+    const limit = state.color === "memory" ? this.fleet.thresholds.memory : this.fleet.thresholds.utilization;
+    show(byId("scale-name"), `${state.color === "memory" ? "memory in use" : "activity"} 0 to 100 %, idle below ${Math.round(limit * 100)} %`);
+  }
+
+  /** The URL says otherwise than before. */
+  tell(now, before) {
+    const search = byId("search");
+    if (search.value !== now.q) search.value = now.q;
+    for (const id of ["color", "group", "model", "sort"]) byId(id).value = now[id];
+    const kinds = this.kinds;
+    this.chips.forEach(({ chip }, at) => chip.setAttribute("aria-pressed", String(kinds.has(at))));
+    if (now.color !== before.color) {
+      this.paint.setColor(now.color === "memory" ? "memory" : "activity");
+      this.tellSigns();
+      this.map.ask();
+    }
+    if (now.zoom !== before.zoom && now.zoom !== String(this.map.zoom || "")) this.map.setZoom(Number(now.zoom) || 0);
+    if (now.as !== before.as) this.tellAs();
+    if (["q", "look", "model", "group", "sort"].some((name) => now[name] !== before[name])) this.choose();
+    if (now.node !== before.node || now.gpu !== before.gpu) this.tellPick();
+  }
+
+  tellAs() {
+    const isTable = state.as === "table";
+    byId("as-table").setAttribute("aria-pressed", String(isTable));
+    byId("scroller").hidden = isTable;
+    byId("table").hidden = !isTable;
+    for (const id of ["zoom-in", "zoom-out", "zoom-fit"]) byId(id).disabled = isTable;
+    if (isTable) this.table.show();
+    else this.map.resize();
+  }
+
+  /** Devices or nodes are others. */
+  isNew() {
+    const { fleet } = this;
+    const labels = Object.keys(fleet.labels).map((label) => h("option", { value: label }, LABEL_NAMES[label] ?? label));
+    show(byId("group"), h("option", { value: "model" }, "model"), labels, h("option", { value: "none" }, "nothing"));
+    show(byId("model"), h("option", { value: "" }, "all"), fleet.modelCounts().filter((model) => model.name).map((model) => h("option", { value: model.name }, `${clean(model.name)} (${count(model.devices)})`)));
+    // Options take their value as it is: a model's name is not to be cleaned where it is compared.
+    byId("group").value = state.group;
+    byId("model").value = state.model;
+    this.tellSigns();
+    this.choose();
+    this.tellPick();
+  }
+
+  /** Devices look otherwise. */
+  isChanged() {
+    this.recount();
+    this.map.ask();
+    if (state.as === "table") this.table.refresh();
+  }
+
+  isSeen() {
+    this.map.resize();
+    this.tellCounts();
+  }
+
+  choose() {
+    const { fleet } = this;
+    const kinds = this.kinds;
+    this.groups = fleet.select({ q: state.q, model: state.model, kinds, group: state.group, sort: state.sort });
+    this.map.setGroups(this.groups, kinds);
+    if (state.as === "table") this.table.show();
+    this.tellCounts();
+  }
+
+  tellCounts() {
+    const { fleet } = this;
+    const counts = fleet.counts(null);
+    this.chips.forEach(({ chip, number }, at) => {
+      number.textContent = count(counts[at]);
+      chip.classList.toggle("none", counts[at] === 0);
+    });
+    const nodes = this.groups.reduce((sum, group) => sum + group.nodes.length, 0);
+    const all = fleet.names.length;
+    const text = nodes === all ? `${plural(all, "node")}, ${plural(fleet.size, "GPU")}` : `${count(nodes)} of ${plural(all, "node")}`;
+    show(byId("totals"), text);
+    byId("map").setAttribute("aria-label", `Fleet map: ${text}; ${KINDS.map((kind, at) => (counts[at] ? `${count(counts[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
+    const empty = byId("empty");
+    empty.hidden = nodes > 0 || !fleet.version;
+    if (!empty.hidden) show(empty, h("p", {}, all ? "No node is like that." : "No node with GPUs is known yet."), all ? h("button", { type: "button", onclick: () => go({ q: "", look: "", model: "" }) }, "Show all nodes") : null);
+  }
+
+  tellPick() {
+    const { fleet } = this;
+    const node = state.node ? fleet.names.indexOf(state.node) : -1;
+    if (node < 0) return this.map.pick(-1);
+    const device = Math.min(fleet.nodeStart[node] + (Number(state.gpu) || 0), fleet.nodeStart[node + 1] - 1);
+    this.map.pick(device);
+  }
+
+  open(device) {
+    const node = this.fleet.nodeOf[device];
+    go({ node: this.fleet.names[node], gpu: String(device - this.fleet.nodeStart[node]) }, !state.node);
+  }
+
+  /** A device in words, for the tip and for those who hear the page. */
+  inWords(device) {
+    const { fleet } = this;
+    const node = fleet.nodeOf[device];
+    const value = (byte) => (byte === UNKNOWN ? "unknown" : `${Math.round((byte / FULL) * 100)} %`);
+    const shares = fleet.replicas[device] > 1 ? `, ${fleet.used[device]} of ${fleet.replicas[device]} shares in use` : "";
+    return `${clean(fleet.names[node])}, ${this.nameOf(device)}: ${KINDS[kindOf(fleet.state[device])].name}, activity ${value(fleet.activity[device])}, memory ${value(fleet.memory[device])}${shares}`;
+  }
+
+  nameOf(device) {
+    const { fleet } = this;
+    const index = fleet.index[device] === 255 ? "GPU" : `GPU ${fleet.index[device]}`;
+    const profile = fleet.profiles[fleet.profile[device]];
+    return profile ? `${index} ${clean(profile)}` : index;
+  }
+
+  tip(device, x, y) {
+    const tip = byId("tip");
+    tip.hidden = device < 0;
+    if (device < 0) return;
+    const { fleet } = this;
+    if (this.tipped !== device || this.tippedVersion !== fleet.version) {
+      this.tipped = device;
+      this.tippedVersion = fleet.version;
+      const node = fleet.nodeOf[device];
+      const bar = (name, byte) => h("div", { class: "tip-row" }, h("span", {}, name), meter(byte === UNKNOWN ? null : byte / FULL), h("span", { class: "num" }, byte === UNKNOWN ? "?" : `${Math.round((byte / FULL) * 100)} %`));
+      show(tip,
+        h("div", { class: "tip-title" }, signCanvas(this.paint, fleet.state[device], fleet[this.paint.color][device], 12), h("b", {}, fleet.names[node]), h("span", {}, this.nameOf(device))),
+        h("div", { class: "muted" }, `${KINDS[kindOf(fleet.state[device])].name} · ${fleet.models[fleet.model[device]] || "unknown model"}`),
+        bar("activity", fleet.activity[device]), bar("memory", fleet.memory[device]),
+        fleet.replicas[device] > 1 ? h("div", { class: "muted" }, `${fleet.used[device]} of ${fleet.replicas[device]} shares in use`) : null);
+    }
+    const stage = tip.parentElement;
+    const left = x + 18 + tip.offsetWidth > stage.clientWidth ? x - tip.offsetWidth - 12 : x + 18;
+    const top = y + 18 + tip.offsetHeight > stage.clientHeight ? y - tip.offsetHeight - 12 : y + 18;
+    tip.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
+  }
+}
+
+/** A bar for a ratio; null is unknown. */
+export function meter(ratio, limit = null) {
+  const bar = h("span", { class: "meter", "aria-hidden": "true" });
+  if (ratio !== null && ratio !== undefined) {
+    const fill = h("span", { class: limit !== null && ratio >= limit ? "fill over" : "fill" });
+    fill.style.width = `${Math.max(0, Math.min(100, ratio * 100))}%`;
+    bar.append(fill);
+  }
+  if (limit !== null) {
+    const mark = h("span", { class: "mark" });
+    mark.style.left = `${limit * 100}%`;
+    bar.append(mark);
+  }
+  return bar;
+}

@@ -1,0 +1,182 @@
+// Joins the parts: the feed fills the fleet, the URL says what is shown of it.
+
+import { AnswerError, Feed, ask, signIn, signOut } from "./feed.js";
+import { Fleet } from "./fleet.js";
+import { FleetView } from "./fleet_view.js";
+import { Detail } from "./detail.js";
+import { Decisions } from "./decisions.js";
+import { Pending } from "./pending.js";
+import { Holders } from "./holders.js";
+import { byId, clean, duration, h, show } from "./dom.js";
+import { go, onChange, state } from "./url.js";
+
+const OLD_SECONDS = 12;
+const VIEWS = ["fleet", "decisions", "pending", "holders"];
+
+const fleet = new Fleet();
+const fleetView = new FleetView(fleet);
+const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders"), fleet) };
+const detail = new Detail(byId("detail"), fleet, fleetView);
+const told = { state: "connecting", why: "", beat: null, beatAt: 0 };
+
+const feed = new Feed({
+  fleet: (event) => { fleet.take(event); fleetView.isNew(); },
+  looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
+  delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(event); },
+  decisions: (event) => views.decisions.take(event),
+  beat: (event) => { told.beat = event; told.beatAt = Date.now(); tellStatus(); },
+  state: (name, why) => {
+    told.state = name;
+    told.why = why;
+    if (name === "refused") askForToken(why);
+    if (name === "open") {
+      tellWho();
+      views[state.view]?.refresh?.();
+    }
+    tellStatus();
+  },
+});
+
+// --- how live it is ----------------------------------------------------------------------------
+
+let lastStatus = "";
+
+function tellStatus() {
+  const silent = feed.heardAt ? (Date.now() - feed.heardAt) / 1000 : 0;
+  const isOld = told.state !== "open" || silent > OLD_SECONDS;
+  const since = feed.heardAt ? `what you see is ${duration(silent)} old` : "nothing has been heard yet";
+  let text = "Live", lamp = "live", notice = "";
+  if (told.state === "connecting") [text, lamp] = ["Connecting", "wait"];
+  else if (told.state === "refused") [text, lamp] = ["Token needed", "old"];
+  else if (isOld) {
+    [text, lamp] = [feed.heardAt ? `Old: ${duration(silent)}` : "No answer", "old"];
+    notice = `${capital(told.why || "nothing is heard")}: ${since}. Trying again.`;
+  } else {
+    const trouble = (told.beat?.sources ?? []).filter((source) => source.error);
+    if (trouble.length) {
+      [text, lamp] = ["Live, telemetry in trouble", "wait"];
+      notice = trouble.map((source) => `${source.name}: ${source.error}${source.age_seconds === null ? "" : ` (last answer ${duration(source.age_seconds)} ago)`}`).join("; ");
+    }
+  }
+  document.documentElement.toggleAttribute("data-old", lamp === "old");
+  // The age ticks in the notice alone: a status that is read aloud must not change each second.
+  const spoken = `${lamp} ${text.replace(/:.*/, "")}`;
+  byId("status").dataset.lamp = lamp;
+  if (spoken !== lastStatus) {
+    lastStatus = spoken;
+    byId("status-text").textContent = text.replace(/:.*/, "");
+  }
+  byId("status").title = feed.heardAt ? `last heard ${duration(silent)} ago` : "";
+  const box = byId("notice");
+  box.hidden = !notice;
+  if (box.textContent !== clean(notice)) show(box, notice);
+}
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// --- who looks ---------------------------------------------------------------------------------
+
+function askForToken(why) {
+  show(byId("sign-in-why"), why);
+  const dialog = byId("sign-in");
+  if (!dialog.open) dialog.showModal();
+}
+
+byId("sign-in-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    await signIn(byId("token").value.trim());
+  } catch (error) {
+    return show(byId("sign-in-why"), error instanceof AnswerError ? error.message : "the extender does not answer");
+  }
+  byId("token").value = "";
+  byId("sign-in").close();
+  feed.again();
+});
+
+async function tellWho() {
+  const who = byId("who");
+  try {
+    const { user, sees_all: seesAll, namespaces } = await ask("session");
+    who.hidden = !user;
+    if (user) show(byId("who-name"), user, h("span", { class: "muted" }, seesAll ? "" : namespaces.length ? ` sees pods of ${namespaces.slice(0, 4).join(", ")}${namespaces.length > 4 ? ", ..." : ""}` : " sees no pods"));
+  } catch (error) {
+    if (!(error instanceof AnswerError)) throw error;
+    who.hidden = true;
+  }
+}
+
+byId("sign-out").addEventListener("click", async () => {
+  await signOut();
+  location.reload();
+});
+
+// --- what is shown -----------------------------------------------------------------------------
+
+function tellView() {
+  const view = VIEWS.includes(state.view) ? state.view : "fleet";
+  for (const name of VIEWS) byId(name).hidden = name !== view;
+  for (const link of document.querySelectorAll(".tabs a")) {
+    if (link.dataset.view === view) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = view === "fleet" ? "idlegpu" : `idlegpu: ${document.querySelector(`[data-view=${view}]`).textContent.toLowerCase()}`;
+  for (const [name, shown] of Object.entries(views)) shown.setShown(name === view);
+  if (view === "fleet") fleetView.isSeen();
+}
+
+for (const link of document.querySelectorAll(".tabs a")) {
+  link.addEventListener("click", (event) => {
+    if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    go({ view: link.dataset.view, node: "", gpu: "", decision: "" }, true);
+  });
+}
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+
+function tellTheme() {
+  const isDark = state.theme ? state.theme === "dark" : prefersDark.matches;
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+  fleetView.setTheme(isDark);
+}
+
+prefersDark.addEventListener("change", tellTheme);
+byId("theme").addEventListener("click", () => go({ theme: document.documentElement.dataset.theme === "dark" ? "light" : "dark" }));
+
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const isTyping = event.target.closest("input, select, textarea, dialog");
+  if (event.key === "Escape") {
+    if (event.target === byId("search") && state.q) go({ q: "" });
+    else if (!byId("detail").hidden) detail.close();
+    return;
+  }
+  if (isTyping) return;
+  const keys = {
+    "/": () => { go({ view: "fleet" }); byId("search").focus(); },
+    t: () => byId("theme").click(),
+    "+": () => fleetView.map.step(1), "=": () => fleetView.map.step(1), "-": () => fleetView.map.step(-1), 0: () => fleetView.map.setZoom(0),
+    1: () => go({ view: "fleet" }, true), 2: () => go({ view: "decisions" }, true), 3: () => go({ view: "pending" }, true), 4: () => go({ view: "holders" }, true),
+  };
+  if (keys[event.key]) {
+    event.preventDefault();
+    keys[event.key]();
+  }
+});
+
+onChange((now, before) => {
+  if (now.view !== before.view) tellView();
+  if (now.theme !== before.theme) tellTheme();
+  fleetView.tell(now, before);
+  detail.tell(now, before);
+  for (const view of Object.values(views)) view.tell?.(now, before);
+});
+
+tellTheme();
+tellView();
+fleetView.tell(state, {});
+detail.tell(state, {});
+setInterval(tellStatus, 1000);
+tellStatus();
+feed.run();

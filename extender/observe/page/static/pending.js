@@ -1,0 +1,57 @@
+// Pods that wait: the reasons as kube-scheduler counts them, and what would have to change.
+
+import { AnswerError, ask } from "./feed.js";
+import { reasons } from "./decisions.js";
+import { bytes, count, duration, h, plural, show } from "./dom.js";
+import { go } from "./url.js";
+
+const AGAIN_MS = 5000;
+const STATES = {
+  refused: "we refuse nodes to it", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
+  nominated: "preemption makes room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
+};
+
+export class Pending {
+  constructor(box) {
+    Object.assign(this, { box, isShown: false });
+    this.note = h("p", { class: "muted", role: "status" }, "Loading");
+    this.list = h("div", { class: "cards" });
+    show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.note), this.list);
+    setInterval(() => this.isShown && !document.hidden && this.refresh(), AGAIN_MS);
+  }
+
+  setShown(isShown) {
+    this.isShown = isShown;
+    if (isShown) this.refresh();
+  }
+
+  async refresh() {
+    if (!this.isShown || this.isAsking) return;
+    this.isAsking = true;
+    try {
+      const told = await ask("pending");
+      show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}` : "No pod with GPUs waits.");
+      // Under a reader's hand nothing moves.
+      if (!this.list.contains(document.activeElement)) show(this.list, told.pods.map((pod) => this.card(pod)));
+    } catch (error) {
+      if (!(error instanceof AnswerError)) throw error;
+      show(this.note, error.message);
+    } finally {
+      this.isAsking = false;
+    }
+  }
+
+  card(pod) {
+    const asked = Object.entries(pod.resources).map(([name, number]) => `${number} ${name}`).join(", ");
+    return h("article", { class: "card" },
+      h("header", {}, h("h3", {}, pod.pod), h("span", { class: `state ${pod.state}` }, pod.state), h("span", { class: "muted" }, `waits ${duration(pod.waiting_seconds)}`)),
+      h("p", { class: "muted" }, [asked, pod.gpu_memory_bytes ? `${bytes(pod.gpu_memory_bytes)} each` : null, pod.owner, pod.scheduler].filter(Boolean).join(" · ")),
+      h("p", {}, STATES[pod.state] ?? "", pod.nominated_node ? `: ${pod.nominated_node}` : pod.assumed_node ? `: ${pod.assumed_node}` : ""),
+      pod.by_scheduler.length || pod.by_us.length ? h("div", { class: "pair" },
+        h("section", {}, h("h4", {}, "kube-scheduler refuses"), pod.by_scheduler.length ? reasons(pod.by_scheduler) : h("p", { class: "muted" }, "nothing")),
+        h("section", {}, h("h4", {}, "idlegpu refuses"), pod.by_us.length ? reasons(pod.by_us) : h("p", { class: "muted" }, "nothing"))) : null,
+      pod.hints.length ? h("section", {}, h("h4", {}, "What would have to change"), h("ul", { class: "plain-list" }, pod.hints.map((hint) => h("li", {}, hint)))) : null,
+      pod.message ? h("details", {}, h("summary", {}, "kube-scheduler's words"), h("p", { class: "words" }, pod.message), pod.preemption ? h("p", { class: "words" }, pod.preemption) : null) : null,
+      pod.decision ? h("p", {}, h("button", { type: "button", class: "link", onclick: () => go({ view: "decisions", decision: String(pod.decision.number) }, true) }, `Our last decision (${pod.decision.feasible} of ${plural(pod.decision.candidates, "node")} would do)`)) : null);
+  }
+}

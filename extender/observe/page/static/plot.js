@@ -1,0 +1,34 @@
+// Small plots of the last hour: a line with gaps where nothing is known.
+
+import { clock, h, s } from "./dom.js";
+
+const WIDTH = 320, HEIGHT = 44;
+
+/** A plot of ratios over times (seconds, by the extender's clock: ours may differ); null is a gap. */
+export function plot(name, times, values) {
+  const now = times.at(-1) ?? Date.now() / 1000;
+  const from = now - 3600;
+  const x = (at) => ((at - from) / 3600) * WIDTH;
+  const y = (value) => HEIGHT - 1 - Math.min(1, value) * (HEIGHT - 2);
+  const runs = [];
+  let run = null, before = 0;
+  times.forEach((at, step) => {
+    const value = values[step];
+    if (value === null || value === undefined || at < from) return (run = null);
+    if (!run || at - before > 200) runs.push((run = []));
+    run.push([x(at), y(value)]);
+    before = at;
+  });
+  const known = values.filter((value) => value !== null && value !== undefined);
+  const last = known.at(-1);
+  const words = known.length ? `${name}: now ${Math.round(last * 100)} %, at most ${Math.round(Math.max(...known) * 100)} % in the last hour` : `${name}: nothing is known of the last hour`;
+  const path = (points) => points.map(([a, b], at) => `${at ? "L" : "M"}${a.toFixed(1)} ${b.toFixed(1)}`).join("");
+  const area = (points) => `${path(points)}L${points.at(-1)[0].toFixed(1)} ${HEIGHT}L${points[0][0].toFixed(1)} ${HEIGHT}Z`;
+  return h("figure", { class: "plot" },
+    h("figcaption", {}, h("span", {}, name), h("span", { class: "num" }, known.length ? `${Math.round(last * 100)} %` : "unknown")),
+    s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": words },
+      s("line", { x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2, class: "rule" }),
+      [0.25, 0.5, 0.75].map((part) => s("line", { x1: part * WIDTH, x2: part * WIDTH, y1: 0, y2: HEIGHT, class: "rule" })),
+      runs.map((points) => [points.length > 1 ? s("path", { d: area(points), class: "area" }) : null, s("path", { d: points.length > 1 ? path(points) : `${path(points)}h1.5`, class: "curve" })])),
+    h("div", { class: "axis" }, h("span", {}, clock(from * 1000).slice(0, 5)), h("span", {}, "now")));
+}

@@ -1,0 +1,70 @@
+// The fleet as a table: the same as the map for those who do not see it, some nodes at a time.
+
+import { CORDONED, FULL, KINDS, NOT_READY, UNKNOWN, kindOf } from "./fleet.js";
+import { clean, count, h, plural, show } from "./dom.js";
+import { go } from "./url.js";
+
+const PAGE = 100;
+
+export class FleetTable {
+  constructor(box, view) {
+    Object.assign(this, { box, view, page: 0, last: 0 });
+  }
+
+  show() {
+    this.page = 0;
+    this.render();
+  }
+
+  /** At most every two seconds, and never under a reader's focus. */
+  refresh() {
+    if (this.timer || this.box.hidden) return;
+    this.timer = setTimeout(() => {
+      this.timer = 0;
+      if (!this.box.hidden && !this.box.contains(document.activeElement)) this.render();
+    }, Math.max(0, this.last + 2000 - Date.now()));
+  }
+
+  render() {
+    this.last = Date.now();
+    const nodes = this.view.groups.flatMap((group) => group.nodes);
+    const pages = Math.max(1, Math.ceil(nodes.length / PAGE));
+    this.page = Math.min(this.page, pages - 1);
+    const some = nodes.slice(this.page * PAGE, (this.page + 1) * PAGE);
+    show(this.box,
+      h("table", { class: "grid" },
+        h("caption", {}, `${plural(nodes.length, "node")}, ${this.page + 1} of ${plural(pages, "page")}`),
+        h("thead", {}, h("tr", {}, ["Node", "Model", "GPUs", ...KINDS.map((kind) => kind.name), "Mean activity", "Mean memory"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "num" : null }, name)))),
+        h("tbody", {}, some.map((node) => this.row(node)))),
+      pages > 1 ? h("div", { class: "row pages" }, this.button("Previous", -1, this.page > 0), this.button("Next", 1, this.page < pages - 1)) : null);
+  }
+
+  button(name, step, isThere) {
+    return h("button", { type: "button", disabled: !isThere, onclick: () => { this.page += step; this.render(); this.box.scrollTop = 0; } }, name);
+  }
+
+  row(node) {
+    const { fleet } = this.view;
+    const kinds = new Array(KINDS.length).fill(0);
+    const sums = { activity: [0, 0], memory: [0, 0] };
+    for (let device = fleet.nodeStart[node]; device < fleet.nodeStart[node + 1]; device++) {
+      kinds[kindOf(fleet.state[device])]++;
+      for (const [name, sum] of Object.entries(sums)) {
+        if (fleet[name][device] !== UNKNOWN) {
+          sum[0] += fleet[name][device] / FULL;
+          sum[1]++;
+        }
+      }
+    }
+    const mean = ([sum, known]) => (known ? `${Math.round((sum / known) * 100)} %` : "unknown");
+    const standing = fleet.standing[node];
+    const note = standing & NOT_READY ? " (not ready)" : standing & CORDONED ? " (cordoned)" : "";
+    const name = fleet.names[node];
+    return h("tr", {},
+      h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => go({ node: name, gpu: "0" }, true) }, clean(name)), note),
+      h("td", {}, fleet.modelOf(node)),
+      h("td", { class: "num" }, count(fleet.nodeStart[node + 1] - fleet.nodeStart[node])),
+      kinds.map((number) => h("td", { class: number ? "num" : "num zero" }, count(number))),
+      h("td", { class: "num" }, mean(sums.activity)), h("td", { class: "num" }, mean(sums.memory)));
+  }
+}

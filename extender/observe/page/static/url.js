@@ -1,0 +1,45 @@
+// What is shown stands in the URL, so that it can be sent to somebody else.
+
+const DEFAULTS = {
+  view: "fleet", q: "", group: "model", color: "activity", look: "", model: "", sort: "name",
+  node: "", gpu: "", zoom: "", as: "map", theme: "", by: "pod", decision: "", idle: "3600",
+};
+const listeners = new Set();
+
+export const state = read();
+
+function read() {
+  const query = new URLSearchParams(location.search);
+  const values = {};
+  for (const [name, value] of Object.entries(DEFAULTS)) values[name] = query.get(name) ?? value;
+  return values;
+}
+
+/** Change what is shown; `isStep` makes it a step that Back undoes. */
+export function go(change, isStep = false) {
+  const before = { ...state };
+  Object.assign(state, change);
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(DEFAULTS)) {
+    if (state[name] !== value) query.set(name, state[name]);
+  }
+  const text = query.toString();
+  const url = text ? `?${text}` : location.pathname;
+  if (isStep) history.pushState(null, "", url);
+  else history.replaceState(null, "", url);
+  tell(before);
+}
+
+export function onChange(listener) {
+  listeners.add(listener);
+}
+
+function tell(before) {
+  for (const listener of listeners) listener(state, before);
+}
+
+addEventListener("popstate", () => {
+  const before = { ...state };
+  Object.assign(state, read());
+  tell(before);
+});

@@ -1,0 +1,178 @@
+"""The GPU pods that wait, and what each waits for: kube-scheduler's words and ours."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+
+import numpy as np
+from aiohttp import web
+
+from extender.core.filtering import Code
+from extender.core.inventory import PodRecord
+from extender.fleet.fleet import Fleet
+from extender.observe.answers import stream_answer
+from extender.observe.parameters import check_parameters, read_number, refusing
+from extender.observe.reasons import Counted, hints, read_message
+from extender.observe.seen import of_pod, pod_name, sees
+from extender.observe.views import Json
+from extender.placement.history import DecisionHistory, DecisionRecord
+
+PATH = "/v1/pending"
+DEFAULT_PODS, MAX_PODS = 200, 1000
+PIECE_SCANNED = 2000
+"""Pods that are looked through between two turns of the event loop."""
+PIECE_SHOWN = 16
+
+GATED = "a scheduling gate keeps kube-scheduler from trying it: whoever set it must remove it"
+UNTRIED = "kube-scheduler has not said anything of it yet: is the scheduler that it names running?"
+NOMINATED = "preemption makes room for it: it is placed once the victims are gone"
+PLACING = "we chose a node for it a moment ago; its binding is not seen yet"
+
+
+class Pending:
+    """Tells of the pods that wait.
+
+    Args:
+        fleet: the fleet.
+        history: the decisions about them.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, fleet: Fleet, history: DecisionHistory, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._history = history
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"namespace", "limit"}))
+        namespace = request.query.get("namespace")
+        limit = read_number(request.query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS)
+        found = await self._waiting(namespace)
+        shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]
+        pieces = ([self.view(one) for one in some] for some in _pieces(shown))
+        nodes = {name for pool in self._fleet.snapshot().pools.values() for name in pool.nodes}
+        rest = {"total": len(found), "nodes": len(nodes)}
+        return await stream_answer(request, "pods", pieces, rest)
+
+    async def _waiting(self, namespace: str | None) -> list[PodRecord]:
+        """Return the pods that wait, those of a namespace where one is named."""
+        if namespace is not None and not sees(namespace):
+            return []
+        found: list[PodRecord] = []
+        records = iter(tuple(self._fleet.pods.values()))
+        while some := list(islice(records, PIECE_SCANNED)):
+            found += (
+                record for record in some if waits(record) and namespace in {None, record.namespace}
+            )
+            await asyncio.sleep(0)
+        return found
+
+    def view(self, record: PodRecord) -> Json:
+        """Return what is known of one pod that waits."""
+        told = read_message(record.message)
+        decided = self._history.last_of(record.uid)
+        by_us = told.by_us
+        state = self.state(record)
+        # A newer try of ours counts only where kube-scheduler has not said anything yet.
+        if not record.message and decided is not None and decided.leaves_none:
+            by_us = rejections(decided)
+        help_ = hints((*told.by_scheduler, *by_us)) or [
+            text for name, text in _SELF_EVIDENT.items() if name == state
+        ]
+        assumed = self._fleet.ledger.get(record.uid)
+        hidden = record.namespace
+        return {
+            "pod": pod_name(record.namespace, record.name),
+            "uid": of_pod(hidden, record.uid),
+            "owner": of_pod(hidden, record.owner or None),
+            "scheduler": record.scheduler_name,
+            "created_at": moment(record.created_at),
+            "waiting_seconds": max(self._clock() - record.created_at, 0.0),
+            "resources": dict(record.resources),
+            "gpu_memory_bytes": record.memory_bytes,
+            "nominated_node": record.nominated_node or None,
+            "assumed_node": assumed.node if assumed else None,
+            "state": state,
+            "nodes": told.nodes,
+            "by_scheduler": [asdict(one) for one in told.by_scheduler],
+            "by_us": [asdict(one) for one in by_us],
+            "message": of_pod(hidden, record.message or None),
+            "preemption": of_pod(hidden, told.preemption or None),
+            "hints": help_,
+            "decision": None if decided is None else _brief(decided),
+        }
+
+    def state(self, record: PodRecord) -> str:
+        """Return in a word why a pod is not bound."""
+        if record.is_deleting:
+            return "deleting"
+        if record.is_gated:
+            return "gated"
+        if record.nominated_node:
+            return "nominated"
+        decided = self._history.last_of(record.uid)
+        if self._fleet.ledger.get(record.uid) is not None:
+            return "placing"
+        if record.is_refused:
+            return "refused"
+        if record.is_unscheduled:
+            return "unschedulable"
+        if decided is not None:
+            return "refused" if decided.leaves_none else "placing"
+        return "untried"
+
+
+_SELF_EVIDENT = {
+    "gated": GATED,
+    "untried": UNTRIED,
+    "nominated": NOMINATED,
+    "placing": PLACING,
+}
+
+
+def waits(record: PodRecord) -> bool:
+    """Whether a pod asks for GPUs and is neither bound nor ended."""
+    asks = bool(record.resources) or record.has_gpu_claims
+    return asks and not record.node and not record.phase.is_terminal
+
+
+def rejections(record: DecisionRecord) -> tuple[Counted, ...]:
+    """Return our own reasons against the candidates of a decision, the commonest first."""
+    counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
+    found = [Counted(count=counts[code], reason=code.text) for code in Code if counts[code]]
+    return tuple(sorted((one for one in found if one.reason), key=lambda one: -one.count))
+
+
+def moment(at: float | None) -> str | None:
+    """Return a time as people and programs read it.
+
+    Example:
+        >>> moment(0.5)
+        '1970-01-01T00:00:00.500+00:00'
+    """
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+
+
+def _brief(record: DecisionRecord) -> Json:
+    return {
+        "number": record.number,
+        "at": moment(record.at),
+        "verb": record.verb,
+        "candidates": len(record.decision.candidates),
+        "feasible": record.decision.feasible,
+        "node": record.decision.best,
+    }
+
+
+def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:
+    rest = iter(records)
+    while some := list(islice(rest, PIECE_SHOWN)):
+        yield some

@@ -1,0 +1,134 @@
+"""What kube-scheduler says of a pod that it cannot place, taken apart, and what would help."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from extender.core.filtering import Rejection
+
+_HEAD: Final = re.compile(r"0/(?P<nodes>[0-9]{1,7}) nodes are available: ")
+_COUNTED: Final = re.compile(r"(?P<count>[0-9]{1,7}) (?P<reason>\S.*)")
+_PREEMPTION: Final = " preemption: "
+_CLAIMS: Final = re.compile(r"[.,] (?:still not schedulable|no new claims to deallocate)\b")
+_OURS: Final = tuple(Rejection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """A reason and how many nodes it holds back."""
+
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What kube-scheduler said.
+
+    Attributes:
+        nodes: how many nodes it looked at, None where it does not say.
+        by_scheduler: its own filters' reasons, the commonest first.
+        by_us: ours, likewise.
+        preemption: what it says of preemption, "" where nothing.
+        rest: what it says else, where it is no count of nodes.
+    """
+
+    nodes: int | None
+    by_scheduler: tuple[Counted, ...]
+    by_us: tuple[Counted, ...]
+    preemption: str
+    rest: str
+
+
+def read_message(message: str) -> Told:
+    """Take kube-scheduler's message apart; what is no count of nodes is kept as it is.
+
+    Example:
+        >>> told = read_message("0/9 nodes are available: 4 Insufficient cpu, 5 node(s) had x.")
+        >>> told.nodes, [(one.count, one.reason) for one in told.by_scheduler]
+        (9, [(5, 'node(s) had x'), (4, 'Insufficient cpu')])
+    """
+    told, _, preemption = message.partition(_PREEMPTION)
+    head = _HEAD.match(told)
+    if head is None:
+        return Told(nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=told)
+    reasons = _CLAIMS.split(told[head.end() :])[0].rstrip(". ")
+    counted = [_counted(text) for text in _split(reasons)]
+    found = sorted((one for one in counted if one), key=lambda one: (-one.count, one.reason))
+    return Told(
+        nodes=int(head["nodes"]),
+        by_scheduler=tuple(one for one in found if not is_ours(one.reason)),
+        by_us=tuple(one for one in found if is_ours(one.reason)),
+        preemption=preemption,
+        rest="",
+    )
+
+
+def is_ours(reason: str) -> bool:
+    """Whether a reason is one of our rejections; extenders behind us may add words."""
+    return any(rejection.value in reason for rejection in _OURS)
+
+
+def _split(reasons: str) -> list[str]:
+    """Split at commas before a count: reasons may hold commas themselves (taints in braces)."""
+    return re.split(r", (?=[0-9]{1,7} \S)", reasons)
+
+
+def _counted(text: str) -> Counted | None:
+    match = _COUNTED.fullmatch(text)
+    return None if match is None else Counted(count=int(match["count"]), reason=match["reason"])
+
+
+_HELP_OURS: Final = {
+    Rejection.UNHEALTHY: "`gpus NODE` says of each GPU what is wrong; reset it, or drain the node",
+    Rejection.FOREIGN_USE: "processes that no pod accounts for use their GPUs: `gpus NODE` shows "
+    "which, `nvidia-smi` there shows whose",
+    Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory asks for more than these GPUs "
+    "have: lower it, or add nodes with larger GPUs",
+    Rejection.NO_MEMORY: "other tenants hold the memory of the shared GPUs: wait until that is "
+    "freed, or lower idlegpu.io/gpu-memory",
+    Rejection.NOT_IDLE: "the pod says idlegpu.io/require-idle: it waits until GPUs are idle; "
+    "`holders` shows pods that hold GPUs without using them",
+    Rejection.BUSY: "filter.load leaves busy nodes out while others are less busy: wait, or raise "
+    "idlegpu.io/max-utilization",
+    Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
+}
+_HELP_SCHEDULER: Final = (
+    ("Insufficient nvidia.com/", "all such GPUs are held: `holders` shows pods that do not use "
+     "theirs; else wait, or add nodes"),
+    ("Insufficient cpu", "the pod's CPU request does not fit: lower it, or free CPU there"),
+    ("Insufficient memory", "the pod's memory request does not fit: lower it, or free some there"),
+    ("Insufficient ", "that resource is used up there, or not offered at all"),
+    ("untolerated taint", "add a toleration for that taint to the pod, or take the taint off"),
+    ("didn't match Pod's node affinity", "the pod's nodeSelector or node affinity leaves these "
+     "out: compare it with the nodes' labels"),
+    ("were unschedulable", "these are cordoned: `kubectl uncordon NODE`"),
+    ("anti-affinity", "the anti-affinity of this or another pod leaves these out"),
+    ("affinity", "the pod's affinity leaves these out"),
+    ("topology spread", "the pod's topologySpreadConstraints leave these out"),
+    ("volume", "the pod's volumes cannot be used there: `kubectl describe pvc`"),
+    ("Too many pods", "these run as many pods as their kubelet allows"),
+    ("free ports", "the pod's hostPort is taken there"),
+    ("didn't match the requested node name", "the pod names another node"),
+    ("not-ready", "these are not ready: `kubectl describe node`"),
+)  # fmt: skip
+
+
+def hints(reasons: Iterable[Counted]) -> list[str]:
+    """Return what would have to change, a sentence for each reason; the commonest first."""
+    ordered = sorted(reasons, key=lambda one: -one.count)
+    return [f"{one.count} {one.reason}: {_help(one.reason)}" for one in ordered]
+
+
+def _help(reason: str) -> str:
+    for rejection, text in _HELP_OURS.items():
+        if rejection.value in reason:
+            return text
+    # What was tainted for not being ready says so in the taint's name.
+    if "not-ready" in reason or "unreachable" in reason:
+        return _HELP_SCHEDULER[-1][1]
+    for word, text in _HELP_SCHEDULER:
+        if word in reason:
+            return text
+    return "kube-scheduler's own filter says so: `kubectl describe pod` shows its events"

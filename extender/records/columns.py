@@ -1,0 +1,111 @@
+"""Columns of a pool as JSON, exactly: one number for all, few as they are, many compressed."""
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from extender.core.snapshot import FLAGS, PER_NODE, PER_SLOT, Batch, Telemetry
+
+Column = npt.NDArray[Any]
+
+VERSION: Final = 1
+"""Of all lines. Grows where an older reader would misread them."""
+
+FEW: Final = 64
+"""Values up to so many are written as they are."""
+
+FAST: Final = 1
+"""zlib's level: the fleet is written again and again, and soon thrown away."""
+
+TELEMETRY: Final = tuple(column.name for column in fields(Telemetry))
+OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)
+"""Columns with a value for each device slot; all others have one for each node."""
+COLUMNS: Final = (*OF_SLOTS, "suspicion", *PER_NODE, *FLAGS)
+
+
+class RecordError(ValueError):
+    """A line of a log cannot be read; the message says what is wrong with it."""
+
+
+def write_columns(batch: Batch) -> dict[str, object]:
+    """Return a batch as JSON-ready columns; `slots` are left out: they number what is present."""
+    return {name: _write(_column_of(batch, name)) for name in COLUMNS}
+
+
+def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[str, Column]:
+    """Return the columns again.
+
+    Args:
+        written: by name.
+        nodes: rows.
+        width: device slots of each.
+
+    Raises:
+        RecordError: a column is missing, or is none of that size.
+    """
+    blank = {"present": np.bool_, "suspicion": np.float64} | dict.fromkeys(FLAGS, np.bool_)
+    kinds = blank | {name: getattr(Telemetry.missing(0), name).dtype.type for name in TELEMETRY}
+    columns: dict[str, Column] = {}
+    for name in COLUMNS:
+        kind = kinds.get(name, np.float64 if name == "assumed_bytes" else np.intp)
+        shape = (nodes, width) if name in OF_SLOTS else (nodes,)
+        try:
+            column = _read(written[name], shape, kind)
+        except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:
+            raise RecordError(f"column {name!r} cannot be read: {error!r}") from error
+        columns[name] = np.asfortranarray(column)
+    return columns
+
+
+def _column_of(batch: Batch, name: str) -> Column:
+    column: Column = getattr(batch.telemetry if name in TELEMETRY else batch, name)
+    return column
+
+
+def _write(column: Column) -> object:
+    """Return one column, row by row."""
+    flat = np.ascontiguousarray(column).reshape(-1)
+    if not flat.size:
+        return []
+    if (flat == flat[0]).all():
+        return flat[0].item()
+    if flat.size <= FEW:
+        return flat.tolist()
+    small = _small(flat)
+    raw = small.astype(small.dtype.newbyteorder("<")).tobytes()
+    return {
+        "type": small.dtype.str[1:],
+        "zlib": base64.b64encode(zlib.compress(raw, FAST)).decode(),
+    }
+
+
+def _small(flat: Column) -> Column:
+    """Return whole numbers as small as they fit; what has fractions stays exact."""
+    if flat.dtype.kind == "i":
+        for kind in (np.int8, np.int16, np.int32):
+            limits = np.iinfo(kind)
+            if limits.min <= int(flat.min()) and int(flat.max()) <= limits.max:
+                return flat.astype(kind)
+    return flat
+
+
+def _read(written: object, shape: tuple[int, ...], kind: type[np.generic]) -> Column:
+    """Return one column.
+
+    Raises:
+        ValueError: it is none of that shape.
+    """
+    if isinstance(written, Mapping):
+        raw = zlib.decompress(base64.b64decode(written["zlib"], validate=True))
+        return np.frombuffer(raw, np.dtype("<" + str(written["type"]))).astype(kind).reshape(shape)
+    if isinstance(written, list):
+        return np.array(written, dtype=kind).reshape(shape)
+    if not isinstance(written, int | float):
+        raise ValueError(f"{written!r} is no column")  # noqa: TRY004 - of a document
+    return np.full(shape, written, dtype=kind)

@@ -1,0 +1,237 @@
+"""Writes decisions as lines of JSON: the fleet once, then only what has changed of it since.
+
+What a line leaves out stands in the lines before it, back to the last `fleet`: a file always begins
+with all that its decisions rest on.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Final
+
+import msgspec
+import numpy as np
+import orjson
+
+from extender.core.batches import current_batch
+from extender.core.decision import Decision
+from extender.core.evaluation import Overlay
+from extender.core.names import NamesAt, Roll
+from extender.core.policy import Policy
+from extender.core.request import GpuRequest
+from extender.core.snapshot import Pool, Snapshot, batch_rows
+from extender.placement.history import DecisionRecord
+from extender.placement.placer import Weighed
+from extender.records.columns import VERSION, write_columns
+
+Json = dict[str, object]
+
+BEST: Final = 10
+"""So many of the best nodes are written with their scores; of all others a digest."""
+
+_OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+
+
+class LineWriter:
+    """Makes the lines of one file after another; one thread alone may use it."""
+
+    def __init__(self) -> None:
+        self._fleets = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Write everything anew: the next line begins a file."""
+        self._policy: Policy | None = None
+        self._roll: Roll | None = None
+        self._models: tuple[str, ...] = ()
+        self._pools: dict[str, tuple[int, int]] = {}
+        self._overlays: dict[str, Overlay] = {}
+
+    def decision(self, record: DecisionRecord, weighed: Weighed) -> list[bytes]:
+        """Return the lines about a decision, its own the last.
+
+        Args:
+            record: the decision; what is filled in later is not looked at.
+            weighed: what it was made from.
+        """
+        lines: list[Json] = []
+        if weighed.policy != self._policy:
+            self._policy = weighed.policy
+            lines.append({"kind": "settings", "version": VERSION, "policy": _policy(self._policy)})
+        snapshot = weighed.snapshot
+        if not self._is_based_on(snapshot):
+            lines.append(self._fleet(snapshot))
+        decision, request = weighed.decision, weighed.request
+        line: Json = {
+            "kind": "decision",
+            "version": VERSION,
+            "number": record.number,
+            "at": record.at,
+            "verb": record.verb,
+            "mode": "shadow" if record.is_shadow else "active",
+            "pod": asdict(record.pod),
+            "request": _request(request),
+            "candidates": _candidates(decision.candidates, snapshot.roll),
+            "result": _result(decision),
+            "seconds": round(record.seconds, 6),
+        }
+        changes = {
+            "rows": self._changed_rows(snapshot),
+            "overlay": self._changed_overlay(weighed.overlays),
+            "models": self._changed_models(snapshot),
+        }
+        lines.append(line | {name: change for name, change in changes.items() if change})
+        return [orjson.dumps(line, option=_OPTIONS) for line in lines]
+
+    def bound(self, uid: str, node: str, at: float) -> list[bytes]:
+        """Return the line that says where kube-scheduler put a pod."""
+        line = {"kind": "bound", "version": VERSION, "at": at, "uid": uid, "node": node}
+        return [orjson.dumps(line, option=_OPTIONS)]
+
+    def _is_based_on(self, snapshot: Snapshot) -> bool:
+        """Whether the last fleet written needs only its rows changed to be this one."""
+        return (
+            snapshot.roll is self._roll
+            and snapshot.pools.keys() == self._pools.keys()
+            and all(
+                self._pools[resource][0] == pool.base
+                and self._pools[resource][1] <= len(pool.patched)
+                for resource, pool in snapshot.pools.items()
+            )
+        )
+
+    def _fleet(self, snapshot: Snapshot) -> Json:
+        """Return the whole fleet."""
+        self._fleets += 1
+        self._roll, self._models = snapshot.roll, snapshot.models
+        self._overlays = {}
+        self._pools = {
+            resource: (pool.base, len(pool.patched)) for resource, pool in snapshot.pools.items()
+        }
+        place = {name: number for number, name in enumerate(snapshot.roll.names)}
+        return {
+            "kind": "fleet",
+            "version": VERSION,
+            "number": self._fleets,
+            "at": snapshot.at,
+            "models": snapshot.models,
+            "nodes": snapshot.roll.names,
+            "pools": {
+                resource: {
+                    "nodes": [place[name] for name in pool.nodes],
+                    "width": int(pool.batch.slots.shape[1]),
+                    "columns": write_columns(current_batch(pool, snapshot.telemetry)),
+                }
+                for resource, pool in snapshot.pools.items()
+            },
+        }
+
+    def _changed_rows(self, snapshot: Snapshot) -> Json:
+        """Return by resource the rows that were patched since they were last written."""
+        return {
+            resource: changed
+            for resource, pool in snapshot.pools.items()
+            if (changed := self._changed_of(resource, pool, snapshot)) is not None
+        }
+
+    def _changed_of(self, resource: str, pool: Pool, snapshot: Snapshot) -> Json | None:
+        base, known = self._pools[resource]
+        rows = sorted(set(pool.patched[known:]))
+        if not rows:
+            return None
+        self._pools[resource] = (base, len(pool.patched))
+        batch = batch_rows(
+            tuple(pool.rows[row] for row in rows),
+            snapshot.telemetry,
+            pool.batch.suspicion[np.array(rows, dtype=np.intp)],
+            width=pool.batch.slots.shape[1],
+        )
+        return {"rows": rows, "columns": write_columns(batch)}
+
+    def _changed_models(self, snapshot: Snapshot) -> Sequence[str]:
+        if snapshot.models == self._models:
+            return ()
+        self._models = snapshot.models
+        return snapshot.models
+
+    def _changed_overlay(self, overlays: Mapping[str, Overlay]) -> Json:
+        """Return by resource and node the tentative tenants where they are others than before."""
+        before, self._overlays = self._overlays, dict(overlays)
+        changes: Json = {}
+        for resource in before.keys() | overlays.keys():
+            was, now = before.get(resource, {}), overlays.get(resource, {})
+            changed = {
+                node: [(tenant.count, tenant.memory_bytes) for tenant in now.get(node, ())]
+                for node in was.keys() | now.keys()
+                if was.get(node) is not now.get(node) and was.get(node) != now.get(node)
+            }
+            if changed:
+                changes[resource] = changed
+        return changes
+
+
+def digest(names: Sequence[str], decision: Decision) -> str:
+    """Return what tells the verdicts on all candidates from any others.
+
+    Args:
+        names: the candidates.
+        decision: the verdicts, in their order; scores in full precision.
+    """
+    if isinstance(names, NamesAt):  # numbers go by name
+        order = np.argsort(names.rows, kind="stable")
+    else:
+        order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
+    said = hashlib.blake2b(digest_size=8)
+    said.update(np.ascontiguousarray(decision.codes[order], dtype="<u1").tobytes())
+    said.update(np.ascontiguousarray(decision.scores[order], dtype="<f8").tobytes())
+    return said.hexdigest()
+
+
+def _policy(policy: Policy) -> orjson.Fragment:
+    """Return the settings that a decision rests on."""
+    return orjson.Fragment(msgspec.json.encode(policy, enc_hook=_plain))
+
+
+def _plain(value: object) -> object:
+    """Return a map that nobody may change as one that JSON knows."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+def _request(request: GpuRequest) -> Json:
+    """Return what a pod asks for."""
+    return {
+        "resources": request.resources,
+        "memory_bytes": request.memory_bytes,
+        "requires_idle": request.requires_idle,
+        "thresholds": asdict(request.thresholds),
+        "strategy": request.strategy.value,
+        "preferred_models": request.preferred_models,
+        "nominated_node": request.nominated_node,
+        "own": sorted(request.own),
+    }
+
+
+def _candidates(names: Sequence[str], roll: Roll) -> object:
+    """Return the candidates: a bit for each node of the fleet, names where some are unknown."""
+    if not (isinstance(names, NamesAt) and names.names is roll.names):
+        return list(names)
+    if len(names) == len(roll.names):
+        return "all"
+    among = np.zeros(len(roll.names), dtype=np.bool_)
+    among[names.rows] = True
+    return {"bits": base64.b64encode(np.packbits(among).tobytes()).decode()}
+
+
+def _result(decision: Decision) -> Json:
+    """Return the verdicts: the best in full, all by their digest."""
+    best = decision.order[:BEST].tolist()
+    codes = np.bincount(decision.codes)
+    return {
+        "feasible": decision.feasible,
+        "best": [(decision.candidates[at], float(decision.scores[at])) for at in best],
+        "rejections": {code: int(codes[code]) for code in np.flatnonzero(codes).tolist() if code},
+        "digest": digest(decision.candidates, decision),
+    }

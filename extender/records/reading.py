@@ -1,0 +1,376 @@
+"""Reads a log of decisions: each with the fleet, the settings and the pods that it rested on."""
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from extender.core.evaluation import Overlay
+from extender.core.names import Roll
+from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.request import GpuRequest, PodRef
+from extender.core.snapshot import (
+    FLAGS,
+    NO_DEVICE,
+    PER_NODE,
+    PER_SLOT,
+    Batch,
+    Pool,
+    PoolRow,
+    Rows,
+    Snapshot,
+    Telemetry,
+    Tenant,
+)
+from extender.core.untyped import mapping_of, text_of
+from extender.records.columns import TELEMETRY, VERSION, Column, RecordError, read_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedDecision:
+    """A decision of a log, and what it was made from.
+
+    Attributes:
+        number: its number in its process.
+        at: when it was made, seconds since the epoch.
+        verb: filter or prioritize.
+        mode: active or shadow.
+        pod: the pod.
+        request: what it asks for.
+        candidates: node names; sorted where the log does not keep their order.
+        snapshot: the fleet.
+        overlays: tentative tenants by resource and node.
+        policy: the settings.
+        best: the best nodes and their scores, as they were logged.
+        feasible: how many candidates passed.
+        digest: of the verdicts on all.
+        fleet: number of the fleet that it is based on: one for each complete statement of it.
+    """
+
+    number: int
+    at: float
+    verb: str
+    mode: str
+    pod: PodRef
+    request: GpuRequest
+    candidates: Sequence[str]
+    snapshot: Snapshot
+    overlays: Mapping[str, Overlay]
+    policy: Policy
+    best: tuple[tuple[str, float], ...]
+    feasible: int
+    digest: str
+    fleet: int
+
+    @property
+    def node(self) -> str:
+        """The first choice, "" where there was none."""
+        return self.best[0][0] if self.best else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedBinding:
+    """Where kube-scheduler put a pod.
+
+    Attributes:
+        uid: the pod's UID.
+        node: the node.
+        at: when that was seen, seconds since the epoch.
+    """
+
+    uid: str
+    node: str
+    at: float
+
+
+Logged = LoggedDecision | LoggedBinding
+
+
+def read_log(paths: Iterable[Path]) -> Iterator[Logged]:
+    """Yield what files tell, one after the other, each with its place where it cannot be read.
+
+    Lines of other logs, which share the standard output, are passed over, and so is a last line
+    that was being written when the log was taken.
+
+    Raises:
+        RecordError: a line cannot be read, or rests on one that is missing.
+        OSError: a file cannot be read.
+    """
+    for path in paths:
+        with path.open("rb") as file:
+            yield from read_lines(file, str(path))
+
+
+def read_lines(file: IO[bytes], name: str) -> Iterator[Logged]:
+    """Yield what one file tells; see `read_log`."""
+    reader = _Reader()
+    for number, text in enumerate(file, 1):
+        try:
+            document = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            if not text.endswith(b"\n") or not text.lstrip().startswith(b'{"kind":'):
+                continue
+            raise RecordError(f"{name}:{number}: no JSON: {error}") from error
+        line = mapping_of(document)
+        if "kind" not in line or "version" not in line:
+            continue
+        try:
+            logged = reader.take(line)
+        except RecordError as error:
+            raise RecordError(f"{name}:{number}: {error}") from error
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise RecordError(f"{name}:{number}: cannot be read: {error!r}") from error
+        if logged is not None:
+            yield logged
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What the lines so far say.
+
+    Attributes:
+        policy: the settings in force.
+        snapshot: the fleet as it was by the last line.
+        fleets: complete statements of it so far.
+        overlays: tentative tenants.
+    """
+
+    policy: Policy | None = None
+    snapshot: Snapshot | None = None
+    fleets: int = 0
+    overlays: dict[str, Overlay] = field(default_factory=dict)
+
+    def take(self, line: Mapping[str, object]) -> Logged | None:
+        """Return what one line tells by itself, None where it only says what later ones rest on."""
+        if line["version"] != VERSION:
+            raise RecordError(
+                f"version {line['version']!r} of the log cannot be read: must be {VERSION}"
+            )
+        match line["kind"]:
+            case "settings":
+                self.policy = msgspec.convert(line["policy"], Policy, strict=False)
+            case "fleet":
+                self.fleets += 1
+                self.snapshot, self.overlays = _read_fleet(line, self.fleets), {}
+            case "decision":
+                return self._decision(line)
+            case "bound":
+                return LoggedBinding(
+                    uid=str(line["uid"]), node=str(line["node"]), at=_number(line["at"])
+                )
+            case _:
+                pass  # of a newer writer, and nothing that decisions rest on
+        return None
+
+    def _decision(self, line: Mapping[str, object]) -> LoggedDecision:
+        if self.policy is None or self.snapshot is None:
+            raise RecordError(
+                "this decision rests on lines that are missing: a file must be read from its begin"
+            )
+        self.snapshot = snapshot = _changed(self.snapshot, line)
+        self.overlays = _read_overlays(self.overlays, mapping_of(line.get("overlay")))
+        result, pod = mapping_of(line["result"]), mapping_of(line["pod"])
+        best = result["best"]
+        return LoggedDecision(
+            number=int(_number(line["number"])),
+            at=_number(line["at"]),
+            verb=str(line["verb"]),
+            mode=str(line["mode"]),
+            pod=PodRef(**{name: text_of(pod.get(name)) for name in ("uid", "namespace", "name")}),
+            request=_read_request(mapping_of(line["request"])),
+            candidates=_read_candidates(line["candidates"], snapshot.roll),
+            snapshot=snapshot,
+            overlays=self.overlays,
+            policy=self.policy,
+            best=tuple((str(node), float(score)) for node, score in best),  # type: ignore[attr-defined] # of a document
+            feasible=int(_number(result["feasible"])),
+            digest=str(result["digest"]),
+            fleet=self.fleets,
+        )
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise RecordError(f"{value!r} is no number")
+    return value
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise RecordError(f"{type(value).__name__} is no list of names")
+    return tuple(map(str, value))
+
+
+def _whole(value: object) -> list[int]:
+    if not isinstance(value, list):
+        raise RecordError(f"{type(value).__name__} is no list of numbers")
+    return [int(item) for item in value]
+
+
+def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
+    """Return the fleet of a line that states it completely."""
+    names = _names(line["nodes"])
+    pools: dict[str, Pool] = {}
+    parts: list[Telemetry] = []
+    first = 0
+    for resource, told in mapping_of(line["pools"]).items():
+        described = mapping_of(told)
+        nodes = tuple(names[place] for place in _whole(described["nodes"]))
+        width = int(_number(described["width"]))
+        columns = read_columns(mapping_of(described["columns"]), len(nodes), width)
+        # Each pool has rows of its own in the telemetry: one for each slot of each node.
+        slots = first + np.arange(len(nodes) * width, dtype=np.intp).reshape(len(nodes), width)
+        first += slots.size
+        batch = _batch(columns, slots)
+        pools[resource] = Pool(
+            resource=resource,
+            nodes=nodes,
+            row_of={node: at for at, node in enumerate(nodes)},
+            rows=_rows_of(batch),
+            batch=batch,
+            base=base,
+        )
+        parts.append(
+            Telemetry(
+                **{name: np.ascontiguousarray(columns[name]).reshape(-1) for name in TELEMETRY}
+            )
+        )
+    telemetry = Telemetry.missing(0)
+    if parts:
+        telemetry = Telemetry(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in TELEMETRY}
+        )
+    return Snapshot(
+        version=base,
+        at=_number(line["at"]),
+        nodes=frozenset(names),
+        pools=pools,
+        telemetry=telemetry,
+        models=_names(line["models"]),
+        roll=Roll(names, {resource: pool.nodes for resource, pool in pools.items()}),
+    )
+
+
+def _batch(columns: Mapping[str, Column], slots: Rows) -> Batch:
+    """Return rows side by side.
+
+    Args:
+        columns: by name.
+        slots: rows in the telemetry; of absent devices too.
+    """
+    present = columns["present"]
+    return Batch(
+        slots=np.asfortranarray(np.where(present, slots, NO_DEVICE)),
+        present=present,
+        telemetry=Telemetry(**{name: columns[name] for name in TELEMETRY}),
+        **{name: columns[name] for name in ("suspicion", *PER_SLOT, *PER_NODE, *FLAGS)},
+    )
+
+
+def _rows_of(batch: Batch) -> tuple[PoolRow, ...]:
+    """Return the rows of a batch one by one."""
+    slotted = {name: getattr(batch, name).tolist() for name in ("slots", *PER_SLOT)}
+    single = {name: getattr(batch, name).tolist() for name in (*PER_NODE, *FLAGS)}
+    rows: list[PoolRow] = []
+    for at, present in enumerate(batch.present.tolist()):
+        devices = [slot for slot, is_there in enumerate(present) if is_there]
+        values: dict[str, Any] = {
+            name: tuple(column[at][slot] for slot in devices) for name, column in slotted.items()
+        }
+        rows.append(PoolRow(**values, **{name: column[at] for name, column in single.items()}))
+    return tuple(rows)
+
+
+def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
+    """Return the fleet with the rows that a line changes."""
+    pools, telemetry = dict(snapshot.pools), snapshot.telemetry
+    for resource, told in mapping_of(line.get("rows")).items():
+        described, pool = mapping_of(told), pools[resource]
+        rows = np.array(_whole(described["rows"]), dtype=np.intp)
+        width = pool.batch.slots.shape[1]
+        columns = read_columns(mapping_of(described["columns"]), len(rows), width)
+        first = _first_slot(snapshot, resource)
+        slots = first + rows[:, None] * width + np.arange(width, dtype=np.intp)
+        fresh = _batch(columns, slots)
+        telemetry = telemetry.with_rows(
+            slots.reshape(-1),
+            Telemetry(
+                **{name: np.ascontiguousarray(columns[name]).reshape(-1) for name in TELEMETRY}
+            ),
+        )
+        listed = list(pool.rows)
+        for at, row in zip(rows.tolist(), _rows_of(fresh), strict=True):
+            listed[at] = row
+        # As in a running fleet: such rows are late, and read from what is written here.
+        pools[resource] = replace(
+            pool,
+            rows=tuple(listed),
+            patched=(*pool.patched, *rows.tolist()),
+            believed=(*pool.believed, *rows.tolist()),
+        )
+    models = _names(line["models"]) if "models" in line else snapshot.models
+    return replace(snapshot, pools=pools, telemetry=telemetry, models=models)
+
+
+def _first_slot(snapshot: Snapshot, resource: str) -> int:
+    """Return where the rows of a pool begin in the telemetry."""
+    first = 0
+    for name, pool in snapshot.pools.items():
+        if name == resource:
+            break
+        first += pool.batch.slots.size
+    return first
+
+
+def _read_overlays(
+    before: Mapping[str, Overlay], changes: Mapping[str, object]
+) -> dict[str, Overlay]:
+    """Return the tentative tenants with what a line changes of them."""
+    overlays = dict(before)
+    for resource, told in changes.items():
+        nodes = dict(overlays.get(resource, {}))
+        for node, tenants in mapping_of(told).items():
+            nodes[node] = tuple(
+                Tenant(uid="", count=int(count), memory_bytes=memory)
+                for count, memory in tenants  # type: ignore[attr-defined] # of a document
+            )
+            if not nodes[node]:
+                del nodes[node]
+        overlays[resource] = nodes
+    return {resource: nodes for resource, nodes in overlays.items() if nodes}
+
+
+def _read_request(told: Mapping[str, object]) -> GpuRequest:
+    resources = tuple((str(name), int(count)) for name, count in told["resources"])  # type: ignore[attr-defined] # of a document
+    memory = told["memory_bytes"]
+    return GpuRequest(
+        resource=resources[0][0],
+        count=resources[0][1],
+        resources=resources,
+        memory_bytes=None if memory is None else int(_number(memory)),
+        requires_idle=bool(told["requires_idle"]),
+        thresholds=msgspec.convert(told["thresholds"], Thresholds, strict=False),
+        strategy=Strategy(text_of(told["strategy"])),
+        preferred_models=_names(told["preferred_models"]),
+        nominated_node=text_of(told["nominated_node"]),
+        own=frozenset(_names(told["own"])),
+    )
+
+
+def _read_candidates(told: object, roll: Roll) -> Sequence[str]:
+    if told == "all":
+        return roll.number(roll.names)
+    if isinstance(told, Mapping):
+        try:
+            packed = base64.b64decode(text_of(told["bits"]), validate=True)
+        except binascii.Error as error:
+            raise RecordError(f"candidates cannot be read: {error}") from error
+        bits = np.unpackbits(np.frombuffer(packed, np.uint8))[: len(roll.names)]
+        return roll.number([roll.names[at] for at in np.flatnonzero(bits).tolist()])
+    return _names(told)

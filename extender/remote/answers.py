@@ -1,0 +1,379 @@
+"""The answers of the JSON API, typed: field by field as docs/api-routes.md has them.
+
+None is unknown. What an older extender does not send has its default; what a newer one sends
+besides is left out.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Answer(msgspec.Struct):
+    """An object of an answer."""
+
+
+class ResourceCounts(Answer):
+    """What a node has of a GPU resource."""
+
+    capacity: int
+    allocatable: int
+    held: int
+    assumed: int
+
+
+class Told(Answer):
+    """Who told something, and how old that is."""
+
+    source: str
+    age_seconds: float
+
+
+class Gpu(Answer):
+    """One GPU, or one MIG instance."""
+
+    node: str
+    resource: str
+    index: int | None
+    uuid: str
+    gpu_instance_id: str
+    mig_profile: str
+    model: str
+    state: str
+    why: str
+    health: str
+    utilization_ratio: float | None
+    utilization_latest_ratio: float | None
+    utilization_spread_ratio: float | None
+    memory_used_ratio: float | None
+    memory_free_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_celsius: float | None
+    power_watts: float | None
+    xid: int | None
+    freshness: str
+    age_seconds: float | None
+    source: str
+    replicas: int
+    replicas_used: int
+    assumed: int
+    tenants: list[str]
+    signals: dict[str, Told] = {}
+
+    @property
+    def name(self) -> str:
+        """The GPU as people write it: `node::index`, with the instance where it is one."""
+        index = "?" if self.index is None else str(self.index)
+        instance = f"/{self.gpu_instance_id}" if self.gpu_instance_id else ""
+        return f"{self.node}::{index}{instance}"
+
+
+class Node(Answer):
+    """One node with GPUs; `gpus` is filled where one node was asked for."""
+
+    name: str
+    model: str
+    driver_version: str
+    is_ready: bool
+    is_unschedulable: bool
+    resources: dict[str, ResourceCounts]
+    gpus_total: int
+    gpus_idle: int
+    utilization_mean_ratio: float | None
+    memory_used_mean_ratio: float | None
+    early_failures: int
+    pods: list[str]
+    gpus: list[Gpu] = []
+
+
+class Nodes(Answer):
+    """Every node with GPUs, and what the sources of telemetry last said."""
+
+    nodes: list[Node]
+    sources: dict[str, dict[str, Any]] = {}
+
+
+class Gpus(Answer):
+    """Every GPU, or those of one node."""
+
+    gpus: list[Gpu]
+
+
+class Device(Answer):
+    """A device as a pod saw it."""
+
+    can_land: bool
+    state: str
+    utilization_ratio: float | None
+    memory_used_ratio: float | None
+    free_bytes: int | None
+    freshness: str
+    assumed: int
+    used: int
+    index: int | None = None
+    uuid: str = ""
+    gpu_instance_id: str = ""
+    source: str = "none"
+    age_seconds: float | None = None
+    health: str = ""
+    signals: dict[str, Told] = {}
+
+
+class Part(Answer):
+    """A term of a score: it adds share x value."""
+
+    name: str
+    share: float
+    value: float
+    adds: float
+
+
+class Factor(Answer):
+    """What takes its share of the whole score, and what it keeps of it."""
+
+    name: str
+    value: float
+    keeps: float
+
+
+class Verdict(Answer):
+    """What a node is, or was, worth to a pod."""
+
+    node: str
+    resource: str
+    rejection: str | None
+    score: float
+    landing: int
+    idle: int
+    needed: int
+    taken: int
+    chance: float
+    is_agreed: bool
+    suspicion: float
+    model: str
+    devices: list[Device]
+    parts: list[Part] = []
+    factors: list[Factor] = []
+    rank: int | None = None
+    is_bound: bool = False
+    assumed: int = 0
+    lost_by: str | None = None
+
+
+class Best(Answer):
+    """The ranking that a pod would get now; `rejected` says why by node."""
+
+    best: list[Verdict]
+    feasible: int
+    rejected: dict[str, str]
+
+
+class Request(Answer):
+    """What a pod asks for; None is not said, or not shown to the caller."""
+
+    resources: dict[str, int]
+    gpu_memory_bytes: int | None = None
+    require_idle: bool | None = None
+    max_utilization_ratio: float | None = None
+    max_memory_ratio: float | None = None
+    strategy: str | None = None
+    prefer_models: list[str] | None = None
+
+
+class Short(Answer):
+    """A node in short."""
+
+    score: float
+    rejection: str | None
+
+
+class Decision(Answer):
+    """What was decided about a pod; `explained` and `nodes` are filled where asked in full."""
+
+    candidates: int
+    feasible: int
+    node: str | None
+    number: int = 0
+    id: str = ""
+    replica: str = ""
+    at: str = ""
+    verb: str = ""
+    pod: str = ""
+    uid: str | None = None
+    request: Request | None = None
+    runner_up: str | None = None
+    bound_node: str | None = None
+    is_followed: bool | None = None
+    is_shadow: bool = False
+    snapshot: int | None = None
+    duration_seconds: float | None = None
+    explained: list[Verdict] = []
+    nodes: dict[str, Short] = {}
+
+
+class Decisions(Answer):
+    """Decisions, the newest first; replicas that did not answer are named."""
+
+    decisions: list[Decision]
+    unreachable: list[str] = []
+
+
+class Counted(Answer):
+    """How many nodes a reason holds back; some of their names, where they are told."""
+
+    count: int
+    reason: str
+    nodes: list[str] = []
+
+
+class Waiting(Answer):
+    """A pod that waits, and what for."""
+
+    pod: str
+    uid: str | None
+    owner: str | None
+    scheduler: str
+    created_at: str
+    waiting_seconds: float
+    resources: dict[str, int]
+    gpu_memory_bytes: int | None
+    nominated_node: str | None
+    assumed_node: str | None
+    state: str
+    nodes: int | None
+    by_scheduler: list[Counted]
+    by_us: list[Counted]
+    message: str | None
+    preemption: str | None
+    hints: list[str]
+    decision: Decision | None = None
+
+
+class Pending(Answer):
+    """The GPU pods that are not bound, the longest wait first."""
+
+    pods: list[Waiting]
+    total: int
+    nodes: int
+
+
+class HeldDevice(Answer):
+    """A device that a pod holds."""
+
+    index: int | None
+    uuid: str
+    gpu_instance_id: str
+    utilization_ratio: float | None
+    memory_used_bytes: int | None
+    idle_seconds: float
+    tenants: int
+
+
+class Holder(Answer):
+    """A pod that holds GPUs, and for how long it has not used them."""
+
+    pod: str
+    uid: str | None
+    owner: str | None
+    node: str
+    resources: dict[str, int]
+    gpus: int
+    gpus_idle: int
+    gpus_in_use: int
+    bound_at: str
+    held_seconds: float
+    idle_seconds: float
+    is_at_least: bool
+    gpu_hours: float
+    gpu_hours_idle: float
+    memory_used_bytes: int | None
+    why: str
+    devices: list[HeldDevice]
+
+
+class Holders(Answer):
+    """The pods that hold GPUs and do not use them, the longest idle first."""
+
+    at: str
+    watched_since: str | None
+    idle_for_seconds: float
+    active_from_ratio: float
+    total: int
+    unknown: int
+    holders: list[Holder]
+
+
+class Other(Answer):
+    """A candidate that is not kept in full."""
+
+    node: str
+    score: float
+    rejection: str | None = None
+
+
+class Kept(Answer):
+    """How much of a decision is kept."""
+
+    in_full: int
+    in_short: int
+    note: str
+
+
+class Problem(Answer):
+    """An annotation that cannot be used."""
+
+    annotation: str
+    value: str
+    allowed: str
+    default_used: str
+    message: str
+
+
+class Explanation(Answer):
+    """Why a pod went where it went, or waits; or what would happen to one that is not there."""
+
+    pod: str
+    uid: str | None
+    is_hypothetical: bool
+    state: str
+    bound_node: str | None
+    is_followed: bool | None
+    pending: Waiting | None
+    decision: Decision | None
+    filter: Decision | None
+    kept: Kept | None
+    nodes: list[Verdict]
+    others: list[Other]
+    others_left: int
+    rejected: list[Counted]
+    closed: list[Counted] = []
+    problems: list[Problem] = []
+    not_checked: list[str] = []
+
+
+class UnaskedGroup(Answer):
+    """Pods alike that were bound without our answer."""
+
+    scheduler: str
+    resources: list[str]
+    verdict: str
+    count: int
+    example: str
+    first_age_seconds: float
+    last_age_seconds: float
+
+
+class Cause(Answer):
+    """Why pods were bound without our answer, likely."""
+
+    field: str
+    text: str
+    pods: int = 0
+
+
+class Unasked(Answer):
+    """Pods that were bound without our answer."""
+
+    unjudged: int
+    bound: list[UnaskedGroup]
+    likely_causes: list[Cause]

@@ -1,0 +1,191 @@
+"""The API server, as the user's kubeconfig names it; kubernetes-asyncio reads that, plugins too."""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+from kubernetes_asyncio import config
+from kubernetes_asyncio.client import Configuration
+
+from extender.remote.errors import ClientError, Failure
+from extender.remote.ways import Login, Params, UrlWay
+
+TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name
+"""A token for the extender behind the API server's proxy, which keeps Authorization to itself."""
+
+_SERVICE: Final = re.compile(
+    r"([a-z0-9-]{1,63})/((?:https?:)?[a-z0-9-]{1,63})(?::([a-z0-9-]{1,15}))?"
+)
+
+
+class Cluster:
+    """One API server and one identity there.
+
+    Args:
+        way: the way to it.
+        namespace: that of the kubeconfig's context.
+    """
+
+    def __init__(self, way: UrlWay, namespace: str = "default") -> None:
+        self._way = way
+        self.namespace = namespace
+
+    @classmethod
+    def of(
+        cls,
+        kubeconfig: str | None = None,
+        *,
+        context: str | None = None,
+        timeout_seconds: float = 30.0,
+    ) -> "Cluster":
+        """Return the cluster that a kubeconfig names.
+
+        Args:
+            kubeconfig: the file, or several joined as in KUBECONFIG; None for what kubectl takes.
+            context: which of its contexts, None for the current one.
+            timeout_seconds: limit for one answer.
+
+        Raises:
+            ClientError: it cannot be read, or names no cluster.
+        """
+        shown = kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+        files = [Path(part).expanduser() for part in shown.split(":") if part]
+        if not any(file.is_file() for file in files):
+            raise ClientError(
+                f"kubeconfig {shown}: there is no such file: set --url (IDLEGPU_URL) to ask an "
+                "extender directly, or --kubeconfig (KUBECONFIG)",
+                Failure.BAD_QUESTION,
+            )
+        configuration = Configuration()
+        try:
+            loader = asyncio.run(
+                config.load_kube_config(
+                    config_file=shown,
+                    context=context,
+                    client_configuration=configuration,
+                    persist_config=False,
+                )
+            )
+            namespace = _namespace(loader)
+        # The library reads whatever YAML there is as if it were a kubeconfig.
+        except (
+            config.ConfigException,
+            OSError,
+            yaml.YAMLError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
+            cause = " ".join(str(error).split()) or type(error).__name__
+            raise ClientError(
+                f"cannot use kubeconfig {shown}: {cause}", Failure.BAD_QUESTION
+            ) from error
+        token = (configuration.api_key.get("BearerToken") or "").strip()
+        login = Login(
+            headers={"Authorization": token} if token else {},
+            ca_file=configuration.ssl_ca_cert,
+            cert_file=configuration.cert_file,
+            key_file=configuration.key_file,
+            verifies=configuration.verify_ssl,
+            server_name=configuration.tls_server_name,
+            timeout_seconds=timeout_seconds,
+        )
+        return cls(UrlWay(configuration.host or "", login), namespace)
+
+    def service(self, service: str, *, token: str = "") -> "ServiceWay":
+        """Return the way to a Service through the API server's proxy.
+
+        Args:
+            service: `namespace/name:port`.
+            token: a token for whoever answers there, "" for none.
+
+        Raises:
+            ClientError: that names no Service.
+        """
+        match = _SERVICE.fullmatch(service)
+        if match is None:
+            raise ClientError(
+                f"service {service!r} is not allowed: must be namespace/name:port, such as "
+                "idlegpu/idlegpu-extender:status",
+                Failure.BAD_QUESTION,
+            )
+        namespace, name, port = match.groups()
+        target = name if port is None else f"{name}:{port}"
+        path = f"/api/v1/namespaces/{namespace}/services/{target}/proxy"
+        return ServiceWay(self._way, path, service, token)
+
+    def get(self, path: str, params: Params | None = None) -> Any:  # noqa: ANN401 - an object
+        """Return an object.
+
+        Raises:
+            ClientError: the API server does not give it.
+        """
+        return msgspec.json.decode(self._way.ask("GET", path, params))
+
+    def create(self, path: str, item: Mapping[str, object]) -> Any:  # noqa: ANN401 - an object
+        """Create an object in a collection, and return it.
+
+        Raises:
+            ClientError: the API server does not take it.
+        """
+        return msgspec.json.decode(self._way.ask("POST", path, None, msgspec.json.encode(item)))
+
+    def delete(self, path: str) -> None:
+        """Delete an object; one that is gone is no failure.
+
+        Raises:
+            ClientError: the API server refuses.
+        """
+        try:
+            self._way.ask("DELETE", path)
+        except ClientError as error:
+            if error.failure is not Failure.NOT_FOUND:
+                raise
+
+    def text(self, path: str, params: Params | None = None) -> str:
+        """Return a text, such as a container's log.
+
+        Raises:
+            ClientError: the API server does not give it.
+        """
+        return self._way.ask("GET", path, params).decode(errors="replace")
+
+
+class ServiceWay:
+    """The way to a Service through the API server's proxy.
+
+    Args:
+        way: the way to the API server.
+        path: of the proxy.
+        service: how people call it.
+        token: a token for whoever answers there, "" for none.
+    """
+
+    def __init__(self, way: UrlWay, path: str, service: str, token: str) -> None:
+        self._way = way.adding({TOKEN_HEADER: token}) if token else way
+        self._path = path
+        self._service = service
+
+    def ask(
+        self, method: str, path: str, params: Params | None = None, body: bytes | None = None
+    ) -> bytes:
+        """Return the body of an answer.
+
+        Raises:
+            ClientError: there is none, or it says no.
+        """
+        try:
+            return self._way.ask(method, f"{self._path}{path}", params, body)
+        except ClientError as error:
+            raise ClientError(f"service {self._service}: {error}", error.failure) from error
+
+
+def _namespace(loader: Any) -> str:  # noqa: ANN401 - the library's
+    current = loader.current_context or {}
+    return str((current.get("context") or {}).get("namespace") or "default")

@@ -1,0 +1,1 @@
+"""Decides again what a log of decisions tells, by the same code and other settings."""

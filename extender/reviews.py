@@ -1,0 +1,100 @@
+"""Asks the API server whose a token is, and what its owner may do."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from extender.core.untyped import items_of, mapping_of, text_of
+from extender.kube import KubeClient, parse_object
+
+TOKENS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
+ACCESS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+REVIEW_TOKENS: Final = "create tokenreviews.authentication.k8s.io"
+REVIEW_ACCESS: Final = "create subjectaccessreviews.authorization.k8s.io"
+
+ALL_NAMESPACES: Final = ""
+
+
+class TokenRefusedError(ValueError):
+    """The API server does not know a token; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """Whose a token is, as the API server says.
+
+    Attributes:
+        name: user name.
+        uid: "" where there is none.
+        groups: what it belongs to.
+        extra: what else the API server judges by.
+    """
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+async def review_token(
+    client: KubeClient, token: str, *, audience: str, timeout_seconds: float
+) -> User:
+    """Return whose a token is.
+
+    Args:
+        client: the API server.
+        token: the token.
+        audience: whom it must be for, "" for the API server itself.
+        timeout_seconds: limit for the answer.
+
+    Raises:
+        TokenRefusedError: nobody's, or it is for somebody else.
+        KubeError: there is no answer.
+    """
+    spec: dict[str, object] = {"token": token}
+    if audience:
+        spec["audiences"] = [audience]
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
+    answer = await client.send(
+        "POST", TOKENS, body, action=REVIEW_TOKENS, timeout_seconds=timeout_seconds
+    )
+    status = mapping_of(parse_object(answer, REVIEW_TOKENS).get("status"))
+    if status.get("authenticated") is not True:
+        raise TokenRefusedError(text_of(status.get("error")) or "no such token")
+    # An authenticator that knows no audiences says none: then it is not known whom it is for.
+    if audience and audience not in items_of(status.get("audiences")):
+        raise TokenRefusedError(f"it is not for {audience!r}")
+    user = mapping_of(status.get("user"))
+    return User(
+        name=text_of(user.get("username")),
+        uid=text_of(user.get("uid")),
+        groups=_texts(user.get("groups")),
+        extra={name: _texts(values) for name, values in mapping_of(user.get("extra")).items()},
+    )
+
+
+async def may_list_pods(
+    client: KubeClient, user: User, namespace: str, *, timeout_seconds: float
+) -> bool:
+    """Return whether somebody may list the pods of a namespace, or of `ALL_NAMESPACES`.
+
+    Raises:
+        KubeError: there is no answer.
+    """
+    spec: dict[str, object] = {
+        "user": user.name,
+        "uid": user.uid,
+        "groups": list(user.groups),
+        "extra": {name: list(values) for name, values in user.extra.items()},
+        "resourceAttributes": {"namespace": namespace, "verb": "list", "resource": "pods"},
+    }
+    body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = await client.send(
+        "POST", ACCESS, body, action=REVIEW_ACCESS, timeout_seconds=timeout_seconds
+    )
+    status = mapping_of(parse_object(answer, REVIEW_ACCESS).get("status"))
+    return status.get("allowed") is True and status.get("denied") is not True
+
+
+def _texts(values: object) -> tuple[str, ...]:
+    return tuple(value for value in items_of(values) if isinstance(value, str))

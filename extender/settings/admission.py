@@ -1,0 +1,87 @@
+"""The settings of the admission webhook, which gives GPU pods their scheduler."""
+
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from extender.settings.peers import ADDRESS_FORM, split_address
+from extender.settings.section import Form, Section
+from extender.settings.tls import Tls
+
+NAME: Final = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
+
+
+class Admission(Section):
+    """How GPU pods are given a scheduler as they are created."""
+
+    listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+        default="",
+        description="host:port of the admission webhook, over TLS; in a pod 0.0.0.0:8890 or "
+        "[::]:8890; empty: there is none",
+    )
+    cert_file: Path | None = Field(
+        default=None,
+        description="certificate of that port, with those that issued it; unless set, that of tls",
+    )
+    key_file: Path | None = Field(default=None, description="key of that certificate")
+    scheduler_name: str = Field(
+        default="idlegpu-scheduler",
+        pattern=NAME,
+        description="spec.schedulerName that GPU pods get which have default-scheduler",
+    )
+    taint_key: str = Field(
+        default="idlegpu.io/scheduler",
+        max_length=317,
+        description="key of the taint that keeps other pods off that scheduler's nodes, with its "
+        "name as value: the pods get a toleration for it; empty: they get none",
+    )
+    lease_name: str = Field(
+        default="idlegpu-scheduler",
+        pattern=NAME,
+        description="Lease of that scheduler: pods get it only while somebody renews this",
+    )
+    lease_namespace: str = Field(
+        default="",
+        pattern=NAMESPACE,
+        description="namespace of the Lease; empty: the pod's own, or idlegpu where a kubeconfig "
+        "is set",
+    )
+    lease_check_seconds: float = Field(
+        default=2.0, ge=0.2, le=60, description="the Lease is looked at this often"
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, listen: str) -> str:
+        if listen:
+            split_address(listen)
+        return listen
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("admission.cert_file and admission.key_file belong together: set both")
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on; ("", 0) where there is no webhook."""
+        return split_address(self.listen) if self.listen else ("", 0)
+
+    def files(self, tls: Tls) -> tuple[Path, Path]:
+        """Return certificate and key.
+
+        Raises:
+            ValueError: there are none, and the API server asks over TLS alone.
+        """
+        cert, key = (
+            (self.cert_file, self.key_file) if self.cert_file else (tls.cert_file, tls.key_file)
+        )
+        if cert is None or key is None:
+            raise ValueError(
+                f"admission.listen ({self.listen}) needs a certificate, for the API server asks "
+                "over TLS alone: set admission.cert_file and admission.key_file, or tls.*"
+            )
+        return cert, key

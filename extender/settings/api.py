@@ -1,0 +1,87 @@
+"""The settings of the API: who may read it."""
+
+import ipaddress
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import Field, field_validator
+
+from extender.settings.section import AnyCase, Form, Section
+from extender.settings.tls import is_loopback
+
+PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class ApiAccess(StrEnum):
+    """Who may read the API."""
+
+    AUTO = "auto"
+    """Whoever is on this machine, where it is served on loopback alone; else as `token`."""
+    TOKEN = "token"  # noqa: S105 - the word
+    """Whoever shows a token that the API server knows."""
+    OPEN = "open"
+    """Whoever reaches the port."""
+
+
+class Api(Section):
+    """Who may read the API and the page, and what they see."""
+
+    access: Annotated[ApiAccess, AnyCase] = Field(
+        default=ApiAccess.AUTO,
+        description="token: who shows a token of the cluster reads the API, and sees the pods of "
+        "the namespaces in which it may list pods; open: whoever reaches the port, and sees all; "
+        "auto: open where the port is on loopback, else token. Health and metrics are open",
+    )
+    audience: str = Field(
+        default="idlegpu-api",
+        description="audience that a token must be for (kubectl create token NAME --audience ...): "
+        "so what is shown to us is good for nothing else; empty: a token for the API server itself",
+    )
+    proxies: Annotated[tuple[str, ...], Form(PROXIES_FORM)] = Field(
+        default=(),
+        description="who comes from here without a token sees all: the addresses of the API "
+        "server, whose proxy shows no user's token, so that the right to the proxy decides",
+    )
+    token_seconds: float = Field(
+        default=60.0, ge=1, le=3600, description="a token is reviewed anew after so long"
+    )
+    rights_seconds: float = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="the right to list a namespace's pods is asked for anew after so long",
+    )
+    reviews_per_second: float = Field(
+        default=20.0,
+        ge=0.1,
+        le=1000,
+        description="most unknown tokens that the API server is asked about, on average",
+    )
+    review_timeout_seconds: float = Field(
+        default=5.0, ge=0.1, le=60, description="limit for one question to the API server"
+    )
+
+    @field_validator("proxies")
+    @classmethod
+    def _check_proxies(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for proxy in proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ValueError(
+                    f"{proxy!r} is not allowed: {error}: must be {PROXIES_FORM}"
+                ) from error
+        return proxies
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """Where the API server's proxy comes from."""
+        return tuple(map(ipaddress.ip_network, self.proxies))
+
+    def is_open(self, host: str) -> bool:
+        """Whether no token is needed where the API is served on a host."""
+        if self.access is ApiAccess.AUTO:
+            return is_loopback(host)
+        return self.access is ApiAccess.OPEN

@@ -1,0 +1,78 @@
+"""The settings for whoever wants to see first what this would do: shadow mode, log, regret."""
+
+from enum import StrEnum
+from typing import Annotated, Final, Self
+
+from pydantic import Field, model_validator
+
+from extender.settings.section import MIB, TIB, Quantity, Section
+
+STDOUT: Final = "-"
+
+
+class Mode(StrEnum):
+    """What answers are worth."""
+
+    ACTIVE = "active"
+    """kube-scheduler goes by them."""
+    SHADOW = "shadow"
+    """Everything is decided and recorded, and no answer changes anything."""
+
+
+MODE: Final = (
+    "shadow: every candidate passes and none gets a score, so that kube-scheduler places pods as "
+    "if it did not ask, while everything is decided and recorded as otherwise; active: it goes by "
+    "what is decided"
+)
+
+
+class DecisionLog(Section):
+    """A log of decisions from which `idlegpu replay` decides again."""
+
+    path: str = Field(
+        default="",
+        description="file that gets a line of JSON for each decision, and for the fleet that it "
+        "was made from; - for the standard output; empty: none",
+    )
+    max_size: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
+        default=256 * MIB,
+        description="a file that would grow larger is renamed to PATH.1 and begun anew; the "
+        "standard output is not bounded",
+    )
+    files: int = Field(
+        default=4, ge=1, le=100, description="so many such files are kept besides the current one"
+    )
+
+
+class Regret(Section):
+    """What placements look like some time later."""
+
+    pods: int = Field(
+        default=1000,
+        ge=0,
+        le=100_000,
+        description="pods that are watched at once from their binding, and results that are kept; "
+        "0: none",
+    )
+    after_seconds: float = Field(
+        default=3600.0,
+        ge=60,
+        le=86_400,
+        description="so long after its binding a pod's GPUs are compared with those of our first "
+        "choice and of the best in hindsight",
+    )
+    sample_seconds: float = Field(
+        default=30.0,
+        ge=1,
+        le=600,
+        description="time between two looks at the activity of all GPUs",
+    )
+
+    @model_validator(mode="after")
+    def _check_samples(self) -> Self:
+        if self.sample_seconds * 2 > self.after_seconds:
+            raise ValueError(
+                f"sample_seconds ({self.sample_seconds:g}) must be at most half of after_seconds "
+                f"({self.after_seconds:g})"
+            )
+        return self

@@ -1,0 +1,26 @@
+# The agent of GPU nodes; the driver's library comes from the node. From the root of the repository:
+#
+#   docker build -f images/agent.Dockerfile -t idlegpu-agent:0.1.0 .
+#
+# docker buildx build --platform linux/amd64,linux/arm64 makes it for both.
+#
+# The same Python as the tests run with: an index of both platforms, pinned by what it holds.
+ARG PYTHON=docker.io/library/python:3.11.15-slim-bookworm@sha256:b18992999dbe963a45a8a4da40ac2b1975be1a776d939d098c647482bcad5cba
+
+FROM ${PYTHON} AS build
+WORKDIR /src
+COPY pyproject.toml ./
+COPY images/build.sh images/agent.txt images/
+COPY agent agent
+COPY extender extender
+RUN images/build.sh agent /opt/idlegpu
+
+FROM ${PYTHON}
+COPY --from=build /opt/idlegpu /opt/idlegpu
+# Modules come from there and from Python itself, never from the folder that a command runs in.
+ENV PYTHONPATH=/opt/idlegpu PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+# A number, for Kubernetes to see that it is not root (runAsNonRoot).
+USER 65532:65532
+WORKDIR /
+EXPOSE 9402
+ENTRYPOINT ["python", "-m", "agent"]

@@ -1,0 +1,75 @@
+"""Grafana's dashboard 12239 on a real Prometheus that scrapes a real agent, and nobody else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from agent.app import start
+from agent.options import Options
+from tests.agent.scripted import ScriptedBackend, ScriptedCard
+from tests.extender.sources.scraping import Job, prometheus_process
+
+pytestmark = pytest.mark.prometheus
+
+OPTIONS: Final = Options(
+    port=0, node="gpu-7", period_seconds=0.25, dcgm_names=True, kubelet_socket="", proc=""
+)
+
+SELECTED: Final = '{instance=~"127.*", gpu=~"0|1"}'
+QUERIES: Final = {
+    "GPU Temperature": f"DCGM_FI_DEV_GPU_TEMP{SELECTED}",
+    "GPU Avg. Temp": f"avg(DCGM_FI_DEV_GPU_TEMP{SELECTED})",
+    "GPU Power Usage": f"DCGM_FI_DEV_POWER_USAGE{SELECTED}",
+    "GPU Power Total": f"sum(DCGM_FI_DEV_POWER_USAGE{SELECTED})",
+    "GPU SM Clocks": f"DCGM_FI_DEV_SM_CLOCK{SELECTED} * 1000000",
+    "GPU Utilization": f"DCGM_FI_DEV_GPU_UTIL{SELECTED}",
+    "GPU Framebuffer Mem Used": f"DCGM_FI_DEV_FB_USED{SELECTED}",
+    "Tensor Core Utilization": f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{SELECTED}",
+}
+"""The dashboard's panels."""
+
+
+@pytest_asyncio.fixture
+async def prometheus(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
+    cards = ScriptedCard("GPU-0"), ScriptedCard("GPU-1")
+    async with start(replace(OPTIONS, pod_logs=""), ScriptedBackend(*cards)) as (_, address):
+        host, port = address
+        server = prometheus_process(tmp_path, f"{host}:{port}", {"agent": Job(page="metrics")})
+        await server.start()
+        try:
+            async with aiohttp.ClientSession(server.ready_url.removesuffix("/-/ready")) as session:
+                yield session
+        finally:
+            await server.stop()
+
+
+async def ask(session: aiohttp.ClientSession, path: str, **parameters: str) -> list[Any]:
+    async with session.get(path, params=parameters) as answer:
+        told = await answer.json()
+    assert told["status"] == "success", told
+    data = told["data"]
+    return list(data["result"] if isinstance(data, dict) else data)
+
+
+async def test_no_panel_and_no_choice_of_dashboard_12239_is_empty(
+    prometheus: aiohttp.ClientSession,
+) -> None:
+    async with asyncio.timeout(60):
+        while len(await ask(prometheus, "/api/v1/query", query=QUERIES["GPU Temperature"])) < 2:  # noqa: ASYNC110 - until it has been scraped
+            await asyncio.sleep(0.1)
+
+    shown = {
+        panel: len(await ask(prometheus, "/api/v1/query", query=query))
+        for panel, query in QUERIES.items()
+    }
+    assert shown == {panel: 1 if "(" in query else 2 for panel, query in QUERIES.items()}
+    for label, values in (("gpu", ["0", "1"]), ("instance", None)):
+        path, of = f"/api/v1/label/{label}/values", {"match[]": "DCGM_FI_DEV_GPU_TEMP"}
+        chosen = await ask(prometheus, path, **of)
+        assert chosen == values if values else len(chosen) == 1

@@ -1,0 +1,96 @@
+"""Pods and nodes as what lives beside us leaves them: gates, evictions, nodes that were just added.
+
+docs/beside.md tells what of it the real programs do.
+"""
+
+from typing import Final
+
+import pytest
+
+from tests.controlplane.client import address
+from tests.controlplane.objects import GPU, Object, node, pod
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+GATE: Final = {"name": "kueue.x-k8s.io/admission"}
+
+
+async def open_gates(world: World, item: Object) -> None:
+    """Let a pod go, as a queue does once it has admitted it."""
+    await world.client.request(
+        "PATCH",
+        address(item),
+        {"spec": {"schedulingGates": None}},
+        content_type="application/merge-patch+json",
+    )
+
+
+async def test_a_gated_pod_is_not_asked_about_and_takes_nothing_until_it_is_let_go(
+    world: World,
+) -> None:
+    first, second = world.add("first", 1), world.add("second", 1)
+    await world.start()
+    gated = pod("gated", schedulingGates=[GATE])
+    await world.client.create(gated)
+    shown = await world.client.wait_pod(
+        gated, lambda item: item["status"].get("conditions"), "has a condition"
+    )
+    assert shown["status"]["conditions"][0]["reason"] == "SchedulingGated"
+
+    taken = await world.place(pod("other"))
+
+    assert await world.decisions(gated) == []
+    await open_gates(world, gated)
+    assert await world.bound([gated]) == [second if taken == first else first]
+    assert len(await world.decisions(gated)) > 0
+
+
+async def test_a_pod_that_is_evicted_and_made_anew_goes_where_it_is_idle_now(
+    world: World,
+) -> None:
+    quiet, busy = world.add_shared("quiet"), world.add_shared("busy")
+    await world.start()
+    await world.tenants(quiet, 1, utilization=0.3)
+    evicted = pod("evicted")
+    assert await world.place(evicted) == busy  # which has nobody yet
+    await world.running(evicted)
+    await world.tenants(busy, 2, utilization=0.45)
+
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": evicted["metadata"]}
+    await world.client.request("POST", f"{address(evicted)}/eviction", eviction)
+    await world.gone(evicted)
+
+    assert await world.place(pod("evicted")) == quiet
+
+
+async def test_a_node_that_was_just_added_passes_before_anything_is_known_of_it(
+    world: World,
+) -> None:
+    full = world.add("full", 1)
+    await world.start()
+    await world.tenants(full, 1, utilization=0.9)
+    waiting = pod("waiting")
+    await world.client.create(waiting)
+    await world.client.wait_unschedulable(waiting)
+
+    # Its exporter has not been scraped yet, and no agent has reported.
+    await world.client.create(node("added", 1))
+
+    assert await world.bound([waiting]) == ["added"]
+
+
+async def test_a_node_without_its_device_plugin_is_left_to_kube_scheduler(world: World) -> None:
+    full = world.add("full", 1)
+    await world.start()
+    await world.tenants(full, 1, utilization=0.9)
+    added = node("added", 0)
+    await world.client.create(added)
+    waiting = pod("early")
+    await world.client.create(waiting)
+
+    assert "2 Insufficient nvidia.com/gpu" in await world.client.wait_unschedulable(waiting)
+    assert await world.decisions(waiting) == []
+
+    await world.client.patch(added, {"status": {"allocatable": {GPU: "1"}}}, "status")
+    assert await world.bound([waiting]) == ["added"]

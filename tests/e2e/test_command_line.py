@@ -1,0 +1,319 @@
+"""The console commands against a real cluster: by URL, and through the API server's proxy."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+NAMESPACE: Final = "idlegpu"
+SERVICE: Final = "idlegpu-extender"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command came to."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(self.out)
+
+
+class CommandLine:
+    """Runs `idlegpu` as a user does: a process of its own."""
+
+    def __init__(self, **environment: str) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("IDLEGPU_")}
+        self._environment = {**own, **environment}
+
+    async def __call__(self, *arguments: str, status: int = 0) -> Done:
+        """Run a command that is to end with a status."""
+        done = await self.run(*arguments)
+        assert done.status == status, f"{arguments}: {done}"
+        return done
+
+    async def run(self, *arguments: str) -> Done:
+        """Run a command, however it ends."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "extender.cli", *arguments,
+            env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        return Done(process.returncode or 0, out.decode(), err.decode())
+
+    async def until(self, words: str, *arguments: str) -> Done:
+        """Run a command until it shows these words."""
+        last = Done(0, "", "")
+
+        async def is_shown() -> bool:
+            nonlocal last
+            last = await self(*arguments)
+            return words in last.out
+
+        try:
+            await wait_for(is_shown, f"{arguments} shows {words!r}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {last}") from error
+        return last
+
+
+def by_url(world: World) -> CommandLine:
+    services = world.services
+    return CommandLine(
+        IDLEGPU_URL=services.extender.url, KUBECONFIG=str(services.plane.kubeconfig())
+    )
+
+
+def machine_address() -> str:
+    """Return an address of this machine that is no loopback: no Endpoints may have that."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+@asynccontextmanager
+async def forwarding(address: str, url: str) -> AsyncIterator[int]:
+    """Let the extender on loopback be reached at another address; yield the port."""
+    host, _, port = url.rpartition("/")[2].rpartition(":")
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(host, int(port))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(copy(reader, back))
+            group.create_task(copy(there, writer))
+
+    server = await asyncio.start_server(forward, address, 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def service(address: str, port: int) -> list[Mapping[str, object]]:
+    """Return the extender's Service as the manifests name it, in front of an address."""
+    metadata = {"name": SERVICE, "namespace": NAMESPACE}
+    ports = [{"name": "status", "port": 8889, "targetPort": port}]
+    behind = [{"name": "status", "port": port}]
+    # The proxy leads to addresses of pods alone.
+    target = {"kind": "Pod", "name": SERVICE, "namespace": NAMESPACE}
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": ports}},
+        {
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": metadata,
+            "subsets": [{"addresses": [{"ip": address, "targetRef": target}], "ports": behind}],
+        },
+    ]
+
+
+@asynccontextmanager
+async def exposed(world: World) -> AsyncIterator[None]:
+    """Have the extender's Service, and a pod behind it, that leads to the extender that runs."""
+    address, plane = machine_address(), world.services.plane
+    if not address or address.startswith("127."):
+        pytest.skip("this machine has no address that Endpoints may have")
+    behind = pod(
+        SERVICE,
+        0,
+        namespace=NAMESPACE,
+        schedulerName="nobody",
+        serviceAccountName=SERVICE,
+        securityContext={"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    )
+    # The namespace takes no other pods.
+    behind["spec"]["containers"][0]["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    async with forwarding(address, world.services.extender.url) as port:
+        file = plane.folder / "service.yaml"
+        file.write_text(yaml.safe_dump_all(service(address, port)))
+        await world.client.create(behind)
+        try:
+            await world.client.set_phase(behind, "Running", podIP=address, podIPs=[{"ip": address}])
+            await plane.kubectl("apply", "-f", str(file))
+            yield
+        finally:
+            await plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
+            await world.client.delete(behind)
+
+
+async def placed(world: World) -> tuple[str, str, Object]:
+    """Start with an idle and a busy node, and have a pod placed; return all three."""
+    # One more, so that the idle one is still the better one when the pod is there.
+    idle, busy = world.add("idle", 3), world.add("busy", 2)
+    await world.start()
+    await world.tenants(busy, 1, utilization=0.9, memory="60Gi")
+    item = pod("mine")
+    assert await world.place(item) == idle
+    await world.settled()
+    return idle, busy, item
+
+
+async def test_the_commands_show_what_is_so(world: World) -> None:
+    idle, busy, _ = await placed(world)
+    idlegpu = by_url(world)
+
+    nodes = await idlegpu("nodes")
+    gpus = await idlegpu("gpus", busy, "-o", "json")
+    best = await idlegpu("best", "--gpus", "1", "-o", "json")
+    none = await idlegpu("best", "--gpus", "8", status=1)
+    decided = await idlegpu("decisions", "default/mine")
+    top = await idlegpu("top", "--once")
+
+    assert [line.split()[0] for line in nodes.out.splitlines()[1:]] == sorted([busy, idle])
+    states = [gpu["state"] for gpu in gpus.json["gpus"]]
+    assert sorted(states) == ["busy", "idle"]
+    assert best.json["best"][0]["node"] == idle
+    assert "no node would do" in none.out
+    assert idle in decided.out
+    assert "yes" in decided.out
+    assert top.out.splitlines()[3].startswith(f"{busy}::")
+
+
+async def test_a_bound_pod_is_explained_and_told_of_in_one_event(world: World) -> None:
+    idle, busy, item = await placed(world)
+
+    explained = await by_url(world)("explain", "default/mine")
+    shown = await world.describe(item, "GPU placement: ")
+
+    assert f"default/mine: is on {idle}, our first choice" in explained.out
+    assert busy in explained.out
+    assert "prometheus" in explained.out
+    assert "score" in explained.out
+    assert f"GPU placement: {idle}, 3 of 3 GPUs idle, mean activity 0 %" in shown
+    assert shown.count("GPU placement: ") == 1
+
+
+async def test_a_pod_that_waits_says_what_for(world: World) -> None:
+    await placed(world)
+    idlegpu = by_url(world)
+    await world.client.create_all([pod("large", 4), pod("strict", 1, nodeSelector={"no": "such"})])
+    for name in ("large", "strict"):
+        await world.client.wait_unschedulable(pod(name))
+
+    large = await idlegpu.until("Insufficient nvidia.com/gpu", "explain", "large")
+    pending = await idlegpu("pending", "-o", "json")
+
+    assert "default/large: waits: unschedulable" in large.out
+    assert "what would help: 2 Insufficient nvidia.com/gpu" in large.out
+    found = {one["pod"]: one for one in pending.json["pods"]}
+    assert found["default/large"]["by_scheduler"] == [
+        {"count": 2, "reason": "Insufficient nvidia.com/gpu", "nodes": []}
+    ]
+    assert found["default/strict"]["by_scheduler"][0]["reason"] == (
+        "node(s) didn't match Pod's node affinity/selector"
+    )
+    assert found["default/large"]["by_us"] == []
+
+
+async def test_what_we_refuse_is_told_apart_from_what_kube_scheduler_does(world: World) -> None:
+    free = world.add("free", 2)
+    world.add("other", 1)
+    await world.start()
+    for card in world.fleet.node(free).cards:
+        card.xid = 79
+    await world.wait_state(free, 0, "unhealthy")
+    item = pod("picky", 2)
+    await world.client.create(item)
+
+    shown = await by_url(world).until("too few working GPUs", "pending")
+
+    assert "1 Insufficient nvidia.com/gpu" in shown.out
+    assert "default/picky" in shown.out
+
+
+async def test_what_would_happen_is_what_happens(world: World) -> None:
+    idle, _, _ = await placed(world)
+    idlegpu = by_url(world)
+    printed = await idlegpu("run", "--gpus", "1", "--name", "job", "--", "true")
+    file = world.services.plane.folder / "job.yaml"
+    file.write_text(printed.out)
+
+    foreseen = await idlegpu("explain", "-f", str(file))
+    assert yaml.safe_load(printed.out)["kind"] == "Job"
+    assert f"would go to {idle}" in foreseen.out
+
+    made = await idlegpu("run", "--gpus", "1", "--name", "worker", "--hold", "--apply")
+    assert made.out == "pod/worker\n"
+    assert await world.bound([pod("worker")]) == [idle]
+
+
+async def test_a_job_is_submitted(world: World) -> None:
+    world.add("any", 1)
+    await world.start()
+
+    made = await by_url(world)("run", "--name", "job", "--apply", "--", "nvidia-smi")
+
+    assert made.out == "job/job\n"
+    jobs = await world.services.plane.kubectl("get", "jobs", "-o", "name")
+    assert "job.batch/job" in jobs
+    await world.services.plane.kubectl("delete", "job", "job")
+
+
+async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> None:
+    idle, busy, _ = await placed(world)
+    idlegpu = CommandLine(KUBECONFIG=str(world.services.plane.kubeconfig()))
+    async with exposed(world):
+        nodes = await idlegpu("nodes", "-o", "json")
+        gpus = await idlegpu("gpus", idle)
+        best = await idlegpu("best", "-o", "json")
+        explained = await idlegpu("explain", "mine")
+        pending = await idlegpu("pending")
+        decisions = await idlegpu("decisions")
+        missing = await idlegpu("gpus", "gone", status=1)
+        foreseen = await idlegpu("explain", "-f", str(_manifest(world)))
+    gone = await idlegpu("nodes", status=1)
+
+    assert {node["name"] for node in nodes.json["nodes"]} == {idle, busy}
+    assert f"{idle}::0" in gpus.out
+    assert best.json["feasible"] >= 1
+    assert f"is on {idle}" in explained.out
+    assert pending.out == "no GPU pod waits\n"
+    assert "default/mine" in decisions.out
+    assert "node 'gone' is not known" in missing.err
+    assert f"would go to {idle}" in foreseen.out
+    assert f"service {NAMESPACE}/{SERVICE}:status" in gone.err
+
+
+def _manifest(world: World) -> Any:  # noqa: ANN401 - a path
+    file = world.services.plane.folder / "pod.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **pod("next")}))
+    return file
+
+
+async def test_who_may_not_use_the_proxy_is_told(world: World) -> None:
+    await placed(world)
+    plane = world.services.plane
+    idlegpu = CommandLine(KUBECONFIG=str(plane.kubeconfig("scheduler")))
+
+    done = await idlegpu("nodes", status=4)
+
+    assert "forbidden" in done.err

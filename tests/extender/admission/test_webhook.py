@@ -1,0 +1,189 @@
+"""Which pods get a scheduler, and that none is ever stopped."""
+
+import base64
+import json
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from extender.admission.webhook import MAX_BODY_BYTES, PATH, AdmissionWebhook
+from extender.core.policy import Policy
+from extender.core.resources import ResourceNames
+from extender.metrics import Metrics
+from tests.extender.admission.test_review import review
+from tests.extender.served import Client, MakeClient, pod
+
+MADE = {"schedulerName": "default-scheduler"}
+
+
+@dataclass
+class Scheduler:
+    """Is there, or not."""
+
+    is_fresh: bool = True
+
+    async def run(self) -> None:
+        """There is nothing to find out."""
+
+
+@dataclass
+class Served:
+    client: Client
+    scheduler: Scheduler
+    metrics: Metrics
+
+    async def admit(self, body: object) -> dict[str, Any]:
+        """Return the answer's response, for whatever is sent."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        answer = await self.client.post(PATH, data=BytesIO(data))
+        assert answer.status == 200
+        told = await answer.json()
+        assert (told["apiVersion"], told["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        response: dict[str, Any] = told["response"]
+        assert response["allowed"] is True
+        return response
+
+    async def scheduler_of(self, item: dict[str, Any]) -> str:
+        """Return the scheduler that a new pod gets, "" for the one that it has."""
+        response = await self.admit(review(object=item))
+        if "patch" not in response:
+            return ""
+        change, toleration = json.loads(base64.b64decode(response["patch"]))
+        assert toleration["value"][0]["key"] == "idlegpu.io/scheduler"
+        assert change["path"] == "/spec/schedulerName"
+        return str(change["value"])
+
+    def count(self, outcome: str) -> float:
+        value = self.metrics.registry.get_sample_value(
+            "idlegpu_admissions_total", {"outcome": outcome}
+        )
+        return value or 0.0
+
+
+@pytest.fixture
+async def served(aiohttp_client: MakeClient) -> Served:
+    scheduler, metrics = Scheduler(), Metrics()
+    webhook = AdmissionWebhook(
+        "idlegpu-scheduler",
+        taint_key="idlegpu.io/scheduler",
+        resources=lambda: ResourceNames(("nvidia.com/gpu", "nvidia.com/mig-*")),
+        policy=Policy,
+        lease=scheduler,
+        admissions=metrics.admissions,
+    )
+    return Served(await aiohttp_client(webhook.build_app()), scheduler, metrics)
+
+
+def made(item: dict[str, Any], **spec: object) -> dict[str, Any]:
+    """Return a pod as the API server shows it: with its defaults."""
+    return {**item, "spec": {**item["spec"], **MADE, **spec}}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        pytest.param(made(pod()), id="whole-gpu"),
+        pytest.param(made(pod(resource="nvidia.com/mig-1g.5gb")), id="mig"),
+        pytest.param(made(pod(), schedulerName=""), id="no-scheduler-yet"),
+        pytest.param(made(pod(enabled="true")), id="enabled"),
+        pytest.param(made(pod(enabled="maybe")), id="bad-annotation"),
+    ],
+)
+async def test_a_pod_that_asks_for_gpus_gets_the_scheduler(
+    served: Served, item: dict[str, Any]
+) -> None:
+    assert await served.scheduler_of(item) == "idlegpu-scheduler"
+    assert served.count("set") == 1
+
+
+async def test_gpus_of_an_init_container_count_too(served: Served) -> None:
+    item = made(pod(gpus=None))
+    item["spec"]["initContainers"] = [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+
+    assert await served.scheduler_of(item) == "idlegpu-scheduler"
+
+
+@pytest.mark.parametrize(
+    ("item", "outcome"),
+    [
+        pytest.param(made(pod(gpus=None)), "no-gpu", id="no-gpu"),
+        pytest.param(made(pod(resource="example.com/gpu")), "no-gpu", id="another-resource"),
+        pytest.param(made(pod(gpus=0)), "no-gpu", id="zero"),
+        pytest.param(made(pod(enabled="false")), "disabled", id="disabled"),
+        pytest.param(made(pod(enabled="False")), "disabled", id="disabled-in-capitals"),
+        pytest.param(made(pod(), schedulerName="volcano"), "other-scheduler", id="other-scheduler"),
+        pytest.param(made(pod(), nodeName="gpu-7"), "bound", id="bound"),
+    ],
+)
+async def test_other_pods_stay_as_they_are(
+    served: Served, item: dict[str, Any], outcome: str
+) -> None:
+    assert await served.scheduler_of(item) == ""
+    assert served.count(outcome) == 1
+
+
+async def test_no_pod_is_given_to_a_scheduler_that_is_not_there(served: Served) -> None:
+    served.scheduler.is_fresh = False
+
+    assert await served.scheduler_of(made(pod())) == ""
+    assert served.count("scheduler-absent") == 1
+
+    served.scheduler.is_fresh = True
+    assert await served.scheduler_of(made(pod())) == "idlegpu-scheduler"
+
+
+async def test_whoever_creates_a_pod_is_warned_of_annotations_that_cannot_be_used(
+    served: Served,
+) -> None:
+    response = await served.admit(review(object=made(pod(gpu_memory="lots"))))
+
+    (warning,) = response["warnings"]
+    assert "idlegpu.io/gpu-memory" in warning
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"no json",
+        {"kind": "Pod"},
+        review(operation="UPDATE"),
+        review(object="a pod"),
+        b'{"request":{"uid":' + b"[" * 2000,
+        b" " * (MAX_BODY_BYTES + 1),
+    ],
+    ids=["empty", "null", "text", "pod", "update", "no-object", "deep", "large"],
+)
+async def test_what_cannot_be_read_stops_no_pod_and_is_counted_and_told(
+    served: Served, body: object
+) -> None:
+    response = await served.admit(body)
+
+    assert "patch" not in response
+    assert response["warnings"] == ["idlegpu could not read this pod; it is created as it is"]
+    assert served.count("unreadable") == 1
+
+
+@pytest.mark.parametrize("spec", [None, [], "x", {"containers": "x"}, {"containers": [None, 7]}])
+async def test_a_pod_of_any_shape_is_let_through(served: Served, spec: object) -> None:
+    item = {"metadata": {"annotations": 7}, "spec": spec}
+
+    assert await served.scheduler_of(item) == ""
+
+
+async def test_a_fault_of_ours_stops_no_pod(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("made up")
+
+    monkeypatch.setattr("extender.admission.webhook.parse_request", fail)
+
+    response = await served.admit(review(object=made(pod())))
+
+    assert (response["uid"], "patch" in response) == ("705ab4f5", False)
+    assert served.count("fault") == 1
+    assert "fault" in caplog.messages

@@ -1,0 +1,24 @@
+"""A command line, and the extender that it asks."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.extender.cli.serving import Run, build_fleet, runner, serving
+from tests.extender.observe.test_holders import HoldersWorld
+
+
+@pytest.fixture(scope="package")
+def fleet() -> HoldersWorld:
+    return build_fleet()
+
+
+@pytest.fixture(scope="package")
+def url(fleet: HoldersWorld) -> Iterator[str]:
+    with serving(fleet.build_app()) as address:
+        yield address
+
+
+@pytest.fixture
+def run(url: str) -> Run:
+    return runner(url)

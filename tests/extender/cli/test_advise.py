@@ -1,0 +1,112 @@
+"""Advice as people read it, and as programs do."""
+
+import json
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import yaml
+
+from extender.client import Client
+from tests.extender.cli.serving import Run, runner, serving
+from tests.extender.cli.test_tables import missing
+from tests.extender.observe.advising import SHARED, AdvisingWorld
+from tests.extender.observe.test_holders import card
+
+TABLE = """\
+CARD   MODEL            SOLD AS   IN USE   ACTIVITY   MEMORY GiB   ADVICE         BETTER   HOW
+s::0   H100 80GB HBM3         4        2       100%        20/80   do-not-share        1   -
+w::0   H100 80GB HBM3         1        1         5%       8.0/80   share               9   MIG 7x 1g.10gb
+s::1   H100 80GB HBM3         4        0         0%         0/80   not-measured        2   MIG 2x 3g.40gb
+
+POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE          ASKS GiB   BETTER GiB
+team/big   w         1         5%       8.0/80   asks-too-much         40           10
+team/big   w         1         5%       8.0/80   uses-a-tenth          40            -
+rests on 60 samples at most of each of 3 GPUs, over 59m (memory); fewer than 15 say nothing
+"""  # noqa: E501 - as people see it
+
+
+def build() -> AdvisingWorld:
+    world = AdvisingWorld()
+    world.add_shared("s", 4, gpus=2)
+    world.add_node("w", gpus=1)
+    names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(2)]
+    big = world.have("big", "w", memory_gib=40)
+    shown = {
+        "s": [card(*names, busy=1.0, used_gib=20.0), card()],
+        "w": [card(big, busy=0.05, used_gib=8.0)],
+    }
+    world.live(shown, 3600)
+    return world
+
+
+@pytest.fixture(scope="module")
+def advising() -> Iterator[str]:
+    with serving(build().build_app()) as address:
+        yield address
+
+
+@pytest.fixture
+def advise(advising: str) -> Run:
+    return runner(advising)
+
+
+def test_a_table_shows_cards_and_pods_and_what_it_rests_on(advise: Run) -> None:
+    result = advise("advise")
+
+    assert result.stdout == TABLE
+    assert result.exit_code == 0
+
+
+def test_a_wide_table_says_why(advise: Run) -> None:
+    text = advise("advise", "-o", "wide").stdout
+
+    assert "2 of 4 replicas in use, which together use 100% busy" in text
+    assert "asks for 40.0 GiB of each GPU and never used more than" in text
+    assert "Deployment big" in text
+
+
+def test_programs_get_json_and_yaml_of_the_same_with_every_field(
+    advise: Run, advising: str
+) -> None:
+    as_json = json.loads(advise("advise", "-o", "json").stdout)
+    as_yaml = yaml.safe_load(advise("advise", "-o", "yaml").stdout)
+    client = Client.at(advising)
+    plain = client.get("/v1/advice")
+
+    assert as_json == as_yaml
+    assert missing(plain, msgspec.to_builtins(client.advice())) == []
+    assert len(as_json["cards"]) == 3
+    assert len(as_json["pods"]) == 2
+
+
+def test_one_node_is_shown_alone_and_what_is_left_out_is_said(advise: Run) -> None:
+    alone = advise("advise", "--node", "w").stdout
+    few = advise("advise", "--limit", "1").stdout
+
+    assert "w::0" in alone
+    assert "s::0" not in alone
+    assert "and 2 more (--limit)" in few
+    assert "and 1 more (--limit)" in few
+
+
+def test_a_fleet_of_which_nothing_is_said_is_told_so() -> None:
+    world = AdvisingWorld()
+    world.add_node("w", gpus=1)
+    with serving(world.build_app()) as address:
+        result = runner(address)("advise")
+
+    assert result.stdout.splitlines() == [
+        "no card should be shared otherwise",
+        "",
+        "no pod is known to ask for far more, or less, than it uses",
+        "nothing was measured yet of GPUs that pods hold",
+    ]
+    assert result.exit_code == 0
+
+
+def test_further_back_than_anybody_remembers_is_refused(advise: Run) -> None:
+    result = advise("advise", "--over", "1d")
+
+    assert result.exit_code == 2
+    assert "over='86400' must be at most 3600" in result.stderr

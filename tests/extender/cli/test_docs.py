@@ -1,0 +1,50 @@
+"""What the documentation shows works."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from extender.cli.registry import COMMANDS
+from tests.extender.cli.serving import runner
+
+ROOT = Path(__file__).parents[3]
+TEXT = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+
+
+def test_the_example_of_the_client_runs(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    monkeypatch.setenv("IDLEGPU_URL", url)
+
+    exec(example, {})  # noqa: S102 - our own text
+
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        "team/notebook has 2 GPUs on node-1 unused: no activity on 2 of 2 GPUs for at least 1 h "
+        "59 min, 2.0 GiB of memory held",
+        "node-2",
+    ]
+
+
+def test_the_example_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    monkeypatch.setenv("IDLEGPU_URL", "http://127.0.0.1:9")
+
+    with pytest.raises(SystemExit, match="cannot reach"):
+        exec(example, {})  # noqa: S102 - our own text
+
+
+def test_every_command_is_told_of() -> None:
+    told = set(re.findall(r"^idlegpu ([a-z-]+)", TEXT, re.MULTILINE))
+
+    assert told | {"completion"} <= set(COMMANDS)
+    assert {"nodes", "gpus", "top", "best", "explain", "pending", "holders", "run"} <= told
+
+
+def test_options_that_are_told_of_exist(url: str) -> None:
+    shown = "".join(runner(url)(name, "--help").stdout for name in COMMANDS)
+
+    for option in set(re.findall(r"(--[a-z][a-z-]+)", TEXT)) - {"--help"}:
+        assert option in shown, option

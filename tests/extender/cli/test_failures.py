@@ -1,0 +1,181 @@
+"""What goes wrong is told in a line, and by the exit status."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from extender.cli.registry import COMMANDS, module_of
+from tests.extender.cli.serving import Run, runner, serving
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["gpus", "gone"], 1, "node 'gone' is not known"),
+        (["gpus", "--model", "tpu"], 1, "no such GPUs"),
+        (["nodes", "--model", "tpu"], 1, "no such nodes"),
+        (["best", "--gpus", "64"], 1, ""),
+        (["explain", "nobody"], 1, "no decision about 'nobody' is remembered"),
+        (["decisions", "nobody"], 1, "no decision about 'nobody' is remembered"),
+        (["best", "--memory", "20"], 2, "memory='20' must be a quantity from 1Mi to 16Ti"),
+        (["best", "--gpus", "0"], 2, "0 is not in the range 1<=x<=1024"),
+        (["best", "--resource", "cpu"], 2, "resource='cpu' must be a GPU resource"),
+        (["holders", "--idle-for", "soon"], 2, "'soon': must be a time such as 30m, 1h"),
+        (["explain"], 2, "name one of: POD, --filename FILE, --number N"),
+        (["explain", "a", "--number", "1"], 2, "name one of: POD"),
+        (["explain", "-f", "/nowhere"], 2, "cannot read /nowhere"),
+        (["explain", "fresh", "--node", "n"], 2, "must be one of node-1, node-2, node-3"),
+        (["nodes", "-o", "xml"], 2, "is not one of 'table', 'wide', 'json', 'yaml'"),
+        (["gpuss"], 2, "'gpuss' is no command: must be one of nodes, gpus"),
+        (["nodes", "--url", "ftp://x"], 2, "must be like http://127.0.0.1:8889"),
+        (["nodes", "--token-file", "/nowhere"], 2, "token file '/nowhere' cannot be read"),
+        (["run"], 2, "say what to run, after --"),
+        (["run", "--hold", "--", "x"], 2, "--hold runs nothing of its own"),
+        (["completion", "csh"], 2, "is not one of 'bash', 'zsh', 'fish'"),
+        (["nodes", "--url", "http://127.0.0.1:9"], 3, "cannot reach http://127.0.0.1:9: "),
+    ],
+)
+def test_a_failure_says_what_and_what_is_allowed(
+    run: Run, arguments: list[str], status: int, words: str
+) -> None:
+    result = run(*arguments)
+
+    assert words in " ".join(result.stderr.split())
+    assert result.exit_code == status
+    assert "Traceback" not in result.output
+
+
+def test_a_refused_connection_is_told_as_such(run: Run) -> None:
+    assert "refused" in run("nodes", "--url", "http://127.0.0.1:9").stderr
+
+
+@pytest.mark.parametrize("text", ["kind: Service", "a: [", "{}", "kind: Job\nspec: {template: 1}"])
+def test_a_manifest_without_a_pod_is_refused(run: Run, text: str) -> None:
+    result = run("explain", "-f", "-", standard_input=text)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("idlegpu: ")
+
+
+@pytest.mark.parametrize(
+    ("kubeconfig", "words"),
+    [
+        ("/nowhere", "kubeconfig /nowhere: there is no such file: set --url (IDLEGPU_URL)"),
+        ("text", "cannot use kubeconfig"),
+        ("{}", "cannot use kubeconfig"),
+    ],
+)
+def test_a_kubeconfig_that_is_none_is_told(
+    run: Run, tmp_path: Path, kubeconfig: str, words: str
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(kubeconfig)
+    path = kubeconfig if kubeconfig.startswith("/") else str(file)
+
+    result = run("nodes", IDLEGPU_URL="", KUBECONFIG=path)
+
+    assert words in result.stderr
+    assert result.exit_code == 2
+
+
+@pytest.fixture
+def odd() -> Iterator[str]:
+    """A server that gives odd answers, by the status that its path names."""
+
+    async def answer(request: web.Request) -> web.Response:
+        wanted = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        status, _, text = wanted.partition("-")
+        return web.Response(status=int(status or 200), text=text or "{}")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    with serving(app) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("token", "status", "words"),
+    [
+        ("401-no", 4, "answers 401: no"),
+        ("403-no", 4, "answers 403: no"),
+        ("429-later", 4, "answers 429: later"),
+        ("500-x", 5, "answers 500: x"),
+        ("503-x", 3, "answers 503: x"),
+        ("404-x", 1, "x"),
+        ("200-", 5, "the answer for /v1/nodes cannot be read"),
+        ("200-<html>", 5, "the answer for /v1/nodes cannot be read"),
+    ],
+)
+def test_odd_answers_have_their_statuses(odd: str, token: str, status: int, words: str) -> None:
+    result = runner(odd)("nodes", "--token", token)
+
+    assert words in result.stderr
+    assert result.exit_code == status
+
+
+def test_the_token_is_read_from_a_file_too(odd: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("403-from-file\n")
+
+    result = runner(odd)("nodes", "--token-file", str(tmp_path / "token"))
+
+    assert "from-file" in result.stderr
+
+
+def test_options_before_the_subcommand_count_and_those_after_it_come_first(
+    url: str, odd: str
+) -> None:
+    run = runner("http://127.0.0.1:9")
+
+    assert run("--url", url, "nodes").exit_code == 0
+    assert run("--url", odd, "nodes", "--url", url).exit_code == 0
+
+
+# --- help, completion, start ----------------------------------------------------------------------
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    code = (
+        "import sys; sys.argv = ['kubectl-idlegpu', '--help']\n"
+        "from extender.cli.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'rich', 'yaml', 'aiohttp', 'numpy', 'kubernetes_asyncio', 'requests'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    result = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert result.stderr == "[]\n"
+    assert result.stdout.startswith("Usage: kubectl idlegpu [OPTIONS] COMMAND")
+    assert all(f"\n  {name} " in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(run: Run, name: str) -> None:
+    result = run(name, "--help")
+
+    assert result.exit_code == 0
+    assert module_of(name).endswith(name)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_completion_for_shells(run: Run, shell: str) -> None:
+    script = run("completion", shell).stdout
+
+    assert "_IDLEGPU_COMPLETE" in script
+    assert "idlegpu" in script
+
+
+def test_completion_knows_the_commands_and_their_options(run: Run) -> None:
+    commands = run(_IDLEGPU_COMPLETE="bash_complete", COMP_WORDS="idlegpu ho", COMP_CWORD="1")
+    options = run(
+        _IDLEGPU_COMPLETE="bash_complete", COMP_WORDS="idlegpu holders --idle", COMP_CWORD="2"
+    )
+
+    assert commands.stdout == "plain,holders\n"
+    assert options.stdout == "plain,--idle-for\n"

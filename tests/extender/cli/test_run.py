@@ -1,0 +1,237 @@
+"""Stock Jobs and pods: printed, submitted, and nvidia-smi on a node."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import web
+
+from extender.core.policy import Policy
+from extender.core.request import parse_request
+from extender.core.resources import ResourceNames
+from tests.extender.cli.serving import Run, runner, serving
+
+Object = dict[str, Any]
+
+
+class FakeCluster:
+    """An API server that takes Jobs and pods, and runs each pod at once.
+
+    Attributes:
+        created: what was submitted, by path.
+        deleted: paths of what was deleted.
+        phase: how pods end; "" for never.
+        log: what pods write; None where their kubelet does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.created: list[tuple[str, Object]] = []
+        self.deleted: list[str] = []
+        self.phase = "Succeeded"
+        self.log: str | None = "NVIDIA-SMI 580\n\x1b[31mGPU 0\n"
+        self.refuses = False
+
+    def build_app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/{path:.*}", self._create)
+        app.router.add_get("/{path:.*}", self._get)
+        app.router.add_delete("/{path:.*}", self._delete)
+        return app
+
+    async def _create(self, request: web.Request) -> web.Response:
+        if self.refuses:
+            status = {"kind": "Status", "message": "pods is forbidden: User cannot create"}
+            return web.json_response(status, status=403)
+        item = await request.json()
+        self.created.append((request.path, item))
+        return web.json_response(item, status=201)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        if request.path.endswith("/log"):
+            if self.log is None:
+                return web.json_response({"kind": "Status", "message": "no route"}, status=500)
+            return web.Response(text=self.log)
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "message": "0/1 nodes are available",
+        }
+        status: Object = {"phase": self.phase or "Pending"}
+        if not self.phase:
+            status["conditions"] = [condition]
+        if self.phase == "Failed":
+            ended = {"terminated": {"reason": "Error", "message": "no devices were found"}}
+            status["containerStatuses"] = [{"state": ended}]
+        return web.json_response({"status": status})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        self.deleted.append(request.path)
+        return web.json_response({})
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def submit(cluster: FakeCluster, tmp_path: Path) -> Iterator[Run]:
+    with serving(cluster.build_app()) as url:
+        context = {"cluster": "c", "user": "u", "namespace": "team"}
+        config = {
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+            "contexts": [{"name": "x", "context": context}],
+            "current-context": "x",
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        run = runner(url)
+
+        def submit(*arguments: str, **environment: str) -> Any:  # noqa: ANN401 - a result
+            return run(*arguments, **{"IDLEGPU_URL": "", "KUBECONFIG": str(file), **environment})
+
+        yield submit
+
+
+def printed(run: Run, *arguments: str) -> Object:
+    result = run("run", *arguments)
+    assert result.exit_code == 0, result.output
+    item: Object = yaml.safe_load(result.stdout)
+    return item
+
+
+def test_a_job_is_printed_that_asks_for_what_was_said(run: Run) -> None:
+    job = printed(
+        run, "--gpus", "2", "--model", "A100,H100", "--memory", "20Gi", "--cpu", "8", "--name",
+        "mine", "-n", "team", "--scheduler", "idlegpu-scheduler", "--", "python", "t.py", "--lr=1",
+    )  # fmt: skip
+
+    pod = job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert (job["kind"], job["metadata"]) == ("Job", {"name": "mine", "namespace": "team"})
+    assert container["command"] == ["python", "t.py", "--lr=1"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "2", "cpu": "8"}}
+    assert pod["spec"]["schedulerName"] == "idlegpu-scheduler"
+    parsed = parse_request(pod, resources=ResourceNames(), defaults=Policy())
+    assert parsed.problems == ()
+    assert parsed.request is not None
+    assert parsed.request.preferred_models == ("A100", "H100")
+    assert parsed.request.memory_bytes == 20 << 30
+
+
+def test_without_wishes_nothing_is_annotated(run: Run) -> None:
+    job = printed(run, "--", "nvidia-smi")
+
+    assert "metadata" not in job["spec"]["template"]
+    assert "schedulerName" not in job["spec"]["template"]["spec"]
+    assert job["metadata"]["name"].startswith("nvidia-smi-")
+
+
+def test_a_pod_to_work_in_is_printed(run: Run) -> None:
+    pod = printed(run, "--hold", "--require-idle", "--strategy", "pack")
+
+    assert pod["kind"] == "Pod"
+    assert pod["metadata"]["annotations"] == {
+        "idlegpu.io/strategy": "pack",
+        "idlegpu.io/require-idle": "true",
+    }
+    assert pod["spec"]["containers"][0]["command"] == ["sleep", "infinity"]
+
+
+def test_it_is_submitted_to_the_namespace_of_the_kubeconfig(
+    submit: Run, cluster: FakeCluster
+) -> None:
+    result = submit("run", "--apply", "--name", "mine", "--", "true")
+
+    ((path, item),) = cluster.created
+    assert path == "/apis/batch/v1/namespaces/team/jobs"
+    assert item["metadata"]["name"] == "mine"
+    assert result.stdout == "job/mine\n"
+    assert "kubectl -n team logs -f job/mine" in result.stderr
+
+
+def test_a_pod_to_work_in_is_submitted_and_one_is_told_how_to_end_it(
+    submit: Run, cluster: FakeCluster
+) -> None:
+    result = submit("run", "--apply", "--hold", "--name", "mine", "-n", "other")
+
+    assert cluster.created[0][0] == "/api/v1/namespaces/other/pods"
+    assert "kubectl -n other delete pod mine" in result.stderr
+
+
+def test_what_the_api_server_refuses_is_told(submit: Run, cluster: FakeCluster) -> None:
+    cluster.refuses = True
+
+    result = submit("run", "--apply", "--", "true")
+
+    assert "answers 403: pods is forbidden" in result.stderr
+    assert result.exit_code == 4
+
+
+def test_submitting_takes_a_kubeconfig(run: Run, tmp_path: Path) -> None:
+    result = run("run", "--apply", "--kubeconfig", str(tmp_path / "none"), "--", "true")
+
+    assert "there is no such file" in result.stderr
+    assert result.exit_code == 2
+
+
+# --- smoke ----------------------------------------------------------------------------------------
+
+
+def test_smoke_prints_what_nvidia_smi_says_and_deletes_the_pod(
+    submit: Run, cluster: FakeCluster
+) -> None:
+    result = submit("smoke", "node-7")
+
+    ((path, item),) = cluster.created
+    terms = item["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+    assert terms[0]["matchFields"][0]["values"] == ["node-7"]
+    assert item["spec"]["containers"][0]["command"] == ["nvidia-smi"]
+    assert result.stdout == "NVIDIA-SMI 580\n?[31mGPU 0\n"
+    assert cluster.deleted == [f"{path}/{item['metadata']['name']}"]
+    assert result.exit_code == 0
+
+
+def test_a_smoke_that_fails_says_why_and_still_deletes_the_pod(
+    submit: Run, cluster: FakeCluster
+) -> None:
+    cluster.phase = "Failed"
+
+    result = submit("smoke", "node-7")
+
+    assert "nvidia-smi failed on node-7: no devices were found" in result.stderr
+    assert len(cluster.deleted) == 1
+    assert result.exit_code == 1
+
+
+def test_a_smoke_that_waits_for_too_long_says_what_for(submit: Run, cluster: FakeCluster) -> None:
+    cluster.phase = ""
+
+    result = submit("smoke", "node-7", "--wait", "0s")
+
+    assert "has not ended within 0s (--wait): 0/1 nodes are available" in result.stderr
+    assert len(cluster.deleted) == 1
+    assert result.exit_code == 1
+
+
+def test_output_that_cannot_be_read_is_no_failure_of_the_gpu(
+    submit: Run, cluster: FakeCluster
+) -> None:
+    cluster.log = None
+
+    result = submit("smoke", "node-7", "--keep")
+
+    assert "its output cannot be read" in result.stdout
+    assert cluster.deleted == []
+    assert result.exit_code == 0
+
+
+def test_smoke_prints_its_pod_for_programs(submit: Run, cluster: FakeCluster) -> None:
+    assert json.loads(submit("smoke", "n", "-o", "json").stdout)["kind"] == "Pod"
+    assert cluster.created == []

@@ -1,0 +1,173 @@
+"""What people read, letter by letter."""
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from rich.console import Console
+
+from extender.cli.sheets import sheet
+from extender.client import Client
+from tests.extender.cli.serving import Run
+from tests.extender.observe.test_holders import HoldersWorld
+
+CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+
+
+def shown(text: str) -> str:
+    """Return what was shown, the time of day and how long it took blotted out."""
+    return re.sub(r"\d+\.\d ms", "# ms", CLOCK.sub("##:##:##", text))
+
+
+def read_golden() -> dict[str, str]:
+    """Return what is to be shown, by the arguments of the command."""
+    text = (Path(__file__).parent / "golden.txt").read_text(encoding="utf-8")
+    parts = re.split(r"^\$ idlegpu (.+)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+GOLDEN = read_golden()
+
+
+@pytest.mark.parametrize("arguments", GOLDEN)
+def test_a_table_is_shown_so(run: Run, arguments: str) -> None:
+    result = run(*arguments.split())
+
+    assert shown(result.stdout) == GOLDEN[arguments]
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["nodes", "gpus node-1", "best --gpus 2", "pending", "holders --idle-for 0", "decisions"],
+)
+def test_a_wide_table_has_all_its_columns_and_more(run: Run, arguments: str) -> None:
+    narrow = run(*arguments.split()).stdout.splitlines()[0]
+    wide = run(*arguments.split(), "-o", "wide").stdout.splitlines()[0]
+
+    assert wide.startswith(narrow)
+    assert len(wide.split()) > len(narrow.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        ("nodes", "nodes"),
+        ("gpus", "gpus"),
+        ("top --once", "gpus"),
+        ("best", "best"),
+        ("pending", "pods"),
+        ("holders", "holders"),
+        ("decisions", "decisions"),
+        ("explain fresh", "nodes"),
+    ],
+)
+def test_programs_get_json_and_yaml_of_the_same(run: Run, arguments: str, key: str) -> None:
+    as_json = json.loads(run(*arguments.split(), "-o", "json").stdout)
+    as_yaml = yaml.safe_load(run(*arguments.split(), "-o", "yaml").stdout)
+
+    assert as_json[key]
+    assert as_json == as_yaml
+
+
+PATHS = {
+    "/v1/nodes": lambda client: client.nodes(),
+    "/v1/nodes/node-1": lambda client: client.node("node-1"),
+    "/v1/gpus?node=node-1": lambda client: client.gpus("node-1"),
+    "/v1/best?gpus=2": lambda client: client.best(gpus=2),
+    "/v1/decisions?limit=100&brief=false": lambda client: client.decisions(brief=False),
+    "/v1/pending": lambda client: client.pending(),
+    "/v1/holders?idle_for=0": lambda client: client.holders(idle_for_seconds=0),
+    "/v1/explain?pod=fresh": lambda client: client.explain("fresh"),
+    "/v1/explain?pod=big": lambda client: client.explain("big"),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_the_typed_answers_leave_nothing_out(url: str, path: str) -> None:
+    client = Client.at(url)
+
+    typed = msgspec.to_builtins(PATHS[path](client))
+
+    assert missing(client.get(path), typed) == []
+
+
+def missing(told: object, typed: object, at: str = "") -> list[str]:
+    """Return where the typed answer lacks something, or says otherwise."""
+    if isinstance(told, dict) and isinstance(typed, dict):
+        return [
+            place
+            for key, value in told.items()
+            for place in (
+                missing(value, typed[key], f"{at}.{key}") if key in typed else [f"{at}.{key}"]
+            )
+        ]
+    if isinstance(told, list) and isinstance(typed, list) and len(told) == len(typed):
+        pairs = enumerate(zip(told, typed, strict=True))
+        return [place for n, (one, two) in pairs for place in missing(one, two, f"{at}[{n}]")]
+    return [] if told == typed else [at]
+
+
+def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run) -> None:
+    text = run("explain", "fresh", "-o", "wide").stdout
+    one = run("explain", "fresh", "--node", "node-3").stdout
+
+    assert text.count("PART OF THE SCORE") == 3
+    assert one.count("PART OF THE SCORE") == 1
+    assert "node-3, nvidia.com/gpu: 2 idle of 2 GPUs" in one
+
+
+def test_what_would_happen_is_told_of_every_pod_of_a_manifest(run: Run) -> None:
+    manifest = "\n---\n".join(
+        yaml.safe_dump(
+            {
+                "kind": kind,
+                "metadata": {"name": f"a-{kind.lower()}"},
+                "spec": spec if kind == "Pod" else {"template": {"spec": spec}},
+            }
+        )
+        for kind, spec in (("Pod", _spec(2)), ("Deployment", _spec(4)), ("Service", {}))
+    )
+
+    result = run("explain", "-f", "-", standard_input=manifest)
+
+    assert "default/a-pod: would go to node-2" in result.stdout
+    assert "default/a-deployment: no node would do" in result.stdout
+    assert "not asked about: 4 node(s) had too few free GPUs" in result.stdout
+    assert result.exit_code == 1
+
+
+def _spec(gpus: int) -> dict[str, object]:
+    return {"containers": [{"name": "m", "resources": {"limits": {"nvidia.com/gpu": gpus}}}]}
+
+
+def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
+    console = Console(width=12, markup=False, force_terminal=False)
+    name = "a-very-long-node-name-of-a-cloud"
+    with console.capture() as captured:
+        console.print(sheet(["NODE"], [[name]]))
+
+    first, *lines = captured.get().splitlines()
+    assert first.strip() == "NODE"
+    assert "".join(line.strip() for line in lines) == name
+
+
+def test_hostile_text_can_do_nothing_to_a_terminal() -> None:
+    console = Console(width=200, markup=False, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(sheet(["A"], [["[red]x[/red]\x1b]0;title\x07\x1b[2J\r"]]))
+
+    text = captured.get()
+    assert "[red]x[/red]" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_times_are_this_machines(run: Run, fleet: HoldersWorld) -> None:
+    local = datetime.fromtimestamp(fleet.now).astimezone().strftime("%H:%M:%S")
+
+    assert local in run("decisions").stdout

@@ -1,0 +1,176 @@
+"""The one Event that tells what a pod got."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from extender.effects.events import EventSettings, EventWriter
+from extender.effects.placed import MAX_WAITING, PlacementEvents, describe
+from extender.kube import KubeClient
+from extender.metrics import Metrics
+from extender.placement.bindings import InventoryTap
+from extender.placement.history import DecisionRecord
+from extender.placement.unasked import UnaskedPods
+from extender.settings.peers import Unasked
+from tests.extender.effects.test_events import POD, PROBLEM
+from tests.extender.fake_kube import FakeKube, eventually
+from tests.extender.served import BUSY, IDLE, Gpu, World, names_question, pod
+
+HELD = Gpu(busy=0.9, used_gib=60.0, tenants=("team/tenant",))
+CARDS = {
+    "node-7": [IDLE, IDLE, HELD, HELD],
+    "node-8": [Gpu(busy=0.06, used_gib=19.0)] * 2,
+}
+
+
+@pytest.fixture
+def placed() -> World:
+    world = World()
+    world.add_node("node-7", gpus=4)
+    world.add_pod("tenant", "node-7", gpus=2)
+    world.add_pod("tenant-8", "node-8", gpus=0)
+    world.add(CARDS)
+    return world
+
+
+async def decide(world: World, *nodes: str, verb: str = "prioritize", gpus: int = 2) -> None:
+    question = json.dumps(names_question(*nodes, asker=pod("p", gpus=gpus))).encode()
+    webhooks = world.webhooks()
+    await (webhooks.prioritize if verb == "prioritize" else webhooks.filter)(question)
+
+
+def bind(world: World, node: str) -> DecisionRecord:
+    record = world.history.note_bound("uid-p", node)
+    assert record is not None
+    return record
+
+
+async def test_it_says_how_the_gpus_are_that_the_pod_gets(placed: World) -> None:
+    await decide(placed, "node-7")
+
+    assert describe(bind(placed, "node-7")) == (
+        "GPU placement: node-7, 2 of 4 GPUs idle, mean activity 0 %, 80 GiB free each"
+    )
+
+
+async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) -> None:
+    await decide(placed, "node-7", "node-8")
+    first = placed.history.last_of("uid-p")
+    assert first is not None
+    other = "node-8" if first.decision.best == "node-7" else "node-7"
+
+    told = describe(bind(placed, other))
+
+    assert told.startswith(f"GPU placement: {other}, 2 of ")
+    assert told.endswith(f"idlegpu's first choice was {first.decision.best}")
+
+
+async def test_readings_are_told_as_they_were_at_the_decision() -> None:
+    world = World()
+    world.add({"n": [IDLE, IDLE]})
+    await decide(world, "n", gpus=1)
+    world.tell({"n": [BUSY, BUSY]})
+
+    assert "2 of 2 GPUs idle" in describe(bind(world, "n"))
+
+
+async def test_a_node_of_which_nothing_is_known_says_so() -> None:
+    world = World()
+    world.add_node("dark", gpus=1)
+    await decide(world, "dark", gpus=1)
+
+    assert describe(bind(world, "dark")) == (
+        "GPU placement: dark, 0 of 1 GPUs idle, activity unknown"
+    )
+
+
+async def test_where_the_record_is_gone_nothing_is_told(placed: World) -> None:
+    await decide(placed, "node-7")
+    record = replace(bind(placed, "node-7"), evidence=())
+
+    assert describe(record) == ""
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def telling(
+    client: KubeClient, settings: EventSettings, *, is_on: bool = True
+) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
+    events = EventWriter(client, instance="extender-0", settings=settings)
+    placements = PlacementEvents(events, lambda: is_on)
+    tasks = [asyncio.create_task(one.run()) for one in (events, placements)]
+    try:
+        yield placements, events
+    finally:
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def test_one_event_is_written_at_the_binding(
+    placed: World, kube: FakeKube, client: KubeClient
+) -> None:
+    await decide(placed, "node-7", "node-8", verb="filter")
+    await decide(placed, "node-7", "node-8")
+    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+        unasked = UnaskedPods(placed.asked, Metrics(), Unasked())
+        tap = InventoryTap(
+            placed.fleet, placed.history, placed.metrics, unasked, on_bound=placements.note
+        )
+        uid = placed.add_pod("p", "node-7", gpus=2)
+        for _ in range(3):  # kubelet says more of it
+            tap.apply_pod(placed.fleet.pods[uid])
+        await eventually(lambda: events.counts.written)
+
+    ((method, _, event),) = kube.writes
+    assert method == "POST"
+    assert (event["type"], event["reason"]) == ("Normal", "GPUPlacement")
+    assert event["regarding"]["name"] == "p"
+    assert event["note"].startswith("GPU placement: node-7, 2 of 4 GPUs idle")
+
+
+async def test_filter_tells_only_where_it_left_one_node(
+    placed: World, kube: FakeKube, client: KubeClient
+) -> None:
+    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+        await decide(placed, "node-7", "node-8", verb="filter")
+        placements.note(bind(placed, "node-7"))
+        await decide(placed, "node-8", verb="filter")
+        placements.note(bind(placed, "node-8"))
+        await eventually(lambda: events.counts.written)
+
+    assert [event["note"].split(",")[0] for _, _, event in kube.writes] == ["GPU placement: node-8"]
+
+
+async def test_turned_off_nothing_is_written(
+    placed: World, kube: FakeKube, client: KubeClient
+) -> None:
+    async with telling(client, EventSettings(per_second=1000), is_on=False) as (placements, events):
+        await decide(placed, "node-7")
+        placements.note(bind(placed, "node-7"))
+        events.warn_annotation(POD, PROBLEM)
+        await eventually(lambda: events.counts.written)
+
+    assert [event["reason"] for _, _, event in kube.writes] == ["InvalidAnnotation"]
+
+
+async def test_a_burst_of_bindings_is_told_in_part_and_the_rest_is_counted(
+    placed: World, client: KubeClient
+) -> None:
+    events = EventWriter(client, instance="extender-0")
+    placements = PlacementEvents(events, lambda: True)
+    await decide(placed, "node-7")
+    record = bind(placed, "node-7")
+
+    for _ in range(MAX_WAITING + 100):
+        placements.note(record)
+
+    assert events.counts.dropped == 100

@@ -1,0 +1,180 @@
+"""The page behind a real server, and a real browser that looks at it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+
+from extender.observe.collector import SourceStatus
+from extender.observe.page.routes import Page as OurPage
+from extender.observe.seen import SEES_ALL, Viewer
+from tests.controlplane.process import free_port
+from tests.extender.observe.page.chromium import chromium
+from tests.extender.served import World
+
+DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+
+
+@dataclass
+class Server:
+    """Serves a world's webhooks, API and page on a port of its own.
+
+    Attributes:
+        world: what it shows.
+        viewer: what whoever asks may see.
+        sources: how the sources fare.
+        prices: of a GPU-hour.
+        plots: asks a Prometheus.
+        port: of 127.0.0.1.
+        asked: methods and paths that were asked for.
+        page: the page; another one after each start.
+    """
+
+    world: World
+    viewer: Viewer = SEES_ALL
+    sources: list[SourceStatus] = field(default_factory=list)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    plots: Any = None
+    port: int = field(default_factory=free_port)
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Base URL."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Begin to answer."""
+        app = self.world.build_app(viewer=self.viewer)
+        app.middlewares.append(self._note)
+        app.router.add_get("/v1/session", _nobody)
+        self.page = OurPage(
+            self.world.fleet,
+            self.world.history,
+            states=self._states,
+            clock=lambda: self.world.now,
+            give_way=lambda: asyncio.sleep(0),
+            plots=self.plots,
+            prices=self.prices,
+        )
+        self.page.add_to(app)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self._task = asyncio.create_task(self.page.run())
+
+    async def stop(self) -> None:
+        """Go away."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        await self._runner.cleanup()
+
+    def _states(self) -> Iterable[SourceStatus]:
+        return self.sources
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:  # noqa: ANN401
+        self.asked.append(f"{request.method} {request.path}")
+        response: web.StreamResponse = await handler(request)
+        return response
+
+
+async def _nobody(_: web.Request) -> web.StreamResponse:
+    """Answer as where nobody needs a token."""
+    return web.json_response({"user": None, "sees_all": True, "namespaces": []})
+
+
+@asynccontextmanager
+async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:  # noqa: ANN401
+    """Serve a world while the context is open."""
+    server = Server(world, **rest)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+class Faults:
+    """What must not happen in a page: errors, policy violations, requests to elsewhere.
+
+    Attributes:
+        found: what did.
+        allowed: beginnings of messages of the console that are no faults of the page: those that
+            the browser writes where an answer does not come.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.found: list[str] = []
+        self.allowed: tuple[str, ...] = ()
+        self._url = url
+
+    def watch(self, context: BrowserContext) -> None:
+        """Watch every page of a context."""
+        context.on("request", self._note_request)
+        context.on("console", lambda message: self._note_console(message.type, message.text))
+        context.on("weberror", lambda error: self.found.append(f"error: {error.error}"))
+
+    def _note_request(self, request: Any) -> None:  # noqa: ANN401 - playwright's
+        if not request.url.startswith(self._url):
+            self.found.append(f"request: {request.url}")
+        if request.method not in {"GET", "HEAD"}:
+            self.found.append(f"method: {request.method} {request.url}")
+
+    def _note_console(self, kind: str, text: str) -> None:
+        if kind in {"error", "warning"} and not text.startswith(self.allowed or ("\0",)):
+            self.found.append(f"console: {text}")
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Browser]:
+    """Run a browser while the context is open."""
+    program = chromium()
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=program.path,
+            env=dict(program.environment),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"],
+        )
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def looking(
+    browser: Browser,
+    server: Server,
+    query: str = "",
+    **options: Any,  # noqa: ANN401 - playwright's
+) -> AsyncIterator[tuple[Page, Faults]]:
+    """Open the page; at the end nothing may have gone wrong in it.
+
+    Args:
+        browser: the browser.
+        server: what to look at.
+        query: of the URL, e.g. `?view=holders`.
+        options: of the browser's context.
+    """
+    faults = Faults(server.url)
+    context = await browser.new_context(**{"viewport": DESK, **options})
+    context.set_default_timeout(10_000)
+    faults.watch(context)
+    page = await context.new_page()
+    # A violation of the policy is told to the page itself, whatever the console says.
+    await page.add_init_script(
+        "addEventListener('securitypolicyviolation', (event) => "
+        "console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));"
+    )
+    try:
+        await page.goto(f"{server.url}/page/{query}")
+        yield page, faults
+    finally:
+        await context.close()
+    if faults.found:
+        raise AssertionError("\n".join(faults.found))

@@ -1,0 +1,179 @@
+import base64
+import json
+from typing import Any
+
+import numpy as np
+
+from extender.core.steps import finish
+from extender.observe.page.fleet_feed import FleetFeed
+from extender.observe.page.history import STEPS, ShortMemory
+from extender.observe.page.looks import HELD, LOOKS
+from extender.observe.page.past import Past
+from tests.extender.observe.page.conftest import CARDS, small_world
+from tests.extender.served import BUSY, IDLE, MakeClient, World
+
+WORDS = {"idle": "idle", "busy": "busy", "unhealthy": "sick", "foreign": "foreign"}
+
+
+def read(told: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the name and the document of an event."""
+    name, data, *_ = told.decode().split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+def column(document: dict[str, Any], name: str, kind: str = "u1") -> list[int]:
+    values: list[int] = np.frombuffer(base64.b64decode(document[name]), f"<{kind}").tolist()
+    return values
+
+
+def fresh_feed(world: World) -> FleetFeed:
+    feed = FleetFeed(world.fleet, {})
+    assert finish(feed.refresh_in_steps())
+    return feed
+
+
+async def test_the_page_says_of_each_gpu_what_the_api_says(aiohttp_client: MakeClient) -> None:
+    world = small_world()
+    client = await aiohttp_client(world.build_app())
+    gpus = (await (await client.get("/v1/gpus")).json())["gpus"]
+
+    _, document = read(fresh_feed(world).since(0)[1])
+
+    looks = [LOOKS[state & 7] for state in column(document, "state")]
+    for gpu, look in zip(gpus, looks, strict=True):
+        if gpu["state"] in {"idle", "unhealthy", "foreign"}:
+            assert look == WORDS[gpu["state"]]
+        elif gpu["freshness"] == "fresh":
+            assert look == "busy"
+        else:
+            assert look == gpu["freshness"]
+    activity = [None if one == 255 else one / 200 for one in column(document, "activity")]
+    assert activity == [gpu["utilization_latest_ratio"] for gpu in gpus]
+    assert [bool(state & HELD) for state in column(document, "state")] == [
+        gpu["replicas_used"] > 0 for gpu in gpus
+    ]
+
+
+def test_a_viewer_who_has_the_version_before_is_told_what_changed_alone() -> None:
+    world = small_world()
+    feed = fresh_feed(world)
+    before = feed.version
+
+    world.now += 10.0
+    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    assert finish(feed.refresh_in_steps())
+    version, told = feed.since(before)
+    name, document = read(told)
+
+    assert (version, name) == (feed.version, "delta")
+    assert column(document, "places", "u4") == [8, 9]
+    assert [LOOKS[state & 7] for state in column(document, "state")] == ["idle", "idle"]
+
+
+def test_a_viewer_who_fell_behind_is_told_all_looks_once() -> None:
+    world = small_world()
+    feed = fresh_feed(world)
+    before = feed.version
+
+    for cards in ({"node-c": [IDLE, IDLE]}, {"node-c": [BUSY, IDLE]}):
+        world.now += 10.0
+        world.tell(CARDS | cards)
+        finish(feed.refresh_in_steps())
+    version, told = feed.since(before)
+    name, document = read(told)
+
+    assert (version, name) == (feed.version, "looks")
+    assert len(column(document, "state")) == 12
+
+
+def test_all_viewers_share_one_encoding() -> None:
+    feed = fresh_feed(small_world())
+
+    assert feed.since(0)[1] is feed.since(0)[1]
+
+
+def test_a_node_that_comes_brings_everything_anew() -> None:
+    world = small_world()
+    feed = fresh_feed(world)
+    before = feed.version
+
+    world.add({"node-new": [IDLE] * 3})
+    finish(feed.refresh_in_steps())
+    _, told = feed.since(before)
+    name, document = read(told)
+
+    assert name == "fleet"
+    assert document["nodes"][-1] == "node-new"
+    assert column(document, "counts", "u2") == [4, 4, 2, 2, 3]
+
+
+def test_a_cordon_shows() -> None:
+    world = small_world()
+    feed = fresh_feed(world)
+    before = feed.version
+
+    world.add_node("node-a", gpus=4, is_unschedulable=True)
+    finish(feed.refresh_in_steps())
+    _, document = read(feed.since(before)[1])
+
+    assert column(document, "standing") == [2, 0, 0, 0]
+
+
+def test_nothing_new_is_no_new_version() -> None:
+    feed = fresh_feed(small_world())
+
+    assert not finish(feed.refresh_in_steps())
+
+
+# --- our own memory -------------------------------------------------------------------------------
+
+
+def note(memory: ShortMemory) -> None:
+    finish(memory.note_in_steps())
+
+
+async def test_memory_keeps_an_hour_and_no_more() -> None:
+    world = World()
+    world.add({"node": [IDLE]})
+    memory = ShortMemory(world.fleet, lambda: world.now)
+    for minute in range(STEPS + 5):
+        world.now += 60.0
+        world.tell({"node": [BUSY if minute % 2 else IDLE]})
+        note(memory)
+
+    told = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "node")
+
+    assert isinstance(told["series"], dict)
+    assert isinstance(told["times"], list)
+    assert len(told["times"]) == STEPS
+    assert told["times"][-1] == world.now
+    assert told["times"] == sorted(told["times"])
+    assert told["series"]["activity"][0][-2:] == [0.9, 0.0]
+
+
+async def test_memory_of_a_device_is_not_told_of_the_next_in_its_row() -> None:
+    world = World()
+    world.add({"old": [BUSY]})
+    memory = ShortMemory(world.fleet, lambda: world.now)
+    note(memory)
+    world.fleet.remove_node("old")
+    world.add({"new": [IDLE]}, readings=1)
+    note(memory)
+
+    told = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "new")
+
+    assert isinstance(told["series"], dict)
+    assert told["series"]["activity"] == [[None, 0.0]]
+
+
+def test_memory_says_nothing_of_minutes_without_a_fresh_reading() -> None:
+    world = World()
+    world.add({"node": [BUSY]})
+    memory = ShortMemory(world.fleet, lambda: world.now)
+    note(memory)
+    world.now += 300.0
+    note(memory)
+
+    _, series = memory.of([0])
+
+    assert series["activity"] == [[0.9, None]]

@@ -1,0 +1,230 @@
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+
+from extender.observe.page import hub as hub_module
+from extender.observe.page import stream as stream_module
+from extender.observe.seen import AccessError, SeesNone
+from tests.extender.observe.page.conftest import CARDS
+from tests.extender.observe.page.serving import Server, serving
+from tests.extender.observe.page.test_fleet_feed import read
+from tests.extender.served import IDLE, World, names_question, pod
+
+STREAM = "/v1/page/stream"
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "LOOK_SECONDS", 0.02)
+
+
+@asynccontextmanager
+async def listening(server: Server) -> AsyncIterator[aiohttp.StreamReader]:
+    async with aiohttp.ClientSession() as session, session.get(server.url + STREAM) as response:
+        assert response.status == 200
+        assert response.content_type == "text/event-stream"
+        yield response.content
+
+
+async def event(content: aiohttp.StreamReader, name: str) -> dict[str, object]:
+    """Return the next event of a name."""
+    async with asyncio.timeout(10):
+        while True:
+            block = await content.readuntil(b"\n\n")
+            told, document = read(block)
+            if told == name:
+                return document
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # type: ignore[operator] # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_viewer_is_told_the_fleet_and_then_what_changes(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        assert (await event(content, "fleet"))["nodes"] == list(CARDS)
+
+        world.now += 10.0
+        world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+
+        assert (await event(content, "delta"))["places"]
+
+
+async def test_signs_of_life_come_though_nothing_changes(server: Server) -> None:
+    async with listening(server) as content:
+        first = await event(content, "beat")
+        second = await event(content, "beat")
+
+    assert (first["at"], second["sources"]) == (server.world.now, [])
+
+
+async def test_nothing_is_computed_while_nobody_looks(server: Server, world: World) -> None:
+    hub = server.page.hub
+    async with listening(server) as content:
+        await event(content, "fleet")
+    await until(lambda: len(hub) == 0 and not hub.fleet.is_there)
+    version = hub.fleet.version
+
+    world.now += 10.0
+    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    await asyncio.sleep(0.1)
+    assert hub.fleet.version == version
+
+    async with listening(server) as content:
+        assert await event(content, "fleet")
+
+
+async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        await event(content, "fleet")
+        asked = names_question("node-a", "node-b", asker=pod("p"))
+        await world.webhooks().prioritize(json.dumps(asked).encode())
+        told = await event(content, "decisions")
+        world.history.note_bound("uid-p", "node-b")
+        bound = await event(content, "decisions")
+
+    assert [one["pod"] for one in told["decisions"]] == ["team/p"]  # type: ignore[attr-defined]
+    assert bound["bound"] == [{"number": 1, "bound_node": "node-b", "is_followed": False}]
+
+
+async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counted(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        await event(content, "fleet")
+        for number in range(100):
+            asked = names_question("node-a", asker=pod(f"p{number}"))
+            await world.webhooks().prioritize(json.dumps(asked).encode())
+        told, passed_over = [], 0
+        while len(told) + passed_over < 100:
+            document = await event(content, "decisions")
+            told += document["decisions"]  # type: ignore[operator] # JSON
+            passed_over += document["passed_over"]  # type: ignore[operator] # JSON
+
+    assert told[-1]["pod"] == "team/p99"
+    assert [one["number"] for one in told] == sorted(one["number"] for one in told)
+
+
+async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
+    async with serving(world, viewer=SeesNone()) as server, listening(server) as content:
+        await event(content, "fleet")
+        asked = names_question("node-a", asker=pod("secret"))
+        await world.webhooks().prioritize(json.dumps(asked).encode())
+        told = await event(content, "decisions")
+        async with aiohttp.ClientSession() as session:
+            detail = await (await session.get(f"{server.url}/v1/page/nodes/node-b")).text()
+
+    assert "secret" not in json.dumps(told)
+    assert "train" not in detail
+
+
+@dataclass
+class Expiring(SeesNone):
+    """Somebody whose token ends."""
+
+    left: int = 2
+    asked: list[int] = field(default_factory=list)
+
+    async def renew(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise AccessError(401, "the token has ended")
+
+
+async def test_a_stream_ends_with_the_right_to_read_it(world: World) -> None:
+    async with serving(world, viewer=Expiring()) as server, listening(server) as content:
+        async with asyncio.timeout(10):
+            assert await content.read()
+
+        await until(lambda: len(server.page.hub) == 0)
+
+
+async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_module, "WRITE_SECONDS", 0.5)
+    world = World()
+    world.add({f"{'long-name-' * 20}{at:04}": [IDLE] * 2 for at in range(20_000)}, readings=1)
+    async with serving(world) as server:
+        # A small window: what is told soon fills it.
+        door = socket.socket()
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        door.connect(("127.0.0.1", server.port))
+        reader, writer = await asyncio.open_connection(sock=door, limit=1024)
+        writer.write(b"GET /v1/page/stream HTTP/1.1\r\nHost: page\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: len(server.page.hub) == 1)
+
+        await until(lambda: len(server.page.hub) == 0)
+
+        writer.close()
+
+
+async def test_one_page_too_many_is_told_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "MOST_VIEWERS", 1)
+    async with listening(server) as content, aiohttp.ClientSession() as session:
+        await event(content, "fleet")
+
+        async with session.get(server.url + STREAM) as response:
+            assert response.status == 503
+            assert "close one" in (await response.json())["error"]
+
+
+async def test_streams_end_when_the_server_does(world: World) -> None:
+    async with serving(world) as server:
+        async with listening(server) as content:
+            await event(content, "fleet")
+            await server.stop()
+            async with asyncio.timeout(5):
+                await content.read()
+        await server.start()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+async def test_every_file_comes_under_a_policy_that_lets_nothing_else_run(server: Server) -> None:
+    async with aiohttp.ClientSession() as session:
+        for path in ("/page/", "/page/main.js", "/page/page.css", "/page/icon.svg"):
+            async with session.get(server.url + path) as response:
+                policy = response.headers["Content-Security-Policy"]
+                assert response.status == 200
+                assert "default-src 'none'" in policy
+                assert "unsafe" not in policy
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_a_file_that_has_not_changed_is_not_sent_again(server: Server) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.get(server.url + "/page/main.js") as response:
+            tag = response.headers["ETag"]
+        headers = {"If-None-Match": tag}
+        async with session.get(server.url + "/page/main.js", headers=headers) as response:
+            assert response.status == 304
+
+
+@pytest.mark.parametrize("path", ["/", "/page"])
+async def test_the_address_alone_leads_to_the_page(server: Server, path: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(server.url + path) as response:
+        assert response.url.path == "/page/"
+        assert "<title>idlegpu</title>" in await response.text()
+
+
+@pytest.mark.parametrize("path", ["/page/../stream.py", "/page/%2e%2e/stream.py", "/page/nothing"])
+async def test_nothing_but_the_pages_files_is_served(server: Server, path: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(server.url + path) as response:
+        assert response.status == 404

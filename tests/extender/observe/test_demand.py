@@ -1,0 +1,211 @@
+"""What an autoscaler is told: GPUs that pods wait for, idle ones by pool of nodes."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.cards import NAMES
+from extender.observe.collector import FleetCollector
+from extender.observe.demand import MOST_POOLS, size_of
+from extender.sources.kube_models import wanted_model
+from tests.extender.observe.advising import SHARED, AdvisingWorld
+from tests.extender.observe.test_holders import card
+from tests.extender.served import BUSY, GPU, IDLE, Gpu
+
+POOL = "karpenter.sh/nodepool"
+
+
+@pytest.fixture
+def world() -> AdvisingWorld:
+    world = AdvisingWorld()
+    world.metrics.registry.register(
+        FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
+    )
+    return world
+
+
+def waiting(world: AdvisingWorld, name: str, gpus: int = 1, **rest: object) -> None:
+    world.add_waiting(name, resources={GPU: gpus}, **{"is_unscheduled": True, **rest})
+
+
+def demand(world: AdvisingWorld, model: str, size: str) -> tuple[float, float]:
+    labels = {"resource": GPU, "model": model, "size": size}
+    return world.count("idlegpu_waiting_pods", **labels), world.count(
+        "idlegpu_waiting_gpus", **labels
+    )
+
+
+def supply(
+    world: AdvisingWorld, pool: str, resource: str = GPU, model: str = "h100"
+) -> tuple[float, float]:
+    labels = {"pool": pool, "resource": resource, "model": model}
+    return world.count("idlegpu_pool_gpus", **labels), world.count(
+        "idlegpu_pool_idle_gpus", **labels
+    )
+
+
+# --- demand ---------------------------------------------------------------------------------------
+
+
+def test_pods_without_a_node_are_counted_by_what_they_ask_for(world: AdvisingWorld) -> None:
+    waiting(world, "a", 1)
+    waiting(world, "b", 8, wanted_model="h100")
+    waiting(world, "c", 6, wanted_model="h100", is_refused=True)
+    waiting(world, "d", 16)
+
+    assert demand(world, "any", "1") == (1, 1)
+    assert demand(world, "h100", "8") == (2, 14)
+    assert demand(world, "any", "more") == (1, 16)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"is_unscheduled": False},
+        {"is_gated": True},
+        {"nominated_node": "n"},
+        {"is_deleting": True},
+        {"node": "n"},
+    ],
+    ids=["not tried", "gated", "nominated", "deleted", "bound"],
+)
+def test_pods_that_need_no_further_node_are_no_demand(
+    world: AdvisingWorld, state: dict[str, Any]
+) -> None:
+    waiting(world, "a", 1, **state)
+
+    assert demand(world, "any", "1") == (0, 0)
+
+
+def test_a_resource_that_nobody_waits_for_has_a_series_of_zero(world: AdvisingWorld) -> None:
+    world.add({"n": [IDLE]})
+    name, labels = "idlegpu_waiting_gpus", {"resource": GPU, "model": "any", "size": "1"}
+
+    assert world.metrics.registry.get_sample_value(name, labels) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "annotation", "model"),
+    [
+        ({"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}}, "", "a100"),
+        ({"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"}}, "H100", "l4"),
+        ({}, "H100,A100", "h100"),
+        ({}, " ", ""),
+        ({"nodeSelector": {"nvidia.com/gpu.product": "Ours-9000"}}, "", "other"),
+        (
+            {
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringSchedulingIgnoredDuringExecution": {
+                            "nodeSelectorTerms": [
+                                {
+                                    "matchExpressions": [
+                                        {"key": "zone", "operator": "In", "values": ["t4"]},
+                                        {
+                                            "key": "nvidia.com/gpu.product",
+                                            "operator": "NotIn",
+                                            "values": ["Tesla-T4"],
+                                        },
+                                        {
+                                            "key": "nvidia.com/gpu.product",
+                                            "operator": "In",
+                                            "values": ["NVIDIA-H200", "NVIDIA-L4"],
+                                        },
+                                    ]
+                                }
+                            ]
+                        }
+                    }
+                }
+            },
+            "",
+            "h200",
+        ),
+    ],
+    ids=["selector", "selector before annotation", "annotation", "blank", "unknown", "affinity"],
+)
+def test_the_model_is_what_the_pod_must_have_else_what_it_prefers(
+    spec: dict[str, Any], annotation: str, model: str
+) -> None:
+    raw = {"metadata": {"annotations": {"idlegpu.io/prefer-models": annotation}}, "spec": spec}
+
+    assert wanted_model(raw) == model
+
+
+@given(st.text(max_size=40))
+def test_nothing_that_a_pod_says_becomes_a_label(text: str) -> None:
+    raw = {"spec": {"nodeSelector": {"nvidia.com/gpu.product": text}}}
+
+    assert wanted_model(raw) in NAMES | {"other", ""}
+
+
+@given(st.integers(1, 1000))
+def test_a_size_is_the_least_step_that_holds_it(count: int) -> None:
+    size = size_of(count)
+
+    if size == "more":
+        assert count > 8
+    else:
+        assert int(size) / 2 < count <= int(size)
+
+
+# --- supply ---------------------------------------------------------------------------------------
+
+
+def test_gpus_are_counted_by_pool_and_those_that_a_pod_could_get(world: AdvisingWorld) -> None:
+    held = world.have("quiet", "a")
+    cards = {"a": [IDLE, BUSY, card(held)], "b": [IDLE], "c": [IDLE, Gpu(xid=79.0)]}
+    world.add(cards)
+    world.add_node("a", gpus=3, labels={POOL: "blue"})
+    world.add_node("b", gpus=1, labels={POOL: "blue"})
+    world.live(cards, 120)
+
+    assert supply(world, "blue") == (4, 2)
+    assert supply(world, "none") == (2, 1 if _is_alone_sick(world) else 0)
+
+
+def _is_alone_sick(world: AdvisingWorld) -> bool:
+    """Whether a card that has fallen off its bus leaves its neighbor well."""
+    return world.count("idlegpu_devices", state="unhealthy") == 1
+
+
+@pytest.mark.parametrize("state", [{"is_ready": False}, {"is_unschedulable": True}])
+def test_idle_gpus_of_a_node_that_takes_no_pods_are_not_offered(
+    world: AdvisingWorld, state: dict[str, Any]
+) -> None:
+    cards = {"a": [IDLE, IDLE]}
+    world.add(cards)
+    assert supply(world, "none") == (2, 2)
+    world.add_node("a", gpus=2, **state)
+
+    assert supply(world, "none") == (2, 0)
+
+
+def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWorld) -> None:
+    world.add_shared("s", 2)
+    world.live({"s": [IDLE]}, 60)
+    assert supply(world, "none", SHARED) == (1, 1)
+    names = [world.have(name, "s", resource=SHARED) for name in ("a", "b")]
+    world.live({"s": [card(names[0])]}, 60)
+    assert supply(world, "none", SHARED) == (1, 1)
+    world.live({"s": [card(*names)]}, 60)
+
+    assert supply(world, "none", SHARED) == (1, 0)
+
+
+def test_more_pools_than_are_told_apart_are_one(world: AdvisingWorld) -> None:
+    for number in range(MOST_POOLS + 3):
+        world.add_node(f"n{number:03}", gpus=1, labels={POOL: f"p{number:03}"})
+    world.live({f"n{number:03}": [IDLE] for number in range(MOST_POOLS + 3)}, 60)
+
+    pools = {
+        sample.labels["pool"]
+        for family in world.metrics.registry.collect()
+        if family.name == "idlegpu_pool_gpus"
+        for sample in family.samples
+    }
+
+    assert len(pools) == MOST_POOLS + 1
+    assert supply(world, "other") == (3, 3)

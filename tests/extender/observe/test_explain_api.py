@@ -1,0 +1,321 @@
+"""Why a pod went where it went; what would happen to one that is not there."""
+
+import json
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from extender.core.inventory import Taint
+from extender.core.parts import Breakdown, Factor, Part
+from extender.observe.what_if import NOT_SELECTED
+from tests.extender.observe.asking import decide, get, strict
+from tests.extender.observe.whys import MESSAGE, SeesTeam, WhyWorld
+from tests.extender.served import (
+    BUSY,
+    GPU,
+    IDLE,
+    Client,
+    Gpu,
+    MakeClient,
+    names_question,
+    pod,
+)
+
+
+@pytest.fixture
+def world() -> WhyWorld:
+    world = WhyWorld()
+    cards = {"idle": [IDLE, IDLE], "half": [IDLE, BUSY], "busy": [BUSY], "dead": [Gpu(xid=79.0)]}
+    world.add_node("busy", gpus=1)
+    world.add_pod("tenant", "busy")
+    world.add(cards)
+    return world
+
+
+@pytest.fixture
+async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:  # noqa: ANN401
+    question = names_question(*nodes, asker=pod(**wishes))
+    assert (await client.post(f"/{verb}", data=json.dumps(question))).status == 200
+
+
+async def foresee(client: Client, body: object, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+    data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+    response = await client.post("/v1/explain", data=data)
+    text = await response.text()
+    assert response.status == status, text
+    return strict(text)
+
+
+def total(node: Any) -> float:  # noqa: ANN401 - JSON
+    return Breakdown(
+        parts=tuple(Part(**part) for part in node["parts"]),
+        factors=tuple(Factor(**factor) for factor in node["factors"]),
+    ).score
+
+
+async def test_every_node_is_there_with_what_its_score_is_made_of(
+    world: WhyWorld, client: Client
+) -> None:
+    await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
+    await ask(client, "prioritize", "idle", "half", "busy", name="p")
+    uid = world.add_pod("p", "idle")
+    world.history.note_bound(uid, "idle")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert (answer["state"], answer["bound_node"], answer["is_followed"]) == ("bound", "idle", True)
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "busy"]
+    assert [node["rank"] for node in answer["nodes"]] == [1, 2, 3]
+    for node in answer["nodes"]:
+        assert total(node) == pytest.approx(node["score"], abs=1e-9)
+    assert answer["nodes"][0]["is_bound"] is True
+    assert answer["nodes"][0]["lost_by"] is None
+    assert answer["nodes"][1]["lost_by"] == "chance to get idle ones: 50% against 100%"
+    device = answer["nodes"][0]["devices"][0]
+    assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
+    assert answer["rejected"] == [
+        {"count": 1, "reason": "node(s) had too few working GPUs", "nodes": ["dead"]}
+    ]
+    assert answer["filter"]["verb"] == "filter"
+    assert answer["others"] == []
+    assert answer["kept"]["in_full"] == 3
+
+
+async def test_it_is_the_record_of_the_decision_and_no_later_one(
+    world: WhyWorld, client: Client
+) -> None:
+    await decide(client, "idle", "half", name="p")
+    before = await get(client, "/v1/explain", pod="p")
+
+    world.now += 10
+    world.tell({"idle": [BUSY, BUSY], "half": [BUSY, BUSY]})
+    after = await get(client, "/v1/explain", pod="p")
+
+    assert after["nodes"] == before["nodes"]
+    assert after["nodes"][0]["devices"][0]["utilization_ratio"] == 0.0
+
+
+async def test_assumed_pods_are_counted(client: Client) -> None:
+    await decide(client, "idle", name="first")
+    await decide(client, "idle", "half", name="second")
+
+    answer = await get(client, "/v1/explain", pod="second")
+    by_name = {node["node"]: node for node in answer["nodes"]}
+
+    assert (by_name["idle"]["taken"], by_name["half"]["taken"]) == (1, 0)
+
+
+async def test_what_is_not_kept_in_full_is_said_and_still_there(
+    world: WhyWorld, client: Client
+) -> None:
+    world.placer.detailed = 1
+    await decide(client, "idle", "half", "busy", name="p")
+
+    answer = await get(client, "/v1/explain", pod="p")
+    some = await get(client, "/v1/explain", pod="p", limit="1")
+
+    assert [node["node"] for node in answer["nodes"]] == ["idle"]
+    assert [node["node"] for node in answer["others"]] == ["half", "busy"]
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (1, 2)
+    assert "1 of 3 candidates are kept in full" in answer["kept"]["note"]
+    assert (len(some["others"]), some["others_left"]) == (1, 1)
+
+
+async def test_the_node_bound_to_is_explained_whatever_its_rank(
+    world: WhyWorld, client: Client
+) -> None:
+    world.placer.detailed = 1
+    await decide(client, "idle", "half", "busy", name="p")
+    uid = world.add_pod("p", "busy")
+    world.history.note_bound(uid, "busy")
+
+    answer = await get(client, "/v1/explain", pod="p")
+
+    assert [(node["node"], node["rank"]) for node in answer["nodes"]] == [("idle", 1), ("busy", 3)]
+    assert answer["is_followed"] is False
+    assert answer["nodes"][1]["is_bound"] is True
+
+
+async def test_a_pod_that_waits_says_what_for(world: WhyWorld, client: Client) -> None:
+    await ask(client, "filter", "busy", name="p", require_idle="true")
+    world.add_waiting("p", is_unscheduled=True, is_refused=True, message=MESSAGE)
+
+    answer = await get(client, "/v1/explain", pod="p")
+
+    assert (answer["state"], answer["bound_node"]) == ("refused", None)
+    assert answer["pending"]["nodes"] == 9
+    assert answer["rejected"][0]["reason"] == "node(s) had too few GPUs known to be idle"
+    assert answer["rejected"][0]["nodes"] == ["busy"]
+
+
+async def test_a_pod_that_we_were_never_asked_about_still_says_what_it_waits_for(
+    world: WhyWorld, client: Client
+) -> None:
+    world.add_waiting("p", is_unscheduled=True, message="0/9 nodes are available: 9 Insufficient x")
+
+    answer = await get(client, "/v1/explain", pod="team/p")
+
+    assert (answer["state"], answer["decision"], answer["nodes"]) == ("unschedulable", None, [])
+    assert answer["pending"]["by_scheduler"] == [{"count": 9, "reason": "Insufficient x"}]
+
+
+async def test_of_a_bound_pod_without_a_decision_it_says_where_it_is(client: Client) -> None:
+    answer = await get(client, "/v1/explain", pod="tenant")
+
+    assert (answer["state"], answer["bound_node"]) == ("bound", "busy")
+    assert (answer["decision"], answer["nodes"], answer["is_followed"]) == (None, [], None)
+
+
+async def test_a_decision_is_found_by_its_number(client: Client) -> None:
+    await decide(client, "idle", name="a")
+    await decide(client, "half", name="a")
+
+    assert (await get(client, "/v1/explain", number="1"))["decision"]["node"] == "idle"
+
+
+async def test_a_name_that_two_pods_have_is_refused_with_both(
+    world: WhyWorld, client: Client
+) -> None:
+    world.add_waiting("p")
+    world.add_waiting("q", "other")
+    world.fleet.apply_pod(_renamed(world, "uid-q", "p"))
+
+    answer = await get(client, "/v1/explain", 400, pod="p")
+
+    assert answer["error"] == "pod='p' is the name of several pods: use one of other/p, team/p"
+
+
+def _renamed(world: WhyWorld, uid: str, name: str) -> Any:  # noqa: ANN401 - a record
+    return replace(world.fleet.pods[uid], name=name)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ({"pod": "team/gone"}, 404, "no decision about 'team/gone' is remembered"),
+        ({"number": "77"}, 404, "number 77"),
+        ({}, 400, "must be namespace/name, name or UID"),
+        ({"pod": "a", "number": "1"}, 400, "must be namespace/name, name or UID"),
+        ({"number": "x"}, 400, "must be a whole number from 1"),
+        ({"uid": "a"}, 400, "is no parameter of this path: use limit, number, pod"),
+    ],
+)
+async def test_what_cannot_be_explained_says_why(
+    client: Client, query: dict[str, str], status: int, words: str
+) -> None:
+    assert words in (await get(client, "/v1/explain", status, **query))["error"]
+
+
+async def test_a_pod_that_the_caller_may_not_read_is_not_there(
+    world: WhyWorld, aiohttp_client: MakeClient
+) -> None:
+    world.add_waiting("secret", "other")
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    await get(client, "/v1/explain", 404, pod="other/secret")
+
+
+# --- what would happen ----------------------------------------------------------------------------
+
+
+async def test_a_pod_that_is_not_there_gets_the_ranking_that_it_would_get(
+    world: WhyWorld, client: Client
+) -> None:
+    answer = await foresee(client, pod("p"))
+
+    assert (answer["is_hypothetical"], answer["state"]) == (True, "placeable")
+    assert (answer["pod"], answer["decision"]["node"]) == ("team/p", "idle")
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half"]
+    assert [group["nodes"] for group in answer["rejected"]] == [["dead"]]
+    assert [group["nodes"] for group in answer["closed"]] == [["busy"]]
+    assert not world.placer.history.last_of("uid-p")
+    assert len(world.fleet.ledger) == 0
+
+
+async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
+    world: WhyWorld, client: Client
+) -> None:
+    zone = {"topology.kubernetes.io/zone": "a"}
+    world.add_node("here", labels=zone)
+    world.add_node("cordoned", is_unschedulable=True, labels=zone)
+    world.add_node("down", is_ready=False, labels=zone)
+    world.add_node("tainted", taints=(Taint(key="team", value="x"),), labels=zone)
+    asked = pod("p", gpus=2)
+    asked["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"a": 1}}  # type: ignore[operator]
+
+    answer = await foresee(client, asked)
+
+    assert {group["reason"]: group["count"] for group in answer["closed"]} == {
+        NOT_SELECTED: 4,
+        "node(s) were unschedulable": 1,
+        "node(s) were not ready": 1,
+        "node(s) had taints that a plain GPU pod does not tolerate": 1,
+    }
+    assert answer["decision"]["node"] == "here"
+    assert answer["not_checked"] == ["nodeSelector disk", "affinity", "quotas"]
+
+
+@pytest.mark.parametrize(
+    ("toleration", "node"),
+    [
+        ({"key": "team", "operator": "Exists"}, "tainted"),
+        ({"key": "team", "value": "x"}, "tainted"),
+        ({"operator": "Exists"}, "tainted"),
+        ({"key": "team", "value": "y"}, None),
+        ({"key": "team", "operator": "Exists", "effect": "NoExecute"}, None),
+        ({"key": "other", "operator": "Exists"}, None),
+        ({}, None),
+    ],
+)
+async def test_taints_keep_out_all_but_pods_that_tolerate_them(
+    aiohttp_client: MakeClient, toleration: dict[str, str], node: str | None
+) -> None:
+    world = WhyWorld()
+    world.add_node("tainted", taints=(Taint(key="team", value="x"),))
+    client = await aiohttp_client(world.build_app())
+    asked = pod("p")
+    asked["spec"] |= {"tolerations": [toleration]}  # type: ignore[operator] # a mapping
+
+    assert (await foresee(client, asked))["decision"]["node"] == node
+
+
+async def test_annotations_that_cannot_be_used_are_told(client: Client) -> None:
+    (problem,) = (await foresee(client, pod("p", strategy="best")))["problems"]
+
+    assert (problem["annotation"], problem["value"]) == ("idlegpu.io/strategy", "best")
+    assert problem["allowed"] == "spread or pack"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "is no JSON"),
+        ([], 400, "is no pod"),
+        ({"spec": {}}, 400, "is no pod"),
+        (pod("p", gpus=None), 400, "asks for no GPU"),
+        (pod("p", enabled="false"), 400, "left to kube-scheduler"),
+        (b" " * (1 << 20) + b"xx", 413, "larger than"),
+    ],
+)
+async def test_what_is_no_gpu_pod_is_refused(
+    client: Client, body: object, status: int, words: str
+) -> None:
+    assert words in (await foresee(client, body, status))["error"]
+
+
+async def test_where_nothing_would_do_that_is_said(client: Client) -> None:
+    answer = await foresee(client, pod("p", gpus=4))
+
+    assert (answer["state"], answer["decision"]["node"], answer["nodes"]) == (
+        "unplaceable",
+        None,
+        [],
+    )
+    assert answer["closed"][0]["reason"].startswith("node(s) had too few free GPUs")
+    assert GPU in answer["decision"]["request"]["resources"]

@@ -1,0 +1,122 @@
+"""Any replica explains what any of them decided, to whom may read the pod."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from aiohttp import web
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.observe.explain_api import PEERS_PATH
+from extender.observe.seen import SEES_ALL, Viewer
+from extender.observe.why import Why
+from tests.extender.observe.asking import decide, get
+from tests.extender.observe.test_decisions import Far, SeesTeam
+from tests.extender.observe.whys import WhyWorld
+from tests.extender.served import IDLE, Client, MakeClient
+
+ADDRESS = "10.0.0.2:8888"
+
+
+@dataclass
+class Replica(WhyWorld):
+    """A replica that asks others.
+
+    Attributes:
+        far: the others.
+        tells: whether it tells them.
+    """
+
+    far: Far = field(default_factory=Far)
+    tells: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.why = Why(
+            self.placer,
+            lambda: self.resources,
+            lambda: self.now,
+            others=self.far,
+            tells_others=self.tells,
+        )
+        self.add({"a": [IDLE], "b": [IDLE]})
+
+    @override
+    def build_app(
+        self, *, max_body_bytes: int = 1 << 20, viewer: Viewer = SEES_ALL
+    ) -> web.Application:
+        app = super().build_app(max_body_bytes=max_body_bytes, viewer=viewer)
+        app.add_routes(self.why.explain.peer_routes())
+        return app
+
+
+@pytest.fixture
+async def other(aiohttp_client: MakeClient) -> Client:
+    """Another replica, that decided a minute later than we."""
+    world = Replica()
+    world.now += 60
+    client = await aiohttp_client(world.build_app())
+    await decide(client, "a", "b", name="theirs")
+    await decide(client, "b", name="both")
+    return client
+
+
+@pytest.fixture
+def far(other: Client) -> Far:
+    return Far({ADDRESS: other})
+
+
+@pytest.fixture
+async def client(far: Far, aiohttp_client: MakeClient) -> Client:
+    world = Replica(far=far)
+    client = await aiohttp_client(world.build_app())
+    await decide(client, "a", name="ours")
+    await decide(client, "a", name="both")
+    return client
+
+
+async def test_a_pod_that_another_replica_decided_about_is_explained(client: Client) -> None:
+    answer = await get(client, "/v1/explain", pod="team/theirs")
+
+    assert (answer["pod"], answer["decision"]["candidates"]) == ("team/theirs", 2)
+    assert [node["node"] for node in answer["nodes"]] == ["a", "b"]
+    assert answer["nodes"][0]["parts"]
+
+
+async def test_the_last_decision_counts_whose_ever_it_is(client: Client) -> None:
+    assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
+    assert (await get(client, "/v1/explain", pod="both"))["decision"]["node"] == "b"
+
+
+async def test_a_caller_who_may_not_read_the_pod_is_told_nothing(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    world = Replica(far=far)
+    sees = SeesTeam()
+    client = await aiohttp_client(world.build_app(viewer=sees))
+
+    assert (await get(client, "/v1/explain", pod="theirs"))["pod"] == "team/theirs"
+
+    sees.sees = lambda _: False  # type: ignore[method-assign] # from now on
+    await get(client, "/v1/explain", 404, pod="theirs")
+
+
+@pytest.mark.parametrize("garbage", [None, b"", b"[]", b"{", b'{"decision": {"at": "x"}}'])
+async def test_a_replica_that_does_not_answer_is_left_out(
+    aiohttp_client: MakeClient, garbage: bytes | None
+) -> None:
+    world = Replica(far=Far({ADDRESS: None}, garbage=garbage))
+    client = await aiohttp_client(world.build_app())
+    await decide(client, "a", name="ours")
+
+    assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
+    await get(client, "/v1/explain", 404, pod="nobody")
+
+
+async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClient) -> None:
+    client = await aiohttp_client(Replica(tells=False).build_app())
+
+    assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
+
+
+async def test_what_a_replica_has_not_decided_it_does_not_tell(client: Client) -> None:
+    assert await get(client, PEERS_PATH, pod="nobody") == {}

@@ -1,0 +1,73 @@
+"""kube-scheduler's message, taken apart."""
+
+import pytest
+
+from extender.core.filtering import Rejection
+from extender.observe.reasons import Counted, hints, read_message
+from tests.extender.observe.whys import MESSAGE
+
+
+def pairs(counted: tuple[Counted, ...]) -> list[tuple[int, str]]:
+    return [(one.count, one.reason) for one in counted]
+
+
+def test_its_own_reasons_and_ours_are_told_apart_the_commonest_first() -> None:
+    told = read_message(MESSAGE)
+
+    assert told.nodes == 9
+    assert pairs(told.by_scheduler) == [
+        (4, "Insufficient nvidia.com/gpu"),
+        (2, "node(s) had untolerated taint {team: red, blue}"),
+    ]
+    assert pairs(told.by_us) == [(3, Rejection.NOT_IDLE.value)]
+    assert told.preemption.startswith("0/9 nodes are available: 9 No preemption victims")
+
+
+@pytest.mark.parametrize("rejection", Rejection)
+def test_every_rejection_is_ours_and_has_something_that_helps(rejection: Rejection) -> None:
+    told = read_message(f"0/2 nodes are available: 2 {rejection.value}.")
+
+    assert pairs(told.by_us) == [(2, rejection.value)]
+    (hint,) = hints(told.by_us)
+    assert hint.startswith(f"2 {rejection.value}: ")
+    assert "describe pod" not in hint
+
+
+def test_older_schedulers_say_nothing_of_claims() -> None:
+    told = read_message(
+        "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 x."
+    )
+
+    assert pairs(told.by_scheduler) == [(1, "Insufficient cpu")]
+    assert told.preemption == "0/1 nodes are available: 1 x."
+
+
+@pytest.mark.parametrize(
+    "message", ["", "scheduling is blocked", "0/x nodes are available: 1 a.", "9 Insufficient cpu"]
+)
+def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
+    told = read_message(message)
+
+    assert (told.nodes, told.by_scheduler, told.by_us, told.rest) == (None, (), (), message)
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Insufficient nvidia.com/gpu", "holders"),
+        ("Insufficient cpu", "CPU request"),
+        ("Insufficient memory", "memory request"),
+        ("node(s) had untolerated taint {a: b}", "toleration"),
+        ("node(s) had untolerated taint {node.kubernetes.io/not-ready: }", "not ready"),
+        ("node(s) didn't match Pod's node affinity/selector", "nodeSelector"),
+        ("node(s) didn't match pod anti-affinity rules", "anti-affinity"),
+        ("node(s) didn't match pod topology spread constraints", "topologySpread"),
+        ("node(s) were unschedulable", "uncordon"),
+        ("something of tomorrow", "describe pod"),
+    ],
+)
+def test_what_would_help_is_said_of_each_reason(reason: str, words: str) -> None:
+    (hint,) = hints([Counted(count=3, reason=reason)])
+
+    assert hint.startswith(f"3 {reason}: ")
+    assert words in hint.removeprefix(f"3 {reason}: ")

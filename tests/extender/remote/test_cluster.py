@@ -1,0 +1,113 @@
+"""The way through the API server's proxy, as a kubeconfig names it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+
+from extender.client import Client, ClientError, Failure
+from extender.remote.cluster import Cluster
+from tests.extender.cli.serving import serving
+
+
+class Proxy:
+    """Stands for the API server: remembers what it was asked.
+
+    Attributes:
+        seen: path, Authorization and our own header of each question.
+    """
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str, str]] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        headers = request.headers
+        self.seen.append(
+            (request.path_qs, headers.get("Authorization", ""), headers.get("X-Idlegpu-Token", ""))
+        )
+        if "gone" in request.path:
+            return web.json_response({"kind": "Status", "message": "no such service"}, status=404)
+        return web.json_response({"gpus": []})
+
+
+@pytest.fixture
+def proxy() -> Proxy:
+    return Proxy()
+
+
+@pytest.fixture
+def kubeconfig(proxy: Proxy, tmp_path: Path) -> Iterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", proxy.answer)
+    with serving(app) as url:
+        contexts = [
+            {"name": "one", "context": {"cluster": "c", "user": "u", "namespace": "team"}},
+            {"name": "two", "context": {"cluster": "c", "user": "v"}},
+        ]
+        config = {
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [
+                {"name": "u", "user": {"token": "of-u"}},
+                {"name": "v", "user": {"token": "of-v"}},
+            ],
+            "contexts": contexts,
+            "current-context": "one",
+        }
+        file = tmp_path / "kubeconfig"
+        file.write_text(yaml.safe_dump(config))
+        yield str(file)
+
+
+BASE = "/api/v1/namespaces/idlegpu/services/idlegpu-extender:status/proxy"
+
+
+def test_the_extender_is_asked_through_the_proxy_with_the_users_token(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    Client.in_cluster_of(kubeconfig).gpus("node 1")
+
+    assert proxy.seen == [(f"{BASE}/v1/gpus?node=node+1", "Bearer of-u", "")]
+
+
+def test_a_token_for_the_extender_goes_in_a_header_that_the_proxy_leaves_alone(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    Client.in_cluster_of(kubeconfig, context="two", service="ns/s:http", token="own").gpus()  # noqa: S106 - a test
+
+    path = "/api/v1/namespaces/ns/services/s:http/proxy/v1/gpus"
+    assert proxy.seen == [(path, "Bearer of-v", "own")]
+
+
+def test_the_environment_says_how(proxy: Proxy, kubeconfig: str) -> None:
+    Client.from_environment({"KUBECONFIG": kubeconfig}).gpus()
+    Client.from_environment({"KUBECONFIG": kubeconfig, "IDLEGPU_SERVICE": "a/b:c"}).gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [
+        f"{BASE}/v1/gpus",
+        "/api/v1/namespaces/a/services/b:c/proxy/v1/gpus",
+    ]
+
+
+def test_what_the_proxy_refuses_names_the_service(kubeconfig: str) -> None:
+    with pytest.raises(ClientError, match="service gone/x:y: no such service") as raised:
+        Client.in_cluster_of(kubeconfig, service="gone/x:y").gpus()
+
+    assert raised.value.failure is Failure.NOT_FOUND
+
+
+@pytest.mark.parametrize("service", ["", "a", "a/b/c", "A/b:c", "../x:y", "a/b:c?d"])
+def test_what_is_no_service_is_refused(kubeconfig: str, service: str) -> None:
+    with pytest.raises(ClientError, match="must be namespace/name:port"):
+        Cluster.of(kubeconfig).service(service)
+
+
+def test_a_context_that_is_not_there_is_told(kubeconfig: str) -> None:
+    with pytest.raises(ClientError, match=r"cannot use kubeconfig .*three"):
+        Cluster.of(kubeconfig, context="three")
+
+
+def test_the_namespace_is_that_of_the_context(kubeconfig: str) -> None:
+    assert Cluster.of(kubeconfig).namespace == "team"
+    assert Cluster.of(kubeconfig, context="two").namespace == "default"

@@ -1,0 +1,92 @@
+"""Settings of reports that change while agents report."""
+
+from pathlib import Path
+
+import pytest
+
+from extender.sources.agents.refusal import Refusal
+from simulation.agents import run_agents
+from simulation.fleet import SimulatedFleet
+from tests.extender.sources.agents.desk import (
+    NAMES,
+    Desk,
+    desk_with,
+    eventually,
+    farewell,
+    granted,
+    raw,
+    request,
+    two_nodes,
+)
+from tests.extender.sources.agents.reviews import token
+
+
+@pytest.fixture
+def fleet() -> SimulatedFleet:
+    return two_nodes()
+
+
+def change(desk: Desk, **changes: object) -> None:
+    """Take reports otherwise from now on."""
+    desk.settings = desk.settings.model_copy(update=changes)
+    desk.source.change(desk.settings)
+
+
+async def status_of(desk: Desk, text: str) -> int:
+    reader, _ = await raw(desk, request(text))
+    return int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"service_accounts": ("elsewhere/agent",)}, {"audience": "another"}],
+    ids=["service-account", "audience"],
+)
+async def test_who_is_not_accepted_any_more_is_told_so_and_refused_from_then_on(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        reader, _ = await granted(desk)
+        change(desk, **changes)
+
+        assert "not accepted" in await farewell(reader)
+        assert desk.refused(Refusal.WRONG_ACCOUNT) == 1
+        assert await status_of(desk, token("gpu-1")) in {401, 403}
+
+
+async def test_a_service_account_that_is_accepted_from_now_on_is_at_once(tmp_path: Path) -> None:
+    other = token("gpu-1", account="system:serviceaccount:ml:agent")
+    async with desk_with(tmp_path) as desk:
+        assert await status_of(desk, other) == 403
+        change(desk, service_accounts=("ml/agent", *desk.settings.service_accounts))
+
+        assert await status_of(desk, other) == 101
+
+
+async def test_those_that_nothing_changed_for_go_on(tmp_path: Path, fleet: SimulatedFleet) -> None:
+    async with (
+        desk_with(tmp_path) as desk,
+        run_agents(fleet, NAMES, desk.service, desk.token_file),
+    ):
+        await eventually(lambda: all(desk.of(name) for name in NAMES))
+        change(
+            desk,
+            service_accounts=("ml/agent", *desk.settings.service_accounts),
+            batch_seconds=0.05,
+            reviews_per_second=10.0,
+        )
+        before = desk.source.status().reports
+        await eventually(lambda: desk.source.status().reports >= before + 6)
+
+        assert desk.source.status().agents == len(NAMES)
+        assert not any(desk.source.status().refused.values())
+
+
+async def test_limits_count_from_the_moment_on_that_they_are_set(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        reader, _ = await granted(desk)
+        change(desk, silence_seconds=2.0, max_connections=1)
+        await raw(desk, request(token("gpu-2")))
+
+        await eventually(lambda: desk.refused(Refusal.BUSY))
+        assert "nothing came" in await farewell(reader)

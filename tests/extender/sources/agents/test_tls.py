@@ -1,0 +1,227 @@
+"""Reports over TLS: real links and the real source, certificates as `extender.certs` makes them."""
+
+import asyncio
+import logging
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from agent.options import ReportOptions
+from extender import tls as tls_module
+from extender.sources.agents.refusal import Refusal
+from extender.tls import ServerContext, TlsError, follow_certificate
+from simulation.agents import REPORTS, run_agents
+from tests.controlplane.waiting import wait_for
+from tests.extender.certificates import issue, reissue
+from tests.extender.sources.agents.desk import NAMES, Desk, desk_with, eventually, two_nodes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    issue(tmp_path / "own")
+    return tmp_path / "own"
+
+
+@pytest.fixture(autouse=True)
+def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls_module, "POLL_SECONDS", 0.02)
+
+
+def followed(folder: Path) -> ServerContext:
+    return follow_certificate(folder / "extender" / "tls.crt", folder / "extender" / "tls.key")
+
+
+def ca_of(folder: Path) -> str:
+    return str(folder / "extender" / "ca.crt")
+
+
+def over_tls(folder: Path, **changes: object) -> ReportOptions:
+    """Return how an agent reports that trusts the CA of a folder."""
+    return replace(REPORTS, ca_file=ca_of(folder), **changes)  # type: ignore[arg-type] # as wanted
+
+
+@asynccontextmanager
+async def taking(tmp_path: Path, folder: Path) -> AsyncIterator[Desk]:
+    """Take reports over TLS, following the certificate."""
+    certificate = followed(folder)
+    following = asyncio.create_task(certificate.run(), name="certificate")
+    try:
+        async with desk_with(tmp_path, tls=certificate.context) as desk:
+            yield desk
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+
+
+def causes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return why agents said that they cannot report."""
+    return [
+        str(vars(record)["cause"])
+        for record in caplog.records
+        if record.message == "cannot report to the extender"
+    ]
+
+
+async def test_reports_arrive_over_tls(tmp_path: Path, folder: Path) -> None:
+    async with (
+        taking(tmp_path, folder) as desk,
+        run_agents(two_nodes(), NAMES, desk.service, desk.token_file, reports=over_tls(folder)),
+    ):
+        await eventually(lambda: all(desk.of(name) for name in NAMES))
+
+        assert len(desk.reviews.asked) == len(NAMES)
+
+
+async def test_an_extender_of_another_ca_gets_no_token_and_the_agent_says_why(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issue(tmp_path / "another")
+    reports = over_tls(tmp_path / "another")
+    async with (
+        taking(tmp_path, folder) as desk,
+        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=reports),
+    ):
+        await eventually(lambda: causes(caplog))
+
+        assert desk.reviews.asked == []
+        assert "certificate is not trusted" in causes(caplog)[0]
+        assert f"reports.ca_file ({reports.ca_file}) must have its CA" in causes(caplog)[0]
+
+
+async def test_a_certificate_must_have_the_services_name_or_the_one_that_is_set(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = partial(run_agents, two_nodes(), ["gpu-1"])
+    async with taking(tmp_path, folder) as desk:
+        stranger = over_tls(folder, server_name="idlegpu-agents.elsewhere.svc")
+        async with start(desk.service, desk.token_file, reports=stranger):
+            await eventually(lambda: causes(caplog))
+        assert desk.reviews.asked == []
+        assert "reports.server_name (idlegpu-agents.elsewhere.svc)" in causes(caplog)[0]
+
+        named = over_tls(folder, server_name="localhost")
+        async with start(desk.service, desk.token_file, reports=named):
+            await eventually(lambda: desk.of("gpu-1"))
+
+
+async def test_a_ca_that_comes_later_is_read_for_the_next_connection(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = tmp_path / "later.crt"
+    reports = replace(REPORTS, ca_file=str(later))
+    async with (
+        taking(tmp_path, folder) as desk,
+        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=reports),
+    ):
+        await eventually(lambda: causes(caplog))
+        assert f"cannot use reports.ca_file {later}" in causes(caplog)[0]
+
+        shutil.copy(ca_of(folder), later)
+        await eventually(lambda: desk.of("gpu-1"))
+
+
+async def test_an_agent_without_tls_is_heard_at_no_port_with_it(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        taking(tmp_path, folder) as desk,
+        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file),
+    ):
+        await eventually(lambda: causes(caplog))
+
+        assert desk.reviews.asked == []
+
+
+async def test_an_agent_with_tls_says_that_the_extender_has_none(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        desk_with(tmp_path) as desk,
+        run_agents(two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=over_tls(folder)),
+    ):
+        await eventually(lambda: causes(caplog))
+
+        assert desk.reviews.asked == []
+        assert "does it take reports over TLS (agents.cert_file)?" in causes(caplog)[0]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_no_reporter_is_lost_while_the_certificate_is_replaced_under_load(
+    run: Callable[..., None], tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    run(replace_under_load(tmp_path, folder))
+
+    taken = [record for record in caplog.records if record.message == "reports are taken"]
+    assert len(taken) == len(NAMES)  # each has the one connection that it began with
+    assert causes(caplog) == []
+
+
+async def replace_under_load(tmp_path: Path, folder: Path) -> None:
+    files = issue(folder)
+    busy = over_tls(folder, heartbeat_seconds=0.0)
+    async with (
+        taking(tmp_path, folder) as desk,
+        run_agents(
+            two_nodes(), NAMES, desk.service, desk.token_file, reports=busy, period_seconds=0.02
+        ),
+    ):
+        await eventually(lambda: all(desk.of(name) for name in NAMES))
+        seen = [await shown_by(desk, folder)]
+        for _ in range(5):
+            reissue(folder, files)
+            await wait_for(partial(is_another, desk, folder, seen), "the new certificate is shown")
+            heard = desk.source.status().reports + 20
+            await eventually(lambda: desk.source.status().reports >= heard)  # noqa: B023 - waited for
+
+        assert len(set(seen)) == 6
+        assert desk.source.status().agents == len(NAMES)
+        assert not any(desk.source.status().refused.values())
+
+
+async def is_another(desk: Desk, folder: Path, seen: list[bytes]) -> bool:
+    """Tell whether a new connection gets another certificate than the last one."""
+    shown = await shown_by(desk, folder)
+    if shown == seen[-1]:
+        return False
+    seen.append(shown)
+    return True
+
+
+async def shown_by(desk: Desk, folder: Path) -> bytes:
+    host, port = desk.settings.address
+    context = ssl.create_default_context(cafile=ca_of(folder))
+    _, writer = await asyncio.open_connection(host, port, ssl=context)
+    try:
+        shown: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        return shown.getpeercert(binary_form=True) or b""
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_certificate_that_is_bad_changes_nothing_and_is_named(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with taking(tmp_path, folder) as desk:
+        before = await shown_by(desk, folder)
+        (folder / "extender" / "tls.key").write_text("nonsense")
+        await eventually(lambda: "cannot use new certificates" in caplog.messages)
+
+        assert await shown_by(desk, folder) == before
+        async with run_agents(
+            two_nodes(), ["gpu-1"], desk.service, desk.token_file, reports=over_tls(folder)
+        ):
+            await eventually(lambda: desk.of("gpu-1"))
+        assert desk.refused(Refusal.BAD_REQUEST) == 0
+
+
+def test_files_that_are_no_certificate_are_named_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(TlsError, match=r"extender/tls\.crt and .*must be a certificate"):
+        followed(tmp_path)

@@ -1,0 +1,79 @@
+"""What a real Prometheus makes of counters that grow, and of XIDs that are counted one by one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from extender.core.readings import DeviceKey
+from extender.sources.dcgm import DEFAULT_METRICS
+from extender.sources.dcgm_xids import xids_of
+from extender.sources.promql import metric_query
+from tests.extender.sources.scraping import Job, Pages, prometheus_process
+
+pytestmark = pytest.mark.prometheus
+
+PAGE = """
+DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{UUID="GPU-1",gpu="0"}} {count}
+DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{UUID="GPU-2",gpu="1"}} 5000
+DCGM_EXP_XID_ERRORS_COUNT{{UUID="GPU-1",gpu="0",window_size_in_ms="300000",xid="79"}} 1
+DCGM_EXP_XID_ERRORS_COUNT{{UUID="GPU-1",gpu="0",window_size_in_ms="300000",xid="31"}} 4
+DCGM_EXP_XID_ERRORS_COUNT{{UUID="GPU-2",gpu="1",window_size_in_ms="300000"}} 0
+"""
+
+
+@pytest_asyncio.fixture
+async def scraped(tmp_path: Path) -> AsyncIterator[tuple[Pages, aiohttp.ClientSession]]:
+    pages = Pages()
+    pages.text["dcgm"] = PAGE.format(count=0)
+    server = prometheus_process(tmp_path, pages.address, {"dcgm": Job(page="dcgm")})
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(server.ready_url.removesuffix("/-/ready")) as session:
+            yield pages, session
+    finally:
+        await server.stop()
+        pages.close()
+
+
+async def ask(session: aiohttp.ClientSession, name: str) -> list[Any]:
+    metric = next(one for one in DEFAULT_METRICS if one.name == name)
+    query = {"query": metric_query(metric, "")}
+    async with session.get("/api/v1/query", params=query) as answer:
+        told = await answer.json()
+    assert told["status"] == "success", told
+    return list(told["data"]["result"])
+
+
+async def test_a_counter_that_grows_is_told_and_one_that_stands_is_not(
+    scraped: tuple[Pages, aiohttp.ClientSession],
+) -> None:
+    pages, session = scraped
+    rows: list[Any] = []
+    async with asyncio.timeout(60):
+        for count in range(10_000):
+            pages.text["dcgm"] = PAGE.format(count=count)
+            rows = await ask(session, "DCGM_FI_DEV_PCIE_REPLAY_COUNTER")
+            if rows:
+                break
+            await asyncio.sleep(0.1)
+
+    assert [row["metric"] for row in rows] == [{"UUID": "GPU-1"}]
+    assert float(rows[0]["value"][1]) > 0
+
+
+async def test_of_xids_that_are_counted_one_by_one_the_gravest_is_told(
+    scraped: tuple[Pages, aiohttp.ClientSession],
+) -> None:
+    _, session = scraped
+    rows: list[Any] = []
+    async with asyncio.timeout(60):
+        while not rows:
+            rows = await ask(session, "DCGM_EXP_XID_ERRORS_COUNT")
+            await asyncio.sleep(0.1)
+
+    assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 79.0}

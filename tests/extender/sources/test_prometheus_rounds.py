@@ -1,0 +1,83 @@
+"""What a round does not ask again, nor read again: the rest follows whatever changes."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from extender.core.readings import DeviceKey, Signal
+from tests.extender.sources.asking import Asked
+from tests.extender.sources.fake_prometheus import FakePrometheus, Series, series
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakePrometheus]:
+    fake = FakePrometheus(clock=lambda: NOW)
+    server = await fake.start()
+    yield fake
+    await server.close()
+
+
+def util(value: object, at: float | None = None, **labels: str) -> Series:
+    return series(
+        "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
+    )
+
+
+def devices_questions(fake: FakePrometheus) -> int:
+    """Return how often it was asked which devices there are."""
+    return sum("modelName" in question for question in fake.questions)
+
+
+async def test_known_devices_are_asked_for_their_ages_alone(fake: FakePrometheus) -> None:
+    fake.series = [util(number, at=NOW, UUID=f"GPU-{number}") for number in (1, 2)]
+    asked = Asked(fake.url)
+    await asked.round(NOW)
+    fake.series = [util(number + 10, at=NOW + 15, UUID=f"GPU-{number}") for number in (1, 2)]
+
+    found = await asked.round(NOW + 20)
+
+    assert devices_questions(fake) == 1
+    assert found.measured_at.tolist() == [NOW + 15 - 30] * 2  # less what an exporter may lag
+    assert asked.value(Signal.GPU_UTILIZATION, "GPU-2") == pytest.approx(0.12)
+
+
+async def test_devices_are_asked_for_again_when_another_node_has_them(
+    fake: FakePrometheus,
+) -> None:
+    fake.series = [util(1)]
+    asked = Asked(fake.url)
+    await asked.round(NOW)
+    fake.series = [util(1, Hostname="gpu-2")]
+
+    await asked.round(NOW + 60)
+
+    assert asked.rows[0].node == "gpu-2"
+
+
+async def test_what_matches_no_node_is_looked_at_in_every_round(fake: FakePrometheus) -> None:
+    fake.series = [util(1), util(2, UUID="GPU-2", Hostname="stranger")]
+    asked = Asked(fake.url)
+    await asked.round(NOW)
+
+    found = await asked.round(NOW + 10)
+
+    assert devices_questions(fake) == 2
+    assert found.unmatched_series == 1
+
+
+async def test_pods_are_followed_though_the_same_answers_are_read_once(
+    fake: FakePrometheus,
+) -> None:
+    def held_by(pod: str) -> Series:
+        return util(1, exported_pod=pod, exported_namespace="team", pod="exporter")
+
+    asked = Asked(fake.url)
+    tenants = []
+    for pod in ("a", "a", "b"):
+        fake.series = [held_by(pod)]
+        tenants.append((await asked.round(NOW)).tenants)
+
+    key = DeviceKey(("GPU-1", ""))
+    assert tenants == [{key: ("team/a",)}, {}, {key: ("team/b",)}]

@@ -1,0 +1,92 @@
+"""Several real extenders: any of them tells what another decided, over HTTP and over TLS."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+
+from extender.app import start
+from extender.config import Settings
+from extender.settings.peers import Peers
+from simulation.cluster import run_cluster
+from simulation.objects import JsonObject, pod_object
+from tests.controlplane.process import free_port
+from tests.extender.certificates import client_context, issue, settings_for
+from tests.extender.fake_kube import eventually
+from tests.extender.replicas import DEADLINE_SECONDS, Replica, described, equal_nodes, running
+
+
+async def read(replica: Replica, path: str, status: int = 200) -> JsonObject:
+    """Ask the API, at the address that was opened last."""
+    url = replica.extender.addresses[-1]
+    async with aiohttp.ClientSession() as session, session.get(f"{url}{path}") as answer:
+        assert answer.status == status, await answer.text()
+        return await answer.json()
+
+
+async def test_any_replica_tells_what_the_others_decided() -> None:
+    async with running(3) as (cluster, (first, second, third)):
+        for name, replica in (("a", first), ("b", second)):
+            await replica.choose(cluster.control.create_pod(pod_object(name)))
+
+        told = await read(third, "/v1/decisions?brief=true")
+        (found,) = (await read(third, "/v1/decisions?pod=default/a"))["decisions"]  # type: ignore[misc] # a list
+        one = await read(second, f"/v1/decisions/{found['id']}")
+
+    assert [each["pod"] for each in told["decisions"]] == ["default/b", "default/a"]  # type: ignore[union-attr] # a list
+    assert told["unreachable"] == []
+    assert one == found
+    assert one["explained"]
+
+
+async def test_a_replica_that_is_gone_is_named_and_the_others_are_told() -> None:
+    async with described(2) as replicas, replicas.start(0) as stays:
+        async with replicas.start(1) as goes:
+            await stays.hear_all()
+            await goes.choose(replicas.cluster.control.create_pod(pod_object("theirs")))
+            await stays.choose(replicas.cluster.control.create_pod(pod_object("ours")))
+            both = await read(stays, "/v1/decisions?brief=true")
+
+        one = await read(stays, "/v1/decisions?brief=true")
+
+    assert [each["pod"] for each in both["decisions"]] == ["default/ours", "default/theirs"]  # type: ignore[union-attr] # a list
+    assert [each["pod"] for each in one["decisions"]] == ["default/ours"]  # type: ignore[union-attr] # a list
+    assert one["unreachable"] == [replicas.addresses[1]]
+
+
+async def test_over_tls_replicas_alone_are_told(tmp_path: Path) -> None:
+    issue(tmp_path)
+    addresses = tuple(f"127.0.0.1:{free_port()}" for _ in range(2))
+    context = client_context(tmp_path, shows=tmp_path)
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(run_cluster(equal_nodes(), interval_seconds=0.5))
+        connector = aiohttp.TCPConnector(ssl=context)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        replicas = []
+        for address in addresses:
+            settings = Settings(
+                listen=address,
+                status_listen="127.0.0.1:0",
+                tls=settings_for(tmp_path),
+                kubeconfig=cluster.kubeconfig,
+                peers=Peers(addresses=addresses),
+            )
+            extender = await stack.enter_async_context(start(settings))
+            replicas.append(Replica(extender, session))
+        for replica in replicas:
+            await eventually(
+                lambda: replica.extender.is_ready,  # noqa: B023 - waited for
+                deadline_seconds=DEADLINE_SECONDS,
+            )
+            await replica.hear_all()
+        one, other = replicas
+        await one.choose(cluster.control.create_pod(pod_object("a")))
+
+        told = await read(other, "/v1/decisions")
+        # kube-scheduler's certificate opens the webhooks, and nothing of the replicas'.
+        async with session.get(f"{one.url}/v1/peers/decisions") as answer:
+            refused = answer.status
+
+    assert [each["pod"] for each in told["decisions"]] == ["default/a"]  # type: ignore[union-attr] # a list
+    assert told["unreachable"] == []
+    assert refused == 403

@@ -1,0 +1,130 @@
+"""In shadow no answer changes anything, and everything is decided and recorded."""
+
+import pytest
+
+from tests.extender.served import (
+    BUSY,
+    IDLE,
+    Client,
+    MakeClient,
+    World,
+    names_question,
+    objects_question,
+    pod,
+)
+from tests.extender.webhook.asking import ask, meta
+
+NODES = ("busy", "idle-b", "dead", "foreign", "idle-a")
+
+
+@pytest.fixture
+async def shadow(world: World, aiohttp_client: MakeClient) -> Client:
+    world.placer.is_shadow = True
+    world.shortlist = 1
+    return await aiohttp_client(world.build_app())
+
+
+async def test_filter_passes_every_candidate_in_the_order_of_the_question(
+    shadow: Client, world: World
+) -> None:
+    answer = await ask(shadow, "filter", names_question(*NODES))
+
+    assert answer == {
+        "Nodes": None,
+        "NodeNames": list(NODES),
+        "FailedNodes": {},
+        "FailedAndUnresolvableNodes": {},
+        "Error": "",
+    }
+    (record,) = world.history
+    assert record.is_shadow
+    assert (record.decision.best, record.decision.feasible) == ("idle-a", 3)
+
+
+async def test_filter_gives_back_whole_nodes_where_whole_nodes_came(shadow: Client) -> None:
+    question = objects_question(*NODES)
+
+    answer = await ask(shadow, "filter", question)
+
+    assert answer["Nodes"]["items"] == question["Nodes"]["items"]  # type: ignore[index]
+    assert answer["NodeNames"] is None
+
+
+async def test_prioritize_gives_no_scores_at_all(shadow: Client, world: World) -> None:
+    await ask(shadow, "filter", names_question(*NODES))
+
+    assert await ask(shadow, "prioritize", names_question(*NODES)) == []
+    assert [record.verb for record in world.history] == ["prioritize", "filter"]
+    assert all(record.decision.best == "idle-a" for record in world.history)
+
+
+async def test_a_pod_that_requires_idle_gpus_passes_everywhere(
+    shadow: Client, world: World
+) -> None:
+    question = names_question("busy", asker=pod(require_idle="true"))
+
+    assert (await ask(shadow, "filter", question))["NodeNames"] == ["busy"]
+    (record,) = world.history
+    assert record.decision.best is None
+    assert not record.leaves_none
+
+
+async def test_preempt_gives_back_what_came(shadow: Client) -> None:
+    question = {"Pod": pod(), **meta(*NODES)}
+
+    assert await ask(shadow, "preempt", question) == meta(*NODES)
+
+
+async def test_a_pod_counts_nowhere_until_it_is_bound_and_then_there(
+    shadow: Client, world: World
+) -> None:
+    await ask(shadow, "filter", names_question(*NODES))
+    await ask(shadow, "prioritize", names_question(*NODES))
+    assert len(world.fleet.ledger) == 0
+
+    world.add_pod("asker", "idle-b")
+    world.history.note_bound("uid-asker", "idle-b")
+    await ask(shadow, "filter", names_question(*NODES, asker=pod("next")))
+
+    newest = next(iter(world.history))
+    assert newest.decision.best == "idle-a"  # it has one idle GPU more than idle-b by now
+    assert world.fleet.snapshot().pools["nvidia.com/gpu"].rows is not None
+    followed = next(record for record in world.history if record.pod.name == "asker")
+    assert (followed.decision.best, followed.bound_node) == ("idle-a", "idle-b")
+
+
+async def test_what_was_assumed_of_a_pod_before_is_dropped_once_it_is_asked_about_again(
+    shadow: Client, world: World
+) -> None:
+    world.placer.is_shadow = False
+    await ask(shadow, "filter", names_question(*NODES))
+    assert world.fleet.ledger.get("uid-asker") is not None
+
+    world.placer.is_shadow = True
+    await ask(shadow, "filter", names_question(*NODES))
+
+    assert world.fleet.ledger.get("uid-asker") is None
+
+
+async def test_other_replicas_are_told_of_no_node_to_count_the_pod_on(
+    shadow: Client, world: World
+) -> None:
+    told = []
+    world.asked.tell = told.append
+
+    await ask(shadow, "filter", names_question(*NODES))
+    await ask(shadow, "prioritize", names_question(*NODES))
+
+    assert [(one.verb, one.choices, one.node, one.resources) for one in told] == [
+        ("filter", len(NODES), "", ()),
+        ("prioritize", len(NODES), "", ()),
+    ]
+
+
+async def test_out_of_shadow_answers_count_again(shadow: Client, world: World) -> None:
+    world.tell({"idle-a": [BUSY, BUSY], "idle-b": [IDLE, IDLE], "busy": [BUSY, BUSY]})
+    world.placer.is_shadow = False
+
+    answer = await ask(shadow, "filter", names_question("idle-b", "dead"))
+
+    assert answer["NodeNames"] == ["idle-b"]

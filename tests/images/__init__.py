@@ -1,0 +1,1 @@
+"""Tests of what the images are made of, without a Docker."""

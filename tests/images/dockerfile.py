@@ -1,0 +1,127 @@
+"""Reads a Dockerfile, and does what its build stage does in a folder of the test's own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+IMAGES: Final = ROOT / "images"
+INSTALLED: Final = "/opt/idlegpu"
+BUILD_TIMEOUT_SECONDS: Final = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One instruction of a Dockerfile.
+
+    Attributes:
+        word: `FROM`, `COPY` and so on.
+        text: what stands behind it, arguments filled in.
+    """
+
+    word: str
+    text: str
+
+
+def stages(program: str) -> list[list[Step]]:
+    """Return the steps of each stage of a program's Dockerfile; each begins with its `FROM`."""
+    values: dict[str, str] = {}
+    found: list[list[Step]] = []
+    for line in (IMAGES / f"{program}.Dockerfile").read_text().splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        word, _, text = line.partition(" ")
+        if word == "ARG":
+            name, _, value = text.partition("=")
+            values[name] = value
+            continue
+        for name, value in values.items():
+            text = text.replace(f"${{{name}}}", value)
+        if word == "FROM":
+            found.append([])
+        found[-1].append(Step(word=word, text=text))
+    return found
+
+
+def texts(stage: list[Step], word: str) -> list[str]:
+    """Return what stands behind each instruction of a kind."""
+    return [step.text for step in stage if step.word == word]
+
+
+def build(program: str, folder: Path) -> Path:
+    """Run the steps of a program's build stage in a clean folder; return what they make.
+
+    Args:
+        program: `extender` or `agent`.
+        folder: an empty one.
+
+    Raises:
+        AssertionError: the Dockerfile has a step that this cannot do, or a step failed.
+    """
+    source, made = folder / "src", folder / "made"
+    source.mkdir(parents=True)
+    for step in stages(program)[0]:
+        if step.word == "COPY":
+            _copy(step.text, source)
+        elif step.word == "RUN":
+            _run(step.text.replace(INSTALLED, str(made)), source)
+        else:
+            assert step.word in {"FROM", "WORKDIR"}, f"unknown step: {step}"
+    return made
+
+
+def run(tree: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python as the image does: our tree and Python's own modules, and nothing else."""
+    return subprocess.run(  # noqa: S603 - our own command, no shell
+        command(*arguments),
+        env=environment(tree, **variables),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command of a Python without the packages of the tests (`-S`)."""
+    return [str(getattr(sys, "_base_executable", sys.executable)), "-S", *arguments]
+
+
+def environment(tree: Path, **variables: str) -> dict[str, str]:
+    """Return the variables that the image sets, and the caller's."""
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(tree),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **variables,
+    }
+
+
+def _copy(text: str, folder: Path) -> None:
+    *names, target = text.split()
+    for name in names:
+        into = folder / target if not target.endswith("/") else folder / target / Path(name).name
+        into.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, into, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, into)
+
+
+def _run(text: str, folder: Path) -> None:
+    result = subprocess.run(  # noqa: S603 - a step of our own Dockerfile
+        text.split(),
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable, "INSTALLED": INSTALLED},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BUILD_TIMEOUT_SECONDS,
+    )
+    assert result.returncode == 0, f"{text}: {result.stdout}{result.stderr}"

@@ -1,0 +1,55 @@
+"""The Helm chart, as the real helm renders it."""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from tests.controlplane.objects import Object
+from tests.controlplane.tools import binary
+from tests.manifests.shipped import ROOT
+
+CHART: Final = ROOT / "charts" / "idlegpu"
+RELEASE: Final = "idlegpu"
+Values = Mapping[str, object]
+
+
+class HelmError(RuntimeError):
+    """helm refused; the message is its own."""
+
+
+def helm(*arguments: str, folder: Path, kubeconfig: Path | None = None) -> str:
+    """Run the real helm, with its own files in a folder, and return what it prints.
+
+    Raises:
+        HelmError: it failed.
+    """
+    places = {f"HELM_{name}_HOME": str(folder / name) for name in ("CACHE", "CONFIG", "DATA")}
+    result = subprocess.run(  # noqa: S603 - our own command, no shell
+        [str(binary("helm")), *arguments],
+        env={**places, "HOME": str(folder), "KUBECONFIG": str(kubeconfig or "")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if result.returncode:
+        raise HelmError(result.stderr)
+    return result.stdout
+
+
+def values_file(folder: Path, values: Values) -> Path:
+    """Write values where helm reads them."""
+    path = folder / "values.yaml"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def rendered(values: Values, folder: Path) -> list[Object]:
+    """Return the objects that the chart makes of values."""
+    path = values_file(folder, values)
+    output = helm("template", RELEASE, str(CHART), "--values", str(path), folder=folder)
+    return [item for item in yaml.safe_load_all(output) if item]

@@ -1,0 +1,339 @@
+"""The admission webhook as shipped: a real API server asks it over TLS about real pods."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from extender.certs.storing import SECRETS
+from extender.config import load_settings
+from tests.controlplane.client import ApiClient, ApiError
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.process import free_port
+from tests.controlplane.waiting import wait_for
+from tests.manifests.installing import Installation, may, rights, wait_authorized
+from tests.manifests.running import RunningExtender, running_extender
+from tests.manifests.shipped import (
+    EXTENDER_NAMESPACE,
+    MANIFESTS,
+    OVERLAYS,
+    SECOND_SCHEDULER,
+    built,
+    find,
+)
+
+OVERLAY: Final = OVERLAYS / "admission"
+MANAGED, OTHER = "managed", "unmanaged"
+SCHEDULER: Final = "idlegpu-scheduler"
+DEFAULT: Final = "default-scheduler"
+WEBHOOK: Final = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+LEASES: Final = f"/apis/coordination.k8s.io/v1/namespaces/{EXTENDER_NAMESPACE}/leases"
+LEASE_SECONDS: Final = 3
+MERGE: Final = "application/merge-patch+json"
+
+
+@dataclass
+class SecondScheduler:
+    """Renews the Lease as kube-scheduler does, until it dies."""
+
+    admin: ApiClient
+    is_alive: bool = True
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        spec = {"holderIdentity": "a", "leaseDurationSeconds": LEASE_SECONDS}
+        lease = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": SCHEDULER},
+            "spec": spec,
+        }
+        await self.admin.request("POST", LEASES, lease)
+        async with asyncio.TaskGroup() as group:
+            renewing = group.create_task(self._renew(), name="renewals")
+            try:
+                yield
+            finally:
+                renewing.cancel()
+        await self.admin.request("DELETE", f"{LEASES}/{SCHEDULER}")
+
+    async def _renew(self) -> None:
+        while True:
+            if self.is_alive:
+                now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                await self.admin.request(
+                    "PATCH",
+                    f"{LEASES}/{SCHEDULER}",
+                    {"spec": {"renewTime": now}},
+                    content_type=MERGE,
+                )
+            await asyncio.sleep(0.3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitting:
+    """A cluster in which the webhook is in force."""
+
+    admin: ApiClient
+    extender: RunningExtender
+    scheduler: SecondScheduler
+
+    async def made(self, item: Object) -> Object:
+        """Return a pod as the API server would create it, without keeping it."""
+        namespace = item["metadata"]["namespace"]
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        return await self.admin.request("POST", path, item, parameters={"dryRun": "All"})
+
+    async def scheduler_of(self, item: Object) -> str:
+        return str((await self.made(item))["spec"]["schedulerName"])
+
+    async def until(self, scheduler: str) -> None:
+        """Wait until new GPU pods get a scheduler."""
+
+        async def is_so() -> bool:
+            return await self.scheduler_of(gpu_pod()) == scheduler
+
+        await wait_for(is_so, f"new pods get {scheduler}", deadline_seconds=30)
+
+    async def webhook(self) -> Object:
+        (found,) = (await self.admin.request("GET", f"{WEBHOOK}/idlegpu-scheduler-name"))[
+            "webhooks"
+        ]
+        return dict(found)
+
+
+def gpu_pod(name: str = "probe", namespace: str = MANAGED, gpus: int = 1, **rest: object) -> Object:
+    return pod(name, gpus, namespace=namespace, **rest)  # type: ignore[arg-type] # a test's
+
+
+async def ensure_namespace(admin: ApiClient, name: str, labels: dict[str, str]) -> None:
+    item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    try:
+        await admin.create(item)
+        await admin.create_default_account(name)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+
+
+@pytest_asyncio.fixture
+async def admitting(installation: Installation, tmp_path: Path) -> AsyncIterator[Admitting]:
+    admin = installation.admin
+    await ensure_namespace(admin, MANAGED, {"idlegpu.io/managed": "true"})
+    await ensure_namespace(admin, OTHER, {"idlegpu.io/managed": "false"})
+    await installation.apply(OVERLAY)
+    async with await installation.client(EXTENDER_NAMESPACE, "idlegpu-certs") as client:
+        await wait_authorized(
+            client,
+            "patch",
+            "mutatingwebhookconfigurations",
+            group="admissionregistration.k8s.io",
+            name="idlegpu-scheduler-name",
+        )
+    address = f"127.0.0.1:{free_port()}"
+    variables = {
+        "IDLEGPU_ADMISSION_LISTEN": address,
+        "IDLEGPU_ADMISSION_LEASE_CHECK_SECONDS": "0.3",
+    }
+    scheduler = SecondScheduler(admin)
+    async with (
+        scheduler.running(),
+        running_extender(installation, tmp_path, variables) as extender,
+    ):
+        found = Admitting(admin=admin, extender=extender, scheduler=scheduler)
+        # The test's API server has no network of Services to reach the extender by.
+        shipped = await found.webhook()
+        shipped["clientConfig"] = {
+            "url": f"https://{address}/admit",
+            "caBundle": shipped["clientConfig"]["caBundle"],
+        }
+        await admin.request(
+            "PATCH",
+            f"{WEBHOOK}/idlegpu-scheduler-name",
+            {"webhooks": [shipped]},
+            content_type=MERGE,
+        )
+        await found.until(SCHEDULER)
+        yield found
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_gpu_pods_of_managed_namespaces_get_the_second_scheduler_and_no_others(
+    admitting: Admitting,
+) -> None:
+    await admitting.admin.create(gpu_pod("made"))
+
+    made = await admitting.admin.get(gpu_pod("made"))
+    assert made["spec"]["schedulerName"] == SCHEDULER
+    assert {
+        "key": "idlegpu.io/scheduler",
+        "operator": "Equal",
+        "value": SCHEDULER,
+        "effect": "NoSchedule",
+    } in made["spec"]["tolerations"]
+    initial = {"name": "first", "image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    by_init = gpu_pod(gpus=0, initContainers=[initial])
+    assert await admitting.scheduler_of(by_init) == SCHEDULER
+    for untouched, scheduler in (
+        (gpu_pod(namespace=OTHER), DEFAULT),
+        (gpu_pod(namespace="default"), DEFAULT),
+        (gpu_pod(gpus=0), DEFAULT),
+        (gpu_pod(schedulerName="volcano"), "volcano"),
+        (gpu_pod(annotations={"idlegpu.io/enabled": "false"}), DEFAULT),
+        (gpu_pod(annotations={"idlegpu.io/enabled": "False"}), DEFAULT),
+    ):
+        assert await admitting.scheduler_of(untouched) == scheduler, untouched
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_pods_keep_their_scheduler_while_the_second_one_does_not_renew_its_lease(
+    admitting: Admitting,
+) -> None:
+    admitting.scheduler.is_alive = False
+    await admitting.until(DEFAULT)
+    await admitting.admin.create(gpu_pod("while-stale"))
+    stale = await admitting.admin.get(gpu_pod("while-stale"))
+
+    admitting.scheduler.is_alive = True
+    await admitting.until(SCHEDULER)
+
+    assert stale["spec"]["schedulerName"] == DEFAULT
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_pods_are_created_all_the_same_while_the_extender_is_down(
+    admitting: Admitting,
+) -> None:
+    await admitting.extender.process.stop()
+
+    await admitting.admin.create(gpu_pod("while-down"))
+
+    made = await admitting.admin.get(gpu_pod("while-down"))
+    assert made["spec"]["schedulerName"] == DEFAULT
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_a_new_ca_is_told_to_the_api_server_before_a_certificate_of_it_is_shown(
+    admitting: Admitting,
+) -> None:
+    ca_file = admitting.extender.mounted / "extender" / "ca.crt"
+
+    async def took_over(times: int) -> bool:
+        # Webhooks' and admission's port each say so.
+        log = admitting.extender.process.log.read_text()
+        return log.count("using new certificates") >= 2 * times
+
+    for times, step in enumerate(("--next-ca", "--switch-ca", "--drop-ca"), start=1):
+        before = ca_file.read_bytes()
+        await admitting.extender.make_certificates(step)
+        config = (await admitting.webhook())["clientConfig"]
+        assert base64.b64decode(config["caBundle"]) == ca_file.read_bytes()
+        if step == "--switch-ca":
+            await wait_for(lambda: took_over(1), "the extender shows the new CA's certificate")
+        assert before != ca_file.read_bytes() or step == "--switch-ca", times
+        await admitting.until(SCHEDULER)
+    assert config["url"].endswith("/admit")  # the rest is as it was
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_a_webhook_whose_certificate_the_api_server_does_not_know_stops_no_pod(
+    admitting: Admitting,
+) -> None:
+    shipped = await admitting.webhook()
+    shipped["clientConfig"]["caBundle"] = base64.b64encode(
+        admitting.extender.installation.plane.ca_file.read_bytes()
+    ).decode()
+    await admitting.admin.request(
+        "PATCH", f"{WEBHOOK}/idlegpu-scheduler-name", {"webhooks": [shipped]}, content_type=MERGE
+    )
+
+    await admitting.until(DEFAULT)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
+    installation: Installation,
+) -> None:
+    await installation.apply(MANIFESTS)
+    account = (EXTENDER_NAMESPACE, "idlegpu-extender")
+    where = {"group": "coordination.k8s.io", "namespace": EXTENDER_NAMESPACE}
+    async with await installation.client(*account) as client:
+        await wait_authorized(client, "create", "leases", **where)
+        before = await rights(client, EXTENDER_NAMESPACE)
+        assert not await may(client, "get", "leases", name=SCHEDULER, **where)
+        # As the guide says: a Job of a moment ago does not change.
+        await installation.admin.request(
+            "DELETE",
+            f"/apis/batch/v1/namespaces/{EXTENDER_NAMESPACE}/jobs/idlegpu-certs",
+            parameters={"propagationPolicy": "Background"},
+        )
+        await installation.apply(OVERLAY)
+        await wait_authorized(client, "get", "leases", name=SCHEDULER, **where)
+
+        added = await rights(client, EXTENDER_NAMESPACE) - before
+
+        assert added == {("coordination.k8s.io", "leases", "get", SCHEDULER)}
+        assert not await may(client, "update", "leases", name=SCHEDULER, **where)
+        assert not await may(client, "get", "leases", name="another", **where)
+
+
+@pytest.mark.parametrize("name", ["admission", "admission-cert-manager"])
+def test_the_api_server_is_told_an_address_that_is_served_with_a_name_that_is_certified(
+    name: str,
+) -> None:
+    items = built(OVERLAYS / name)
+    (webhook,) = find(items, "MutatingWebhookConfiguration", "idlegpu-scheduler-name")["webhooks"]
+    service = find(items, "Service", "idlegpu-extender")
+    deployment = find(items, "Deployment", "idlegpu-extender")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    content = find(items, "ConfigMap", "idlegpu-extender")["data"]["settings.yaml"].encode()
+    environ = {entry["name"]: str(entry.get("value", "")) for entry in container["env"]}
+    settings = load_settings(Path("settings.yaml"), environ, content)
+
+    told = webhook["clientConfig"]["service"]
+    assert (told["namespace"], told["name"]) == (EXTENDER_NAMESPACE, service["metadata"]["name"])
+    (port,) = [each for each in service["spec"]["ports"] if each["port"] == told["port"]]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert settings.admission.address[1] == ports[port["targetPort"]]
+    assert settings.admission.files(settings.tls)[0] == Path("/etc/idlegpu-tls/tls.crt")
+    certified = f"{told['name']}.{told['namespace']}.svc"
+    if name == "admission":
+        job = find(items, "Job", "idlegpu-certs")
+        (maker,) = job["spec"]["template"]["spec"]["containers"]
+        assert "--webhook=idlegpu-scheduler-name" in maker["args"]
+        assert SECRETS["extender"] == "idlegpu-extender-tls"
+    else:
+        certificate = find(items, "Certificate", "idlegpu-extender")["spec"]
+        assert certified in certificate["dnsNames"]
+    assert webhook["failurePolicy"] == "Ignore"
+    assert webhook["timeoutSeconds"] <= 3
+
+
+def test_pods_are_given_to_the_scheduler_that_is_shipped_and_let_on_its_nodes() -> None:
+    settings = load_settings(None, {}).admission
+    items = built(SECOND_SCHEDULER)
+    (config,) = [
+        text
+        for item in items
+        if item["kind"] == "ConfigMap"
+        for text in item["data"].values()
+        if "KubeSchedulerConfiguration" in text
+    ]
+
+    assert f"schedulerName: {settings.scheduler_name}\n" in config
+    assert f"resourceName: {settings.lease_name}\n" in config
+    assert f"key: {settings.taint_key}\n" in config

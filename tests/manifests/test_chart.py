@@ -1,0 +1,182 @@
+"""The Helm chart renders what kustomize does, and changes what its values say."""
+
+import json
+from pathlib import Path
+from typing import Final
+
+import pytest
+import yaml
+
+from extender.config import load_settings
+from tests.controlplane.objects import Object
+from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
+from tests.manifests.shipped import COMPONENTS, MANIFESTS, OVERLAYS, built, find, with_components
+
+pytestmark = pytest.mark.e2e  # kubectl and helm are built first
+
+EVERY_COMPONENT: Final = sorted(folder.name for folder in COMPONENTS.iterdir())
+CERTS_JOB: Final = "idlegpu-certs"
+EXTENDER: Final = "idlegpu-extender"
+DIGEST: Final = "sha256:" + "0" * 64
+
+
+def by_name(items: list[Object]) -> dict[tuple[str, str, str], Object]:
+    """Return objects by kind, namespace and name."""
+    found = {}
+    for item in items:
+        metadata = item["metadata"]
+        if item["kind"] == "Job":  # one for each revision: see the chart's _values.tpl
+            metadata["name"] = metadata["name"].removesuffix("-1")
+        found[item["kind"], metadata.get("namespace", ""), metadata["name"]] = item
+    return found
+
+
+def assert_same(values: Values, folder: Path, tmp_path: Path) -> None:
+    """Compare what both make, object by object."""
+    expected = by_name([json.loads(json.dumps(item)) for item in built(folder)])
+    actual = by_name(rendered(values, tmp_path))
+    assert actual.keys() == expected.keys()
+    for name, item in expected.items():
+        assert actual[name] == item
+
+
+def test_the_chart_makes_what_the_manifests_are(tmp_path: Path) -> None:
+    assert_same({}, MANIFESTS, tmp_path)
+
+
+@pytest.mark.parametrize("name", EVERY_COMPONENT)
+def test_each_component_does_the_same_in_the_chart(name: str, tmp_path: Path) -> None:
+    (tmp_path / "overlay").mkdir()
+
+    assert_same({"components": [name]}, with_components(tmp_path / "overlay", [name]), tmp_path)
+
+
+def test_all_components_do_the_same_together(tmp_path: Path) -> None:
+    names = [name for name in EVERY_COMPONENT if name != "cert-manager"]  # certs-job is there
+    (tmp_path / "overlay").mkdir()
+
+    assert_same({"components": names}, with_components(tmp_path / "overlay", names), tmp_path)
+
+
+@pytest.mark.parametrize("overlay", sorted(OVERLAYS.iterdir()), ids=lambda path: path.name)
+def test_each_variant_is_a_choice_of_values(overlay: Path, tmp_path: Path) -> None:
+    kustomization = yaml.safe_load((overlay / "kustomization.yaml").read_text())
+    components = [Path(path).name for path in kustomization.get("components", [])]
+    has_agent = any(path in kustomization["resources"] for path in ("../../base", "../../agent"))
+
+    assert_same({"components": components, "agent": {"enabled": has_agent}}, overlay, tmp_path)
+
+
+def test_images_come_from_where_the_values_say(tmp_path: Path) -> None:
+    items = rendered(
+        {
+            "images": {
+                "extender": {"repository": "r.example.com/extender", "digest": DIGEST},
+                "agent": {"repository": "r.example.com/agent", "tag": "7"},
+                "pullPolicy": "Always",
+                "pullSecrets": ["registry"],
+            }
+        },
+        tmp_path,
+    )
+
+    job = find(items, "CronJob", CERTS_JOB)["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    specs = {
+        f"r.example.com/extender@{DIGEST}": [
+            find(items, "Deployment", EXTENDER)["spec"]["template"]["spec"],
+            job,
+        ],
+        "r.example.com/agent:7": [
+            find(items, "DaemonSet", "idlegpu-agent")["spec"]["template"]["spec"]
+        ],
+    }
+    for image, pods in specs.items():
+        for pod in pods:
+            assert pod["containers"][0]["image"] == image
+            assert pod["containers"][0]["imagePullPolicy"] == "Always"
+            assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_settings_go_over_those_that_are_shipped(tmp_path: Path) -> None:
+    url = "http://prometheus.observability.svc:9090"
+    items = rendered({"extender": {"settings": {"prometheus": {"url": url}}}}, tmp_path)
+    content = find(items, "ConfigMap", EXTENDER)["data"]["settings.yaml"].encode()
+    shipped = find(built(MANIFESTS), "ConfigMap", EXTENDER)["data"]["settings.yaml"].encode()
+
+    settings = load_settings(Path("settings.yaml"), {}, content)
+    before = load_settings(Path("settings.yaml"), {}, shipped)
+
+    assert settings.prometheus.url == url
+    assert before.prometheus.url != url
+    changed = {"prometheus": before.prometheus.model_copy(update={"url": url})}
+    assert settings == before.model_copy(update=changed)
+
+
+def test_what_differs_from_cluster_to_cluster_is_a_value(tmp_path: Path) -> None:
+    items = rendered(
+        {
+            "components": ["fixed-address", "runtime-class", "service-monitor"],
+            "namespaces": {"create": False},
+            "extender": {"replicas": 3, "nodeSelector": {"pool": "infra"}},
+            "agent": {"resources": {"limits": {"memory": "1Gi"}}},
+            "monitoringNamespace": "observability",
+            "runtimeClassName": "nvidia-legacy",
+            "fixedAddress": {"clusterIP": "10.0.0.9", "controlPlane": ["10.1.0.0/28"]},
+            "monitorLabels": {"release": "stack"},
+        },
+        tmp_path,
+    )
+
+    deployment = find(items, "Deployment", EXTENDER)["spec"]
+    agent = find(items, "DaemonSet", "idlegpu-agent")["spec"]["template"]["spec"]
+    policy = find(items, "NetworkPolicy", "idlegpu-extender-control-plane")["spec"]
+    text = json.dumps([item for item in items if item["kind"] == "NetworkPolicy"])
+    assert not [item for item in items if item["kind"] == "Namespace"]
+    assert deployment["replicas"] == 3
+    assert deployment["template"]["spec"]["nodeSelector"]["pool"] == "infra"
+    assert agent["runtimeClassName"] == "nvidia-legacy"
+    assert agent["containers"][0]["resources"] == {"limits": {"memory": "1Gi"}}
+    assert find(items, "Service", EXTENDER)["spec"]["clusterIP"] == "10.0.0.9"
+    assert policy["ingress"][0]["from"] == [{"ipBlock": {"cidr": "10.1.0.0/28"}}]
+    assert '"monitoring"' not in text
+    assert '"observability"' in text
+    assert find(items, "PodMonitor", "idlegpu-agent")["metadata"]["labels"]["release"] == "stack"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        pytest.param({"extender": {"replica": 2}}, "replica", id="unknown-value"),
+        pytest.param({"extender": {"replicas": 0}}, "replicas", id="no-replica"),
+        pytest.param({"components": ["no-such"]}, "no components/no-such", id="unknown-component"),
+        pytest.param(
+            {"components": ["certs-job", "cert-manager"]}, "components", id="two-that-make-secrets"
+        ),
+        pytest.param({"images": {"agent": {"digest": "sha256:1"}}}, "digest", id="bad-digest"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(values: Values, told: str, tmp_path: Path) -> None:
+    with pytest.raises(HelmError, match=told):
+        rendered(values, tmp_path)
+
+
+def test_helm_finds_nothing_to_complain_about(tmp_path: Path) -> None:
+    assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), folder=tmp_path)
+
+
+def test_the_chart_is_of_the_version_that_is_built() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = (MANIFESTS.parent / "pyproject.toml").read_text()
+
+    assert f'\nversion = "{chart["version"]}"\n' in project
+    assert chart["appVersion"] == chart["version"]
+
+
+def test_a_packaged_chart_holds_the_manifests_themselves(tmp_path: Path) -> None:
+    helm("package", str(CHART), "--destination", str(tmp_path), folder=tmp_path)
+    (archive,) = tmp_path.glob("idlegpu-*.tgz")
+
+    output = helm("template", "idlegpu", str(archive), folder=tmp_path)
+
+    items = [item for item in yaml.safe_load_all(output) if item]
+    assert by_name(items).keys() == by_name(built(MANIFESTS)).keys()

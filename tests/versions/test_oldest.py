@@ -1,0 +1,64 @@
+"""The main cases once more on the oldest Kubernetes, each where it is written for the newest."""
+
+import pytest
+
+from tests.controlplane.client import ApiError
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.tools import OLDEST_KUBERNETES_VERSION
+from tests.e2e.test_bursts import test_a_burst_spreads_evenly_although_no_metric_moves
+from tests.e2e.test_idleness import (
+    test_a_pod_that_requires_idle_gpus_waits_for_them,
+    test_an_idle_node_beats_a_busy_one,
+    test_whole_nodes_on_the_wire_lead_to_the_same_node,
+)
+from tests.e2e.test_preemption import (
+    test_a_preemptor_evicts_where_gpus_can_work,
+    test_nobody_is_evicted_for_load,
+)
+from tests.e2e.test_wakeup import make_idle, refused, start
+from tests.e2e.world import World
+from tests.manifests.installing import Installation
+from tests.manifests.shipped import MANIFESTS, OVERLAYS, SECOND_SCHEDULER, address_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+__all__ = [
+    "test_a_burst_spreads_evenly_although_no_metric_moves",
+    "test_a_pod_that_requires_idle_gpus_waits_for_them",
+    "test_a_preemptor_evicts_where_gpus_can_work",
+    "test_an_idle_node_beats_a_busy_one",
+    "test_nobody_is_evicted_for_load",
+    "test_whole_nodes_on_the_wire_lead_to_the_same_node",
+]
+
+
+async def test_it_is_the_oldest_that_answers(world: World) -> None:
+    version = await world.client.request("GET", "/version")
+
+    assert version["gitVersion"] == OLDEST_KUBERNETES_VERSION
+
+
+async def test_a_waiting_pod_is_woken_without_a_right_on_nodes(world: World) -> None:
+    node = await start(world)
+    patient = await refused(world)
+
+    await make_idle(world, node)
+
+    assert await world.bound([patient]) == [node]
+
+
+async def test_the_manifests_are_taken_with_every_field(
+    world: World, oldest_plane: ControlPlane
+) -> None:
+    installation = Installation(oldest_plane, world.client)
+    for folder in (MANIFESTS, OVERLAYS / "kubeadm"):
+        items = [*await installation.apply(folder), *await installation.apply(SECOND_SCHEDULER)]
+        for item in items:
+            assert await world.client.request("GET", address_of(item))
+
+        await installation.remove()
+
+        for item in items:
+            if item["kind"] != "Namespace":
+                with pytest.raises(ApiError, match="not found"):
+                    await world.client.request("GET", address_of(item))
