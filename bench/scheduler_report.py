@@ -25,8 +25,7 @@ class Run:
         pods_per_second: from the first to the last binding.
         scheduling_seconds: kube-scheduler's own mean time to find a node, its calls to the
             extender included.
-        scoring_seconds: kube-scheduler's own mean time to score the nodes that filter has left,
-            after which it asks prioritize.
+        between_seconds: mean time from filter's answer to the question of prioritize.
         filter_seconds: the extender's own mean time for one answer; None where it was not asked.
         prioritize_seconds: the same; kube-scheduler does not ask where one node is left.
         first_choices: share of the pods that were bound to the extender's first choice, 0 to 1.
@@ -37,7 +36,7 @@ class Run:
     shortlist: int | None
     pods_per_second: float
     scheduling_seconds: float | None = None
-    scoring_seconds: float | None = None
+    between_seconds: float | None = None
     filter_seconds: float | None = None
     prioritize_seconds: float | None = None
     first_choices: float | None = None
@@ -99,9 +98,9 @@ def _row(shortlist: int, group: Sequence[Pair]) -> Row:
         "of each pair": ", ".join(f"{ratio:.2f}" for ratio in ratios),
         "finding a node without, ms": _median(without, lambda run: run.scheduling_seconds),
         "with, ms": _median(asked, lambda run: run.scheduling_seconds),
-        "of that scoring, ms": _median(asked, lambda run: run.scoring_seconds),
         "filter, ms": _median(asked, lambda run: run.filter_seconds),
         "prioritize, ms": _median(asked, lambda run: run.prioritize_seconds),
+        "between these, ms": _median(asked, lambda run: run.between_seconds),
         "CPU of kube-scheduler a pod without, ms": _median(
             without, lambda run: run.scheduler_cpu_seconds
         ),

@@ -29,9 +29,6 @@ START_SECONDS: Final = 120.0
 EXTENDER_CPU: Final = "extender_cpu_seconds_total"
 """What we call the CPU time of the extender and its worker among what both count."""
 
-POINT_SECONDS: Final = "scheduler_framework_extension_point_duration_seconds"
-"""What kube-scheduler calls the time of its own plugins."""
-
 Metrics = Mapping[str, float]
 
 
@@ -91,7 +88,7 @@ class Bench:
             shortlist=shortlist,
             pods_per_second=(len(times) - 1) / (times[-1] - times[0]),
             scheduling_seconds=change.mean("scheduler_scheduling_algorithm_duration_seconds"),
-            scoring_seconds=change.scoring_seconds,
+            between_seconds=change.mean("idlegpu_between_verbs_seconds"),
             filter_seconds=change.mean(duration, verb="filter", outcome="answered"),
             prioritize_seconds=change.mean(duration, verb="prioritize", outcome="answered"),
             first_choices=change.first_choices,
@@ -159,18 +156,6 @@ class Change:
         """Return the mean of what a histogram has counted in the run; None where nothing."""
         count = self.of(f"{histogram}_count", **labels)
         return self.of(f"{histogram}_sum", **labels) / count if count else None
-
-    @property
-    def scoring_seconds(self) -> float | None:
-        """Mean time of kube-scheduler's own scores for a pod; None where it needed none."""
-        totals = {"_sum": 0.0, "_count": 0.0}
-        for key in self.after:
-            for point in ("PreScore", "Score"):
-                for end in totals:
-                    if key.startswith(f"{POINT_SECONDS}{end}{{extension_point={point},"):
-                        totals[end] += self.after[key] - self.before.get(key, 0.0)
-        pods = totals["_count"] / 2  # each pod is counted at both
-        return totals["_sum"] / pods if pods else None
 
     @property
     def first_choices(self) -> float | None:

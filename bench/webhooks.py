@@ -41,8 +41,8 @@ FREED: Final = 0.8
 """Of the pods placed so many are deleted again, so that there is room until the end."""
 PAUSE_SECONDS: Final = 0.005
 BETWEEN_SECONDS: Final = 0.001
-"""kube-scheduler asks prioritize when it has scored the nodes itself that filter has left: at 5,000
-nodes with a shortlist of 100 that takes it longer (see the result of `bench.scheduler`)."""
+"""kube-scheduler asks prioritize once it has read filter's answer and scored those nodes itself: at
+5,000 nodes it takes longer for that (`bench.scheduler` tells how long)."""
 RATIO_LIMIT: Final = 2.0
 RATIO_AIM: Final = 1.3
 P99_LIMIT_MS: Final = 10.0

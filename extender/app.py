@@ -29,10 +29,9 @@ from extender.kube import KubeClient
 from extender.memory import Garbage
 from extender.metrics import Metrics
 from extender.observe.access import make_access
-from extender.observe.agents import AgentCollector
 from extender.observe.api import Api
-from extender.observe.collector import FleetCollector
 from extender.observe.decisions import Decisions
+from extender.observe.exporting import export_state
 from extender.observe.health import health_routes
 from extender.observe.page.routes import STREAM, Page
 from extender.observe.unasked import unasked_routes
@@ -46,6 +45,7 @@ from extender.reload import Reloader
 from extender.settings_file import SettingsFile
 from extender.sources.prometheus_plots import Plots
 from extender.tls import only_known
+from extender.trying import Trying
 from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths
 
@@ -78,6 +78,9 @@ class Extender:
         clock: seconds since the epoch.
     """
 
+    reloader: Reloader | None = None
+    addresses: tuple[str, ...] = ()
+
     def __init__(self, settings: Settings, client: KubeClient, clock: Clock = time.time) -> None:
         self.settings = settings
         self._clock = clock
@@ -86,9 +89,7 @@ class Extender:
         self._touched = asyncio.Event()
         self.fleet.on_change = self._touched.set
         self.history = DecisionHistory(settings.decisions.history)
-        self.placer = Placer(
-            self.fleet, self.history, clock, detailed=settings.decisions.detailed_nodes
-        )
+        self.placer = Placer(self.fleet, self.history, clock, settings.decisions.detailed_nodes)
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
         self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
@@ -116,7 +117,7 @@ class Extender:
         self.events = EventWriter(
             client,
             instance=socket.gethostname(),
-            settings=_event_settings(settings),
+            settings=EventSettings(per_second=settings.events.rate_per_second),
             clock=clock,
         )
         self.placed = PlacementEvents(self.events, lambda: self.settings.events.tells_placements)
@@ -124,11 +125,14 @@ class Extender:
         self.waker = self._build_waker(settings)
         self.tasks = Tasks()
         self.in_flight = InFlight(urgent=VERBS, lasting=(STREAM,))
+        self.trying = Trying(
+            settings, self.placer, self.metrics, clock, self.in_flight, self.placed.note
+        )
         self.following = Following(
             settings,
             client,
             InventoryTap(
-                self.fleet, self.history, self.metrics, self.unasked, on_bound=self.placed.note
+                self.fleet, self.history, self.metrics, self.unasked, self.trying.note_bound
             ),
             fleet=self.fleet,
             tasks=self.tasks,
@@ -180,15 +184,9 @@ class Extender:
             plots=Plots(lambda: self.settings.prometheus, clock),
             prices=settings.prices,
         )
-        self.reloader: Reloader | None = None
-        self.addresses: tuple[str, ...] = ()
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
-        self.metrics.registry.register(
-            FleetCollector(
-                self.fleet, self.following.states, lambda: self.events.counts.dropped, clock
-            )
-        )
-        self.metrics.registry.register(AgentCollector(self.following.agent_figures))
+        dropped, follower = (lambda: self.events.counts.dropped), self.following
+        export_state(self.metrics, settings, self.fleet, follower, dropped, clock)
 
     def _build_waker(self, settings: Settings, before: Waker | None = None) -> Waker | None:
         if not settings.wake.enabled:
@@ -220,11 +218,12 @@ class Extender:
         self.webhooks.max_score = settings.wire.max_score
         self.webhooks.shortlist = settings.wire.shortlist
         self.webhooks.max_body_bytes = settings.max_body_bytes
-        self.events.settings = _event_settings(settings)
+        self.events.settings = EventSettings(per_second=settings.events.rate_per_second)
         self.unasked.change(settings.unasked)
         self.page.hub.fleet.set_prices(settings.prices)
         if settings.log != before.log:
             logs.configure(settings.log.level, settings.log.format, in_background=True)
+        await self.trying.adopt(settings)
         await in_turns(self.history.resize_in_steps(settings.decisions.history))
         await self.following.adopt(settings)
         if settings.wake != before.wake:
@@ -271,7 +270,7 @@ class Extender:
         return self.admission.build_app([self.in_flight.count])
 
     def _add_status(self, app: web.Application) -> None:
-        app.add_routes(unasked_routes(self.unasked))
+        app.add_routes([*unasked_routes(self.unasked), *self.trying.routes()])
         app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
         self.page.add_to(app)
         app.add_routes(
@@ -289,7 +288,7 @@ class Extender:
             degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
         if self.reloader is not None and self.reloader.problem:
             degraded["settings"] = self.reloader.problem
-        return degraded
+        return {**degraded, **self.trying.degraded()}
 
     async def _lay_out(self) -> None:
         """Lay out, believe and evaluate what changes, so that no question has to wait for it."""
@@ -318,6 +317,7 @@ class Extender:
             group.create_task(self.events.run(), name="events")
             group.create_task(self.placed.run(), name="placements")
             group.create_task(self.unasked.run(), name="unasked")
+            group.create_task(self.trying.run(), name="trying")
             group.create_task(self.page.run(), name="page")
             group.create_task(self.why.run(), name="idleness")
             if self.peers is not None:
@@ -328,10 +328,6 @@ class Extender:
                 self.tasks.start(WAKER, self.waker.run)
             if self.reloader is not None:
                 group.create_task(self.reloader.run(), name="settings")
-
-
-def _event_settings(settings: Settings) -> EventSettings:
-    return EventSettings(per_second=settings.events.rate_per_second)
 
 
 @asynccontextmanager

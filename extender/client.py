@@ -13,6 +13,7 @@ import msgspec
 from extender.remote import answers
 from extender.remote.advice import Advice
 from extender.remote.errors import ClientError, Failure
+from extender.remote.regret import Regret
 from extender.remote.ways import Login, UrlWay, Way
 
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
@@ -215,6 +216,10 @@ class Client:
             "limit": limit,
         }
         return self._get(Advice, "/v1/advice", asked)
+
+    def regret(self, *, namespace: str | None = None, limit: int = 50) -> Regret:
+        """Return how placements turned out some time after the pods were bound."""
+        return self._get(Regret, "/v1/regret", {"namespace": namespace, "limit": limit})
 
     def unasked(self) -> answers.Unasked:
         """Return the pods that were bound without the extender's answer, and why, likely."""

@@ -55,6 +55,12 @@ class Metrics:
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
         )
+        self.between_verbs = Histogram(
+            "idlegpu_between_verbs_seconds",
+            "Time that kube-scheduler took from filter's answer to its question of prioritize.",
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
         self.candidates = Histogram(
             "idlegpu_candidates",
             "Nodes that a question asked about.",

@@ -43,7 +43,8 @@ for module in $modules; do
     cp -R "$root/$module" "$folder/$module"
 done
 # What people ask it with runs where they are.
-rm -rf "$folder/extender/cli" "$folder/extender/remote" "$folder/extender/client.py"
+rm -rf "$folder/extender/cli" "$folder/extender/remote" "$folder/extender/client.py" \
+    "$folder/extender/doctor"
 find "$folder" -name __pycache__ -prune -exec rm -rf {} +
 # What `--version` asks for.
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' "$root/pyproject.toml")

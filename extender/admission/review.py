@@ -10,6 +10,7 @@ from typing import Final
 
 import orjson
 
+from extender.core.resources import MOST_CONTAINERS, count_containers
 from extender.core.untyped import items_of, mapping_of, text_of
 
 API_VERSION: Final = "admission.k8s.io/v1"
@@ -77,6 +78,12 @@ def decode_review(body: bytes) -> Review:
     pod = request.get("object")
     if not isinstance(pod, dict):
         raise ReviewError("cannot use AdmissionReview: $.request.object must be a Pod", uid)
+    if (count := count_containers(pod)) > MOST_CONTAINERS:
+        raise ReviewError(
+            f"cannot use AdmissionReview: $.request.object has {count} containers, must be at most "
+            f"{MOST_CONTAINERS}",
+            uid,
+        )
     return Review(uid=uid, namespace=text_of(request.get("namespace")), pod=pod)
 
 

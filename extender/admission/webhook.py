@@ -1,5 +1,6 @@
 """Gives GPU pods a scheduler to which nobody gave one; it never stops a pod."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from enum import StrEnum
@@ -21,8 +22,12 @@ from extender.settings.admission import Admission
 logger = logging.getLogger(__name__)
 
 PATH: Final = "/admit"
-MAX_BODY_BYTES: Final = 8 << 20
-"""Objects have 1.5 MiB at most in etcd; a review holds two, and some to spare."""
+MAX_BODY_BYTES: Final = 4 << 20
+"""Objects have 1.5 MiB at most in etcd, and the API server reads no more than 3 MiB."""
+MOST_READ: Final = 32
+"""Reviews read at once: whoever reaches the port may send any number of them."""
+READ_SECONDS: Final = 5.0
+"""The API server has gone on without an answer by then."""
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 UNREADABLE: Final = "idlegpu could not read this pod; it is created as it is"
@@ -84,6 +89,7 @@ class AdmissionWebhook:
         self._policy = policy
         self._lease = lease
         self._admissions = admissions
+        self._reading = 0
         for outcome in Outcome:
             admissions.labels(outcome)
 
@@ -100,12 +106,15 @@ class AdmissionWebhook:
     async def _admit(self, request: web.Request) -> web.Response:
         uid = ""
         try:
-            review = decode_review(await request.read())
+            review = decode_review(await self._read(request))
             uid = review.uid
             outcome, answer = self.judge(review)
         except ReviewError as error:
             logger.warning("unreadable admission review", extra={"cause": str(error)})
             outcome, answer = _unchanged(Outcome.UNREADABLE, error.uid)
+        except TimeoutError:
+            logger.warning("unreadable admission review", extra={"cause": "it came too slowly"})
+            outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
         except web.HTTPRequestEntityTooLarge:
             logger.warning("unreadable admission review", extra={"cause": "it is too large"})
             outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
@@ -114,6 +123,22 @@ class AdmissionWebhook:
             outcome, answer = _unchanged(Outcome.FAULT, uid)
         self._admissions.labels(outcome).inc()
         return web.Response(body=answer, content_type="application/json")
+
+    async def _read(self, request: web.Request) -> bytes:
+        """Return the body.
+
+        Raises:
+            ReviewError: too many come at once.
+            TimeoutError: it takes too long.
+        """
+        if self._reading >= MOST_READ:
+            raise ReviewError(f"more than {MOST_READ} reviews came at once")
+        self._reading += 1
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await request.read()
+        finally:
+            self._reading -= 1
 
     def judge(self, review: Review) -> tuple[Outcome, bytes]:
         """Return what becomes of a pod, and the answer that says so."""

@@ -102,6 +102,7 @@ class PodRecord:
         owner: kind and name of what controls it (`Job train`), "" where nothing does.
         wanted_model: the model that it asks for, as one word of `core.cards.NAMES` or `other`, ""
             where it does not say; kept only while the pod is not bound.
+        gives_way: its priority is negative: it is there to be preempted by any pod.
     """
 
     uid: str
@@ -128,6 +129,7 @@ class PodRecord:
     is_gated: bool = False
     owner: str = ""
     wanted_model: str = ""
+    gives_way: bool = False
 
     @property
     def key(self) -> str:

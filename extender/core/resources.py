@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from extender.core.quantity import parse_count
-from extender.core.untyped import mapping_of, objects_of
+from extender.core.untyped import items_of, mapping_of, objects_of
 
 DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 """What NVIDIA's device plugin offers; `nvidia.com/mig-*` covers the `.shared` forms as well."""
@@ -20,6 +20,9 @@ _GPU_CLASS_RESOURCES: Final = frozenset(
 
 MAX_COUNT: Final = 1_000_000
 """More devices than any cluster has; a larger count is held at this, so that sums stay small."""
+
+MOST_CONTAINERS: Final = 1000
+"""Of a pod whose sender is not known: reading more takes longer than others may have to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,17 @@ def count_devices(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
         name: min(max(together.get(name, 0), largest.get(name, 0)), MAX_COUNT)
         for name in sorted({*together, *largest}, key=lambda name: (names.rank(name), name))
     }
+
+
+def count_containers(pod: Mapping[str, object]) -> int:
+    """Return how many containers and init containers a pod has, for less than reading them costs.
+
+    Example:
+        >>> count_containers({"spec": {"containers": [{}], "initContainers": [{}, {}]}})
+        3
+    """
+    spec = mapping_of(pod.get("spec"))
+    return len(items_of(spec.get("containers"))) + len(items_of(spec.get("initContainers")))
 
 
 def has_claims(pod: Mapping[str, object]) -> bool:

@@ -131,5 +131,5 @@ def _lacking(facts: Facts, needs: Iterable[str]) -> str:
     for need in needs:
         names = need.split("|")
         if all(getattr(facts, name) is None for name in names):
-            whys += [facts.why_missing(name) for name in names]
+            whys.append(" or ".join(facts.why_missing(name) for name in names))
     return "; ".join(dict.fromkeys(whys))

@@ -6,10 +6,14 @@ from typing import Any, Final
 
 from extender.client import Client
 from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.checks.neighbours import AUTOSCALERS
+from extender.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
 from extender.doctor.exposition import parse_exposition
 from extender.doctor.facts import Object
 from extender.doctor.objects import (
+    AGENT_WORDS,
     EXPORTER_WORDS,
+    asked,
     is_called,
     is_running,
     name_of,
@@ -31,6 +35,16 @@ CONFIG_WORDS: Final = (
     *("dcgm-exporter", "cluster-autoscaler"),
 )
 """Pods in whose namespaces ConfigMaps are looked at."""
+KEPT_WORDS: Final = (
+    *CONFIG_WORDS,
+    *PLUGIN_WORDS,
+    *DRA_WORDS,
+    *MPS_WORDS,
+    *AUTOSCALERS,
+    *EXPORTER_WORDS,
+    *AGENT_WORDS,
+)
+"""Pods that the checks look at although they ask for no GPUs; of a large cluster's, most go."""
 SECRETS: Final = ("idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca")
 EXPORTER_PORT: Final = 9400
 MOST_EXPORTERS: Final = 2
@@ -59,7 +73,7 @@ def gather_cluster(pile: Pile, cluster: Callable[[], Cluster], account: str) -> 
     found: dict[str, list[Object]] = {}
     for name, (kind, path) in LISTS.items():
         try:
-            found[name] = list(_pages(server, path))
+            found[name] = [item for item in _pages(server, path) if _is_kept(kind, item)]
             pile.add_list(kind, found[name])
         except ClientError as error:
             pile.missing[name] = str(error)
@@ -71,6 +85,10 @@ def gather_cluster(pile: Pile, cluster: Callable[[], Cluster], account: str) -> 
         pile.rights = ask_rights(server, account, pile.facts(0.0).settings or {})
     except ClientError as error:
         pile.missing["rights"] = str(error)
+
+
+def _is_kept(kind: str, item: Object) -> bool:
+    return kind != "Pod" or bool(asked(item)) or is_called(item, KEPT_WORDS)
 
 
 def _pages(server: Cluster, path: str) -> Iterator[Object]:
@@ -100,7 +118,7 @@ def _add_config_maps(pile: Pile, server: Cluster, pods: list[Object], own: str) 
     for namespace in sorted(namespaces - {""}):
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         try:
-            pile.add_list("ConfigMap", _pages(server, path))
+            pile.add_list("ConfigMap", list(_pages(server, path)))
         except ClientError as error:
             refused = str(error)
     if refused:
@@ -150,21 +168,21 @@ def gather_extender(pile: Pile, client: Callable[[], Client], at: float) -> None
         "sources": "/v1/nodes",
     }
     try:
-        asked = client()
+        extender = client()
     except ClientError as error:
         pile.missing |= dict.fromkeys((*paths, "metrics"), str(error))
         return
     for name, path in paths.items():
         try:
-            pile.add_answer(name, asked.get(path))
+            pile.add_answer(name, extender.get(path))
         except ClientError as error:
             pile.missing[name] = str(error)
     try:
-        pile.add_samples(parse_exposition(asked.text("/metrics")))
+        pile.add_samples(parse_exposition(extender.text("/metrics")))
     except (ClientError, ValueError) as error:
         pile.missing["metrics"] = str(error)
     try:
-        told: Any = asked.get("/v1/holders", {"limit": 1})
+        told: Any = extender.get("/v1/holders", {"limit": 1})
     except ClientError:
         return
     then = parse_time(mapping_of(told).get("at"))

@@ -105,6 +105,11 @@ def is_labelled(node: Object) -> bool:
     )
 
 
+def is_ready(node: Object) -> bool:
+    """Whether a node's kubelet is heard, as far as is known."""
+    return condition_of(node, "Ready").get("status", "True") == "True"
+
+
 def gpu_nodes(facts: Facts) -> list[Object]:
     """Return the nodes with GPUs, by labels or by what they offer."""
     return [node for node in facts.nodes or () if is_labelled(node) or any(capacity(node).values())]

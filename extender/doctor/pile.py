@@ -66,7 +66,8 @@ class Pile:
         kept = list(samples)
         ours = [one for one in kept if one.name.startswith("idlegpu_")]
         theirs = [one for one in kept if one.name.lower().startswith(("dcgm_fi_", "dcgm_"))]
-        if ours:
+        # An agent's metrics are none of the extender's.
+        if any(not one.name.startswith("idlegpu_agent_") for one in ours):
             self._metrics = [*(self._metrics or ()), *ours]
         if theirs:
             self._exporter = [*(self._exporter or ()), *theirs]

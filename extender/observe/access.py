@@ -1,5 +1,6 @@
 """Who may read the API: the API server says whose a token is, and which pods its owner may read."""
 
+import asyncio
 import hashlib
 import ipaddress
 import logging
@@ -8,7 +9,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
-from functools import partial
 from typing import Final
 
 import orjson
@@ -47,6 +47,8 @@ MAX_COOKIE: Final = 3800
 MAX_BODY: Final = 16 << 10
 
 MOST_CALLERS: Final = 1000
+MOST_QUESTIONS: Final = 32
+"""To the API server at once, for all callers: watching and events share its connections."""
 MOST_REFUSED: Final = 10_000
 REFUSED_SECONDS: Final = 10.0
 """So long a token that was refused is refused without asking again."""
@@ -102,6 +104,7 @@ class Access:
         self._callers: OrderedDict[bytes, Caller] = OrderedDict()
         self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         self._due_at = 0.0
+        self._questions = asyncio.Semaphore(MOST_QUESTIONS)
 
     def guard(self, open_paths: Collection[str] = ()) -> Middleware:
         """Return what every question passes before it is answered, whatever its route.
@@ -154,8 +157,7 @@ class Access:
             self._requests.labels(Outcome.NO_TOKEN).inc()
             raise AccessError(401, f"there is no token: {self._advice()}")
         try:
-            caller = await self._caller(token)
-            await caller.renew()
+            caller = await self._admit(token)
         except AccessError as error:
             self._requests.labels(_OUTCOMES[error.status]).inc()
             raise
@@ -171,6 +173,29 @@ class Access:
         plain = getattr(address, "ipv4_mapped", None) or address
         return any(plain in network for network in self._networks)
 
+    async def _admit(self, token: str) -> Caller:
+        """Return whose a token is, with what they may see by now.
+
+        Raises:
+            AccessError: nobody's, or not any more, or that cannot be found out now.
+        """
+        caller = await self._caller(token)
+        try:
+            await caller.renew()
+        except AccessError as error:
+            if error.status == 401:  # noqa: PLR2004 - HTTP's UNAUTHORIZED
+                self._refuse(_key(token), str(error))
+            raise
+        return caller
+
+    def _refuse(self, key: bytes, cause: str) -> None:
+        """Refuse a token for a while without asking about it again."""
+        self._callers.pop(key, None)
+        self._refused[key] = (self._monotonic() + REFUSED_SECONDS, cause)
+        self._refused.move_to_end(key)
+        if len(self._refused) > MOST_REFUSED:
+            self._refused.popitem(last=False)
+
     async def _caller(self, token: str) -> Caller:
         """Return whose a token is.
 
@@ -179,7 +204,7 @@ class Access:
         """
         if len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
             raise AccessError(401, f"that is no token: {self._advice()}")
-        key = hashlib.sha256(token.encode()).digest()
+        key = _key(token)
         caller = self._callers.get(key)
         if caller is None:
             caller = await self._meet(key, token)
@@ -205,29 +230,29 @@ class Access:
         rate = self._settings.reviews_per_second
         self._due_at = max(self._due_at + 1.0 / rate, now - 1.0 + 1.0 / rate)
         timeout_seconds = self._settings.review_timeout_seconds
-        review = partial(
-            review_token,
-            self._client,
-            token,
-            audience=self._settings.audience,
-            timeout_seconds=timeout_seconds,
-        )
+        audience = self._settings.audience
+
+        async def review() -> User:
+            async with self._questions:
+                return await review_token(
+                    self._client, token, audience=audience, timeout_seconds=timeout_seconds
+                )
+
         try:
             user = await review()
         except TokenRefusedError as error:
             cause = f"the API server refuses the token: {error}: {self._advice()}"
-            self._refused[key] = (now + REFUSED_SECONDS, cause)
-            if len(self._refused) > MOST_REFUSED:
-                self._refused.popitem(last=False)
+            self._refuse(key, cause)
             raise AccessError(401, cause) from error
         except KubeError as error:
             raise AccessError(503, f"cannot find out whose the token is: {error}") from error
         logger.info("reads the API", extra={"user": user.name})
 
         async def may_list(whose: User, namespace: str) -> bool:
-            return await may_list_pods(
-                self._client, whose, namespace, timeout_seconds=timeout_seconds
-            )
+            async with self._questions:
+                return await may_list_pods(
+                    self._client, whose, namespace, timeout_seconds=timeout_seconds
+                )
 
         return Caller(
             user,
@@ -267,7 +292,11 @@ class Access:
         """
         if request.content_type != "application/json":
             return error_answer(415, 'send {"token": "..."} as application/json')
-        body = await request.content.read(MAX_BODY)
+        body = bytearray()
+        async for part in request.content.iter_any():
+            body += part
+            if len(body) > MAX_BODY:
+                return error_answer(413, f"the body is larger than {MAX_BODY} bytes")
         try:
             token = text_of(mapping_of(orjson.loads(body)).get("token")).strip()
         except orjson.JSONDecodeError:
@@ -278,7 +307,7 @@ class Access:
             )
         if not self.is_open:
             try:
-                await self._caller(token)
+                await self._admit(token)
             except AccessError as error:
                 return _refusal(error)
         response = web.Response(status=204, headers=NOT_KEPT)
@@ -322,6 +351,11 @@ def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
     if scheme.lower() == "bearer":
         return token.strip()
     return headers.get(HEADER, "").strip() or cookies.get(COOKIE, "")
+
+
+def _key(token: str) -> bytes:
+    """Return under what a token is remembered: not the token itself."""
+    return hashlib.sha256(token.encode()).digest()
 
 
 def _set_cookie(request: web.Request, response: web.Response, token: str) -> None:

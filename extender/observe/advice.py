@@ -1,16 +1,18 @@
 """The route /v1/advice: how to share which cards, and which pods ask for far too much."""
 
-from collections.abc import Callable
-from typing import Final
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import chain, islice
+from typing import Final, TypeVar
 
 from aiohttp import web
 
 from extender.core import advice as rules
 from extender.core.advice import Use, Verdict
 from extender.fleet.fleet import Fleet
-from extender.observe.advice_findings import CardFinding, Findings, PodFinding, find
+from extender.observe.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
 from extender.observe.advice_words import card_words, memory_words, tenth_words
-from extender.observe.answers import error_answer, json_answer
+from extender.observe.answers import chunks, error_answer, json_answer
 from extender.observe.measured import OWN_SECONDS, Measured, ShortMemory
 from extender.observe.page.past import Plots
 from extender.observe.parameters import (
@@ -30,7 +32,10 @@ MOST_LIMIT: Final = 1000
 LEAST_SECONDS: Final = 900
 MOST_SECONDS: Final = 30 * 86_400
 
-_ORDER: Final = {verdict: place for place, verdict in enumerate(Verdict)}
+PIECE_VIEWS: Final = 100
+"""Lines that are made between two turns of the event loop."""
+
+Found = TypeVar("Found")
 
 
 class Advice:
@@ -67,10 +72,12 @@ class Advice:
         if node is not None and node not in self._fleet.nodes:
             return error_answer(404, f"node {node!r} is not known: GET /v1/nodes lists the nodes")
         measured = Measured(self._fleet, self._memory, self._asked(seconds), float(seconds))
-        found = await find(self._fleet, measured, node, namespace)
-        cards = [one for one in found.cards if is_all or one.advice.verdict is not Verdict.KEEP]
-        cards.sort(key=lambda one: (_ORDER[one.advice.verdict], one.device.node, one.device.row))
-        pods = sorted(found.pods, key=lambda one: (one.kind, one.record.key))
+        found = await find(self._fleet, measured, node=node, namespace=namespace, most=limit)
+        if not is_all:
+            found.cards[Verdict.KEEP].clear()
+            found.counts[Verdict.KEEP.value] = 0
+        cards = chain.from_iterable(found.cards.values())
+        pods = chain.from_iterable(found.pods.values())
         return json_answer(
             {
                 "at": moment(self._clock()),
@@ -78,11 +85,11 @@ class Advice:
                 "over_seconds": float(seconds),
                 "note": measured.note,
                 "rules": _rules(),
-                "cards_total": len(cards),
-                "pods_total": len(pods),
+                "cards_total": sum(found.counts[verdict.value] for verdict in Verdict),
+                "pods_total": sum(found.counts[kind] for kind in KINDS),
                 "pods_unjudged": found.unjudged,
-                "cards": [_card_view(one) for one in cards[:limit]],
-                "pods": [_pod_view(one) for one in pods[:limit]],
+                "cards": await _views(islice(cards, limit), _card_view),
+                "pods": await _views(islice(pods, limit), _pod_view),
             }
         )
 
@@ -103,14 +110,22 @@ class Advice:
         return self._plots
 
 
+async def _views(found: Iterable[Found], view: Callable[[Found], Json]) -> list[Json]:
+    """Return what was found as JSON-ready records, made some at a time."""
+    views: list[Json] = []
+    for some in chunks(found, PIECE_VIEWS):
+        views += map(view, some)
+        await asyncio.sleep(0)
+    return views
+
+
 def _looked(found: Findings) -> Json:
     """Return how much all of it rests on."""
-    looks = found.looks.values()
     return {
-        "devices": len(looks),
-        "looked_seconds": max((look.use.seconds for look in looks), default=0.0),
-        "samples": max((look.use.samples for look in looks), default=0),
-        "sources": sorted({look.source for look in looks}),
+        "devices": found.devices,
+        "looked_seconds": found.seconds,
+        "samples": found.samples,
+        "sources": sorted(found.sources),
     }
 
 

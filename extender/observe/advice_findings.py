@@ -1,17 +1,21 @@
 """Finds what there is to advise: looks at every device that pods hold or share, and at the pods."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import numpy as np
 
 from extender.core.advice import (
+    Ask,
     Card,
     CardAdvice,
     MemoryAdvice,
     Use,
+    Verdict,
     advise,
     fit,
     judge_memory,
@@ -20,19 +24,20 @@ from extender.core.advice import (
 )
 from extender.core.inventory import PodRecord
 from extender.core.readings import DeviceInfo
-from extender.core.snapshot import Pool, PoolRow, Snapshot
+from extender.core.snapshot import PoolRow, Snapshot
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import chunks
 from extender.observe.measured import Measured
 from extender.observe.seen import sees
 from extender.observe.views import PRODUCT_LABEL
 
-PIECE_NODES: Final = 32
-"""Nodes that are looked through between two turns of the event loop."""
+PIECE_NODES: Final = 8
+"""Nodes that are looked at between two turns of the event loop."""
 PIECE_DEVICES: Final = 64
-"""Devices that are measured between two turns; Prometheus is asked about so many at once."""
+"""Devices about which Prometheus is asked at once."""
 
 TENTH: Final = "uses-a-tenth"
+KINDS: Final = (*(ask.value for ask in Ask), TENTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +112,62 @@ class PodFinding:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found.
+    """What was found, in the order of the nodes' names.
 
     Attributes:
-        cards: cards of which something is to be said, those that are well as they are included.
-        pods: pods that ask for too much or too little.
+        most: so many of each kind are kept, the others are counted: what is said of forty thousand
+            cards takes its time to forget.
+        cards: by verdict, cards of which something is to be said.
+        pods: by kind, pods that ask for too much or too little.
+        counts: by verdict and kind, how many there are.
         unjudged: pods that hold devices and of which too little is known, or that share them.
-        looks: how each device was used, by row.
+        devices: how many were looked at.
+        samples: the most that there are of one.
+        seconds: the longest that one was looked at.
+        sources: who remembered.
     """
 
-    cards: list[CardFinding]
-    pods: list[PodFinding]
-    unjudged: int
-    looks: Mapping[int, Look]
+    most: int
+    cards: dict[Verdict, list[CardFinding]] = field(
+        default_factory=lambda: {verdict: [] for verdict in Verdict}
+    )
+    pods: dict[str, list[PodFinding]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    counts: Counter[str] = field(default_factory=Counter)
+    unjudged: int = 0
+    devices: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    sources: set[str] = field(default_factory=set)
+
+    def add_card(self, card: CardFinding) -> None:
+        """Note what is said of a card."""
+        verdict = card.advice.verdict
+        self.counts[verdict.value] += 1
+        if len(self.cards[verdict]) < self.most:
+            self.cards[verdict].append(card)
+
+    def add_pod(self, pod: PodFinding) -> None:
+        """Note what is said of a pod."""
+        self.counts[pod.kind] += 1
+        if len(self.pods[pod.kind]) < self.most:
+            self.pods[pod.kind].append(pod)
+
+    def note(self, looks: Iterable[Look]) -> None:
+        """Note how some devices were used."""
+        for look in looks:
+            self.devices += 1
+            self.samples = max(self.samples, look.use.samples)
+            self.seconds = max(self.seconds, look.use.seconds)
+            self.sources.add(look.source)
 
 
 async def find(
-    fleet: Fleet, measured: Measured, node: str | None = None, namespace: str | None = None
+    fleet: Fleet,
+    measured: Measured,
+    *,
+    node: str | None = None,
+    namespace: str | None = None,
+    most: int,
 ) -> Findings:
     """Look at every device that pods hold or share, and at these pods.
 
@@ -132,51 +176,44 @@ async def find(
         measured: what was measured of them.
         node: only its devices; None for all.
         namespace: only its pods, likewise; none at all where the caller may not read them.
+        most: so many of each kind are told.
     """
     snapshot = fleet.snapshot()
-    devices: list[Device] = []
-    for pool in snapshot.pools.values():
-        for names in chunks(pool.nodes if node is None else [node], PIECE_NODES):
-            for name in names:
-                devices += _devices(fleet, snapshot, pool, name)
-            await asyncio.sleep(0)
-    looks: dict[int, Look] = {}
-    for some in chunks(devices, PIECE_DEVICES):
-        looks |= await _look(fleet, measured, some)
+    nodes = {name for pool in snapshot.pools.values() for name in pool.nodes}
+    found = Findings(most=most)
+    for names in chunks(sorted(nodes) if node is None else [node], PIECE_NODES):
+        by_node = {name: list(_devices(fleet, snapshot, name)) for name in names}
+        looks: dict[int, Look] = {}
+        for some in chunks(chain.from_iterable(by_node.values()), PIECE_DEVICES):
+            looks |= await _look(fleet, measured, some)
+        found.note(looks.values())
         await asyncio.sleep(0)
-    found = Findings(cards=[], pods=[], unjudged=0, looks=looks)
-    by_node: dict[str, list[Device]] = {}
-    for device in devices:
-        by_node.setdefault(device.node, []).append(device)
-    for names in chunks(by_node, PIECE_NODES):
-        for name in names:
-            pods = {record.key: record for record in fleet.pods_on(name)}
-            found.cards += _cards(by_node[name], pods, looks)
-            for record in pods.values():
-                is_meant = namespace is None or record.namespace == namespace
-                if is_meant and (namespace is None or sees(namespace)):
-                    _judge(record, by_node[name], found)
-        await asyncio.sleep(0)
+        for name, devices in by_node.items():
+            if devices:
+                _judge_node(devices, fleet.pods_on(name), namespace, (found, looks))
+                await asyncio.sleep(0)
     return found
 
 
-def _devices(fleet: Fleet, snapshot: Snapshot, pool: Pool, node: str) -> Iterator[Device]:
+def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
     """Yield a node's devices that pods hold or share."""
-    at = pool.row_of.get(node)
-    if at is None or node not in fleet.nodes:
-        return
-    pool_row = pool.rows[at]
-    for row, used in zip(pool_row.slots, pool_row.used, strict=True):
-        info, tenants = fleet.store.info(row), fleet.tenants_of(row)
-        if info is None or row >= len(snapshot.telemetry.latest):
+    record = fleet.nodes.get(node)
+    for pool in snapshot.pools.values():
+        at = pool.row_of.get(node)
+        if at is None or record is None:
             continue
-        if pool_row.is_shared or tenants:
+        pool_row = pool.rows[at]
+        for row, used in zip(pool_row.slots, pool_row.used, strict=True):
+            info, tenants = fleet.store.info(row), fleet.tenants_of(row)
+            is_meant = pool_row.is_shared or bool(tenants)
+            if info is None or row >= len(snapshot.telemetry.latest) or not is_meant:
+                continue
             yield Device(
                 node=node,
                 resource=pool.resource,
                 row=row,
                 info=info,
-                model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
+                model=info.model or record.labels.get(PRODUCT_LABEL, ""),
                 pool_row=pool_row,
                 used=used,
                 tenants=tenants,
@@ -207,7 +244,8 @@ def _cards(
         if not row.is_shared:
             holder = pods.get(device.tenants[0]) if len(device.tenants) == 1 else None
             # A pod that has several wants to have them to itself: its parts wait for each other.
-            count = int(holder is not None and sum(holder.resources.values()) == 1)
+            is_one = holder is not None and sum(holder.resources.values()) == 1
+            count = int(is_one and holder is not None and not holder.gives_way)
         card = Card(
             model=device.model,
             memory_bytes=device.memory_bytes,
@@ -221,8 +259,31 @@ def _cards(
             yield CardFinding(device=device, card=card, advice=advice, source=look.source)
 
 
-def _judge(record: PodRecord, devices: Sequence[Device], found: Findings) -> None:
+def _judge_node(
+    devices: Sequence[Device],
+    records: Sequence[PodRecord],
+    namespace: str | None,
+    into: tuple[Findings, Mapping[int, Look]],
+) -> None:
+    """Say what is to be said of a node's cards and pods."""
+    found, looks = into
+    pods = {record.key: record for record in records}
+    for card in _cards(devices, pods, looks):
+        found.add_card(card)
+    for record in records:
+        if namespace is None or (record.namespace == namespace and sees(namespace)):
+            _judge(record, devices, found, looks)
+
+
+def _judge(
+    record: PodRecord,
+    devices: Sequence[Device],
+    found: Findings,
+    looks: Mapping[int, Look],
+) -> None:
     """Say what is to be said of a pod."""
+    if record.gives_way:
+        return  # a placeholder uses nothing
     own = [device for device in devices if record.key in device.tenants]
     is_whole = not any(device.pool_row.is_shared or device.info.gpu_instance_id for device in own)
     asked = record.memory_bytes
@@ -230,15 +291,15 @@ def _judge(record: PodRecord, devices: Sequence[Device], found: Findings) -> Non
         return  # it asked for a share, and for no memory
     is_complete = len(own) == sum(record.resources.values()) or not is_whole
     is_alone = all(device.tenants == (record.key,) for device in own)
-    used = [found.looks[device.row].use for device in own]
+    used = [looks[device.row].use for device in own]
     total = min((device.memory_bytes for device in own), default=0.0)
     if not (own and is_complete and is_alone and total and all(use.is_enough for use in used)):
         found.unjudged += 1
         return
-    use, source = _together(used), found.looks[own[0].row].source
+    use, source = _together(used), looks[own[0].row].source
     if is_whole and uses_a_tenth(used):
         fitting = fit(1, use.activity_ratio or 0.0, use.memory_bytes or 0.0, total)
-        found.pods.append(
+        found.add_pod(
             PodFinding(
                 record=record,
                 kind=TENTH,
@@ -255,7 +316,7 @@ def _judge(record: PodRecord, devices: Sequence[Device], found: Findings) -> Non
         return
     memory = judge_memory(float(asked), use.memory_most_bytes or 0.0, total)
     if memory is not None:
-        found.pods.append(
+        found.add_pod(
             PodFinding(
                 record=record,
                 kind=memory.ask.value,

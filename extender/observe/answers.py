@@ -16,6 +16,8 @@ from extender.observe.seen import write_json
 Item = TypeVar("Item")
 
 CONTENT_TYPE = "application/json"
+ANSWER_SECONDS = 120.0
+"""Whoever reads longer is let go: what an answer rests on, old decisions too, is kept for it."""
 NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
 """What one caller sees is for nobody else."""
 
@@ -52,18 +54,24 @@ async def stream_answer(
     if request.method == hdrs.METH_HEAD:
         return response
     try:
-        await response.write(b"{%b:[" % write_json(name))
-        separator = b""
-        async for piece in _in_turns(pieces):
-            for item in piece:
-                await response.write(separator + write_json(item))
-                separator = b","
-        tail = write_json(rest or {})[1:]
-        await response.write(b"]," + tail if rest else b"]" + tail)
-        await response.write_eof()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await response.write(b"{%b:[" % write_json(name))
+            separator = b""
+            async for piece in _in_turns(pieces):
+                for item in piece:
+                    await response.write(separator + write_json(item))
+                    separator = b","
+            tail = write_json(rest or {})[1:]
+            await response.write(b"]," + tail if rest else b"]" + tail)
+            await response.write_eof()
     except ConnectionError:
         # The reader has gone away: that is no fault of ours.
         response.force_close()
+    except TimeoutError:
+        # Cut off, so that nobody takes it for the whole: what is still buffered goes with it.
+        response.force_close()
+        if request.transport is not None:
+            request.transport.abort()
     return response
 
 

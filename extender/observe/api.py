@@ -185,7 +185,7 @@ class Api:
                 else:
                     open_nodes.append(node)
             await asyncio.sleep(0)
-        decision = self._placer.rank(request, open_nodes)
+        decision = self._placer.guess(request, open_nodes)
         for at in np.flatnonzero(decision.codes).tolist():
             rejected[decision.candidates[at]] = Code(decision.codes[at]).text
         return decision, rejected

@@ -20,6 +20,9 @@ MOST_NAMESPACES: Final = 5000
 GRACE: Final = 2.0
 """What was found out is asked for anew once it is old, and counts up to so many times as long."""
 
+RETRY_SECONDS: Final = 1.0
+"""So long the API server is left alone for a caller where it did not answer."""
+
 ReviewToken = Callable[[], Awaitable[User]]
 """Says whose the token is; raises TokenRefusedError or KubeError."""
 MayList = Callable[[User, str], Awaitable[bool]]
@@ -28,6 +31,9 @@ MayList = Callable[[User, str], Awaitable[bool]]
 
 class Caller:
     """Somebody with a token; everything here runs on the event loop's thread.
+
+    However many questions a caller has at once, the API server is asked for one of them: the
+    others wait, and go by what was found out.
 
     Args:
         user: whose the token is.
@@ -59,6 +65,9 @@ class Caller:
         self._monotonic = monotonic
         self._reviewed_at = monotonic()
         self._rights: dict[str, tuple[bool, float]] = {}
+        self._turn = asyncio.Lock()
+        self._silent_until = float("-inf")
+        self._silence = ""
 
     @property
     def sees_all(self) -> bool:
@@ -81,20 +90,32 @@ class Caller:
         Raises:
             AccessError: the token is not known any more, or that cannot be found out.
         """
-        now = self._monotonic()
-        if now - self._reviewed_at >= self._token_seconds:
-            try:
-                self.user = await self._review()
-            except TokenRefusedError as error:
-                self._reviewed_at = float("-inf")
-                raise AccessError(401, f"the API server refuses the token: {error}") from error
-            except KubeError as error:
-                raise AccessError(503, f"cannot find out whose the token is: {error}") from error
-            self._reviewed_at = now
+        async with self._turn:
+            now = self._monotonic()
+            if now - self._reviewed_at >= self._token_seconds:
+                await self._review_anew(now)
         await self.learn(())
+
+    async def _review_anew(self, now: float) -> None:
+        """Have the token reviewed; raises as `renew`."""
+        if now < self._silent_until:
+            raise AccessError(503, f"cannot find out whose the token is: {self._silence}")
+        try:
+            self.user = await self._review()
+        except TokenRefusedError as error:
+            self._reviewed_at = float("-inf")
+            raise AccessError(401, f"the API server refuses the token: {error}") from error
+        except KubeError as error:
+            self._leave_alone(error)
+            raise AccessError(503, f"cannot find out whose the token is: {error}") from error
+        self._reviewed_at = now
 
     async def learn(self, namespaces: Iterable[str]) -> None:
         """Find out about namespaces, and about those that there are; what fails stays hidden."""
+        async with self._turn:
+            await self._learn(namespaces)
+
+    async def _learn(self, namespaces: Iterable[str]) -> None:
         await self._ask(ALL_NAMESPACES)
         if self.sees_all:
             return
@@ -123,12 +144,19 @@ class Caller:
             allowed = await self._may_list(self.user, namespace)
         except KubeError as error:
             logger.warning("cannot find out what a caller may read", extra={"cause": str(error)})
+            self._leave_alone(error)
             return
         self._rights[namespace] = (allowed, now)
 
+    def _leave_alone(self, error: KubeError) -> None:
+        """Ask nothing for a moment: the API server has trouble enough."""
+        self._silent_until = self._monotonic() + RETRY_SECONDS
+        self._silence = str(error)
+
     def _is_due(self, namespace: str) -> bool:
+        now = self._monotonic()
         _, at = self._rights.get(namespace, (False, float("-inf")))
-        return self._monotonic() - at >= self._rights_seconds
+        return now >= self._silent_until and now - at >= self._rights_seconds
 
     def _knows(self, namespace: str) -> bool:
         """Whether a right is known, and lately."""

@@ -142,7 +142,9 @@ class Decisions:
         limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
         brief = read_boolean(query, "brief")
         pod = query.get("pod")
-        heard = await self._hear({"limit": str(limit)} | ({} if pod is None else {"pod": pod}))
+        # Of those that bear the pod's name some may be another tenant's, and are left out here.
+        asked = {"limit": str(limit)} if pod is None else {"limit": str(MAX_DECISIONS), "pod": pod}
+        heard = await self._hear(asked)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
         far = [it for it in heard.decisions if pod is None or sees(_namespace(it.view))]
         both: list[DecisionRecord | _Far] = [*near, *far]

@@ -46,7 +46,8 @@ class Supply:
         self._models = [short_model(model) if model else OTHER for model in models]
         self._all: Counter[tuple[str, str, str]] = Counter()
         self._idle: Counter[tuple[str, str, str]] = Counter()
-        names = sorted({pool_of(record) for record in nodes.values()} - {NO_POOL})
+        self._pools = {name: pool_of(record) for name, record in nodes.items()}
+        names = sorted(set(self._pools.values()) - {NO_POOL})
         self._told = {NO_POOL, *names[:MOST_POOLS]}
 
     def add(self, pool: Pool, batch: Batch, assessment: Assessment) -> None:
@@ -67,7 +68,7 @@ class Supply:
             record = self._nodes.get(name)
             if record is None:
                 continue
-            label = pool_of(record)
+            label = self._pools[name]
             key = (
                 label if label in self._told else OTHER,
                 pool.resource,
@@ -121,7 +122,7 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
     """Yield what pods ask for that kube-scheduler found no node for.
 
     Pods that preemption makes room for, that are being deleted, or that a gate holds back ask for
-    no node.
+    no node; those that give way to any other (placeholders) are what an autoscaler itself adds.
     """
     waiting: Counter[tuple[str, str, str]] = Counter()
     gpus: Counter[tuple[str, str, str]] = Counter()
@@ -152,4 +153,5 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
 
 def _lacks_a_node(record: PodRecord) -> bool:
     is_tried = record.is_unscheduled and not record.is_gated and not record.nominated_node
-    return is_tried and not record.is_deleting and not record.phase.is_terminal
+    is_leaving = record.is_deleting or record.phase.is_terminal
+    return is_tried and not is_leaving and not record.gives_way

@@ -15,7 +15,7 @@ from extender.core.annotations import AnnotationProblem
 from extender.core.explain import NodeVerdict
 from extender.core.inventory import PodRecord
 from extender.core.request import GpuRequest, PodRef, parse_pod_ref, parse_request
-from extender.core.resources import ResourceNames
+from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_containers
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import CONTENT_TYPE, error_answer, json_answer
@@ -154,8 +154,12 @@ class Explain:
         query = request.query
         check_parameters(query, frozenset({"pod", "limit"}))
         limit = read_number(query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
-        VIEWER.set(SEES_ALL)
-        view, at = await self._own(query.get("pod", ""), 0, limit)
+        # For this answer alone: the next one on this connection may be for somebody else.
+        whose = VIEWER.set(SEES_ALL)
+        try:
+            view, at = await self._own(query.get("pod", ""), 0, limit)
+        finally:
+            VIEWER.reset(whose)
         body = write_json_in_full(view if view is not None and at else {})
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
@@ -264,6 +268,10 @@ class Explain:
             return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
         if not mapping_of(pod.get("spec")).get("containers"):
             return error_answer(400, "the body is no pod: spec.containers must name its containers")
+        if (count := count_containers(pod)) > MOST_CONTAINERS:
+            return error_answer(
+                400, f"the pod has {count} containers: must be at most {MOST_CONTAINERS}"
+            )
         resources = self._resources()
         parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
         if parsed.request is None:
@@ -279,7 +287,7 @@ class Explain:
         """Return what would happen to a pod; nothing is assumed or remembered."""
         selection = read_selection(pod, self._fleet.nodes)
         names, closed = await open_nodes(self._fleet, wanted, selection)
-        decision = self._placer.rank(wanted, names)
+        decision = self._placer.guess(wanted, names)
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
         details: list[NodeVerdict] = []
         for start in range(0, len(best), PIECE_EXPLAINED):

@@ -14,8 +14,8 @@ from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import stream_answer
 from extender.observe.parameters import check_parameters, read_number, refusing
-from extender.observe.reasons import Counted, hints, read_message
-from extender.observe.seen import of_pod, pod_name, sees
+from extender.observe.reasons import Counted, hints, of_nodes, read_message
+from extender.observe.seen import OfPod, of_pod, pod_name, sees
 from extender.observe.views import Json
 from extender.placement.history import DecisionHistory, DecisionRecord
 
@@ -82,9 +82,7 @@ class Pending:
         # A newer try of ours counts only where kube-scheduler has not said anything yet.
         if not record.message and decided is not None and decided.leaves_none:
             by_us = rejections(decided)
-        help_ = hints((*told.by_scheduler, *by_us)) or [
-            text for name, text in _SELF_EVIDENT.items() if name == state
-        ]
+        reasons = (*told.by_scheduler, *by_us)
         assumed = self._fleet.ledger.get(record.uid)
         hidden = record.namespace
         return {
@@ -95,16 +93,16 @@ class Pending:
             "created_at": moment(record.created_at),
             "waiting_seconds": max(self._clock() - record.created_at, 0.0),
             "resources": dict(record.resources),
-            "gpu_memory_bytes": record.memory_bytes,
+            "gpu_memory_bytes": of_pod(hidden, record.memory_bytes),
             "nominated_node": record.nominated_node or None,
             "assumed_node": assumed.node if assumed else None,
             "state": state,
             "nodes": told.nodes,
-            "by_scheduler": [asdict(one) for one in told.by_scheduler],
-            "by_us": [asdict(one) for one in by_us],
+            "by_scheduler": _counted(hidden, told.by_scheduler),
+            "by_us": _counted(hidden, by_us),
             "message": of_pod(hidden, record.message or None),
             "preemption": of_pod(hidden, told.preemption or None),
-            "hints": help_,
+            "hints": OfPod(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
             "decision": None if decided is None else _brief(decided),
         }
 
@@ -134,6 +132,17 @@ _SELF_EVIDENT = {
     "nominated": NOMINATED,
     "placing": PLACING,
 }
+
+
+def _help(reasons: Iterable[Counted], state: str) -> list[str]:
+    """Return what would help."""
+    return hints(reasons) or [text for name, text in _SELF_EVIDENT.items() if name == state]
+
+
+def _counted(namespace: str, reasons: Iterable[Counted]) -> OfPod:
+    """Return reasons for an answer: some name what is in the pod's namespace, as volume claims."""
+    told = tuple(reasons)
+    return OfPod(namespace, [asdict(one) for one in told], [asdict(one) for one in of_nodes(told)])
 
 
 def waits(record: PodRecord) -> bool:

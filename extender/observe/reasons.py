@@ -12,6 +12,9 @@ _COUNTED: Final = re.compile(r"(?P<count>[0-9]{1,7}) (?P<reason>\S.*)")
 _PREEMPTION: Final = " preemption: "
 _CLAIMS: Final = re.compile(r"[.,] (?:still not schedulable|no new claims to deallocate)\b")
 _OURS: Final = tuple(Rejection)
+_OF_NODES: Final = re.compile(r"Insufficient [\w./-]+|Too many pods|node\(s\) [^\"]+")
+OF_THE_POD: Final = "a reason that is the pod's own"
+"""What others are told of a reason that may name something of the pod's namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,19 @@ def read_message(message: str) -> Told:
 def is_ours(reason: str) -> bool:
     """Whether a reason is one of our rejections; extenders behind us may add words."""
     return any(rejection.value in reason for rejection in _OURS)
+
+
+def of_nodes(reasons: Iterable[Counted]) -> tuple[Counted, ...]:
+    """Return reasons as those may know them who may not read the pod.
+
+    Example:
+        >>> of_nodes([Counted(count=2, reason='persistentvolumeclaim "data" not found')])
+        (Counted(count=2, reason="a reason that is the pod's own"),)
+    """
+    return tuple(
+        one if _OF_NODES.fullmatch(one.reason) else Counted(count=one.count, reason=OF_THE_POD)
+        for one in reasons
+    )
 
 
 def _split(reasons: str) -> list[str]:

@@ -1,7 +1,7 @@
 """What would happen to a pod that is not there: which nodes kube-scheduler would ask us about."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -23,12 +23,12 @@ class Selection:
 
     Attributes:
         labels: `nodeSelector`, those of its labels that we keep of nodes.
-        tolerations: as in the pod.
+        tolerations: key, effect and value of each; "" for any key or effect, None for any value.
         not_checked: parts of the pod that we cannot judge.
     """
 
     labels: Mapping[str, str]
-    tolerations: tuple[Mapping[str, object], ...]
+    tolerations: frozenset[tuple[str, str, str | None]]
     not_checked: tuple[str, ...]
 
 
@@ -40,7 +40,9 @@ def read_selection(pod: Mapping[str, object], nodes: Mapping[str, NodeRecord]) -
     """
     spec = mapping_of(pod.get("spec"))
     wanted = {key: text_of(value) for key, value in mapping_of(spec.get("nodeSelector")).items()}
-    kept = {key for key in wanted if any(key in node.labels for node in nodes.values())}
+    # A pod may name as many as it likes: no work may grow with nodes and with what a pod names.
+    known = {label for node in nodes.values() for label in node.labels}
+    kept = wanted.keys() & known
     unjudged = [f"nodeSelector {key}" for key in sorted(wanted.keys() - kept)]
     fields = ("affinity", "topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
     unjudged += [name for name in fields if spec.get(name)]
@@ -57,7 +59,7 @@ def read_selection(pod: Mapping[str, object], nodes: Mapping[str, NodeRecord]) -
         unjudged.append("hostPort")
     return Selection(
         labels={key: wanted[key] for key in kept},
-        tolerations=tuple(objects_of(spec.get("tolerations"))),
+        tolerations=frozenset(_tolerations(objects_of(spec.get("tolerations")))),
         not_checked=(*unjudged, "quotas"),
     )
 
@@ -104,18 +106,22 @@ def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
     return ""
 
 
-def _tolerates(tolerations: Sequence[Mapping[str, object]], taint: Taint) -> bool:
-    """Tell whether a pod tolerates a taint, as Kubernetes does."""
+def _tolerations(
+    tolerations: Iterable[Mapping[str, object]],
+) -> Iterator[tuple[str, str, str | None]]:
+    """Yield key, effect and value of each toleration that means anything."""
     for toleration in tolerations:
         key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))
-        operator = text_of(toleration.get("operator")) or "Equal"
-        if effect not in {"", taint.effect}:
-            continue
-        if not key:
-            if operator == "Exists":
-                return True
-            continue
-        is_same = operator == "Exists" or text_of(toleration.get("value")) == taint.value
-        if key == taint.key and is_same:
-            return True
-    return False
+        if toleration.get("operator") == "Exists":
+            yield key, effect, None
+        elif key:
+            yield key, effect, text_of(toleration.get("value"))
+
+
+def _tolerates(tolerations: Collection[tuple[str, str, str | None]], taint: Taint) -> bool:
+    """Tell whether a pod tolerates a taint, as Kubernetes does."""
+    return any(
+        (key, effect, value) in tolerations
+        for key, value in ((taint.key, taint.value), (taint.key, None), ("", None))
+        for effect in ("", taint.effect)
+    )

@@ -139,6 +139,11 @@ class Placer:
         decision, _, _ = self._decide(request, tuple(candidates), uid, None)
         return decision
 
+    def guess(self, request: GpuRequest, candidates: Iterable[str]) -> Decision:
+        """Decide likewise for somebody who only wants to know: nothing is kept of it."""
+        snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
+        return decide(snapshot, request, tuple(candidates), self.policy, overlays=overlays)
+
     def place(
         self,
         verb: str,
@@ -250,12 +255,15 @@ class Placer:
         candidate: Victims,
     ) -> bool:
         """Tell whether filter would accept one node once the victims are gone."""
-        if candidate.node not in snapshot.nodes:
+        if candidate.node not in snapshot.nodes or candidate.node not in self.fleet.nodes:
             return not request.requires_idle
         after = self.fleet.lay_out_without(candidate.node, candidate.uids)
+        believed = len(snapshot.telemetry.latest)
         for resource, ask in asks(request):
             pool, row = snapshot.pools.get(resource), after.get(resource)
-            if pool is None or row is None or candidate.node not in pool.row_of:
+            is_shown = pool is not None and candidate.node in pool.row_of
+            # Devices that came after the snapshot was begun show in the next one.
+            if pool is None or row is None or not is_shown or max(row.slots, default=0) >= believed:
                 if request.requires_idle:
                     return False
                 continue

@@ -25,8 +25,9 @@ GATHER_SECONDS: Final = 0.05
 """Decisions that come so soon after another are written with it, once kube-scheduler has both its
 answers: else the thread would want the processor just when the second question comes."""
 
-REST_SECONDS: Final = 0.0005
-"""Between two decisions the thread lets others have their turn."""
+REST_SECONDS: Final = 0.002
+"""After each piece of less than a millisecond the thread lets others have their turn: whoever
+decides meanwhile then waits for one such piece at most."""
 
 CLOSE_SECONDS: Final = 5.0
 
@@ -66,7 +67,7 @@ class DecisionLogWriter:
         self.written = 0
         self.dropped = 0
         self.problem = ""
-        self._lines = LineWriter()
+        self._lines = LineWriter(self._rest)
         self._sink = _Stdout() if settings.path == STDOUT else _File(settings)
         self._waiting: deque[_Decided | _Bound] = deque()
         self._wake = threading.Event()
@@ -104,10 +105,14 @@ class DecisionLogWriter:
                 self._wake.clear()
             while self._waiting:
                 self._write(self._waiting.popleft())
-                if not self._closing.is_set():
-                    self._closing.wait(REST_SECONDS)
+                self._rest()
         with contextlib.suppress(OSError):
             self._sink.close()
+
+    def _rest(self) -> None:
+        """Let others have their turn, unless the end is near."""
+        if not self._closing.is_set():
+            self._closing.wait(REST_SECONDS)
 
     def _write(self, noted: _Decided | _Bound) -> None:
         try:

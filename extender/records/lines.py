@@ -6,7 +6,7 @@ with all that its decisions rest on.
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -34,9 +34,15 @@ _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
 class LineWriter:
-    """Makes the lines of one file after another; one thread alone may use it."""
+    """Makes the lines of one file after another; one thread alone may use it.
 
-    def __init__(self) -> None:
+    Args:
+        rest: is called again and again while a large fleet is written, for others to have their
+            turn.
+    """
+
+    def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
+        self._rest = rest
         self._fleets = 0
         self.begin()
 
@@ -110,18 +116,21 @@ class LineWriter:
             resource: (pool.base, len(pool.patched)) for resource, pool in snapshot.pools.items()
         }
         place = {name: number for number, name in enumerate(snapshot.roll.names)}
+        self._rest()
+        names = orjson.Fragment(orjson.dumps(snapshot.roll.names))
+        self._rest()
         return {
             "kind": "fleet",
             "version": VERSION,
             "number": self._fleets,
             "at": snapshot.at,
             "models": snapshot.models,
-            "nodes": snapshot.roll.names,
+            "nodes": names,
             "pools": {
                 resource: {
                     "nodes": [place[name] for name in pool.nodes],
                     "width": int(pool.batch.slots.shape[1]),
-                    "columns": write_columns(current_batch(pool, snapshot.telemetry)),
+                    "columns": write_columns(current_batch(pool, snapshot.telemetry), self._rest),
                 }
                 for resource, pool in snapshot.pools.items()
             },

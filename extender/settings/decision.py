@@ -17,6 +17,7 @@ from extender.settings.section import (
     Quantity,
     Section,
     Share,
+    Unit,
 )
 
 DEFAULT: Final = Policy()
@@ -337,7 +338,7 @@ class Health(Section):
         return policy.Health(**{**same_names, "xid": MappingProxyType(dict(self.xid))})
 
 
-Weight = Annotated[float, Field(ge=0, le=1000)]
+Weight = Annotated[float, Field(ge=0, le=1000), Unit("weight")]
 
 
 class Weights(Section):
@@ -352,7 +353,7 @@ class Weights(Section):
     sharing: Weight = Field(
         default=DEFAULT.weights.sharing, description="few pods on GPUs that are shared"
     )
-    bursts: Weight = Field(default=DEFAULT.weights.bursts, description="even load")
+    bursts: Weight = Field(default=DEFAULT.weights.bursts, description="even load, without bursts")
     stress: Weight = Field(
         default=DEFAULT.weights.stress, description="GPUs that are cool and not throttled"
     )

@@ -153,6 +153,7 @@ def reduce_pod(
         is_gated=not node and scheduled.get("reason") == "SchedulingGated",
         owner=_owner(metadata),
         wanted_model="" if node else wanted_model(raw),
+        gives_way=isinstance(priority := spec.get("priority"), int) and priority < 0,
     )
 
 

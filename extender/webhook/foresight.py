@@ -25,6 +25,7 @@ class Filtered:
         pod: the pod that it is about.
         request: what the pod asks for.
         answer: the body of the answer.
+        answered_at: when, `time.perf_counter`.
     """
 
     body: bytes
@@ -32,6 +33,7 @@ class Filtered:
     pod: PodRef
     request: GpuRequest
     answer: bytes
+    answered_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +46,7 @@ class Foreseen:
         max_score: highest score on the wire.
         weighed: what was decided; whoever takes it looks whether it still holds.
         answer: the body of the answer.
+        filtered_at: when filter was answered, `time.perf_counter`.
     """
 
     body: bytes
@@ -51,6 +54,7 @@ class Foreseen:
     max_score: int
     weighed: Weighed
     answer: bytes
+    filtered_at: float
 
 
 class Foresight:
@@ -80,6 +84,7 @@ class Foresight:
             max_score=max_score,
             weighed=weighed,
             answer=wire.encode_scores(question, weighed.decision, max_score),
+            filtered_at=filtered.answered_at,
         )
 
     def forget(self) -> None:

@@ -120,7 +120,15 @@ class Webhooks:
             response = _json(wire.encode_filter(question, None))
             return Outcome.FAULT, self._about(FILTER, question, None, response)
         if shown is not None and shown.decision.feasible > 1:
-            asyncio.get_running_loop().call_soon(self._foresee, body, question, answer)
+            filtered = Filtered(
+                body=body,
+                question=question,
+                pod=shown.pod,
+                request=shown.request,
+                answer=answer,
+                answered_at=perf_counter(),
+            )
+            asyncio.get_running_loop().call_soon(self._foresee, filtered)
         return outcome, self._about(FILTER, question, shown, _json(answer))
 
     async def prioritize(self, body: bytes) -> Answer:
@@ -129,6 +137,8 @@ class Webhooks:
             foreseen = self._foresight.take(body, self.max_score)
             question = foreseen.question if foreseen else wire.decode_question(body)
             weighed = foreseen.weighed if foreseen else None
+            if foreseen is not None:
+                self.metrics.between_verbs.observe(perf_counter() - foreseen.filtered_at)
             record, outcome = self._place(PRIORITIZE, question, weighed)
             if self.placer.is_shadow:
                 # Equal scores for all would change kube-scheduler's own choice between equals.
@@ -185,15 +195,10 @@ class Webhooks:
         kept = tuple(candidate for candidate in candidates if candidate.node in accepted)
         return kept, Outcome.ANSWERED
 
-    def _foresee(self, body: bytes, question: wire.Question, answer: bytes) -> None:
+    def _foresee(self, filtered: Filtered) -> None:
         """Decide already what prioritize will ask; called once filter's answer is on its way."""
         try:
-            pod, parsed = self._read(question.pod)
-            if parsed.request is not None:
-                filtered = Filtered(
-                    body=body, question=question, pod=pod, request=parsed.request, answer=answer
-                )
-                self._foresight.look(self.placer, filtered, self.shortlist, self.max_score)
+            self._foresight.look(self.placer, filtered, self.shortlist, self.max_score)
         except Exception:  # noqa: BLE001 - then it is decided once it is asked
             self._note_fault("foresee")
 

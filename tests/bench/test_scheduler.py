@@ -57,7 +57,7 @@ def test_what_no_run_knows_is_a_dash() -> None:
     known = {"scheduling_seconds": 0.0125, "filter_seconds": 0.002, "extender_cpu_seconds": 0.003}
     (row,) = rows([pair(1, 20.0, 22.0, **known)])
 
-    assert list(row.values())[-9:] == ["16.00", "12.50", "-", "2.00", "-", "-", "-", "3.00", "-"]
+    assert list(row.values())[-9:] == ["16.00", "12.50", "2.00", "-", "-", "-", "-", "3.00", "-"]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,15 @@ class Watched:
             written = [line for line in log if MESSAGE.encode() in line]
         return [orjson.loads(line) for line in written]
 
+    async def told(self) -> list[Object]:
+        """Return the same once there is one: lines are written some time after what they tell."""
+
+        async def is_told() -> bool:
+            return bool(self.lines())
+
+        await wait_for(is_told, "the log tells of pods bound unasked")
+        return self.lines()
+
 
 @pytest.fixture
 def watched(services: Services) -> Watched:
@@ -100,7 +109,7 @@ async def test_kube_scheduler_without_an_extender_entry_is_noticed(
 
     assert await watched.counted() == {"not-asked": 3, "answer-lost": 0, "not-scored": 0}
     assert report["likely_causes"][0]["field"] == "extenders"
-    (line,) = watched.lines()
+    (line,) = await watched.told()
     assert line["level"].lower() == "warning"
     assert line["scheduler"] == "default-scheduler"
     assert "has no entry for us under extenders" in line["likely_causes"][0]
@@ -126,7 +135,7 @@ async def test_resource_that_managed_resources_lacks_is_named(
     assert (await watched.counted())["not-asked"] == 3
     (cause,) = report["likely_causes"]
     assert (cause["field"], cause["pods"]) == ("managedResources", 3)
-    (line,) = watched.lines()
+    (line,) = await watched.told()
     assert line["resources"] == ["nvidia.com/gpu"]
     assert line["likely_causes"][0].startswith("managedResources: ")
     assert "request nvidia.com/gpu:" in line["likely_causes"][0]

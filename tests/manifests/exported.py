@@ -15,6 +15,7 @@ from agent.options import Options
 from agent.report import Foreign
 from agent.tenants import Tenants
 from extender.metrics import Metrics
+from extender.observe.certificates import CertificateCollector
 from extender.observe.collector import FleetCollector, SourceStatus
 from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard
 from tests.agent.test_exporter import TRAIN, Holders
@@ -37,6 +38,8 @@ def extender_registry() -> CollectorRegistry:
     world.metrics.registry.register(
         FleetCollector(world.fleet, lambda: [source], lambda: 0, lambda: world.now)
     )
+    ends = {"webhooks": world.now + 86_400.0}
+    world.metrics.registry.register(CertificateCollector(lambda: ends))
     return world.metrics.registry
 
 

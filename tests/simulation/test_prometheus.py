@@ -158,7 +158,7 @@ async def test_the_past_is_filled_before_the_first_scrape(setup: Setup) -> None:
     ("path", "parameters", "status", "kind", "text"),
     [
         pytest.param(
-            "query", {"query": "rate(x[5m])"}, 400, "bad_data", "does not understand", id="beyond"
+            "query", {"query": "irate(x[5m])"}, 400, "bad_data", "does not understand", id="beyond"
         ),
         pytest.param(
             "query", {"query": "x[5m]"}, 422, "execution", "range vector", id="unexecutable"
@@ -228,7 +228,7 @@ async def test_the_names_of_metrics_are_listed(setup: Setup) -> None:
 
 async def test_prometheus_api_client_is_told_what_is_not_understood(setup: Setup) -> None:
     with pytest.raises(PrometheusApiClientException, match="does not understand"):
-        await ask(setup, lambda connect: connect.custom_query("rate(x[5m])"))
+        await ask(setup, lambda connect: connect.custom_query("irate(x[5m])"))
 
 
 async def test_health_and_build_are_answered(setup: Setup) -> None:

@@ -12,6 +12,7 @@ from extender.doctor.objects import (
     NODE_LABELS,
     gpu_nodes,
     is_called,
+    is_ready,
     is_running,
     key_of,
     labels_of,
@@ -37,7 +38,8 @@ def unmeasured(facts: Facts) -> Iterator[Problem]:
         for device in facts.devices or ()
         if device.get("uuid") and device.get("freshness") == "fresh"
     }
-    bare = [node for node in gpu_nodes(facts) if name_of(node) not in running | seen]
+    measured = running | seen
+    bare = [node for node in gpu_nodes(facts) if is_ready(node) and name_of(node) not in measured]
     if not bare:
         return
     taints = sorted({taint for node in bare for taint in _taints(node)})

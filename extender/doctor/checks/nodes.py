@@ -1,6 +1,6 @@
 """Whether nodes offer the GPUs that they have, cut up and shared as their labels say."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -52,6 +52,8 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
         name = name_of(node)
         if not is_labelled(node) or name in served or any(capacity(node).values()):
             continue
+        if _is_kept_away(node):
+            continue
         pod = plugins.get(name)
         state = "no pod of the device plugin"
         if pod is not None:
@@ -66,6 +68,13 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
             "--create-namespace --set gfd.enabled=true; where it is: kubectl -n NAMESPACE logs of "
             "the pod on that node (often the driver, or runtimeClassName: nvidia)",
         )
+
+
+def _is_kept_away(node: Object) -> bool:
+    """Whether labels say that nobody is to offer a node's GPUs: virtual machines have them, say."""
+    labels = labels_of(node)
+    workload = labels.get("nvidia.com/gpu.workload.config", "container")
+    return workload != "container" or labels.get("nvidia.com/gpu.deploy.device-plugin") == "false"
 
 
 def unlike_sharing(facts: Facts) -> Iterator[Problem]:
@@ -190,6 +199,7 @@ def _state(pod: Object) -> str:
 def unlike_layout(facts: Facts) -> Iterator[Problem]:
     """Find nodes whose MIG instances are not those that they offer."""
     failed, unlike = [], []
+    seen = _instances_seen(facts)
     for node in facts.nodes or ():
         labels, name = labels_of(node), name_of(node)
         if labels.get(MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
@@ -200,7 +210,7 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
             continue
         if labels.get(MIG_STATE) in {"pending", "rebooting"}:
             continue
-        unlike += [f"{name}: {line}" for line in _instances(facts, node)]
+        unlike += [f"{name}: {line}" for line in _unlike_instances(node, seen)]
     if failed:
         yield Problem(
             severity=Severity.ERROR,
@@ -219,15 +229,21 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def _instances(facts: Facts, node: Object) -> Iterator[str]:
+def _instances_seen(facts: Facts) -> Counter[tuple[str, str]]:
+    """Return how many MIG instances telemetry shows, by node and profile."""
+    devices = {
+        tuple(
+            text_of(device.get(name)) for name in ("node", "mig_profile", "uuid", "gpu_instance_id")
+        )
+        for device in facts.devices or ()
+        if device.get("mig_profile") and device.get("freshness") == "fresh"
+    }
+    return Counter((one[0], one[1]) for one in devices)
+
+
+def _unlike_instances(node: Object, seen: Counter[tuple[str, str]]) -> Iterator[str]:
     """Yield the profiles of which a node offers another number than labels or telemetry tell."""
     labels, offered = labels_of(node), capacity(node)
-    seen: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-    for device in facts.devices or ():
-        profile = text_of(device.get("mig_profile"))
-        if profile and device.get("node") == name_of(node) and device.get("freshness") == "fresh":
-            key = text_of(device.get("uuid")), text_of(device.get("gpu_instance_id"))
-            seen[profile].add(key)
     for label, count in labels.items():
         if not label.startswith(MIG) or not label.endswith(".count"):
             continue
@@ -240,7 +256,7 @@ def _instances(facts: Facts, node: Object) -> Iterator[str]:
                 f"{offered.get(resource, 'none')}"
             )
             continue
-        told = len(seen.get(resource.removeprefix(MIG), ()))
+        told = seen[name_of(node), resource.removeprefix(MIG)]
         if told and told != number(count):
             yield f"{label}={count}, telemetry shows {told} instances"
 

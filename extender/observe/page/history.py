@@ -109,7 +109,7 @@ class ShortMemory:
         for column in self._columns.values():
             values = np.full((len(order), len(rows)), UNKNOWN_BYTE, dtype=np.uint8)
             if len(self._keys):
-                values[:, is_known] = column[order][:, places[is_known]]
+                values[:, is_known] = column[np.ix_(order, places[is_known])]
             told.append(np.where(values == UNKNOWN_BYTE, np.nan, values / FULL))
         activity, memory = told
         return self._times[order], activity, memory

@@ -1,7 +1,9 @@
 """Which pods get a scheduler, and that none is ever stopped."""
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -15,6 +17,7 @@ from extender.metrics import Metrics
 from tests.extender.admission.test_review import review
 from tests.extender.served import Client, MakeClient, pod
 
+GPU_CONTAINER = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 MADE = {"schedulerName": "default-scheduler"}
 
 
@@ -154,8 +157,9 @@ async def test_whoever_creates_a_pod_is_warned_of_annotations_that_cannot_be_use
         review(object="a pod"),
         b'{"request":{"uid":' + b"[" * 2000,
         b" " * (MAX_BODY_BYTES + 1),
+        review(object={"spec": {"containers": [GPU_CONTAINER] * 1001}}),
     ],
-    ids=["empty", "null", "text", "pod", "update", "no-object", "deep", "large"],
+    ids=["empty", "null", "text", "pod", "update", "no-object", "deep", "large", "crowded"],
 )
 async def test_what_cannot_be_read_stops_no_pod_and_is_counted_and_told(
     served: Served, body: object
@@ -165,6 +169,25 @@ async def test_what_cannot_be_read_stops_no_pod_and_is_counted_and_told(
     assert "patch" not in response
     assert response["warnings"] == ["idlegpu could not read this pod; it is created as it is"]
     assert served.count("unreadable") == 1
+
+
+async def test_reviews_that_come_too_slowly_or_too_many_at_once_stop_no_pod(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.admission.webhook.READ_SECONDS", 0.05)
+    never = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    async with served.client.post(PATH, data=slowly()) as answer:
+        response = (await answer.json())["response"]
+
+    assert (response["allowed"], "patch" in response) == (True, False)
+    monkeypatch.setattr("extender.admission.webhook.MOST_READ", 0)
+    assert await served.scheduler_of(made(pod())) == ""
+    assert served.count("unreadable") == 2
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"containers": "x"}, {"containers": [None, 7]}])

@@ -11,7 +11,7 @@ from extender.observe.page.history import ShortMemory
 from extender.observe.page.past import Plots
 from extender.observe.seen import SEES_ALL, Viewer
 from tests.extender.observe.test_holders import HoldersWorld
-from tests.extender.served import GIB, GPU, Gpu
+from tests.extender.served import GPU, Gpu
 
 SHARED = "nvidia.com/gpu.shared"
 
@@ -67,8 +67,8 @@ class AdvisingWorld(HoldersWorld):
         *,
         resource: str = GPU,
         gpus: int = 1,
-        memory_gib: float | None = None,
         namespace: str = "team",
+        **rest: object,
     ) -> str:
         """Bind a pod now; return it as telemetry names it."""
         self.fleet.apply_pod(
@@ -79,10 +79,10 @@ class AdvisingWorld(HoldersWorld):
                 node=node,
                 phase=PodPhase.RUNNING,
                 resources={resource: gpus},
-                memory_bytes=None if memory_gib is None else int(memory_gib * GIB),
                 bound_at=self.now,
                 started_at=self.now,
                 owner=f"Deployment {name}",
+                **rest,  # type: ignore[arg-type] # a test's
             )
         )
         return f"{namespace}/{name}"

@@ -153,6 +153,18 @@ async def test_the_cards_of_a_pod_with_several_are_left_whole(
     assert (await get(client, "/v1/advice"))["cards"] == []
 
 
+async def test_a_placeholder_is_no_pod_that_should_use_more(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_node("w", gpus=1)
+    name = world.have("placeholder", "w", memory_bytes=40 * GIB, gives_way=True)
+    world.live({"w": [card(name)]}, HOUR)
+
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["cards"], answer["pods"], answer["pods_unjudged"]) == ([], [], 0)
+
+
 async def test_a_pod_that_uses_a_tenth_of_its_gpus_is_named(
     world: AdvisingWorld, client: Client
 ) -> None:
@@ -183,7 +195,7 @@ async def test_pods_that_ask_for_far_more_or_less_memory_than_they_use_are_named
     world: AdvisingWorld, client: Client, asked: float, used: float, kind: str, suggested: int
 ) -> None:
     world.add_node("w", gpus=1)
-    name = world.have("server", "w", memory_gib=asked)
+    name = world.have("server", "w", memory_bytes=int(asked * GIB))
     world.live({"w": [card(name, busy=0.7, used_gib=used)]}, HOUR)
 
     found = (await get(client, "/v1/advice"))["pods"]
@@ -200,7 +212,9 @@ async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
     world: AdvisingWorld, client: Client
 ) -> None:
     world.add_shared("s", 4)
-    names = [world.have(name, "s", resource=SHARED, memory_gib=40) for name in ("one", "two")]
+    names = [
+        world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
+    ]
     world.live({"s": [card(*names, used_gib=3.0)]}, HOUR)
 
     answer = await get(client, "/v1/advice")
@@ -212,7 +226,7 @@ async def test_a_pod_that_nobody_may_read_has_no_name_and_no_wishes(
     world: AdvisingWorld, aiohttp_client: MakeClient
 ) -> None:
     world.add_node("w", gpus=1)
-    name = world.have("secret", "w", memory_gib=40, namespace="hidden")
+    name = world.have("secret", "w", memory_bytes=40 * GIB, namespace="hidden")
     world.live({"w": [card(name, busy=0.01)]}, HOUR)
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
 

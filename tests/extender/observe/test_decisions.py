@@ -115,6 +115,16 @@ async def tenant(aiohttp_client: MakeClient, far: Far) -> Client:
     return client
 
 
+async def test_another_tenants_pod_of_the_same_name_does_not_hide_ones_own(
+    other: Client, tenant: Client
+) -> None:
+    await decide(other, "theirs", "hush")
+
+    told = await get(tenant, "/v1/decisions", pod="theirs", limit="1", brief="true")
+
+    assert [one["pod"] for one in told["decisions"]] == ["team/theirs"]
+
+
 async def test_the_decisions_of_all_replicas_are_listed_the_newest_first(client: Client) -> None:
     told = await get(client, "/v1/decisions", brief="true")
 

@@ -301,6 +301,7 @@ async def test_annotations_that_cannot_be_used_are_told(client: Client) -> None:
         (pod("p", gpus=None), 400, "asks for no GPU"),
         (pod("p", enabled="false"), 400, "left to kube-scheduler"),
         (b" " * (1 << 20) + b"xx", 413, "larger than"),
+        ({"spec": {"containers": [{}] * 1001}}, 400, "1001 containers: must be at most 1000"),
     ],
 )
 async def test_what_is_no_gpu_pod_is_refused(

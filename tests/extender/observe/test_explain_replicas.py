@@ -7,7 +7,7 @@ from aiohttp import web
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.observe.explain_api import PEERS_PATH
-from extender.observe.seen import SEES_ALL, Viewer
+from extender.observe.seen import SEES_ALL, VIEWER, Viewer
 from extender.observe.why import Why
 from tests.extender.observe.asking import decide, get
 from tests.extender.observe.test_decisions import Far, SeesTeam
@@ -116,6 +116,28 @@ async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClien
     client = await aiohttp_client(Replica(tells=False).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
+
+
+async def test_after_telling_a_replica_the_connection_sees_no_more_than_before(
+    aiohttp_client: MakeClient,
+) -> None:
+    # aiohttp may answer all questions of a connection in one context.
+    seen: list[Viewer] = []
+    world = Replica()
+    explain = world.why.explain
+
+    async def tell(request: web.Request) -> web.StreamResponse:
+        whose = SeesTeam()
+        VIEWER.set(whose)
+        answer = await explain._tell(request)
+        seen.append(VIEWER.get())
+        assert seen[-1] is whose
+        return answer
+
+    app = web.Application()
+    app.router.add_get(PEERS_PATH, tell)
+    await get(await aiohttp_client(app), PEERS_PATH, pod="nobody")
+    assert len(seen) == 1
 
 
 async def test_what_a_replica_has_not_decided_it_does_not_tell(client: Client) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from extender.core.assumed import Assumption
 from extender.core.inventory import PodPhase
+from extender.observe.reasons import OF_THE_POD
 from tests.extender.observe.asking import decide, get
 from tests.extender.observe.whys import MESSAGE, SeesTeam, WhyWorld
 from tests.extender.served import GPU, IDLE, Client, MakeClient
@@ -117,7 +118,9 @@ async def test_a_namespace_can_be_named(world: WhyWorld, client: Client) -> None
 async def test_pods_that_the_caller_may_not_read_have_no_names(
     world: WhyWorld, aiohttp_client: MakeClient
 ) -> None:
-    world.add_waiting("secret", "other", message=MESSAGE, owner="Job secret")
+    claim = '1 persistentvolumeclaim "secret-data" not found'
+    message = MESSAGE.replace("4 Insufficient", f"{claim}, 4 Insufficient")
+    world.add_waiting("secret", "other", message=message, owner="Job secret", memory_bytes=1 << 34)
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
 
     everything = await get(client, "/v1/pending")
@@ -126,7 +129,11 @@ async def test_pods_that_the_caller_may_not_read_have_no_names(
 
     assert "secret" not in str(everything)
     assert (pod["pod"], pod["uid"], pod["message"]) == ("another pod", None, None)
-    assert [one["count"] for one in pod["by_scheduler"]] == [4, 2]
+    assert pod["gpu_memory_bytes"] is None
+    assert [one["count"] for one in pod["by_scheduler"]] == [4, 2, 1]
+    assert pod["by_scheduler"][0]["reason"] == "Insufficient nvidia.com/gpu"
+    assert pod["by_scheduler"][2]["reason"] == OF_THE_POD
+    assert len(pod["hints"]) == 4
     assert named["pods"] == []
 
 

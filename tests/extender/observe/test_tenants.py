@@ -22,7 +22,8 @@ from tests.extender.served import BUSY, GPU, IDLE, Client, Gpu, MakeClient, Worl
 
 HOSTILE, FRIEND = {"X-Idlegpu-Token": "hostile"}, {"X-Idlegpu-Token": "friend"}
 NAMESPACE = "hush-tenant"
-HIDDEN = ("hush", "Hush")
+MEMORY_BYTES = 7_777_777_777
+HIDDEN = ("hush", "Hush", str(MEMORY_BYTES))
 """In everything of that tenant's pods: namespaces, names, UIDs, owners, annotations, messages."""
 
 VALUES = {"name": "node-a", "number": "1", "id": "1", "uid": "uid-hush-running", "path": "x"}
@@ -30,6 +31,11 @@ VALUES = {"name": "node-a", "number": "1", "id": "1", "uid": "uid-hush-running",
 
 ABOUT = ("hush-tenant/hush-running", "hush-waiting", "uid-hush-running", "uid-hush-waiting")
 """What somebody may know or guess of another's pods, and ask about."""
+
+MESSAGE = (
+    '0/2 nodes are available: 1 persistentvolumeclaim "hush-data" not found, 1 node(s) had too few '
+    "GPUs known to be idle."
+)
 
 DEADLINE_SECONDS = 20.0
 
@@ -66,7 +72,8 @@ def hush_pod(name: str, node: str) -> PodRecord:
         resources={GPU: 1},
         started_at=0.0 if node else None,
         bound_at=0.0 if node else None,
-        message="" if node else "0/2 nodes are available: hush-tenant's quota",
+        memory_bytes=MEMORY_BYTES,
+        message="" if node else MESSAGE,
         owner="Job hush-job",
     )
 

@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from extender.core.filtering import Code
+from extender.core.inventory import NodeRecord
 from extender.core.policy import LoadFilter, Policy
 from extender.core.readings import Signal
 from extender.core.request import GpuRequest
+from extender.core.steps import finish
+from extender.fleet.layouts import MAX_DEVICES
 from extender.placement.placer import Victims
 from tests.builders import GIB, GPU, pod_ref, rejected, request
 from tests.worlds import BUSY, World, time_sliced
@@ -115,3 +118,37 @@ def test_where_nothing_is_known_to_be_idle_a_pod_that_requires_it_evicts_nobody(
     assert not accepts(world, request(requires_idle=True), "a", node="node-9")
     assert not accepts(world, replace(elsewhere, resource=GPU), "a")
     assert accepts(world, replace(elsewhere, requires_idle=False), "a")
+
+
+@pytest.mark.parametrize("requires_idle", [False, True])
+def test_a_node_that_has_just_gone_is_no_fault(requires_idle: bool) -> None:
+    world = World(in_steps=True)
+    for name in ("node-0", "node-1"):
+        world.add_node(name, 1)
+    world.bind("a", "node-0", on=[world.card("node-0")])
+    world.read()
+    finish(world.fleet.renew_in_steps())
+    world.fleet.remove_node("node-0")
+    assert "node-0" in world.fleet.snapshot().nodes
+
+    assert accepts(world, request(requires_idle=requires_idle), "a") is not requires_idle
+
+
+def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> None:
+    world = World(in_steps=True)
+
+    def offer(name: str, gpus: int) -> None:
+        world.fleet.apply_node(NodeRecord(name=name, allocatable={GPU: gpus}, capacity={GPU: gpus}))
+
+    offer("node-0", 1)
+    world.bind("a", "node-0")
+    finish(world.fleet.renew_in_steps())
+    room = len(world.fleet.snapshot().telemetry.latest)
+    for number in range(1, room // MAX_DEVICES + 1):
+        offer(f"node-{number}", MAX_DEVICES)
+    world.fleet.snapshot()
+    offer("node-0", 3)
+    slots = world.fleet.lay_out_without("node-0", frozenset())[GPU].slots
+    assert max(slots) >= len(world.fleet.snapshot().telemetry.latest)
+
+    assert accepts(world, request(), "a")

@@ -99,7 +99,7 @@ def test_a_log_that_was_tampered_with_is_not_exact() -> None:
     assert not one.is_exact
 
 
-# --- other settings ---------------------------------------------------------------------------------
+# --- other settings -----------------------------------------------------------------------------
 
 CHOICE: dict[str, Node] = {
     "calm": node(gpu(utilization=0.05, memory_used=0.4), gpu(utilization=0.05, memory_used=0.4)),
@@ -125,9 +125,7 @@ def first_choice(asked: GpuRequest, *changes: str) -> str:
         pytest.param(("thresholds.utilization=10",), "calm", id="less-activity-is-idle"),
     ],
 )
-def test_a_changed_setting_changes_what_it_should(
-    changes: tuple[str, ...], expected: str
-) -> None:
+def test_a_changed_setting_changes_what_it_should(changes: tuple[str, ...], expected: str) -> None:
     assert first_choice(request(), *changes) == expected
 
 

@@ -370,3 +370,22 @@ def test_no_object_whatever_raises(metadata: object, spec: object, status: objec
     reduce_pod(raw, NAMES, early_seconds=60)
     reduce_exporter(raw, ("dcgm-exporter",))
     is_failed_early(raw, 60)
+
+
+@pytest.mark.parametrize(("priority", "gives_way"), [(-5, True), (0, False), (None, False)])
+def test_a_pod_of_negative_priority_gives_way(priority: int | None, gives_way: bool) -> None:
+    raw = pod("placeholder", 1)
+    raw["spec"]["priority"] = priority
+    raw["metadata"]["uid"] = "p"
+
+    assert reduced(raw).gives_way is gives_way
+
+
+def test_the_model_that_a_pod_asks_for_is_kept_while_it_waits() -> None:
+    raw = pod("p", 1)
+    raw["spec"]["nodeSelector"] = {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    raw["metadata"]["uid"] = "p"
+    waiting = reduced(raw).wanted_model
+    raw["spec"]["nodeName"] = "n"
+
+    assert (waiting, reduced(raw).wanted_model) == ("l4", "")

@@ -114,3 +114,26 @@ async def test_credentials_and_selector_go_with_each_question(tmp_path: Path) ->
 
 async def test_without_a_prometheus_there_is_nothing_to_ask() -> None:
     assert not plots(url="").is_there
+
+
+async def test_longer_than_an_hour_is_told_in_wider_steps() -> None:
+    day = 86_400.0
+    seen = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        form = await request.post()
+        start, end = float(str(form["start"])), float(str(form["end"]))
+        seen.append((end - start, form["step"]))
+        rows = [{"metric": {"UUID": "GPU-a"}, "values": [[start, "100"], [end, "50"]]}]
+        if "DCGM_FI_DEV_GPU_UTIL{" not in str(form["query"]):
+            rows = []
+        return web.json_response({"status": "success", "data": {"result": rows}})
+
+    async with answering(answer) as url:
+        told = await plots(url=url).past([CARD], seconds=day, steps=241)
+
+    assert {(round(span), step) for span, step in seen} == {(86_400, "360.000")}
+    assert len(told.times) == len(told.activity[CARD]) == 241
+    assert told.times[-1] - told.times[0] == pytest.approx(day)
+    assert (told.activity[CARD][0], told.activity[CARD][-1]) == (1.0, 0.5)
+    assert told.activity[CARD][1:-1] == [None] * 239

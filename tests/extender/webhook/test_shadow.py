@@ -2,6 +2,7 @@
 
 import pytest
 
+from extender.placement.asked import AnsweredQuestion
 from tests.extender.served import (
     BUSY,
     IDLE,
@@ -109,7 +110,7 @@ async def test_what_was_assumed_of_a_pod_before_is_dropped_once_it_is_asked_abou
 async def test_other_replicas_are_told_of_no_node_to_count_the_pod_on(
     shadow: Client, world: World
 ) -> None:
-    told = []
+    told: list[AnsweredQuestion] = []
     world.asked.tell = told.append
 
     await ask(shadow, "filter", names_question(*NODES))

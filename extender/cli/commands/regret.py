@@ -1,0 +1,81 @@
+"""`idlegpu regret`: how placements turned out."""
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, line, sheet, stack, word
+from extender.remote.regret import Regret, RegretMeans, TurnedOut
+
+MEANS = ["", ">PODS", ">GOT", ">OUR CHOICE", ">BEST", ">GOT THEN", ">OUR CHOICE THEN"]
+COLUMNS = ["POD", "NODE", "OUR CHOICE", "BEST", ">GOT", ">CHOICE", ">BEST", ">REGRET", "FOLLOWED"]
+WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
+
+
+@click.command("regret")
+@connected
+@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000),
+              help="How many placements to show.")  # fmt: skip
+def command(session: Session, *, namespace: str | None, limit: int) -> None:
+    """How placements turned out, some time after the pods were bound; the newest first.
+
+    Mean activity of the GPUs that a pod GOT, of those that it could have got on our first CHOICE,
+    and of those on the node that turned out BEST. A pod's own work counts in what it got. THEN is
+    when it was decided. REGRET is what GOT is above CHOICE.
+    """
+    answer = session.client.regret(namespace=namespace, limit=limit)
+    session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
+
+
+def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
+    after = words.span(answer.after_seconds)
+    notes = [line(f"watched until {after} after they are bound: {answer.watched} pods", "dim")]
+    if answer.left_out:
+        notes.append(line(f"left out: {answer.left_out} pods", "dim"))
+    if not answer.placements:
+        return stack([line("no placement was compared yet"), *notes])
+    means = [
+        _mean_row("all", answer.all),
+        _mean_row("followed", answer.followed),
+        _mean_row("not followed", answer.not_followed),
+    ]
+    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
+    rows = (_row(one, is_wide=is_wide) for one in answer.placements)
+    return stack([sheet(MEANS, means), line(""), sheet(columns, rows), *notes])
+
+
+def _mean_row(name: str, means: RegretMeans) -> list[Cell]:
+    return [
+        name,
+        str(means.placements),
+        words.percent(means.got_ratio),
+        words.percent(means.choice_ratio),
+        words.percent(means.best_ratio),
+        words.percent(means.got_then_ratio),
+        words.percent(means.choice_then_ratio),
+    ]
+
+
+def _row(one: TurnedOut, *, is_wide: bool) -> list[Cell]:
+    row: list[Cell] = [
+        one.pod,
+        one.node,
+        one.choice or "none",
+        one.best,
+        words.percent(one.got_ratio) + ("" if one.is_known else "~"),
+        words.percent(one.choice_ratio),
+        words.percent(one.best_ratio),
+        words.UNKNOWN if one.regret_ratio is None else f"{one.regret_ratio:+.0%}",
+        word("yes" if one.is_followed else "no"),
+    ]
+    if is_wide:
+        row += [
+            words.percent(one.got_then_ratio),
+            words.percent(one.choice_then_ratio),
+            str(one.gpus),
+            words.span(one.seconds),
+            words.clock(one.bound_at),
+        ]
+    return row

@@ -1,0 +1,62 @@
+"""When the certificates that this serves with end, as Prometheus metrics; read when scraped."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.config import Settings
+
+
+class CertificateCollector(Collector):
+    """Renders when certificates end.
+
+    Args:
+        ends: says it, by what they are for; seconds since the epoch.
+    """
+
+    def __init__(self, ends: Callable[[], Mapping[str, float]]) -> None:
+        self._ends = ends
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metric."""
+        gauge = GaugeMetricFamily(
+            "idlegpu_certificate_end_timestamp_seconds",
+            "When the first certificate in a file ends, by what the file is for.",
+            labels=["certificate"],
+        )
+        for name, end in self._ends().items():
+            gauge.add_metric([name], end)
+        yield gauge
+
+
+def certificate_ends(settings: Settings) -> dict[str, float]:
+    """Return when the certificates in the files of the settings end, as the files are now.
+
+    A file that cannot be read is left out: whoever serves with it says so.
+
+    Returns:
+        Seconds since the epoch, of each file the first end, by `webhooks`, `clients` (the CAs of
+        those who ask), `agents` and `admission`.
+    """
+    files = {
+        "webhooks": settings.tls.cert_file,
+        "clients": settings.tls.client_ca_file,
+        "agents": settings.agents.cert_file,
+        "admission": settings.admission.cert_file,
+    }
+    ends = {name: _first_end(file) for name, file in files.items() if file is not None}
+    return {name: end for name, end in ends.items() if end is not None}
+
+
+def _first_end(file: Path) -> float | None:
+    from cryptography import x509  # noqa: PLC0415 - 8 MiB that only those who use TLS pay
+
+    try:
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return min((one.not_valid_after_utc.timestamp() for one in found), default=None)

@@ -1,0 +1,241 @@
+"""The doctor against a real cluster: nothing where all is well, and each fault where it is."""
+
+import base64
+import json
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from simulation.models import A10
+from simulation.nodes import EXPORTER_4_8, Sharing
+from tests.controlplane.deployed import grant_rights, scheduler_config
+from tests.controlplane.objects import node, pod
+from tests.controlplane.plane import EXTENDER
+from tests.controlplane.waiting import wait_for
+from tests.e2e.test_command_line import by_url
+from tests.e2e.world import World
+from tests.extender.certificates import issue
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+NAMESPACE: Final = "idlegpu"
+SHARED: Final = "nvidia.com/gpu.shared"
+
+
+@asynccontextmanager
+async def installed(
+    world: World, *, certificate_days: int, extender: Mapping[str, object] | None = None
+) -> AsyncIterator[None]:
+    """Have in the cluster what else an installation puts there.
+
+    Args:
+        world: the cluster.
+        certificate_days: how long the certificates are still good.
+        extender: fields to change in kube-scheduler's configuration as the cluster shows it.
+    """
+    plane = world.services.plane
+    config = scheduler_config(world.services.extender.url, extender)
+    folder = plane.folder / f"certificates-{certificate_days}"
+    # They are made for a year.
+    issue(folder, days_ago=365 - certificate_days)
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "kube-scheduler", "namespace": "kube-system"},
+            "data": {"kube-scheduler.yaml": yaml.safe_dump(config)},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "idlegpu-extender-tls", "namespace": NAMESPACE},
+            "data": {"tls.crt": _encoded(folder / "extender" / "tls.crt")},
+        },
+    ]
+    file = plane.folder / "installed.yaml"
+    file.write_text(yaml.safe_dump_all(items))
+    await plane.kubectl("apply", "-f", str(file))
+    try:
+        yield
+    finally:
+        await plane.kubectl("delete", "--ignore-not-found", "-f", str(file))
+
+
+def _encoded(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
+def shown(report: Any) -> dict[str, str]:  # noqa: ANN401 - JSON
+    """Return the evidence by code."""
+    found: dict[str, str] = {}
+    for one in report["findings"]:
+        found[one["code"]] = "\n".join([found.get(one["code"], ""), *one["evidence"]]).strip()
+    return found
+
+
+async def healthy(world: World) -> tuple[str, str]:
+    """Start a cluster with whole and shared GPUs, some of them in use; return both nodes."""
+    whole = world.add("whole", 4)
+    shared = world.add(
+        "shared",
+        2,
+        A10,
+        sharing=Sharing.TIME_SLICING,
+        replicas=4,
+        is_renamed=True,
+        exporter=EXPORTER_4_8,
+    )
+    await world.start()
+    share = pod("share", {SHARED: 1}, **_remembering())
+    await world.place(pod("train", 2))
+    await world.place(share)
+    await world.settled()
+    return whole, shared
+
+
+def _remembering() -> dict[str, Any]:
+    return {"annotations": {"idlegpu.io/gpu-memory": "1Gi"}}
+
+
+async def test_nothing_is_found_in_a_healthy_cluster(world: World) -> None:
+    await healthy(world)
+    idlegpu = by_url(world)
+    async with installed(world, certificate_days=200):
+        done = await idlegpu("doctor", "-o", "json")
+        table = await idlegpu("doctor")
+
+    assert shown(done.json) == {}
+    assert {one["code"]: one["why"] for one in done.json["not_run"]} == {}
+    assert len(done.json["passed"]) == 27
+    assert table.out == (
+        "findings: 0 error, 0 warning, 0 info; checks passed: 27, could not run: 0\n"
+    )
+
+
+@asynccontextmanager
+async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
+    """Plant faults in nodes, pods and rights while the context is open."""
+    client, plane = world.client, world.services.plane
+    # A node that nothing measures, whose clock is late and that offers other GPUs than it says.
+    bare = node("bare", {"nvidia.com/mig-9g.99gb": 1})
+    bare["metadata"]["labels"]["nvidia.com/gpu.present"] = "true"
+    empty = node("empty", 0, labels={"nvidia.com/gpu.present": "true"})
+    for item in (bare, empty):
+        item["spec"]["unschedulable"] = True
+        await client.create(item)
+    # As its kubelet writes it, whose clock is an hour late: the API server notes when it did.
+    late = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": late}
+    beat = json.dumps({"status": {"conditions": [ready]}})
+    patch = ("patch", "node", "bare", "--subresource=status", "--field-manager=kubelet")
+    await plane.kubectl(*patch, "--type=strategic", "-p", beat)
+    relabelled = {"nvidia.com/gpu.replicas": "9", "nvidia.com/gpu.sharing-strategy": "mps"}
+    await client.patch(
+        {"kind": "Node", "metadata": {"name": shared}}, {"metadata": {"labels": relabelled}}
+    )
+    offered = {"allocatable": {"nvidia.com/gpu": "3"}}
+    await client.patch({"kind": "Node", "metadata": {"name": whole}}, {"status": offered}, "status")
+    server = pod("server", 1)
+    server["spec"]["containers"][0] |= {
+        "command": ["vllm", "serve", "model", "--tensor-parallel-size", "4"],
+        "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "3"}],
+        "image": "nvidia/cuda:99.0-base",
+    }
+    await client.create(server)
+    await plane.kubectl("delete", "-n", NAMESPACE, "role", "idlegpu-extender")
+    try:
+        yield
+    finally:
+        await grant_rights(plane)
+        for item in (bare, empty):
+            await client.delete(item)
+
+
+async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
+    whole, shared = await healthy(world)
+    idlegpu = by_url(world)
+    changed = {"nodeCacheCapable": False, "weight": 1, "preemptVerb": ""}
+    async with (
+        faulty(world, whole, shared),
+        installed(world, certificate_days=5, extender=changed),
+    ):
+        done = await idlegpu("doctor", "-o", "json", status=1)
+
+    found = shown(done.json)
+    assert found.keys() == {
+        "IG003", "IG004", "IG005", "IG006", "IG104", "IG105", "IG201", "IG202", "IG203", "IG204",
+        "IG302", "IG303", "IG402", "IG403",
+    }  # fmt: skip
+    assert "nodeCacheCapable: false" in found["IG003"]
+    assert "ConfigMap kube-system/kube-scheduler kube-scheduler.yaml: weight: 1" in found["IG004"]
+    assert "nvidia.com/mig-9g.99gb on bare" in found["IG006"]
+    assert re.search(r"^bare: 3[56]\d\d s behind$", found["IG104"])
+    assert "bare: no pod of dcgm-exporter or idlegpu-agent" in found["IG105"]
+    assert "empty: capacity nvidia.com/gpu: none" in found["IG201"]
+    assert f"{shared}: nvidia.com/gpu.count=2, nvidia.com/gpu.replicas=9" in found["IG202"]
+    assert found["IG203"] == f"{whole}: nvidia.com/gpu: capacity 4, allocatable 3"
+    assert f"{shared}: nvidia.com/gpu.sharing-strategy=mps" in found["IG204"]
+    assert "default/server: CUDA_VISIBLE_DEVICES='3', 1 GPUs asked for" in found["IG302"]
+    assert "--tensor-parallel-size 4, so 4 GPUs; it asks for 1" in found["IG303"]
+    assert "Secret idlegpu/idlegpu-extender-tls tls.crt" in found["IG402"]
+    assert "may not create leases.coordination.k8s.io in idlegpu" in found["IG403"]
+
+
+async def test_pods_that_are_bound_without_us_are_found(world: World) -> None:
+    world.add("one", 2)
+    await world.start(extender={"managedResources": [{"name": "example.com/other"}]})
+    await world.place(pod("unasked", 1))
+    idlegpu = by_url(world)
+
+    async def is_found() -> str:
+        done = await idlegpu.run("doctor", "-o", "json")
+        return shown(done.json).get("IG001", "")
+
+    told = await wait_for(is_found, "the doctor finds that nobody asks")
+
+    assert "1 pods of default-scheduler that ask for nvidia.com/gpu: not-asked" in told
+
+
+async def test_what_may_not_be_read_has_not_passed(world: World) -> None:
+    await healthy(world)
+    plane = world.services.plane
+    idlegpu = by_url(world)
+
+    # kube-scheduler's own account: it reads nodes and pods, and neither Secrets nor DaemonSets.
+    done = await idlegpu.run(
+        "doctor", "-o", "json", "--kubeconfig", str(plane.kubeconfig("scheduler"))
+    )
+    own = await idlegpu.run("doctor", "-o", "json", "--kubeconfig", str(plane.kubeconfig(EXTENDER)))
+    alone = await idlegpu.run("doctor", "--url", "http://127.0.0.1:9", "-o", "json")
+
+    why = {one["code"]: one["why"] for one in done.json["not_run"]}
+    assert "forbidden" in why["IG402"]
+    assert why.keys() >= {"IG003", "IG402"}
+    assert "no readable ConfigMap holds one" in why["IG003"]
+    assert "IG203" in done.json["passed"]
+    # The extender's account asks for its own rights.
+    assert "IG403" in own.json["passed"]
+    why = {one["code"]: one["why"] for one in alone.json["not_run"]}
+    assert "cannot reach http://127.0.0.1:9" in why["IG106"]
+    assert "IG106" not in alone.json["passed"]
+
+
+async def test_the_same_files_are_looked_at_offline(world: World, tmp_path: Path) -> None:
+    await healthy(world)
+    plane, idlegpu = world.services.plane, by_url(world)
+    for name in ("nodes", "pods"):
+        text = await plane.kubectl("get", name, "-A", "-o", "json")
+        (tmp_path / f"{name}.json").write_text(text)
+    config = scheduler_config(world.services.extender.url, {"weight": 1})
+    (tmp_path / "scheduler.yaml").write_text(yaml.safe_dump(config))
+    files = [str(tmp_path / name) for name in ("nodes.json", "pods.json", "scheduler.yaml")]
+
+    done = await idlegpu("doctor", "--offline", *files, "-o", "json", status=1)
+
+    assert shown(done.json).keys() == {"IG004", "IG105"}

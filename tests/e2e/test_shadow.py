@@ -1,0 +1,96 @@
+"""In shadow kube-scheduler places pods as if it did not ask us, and all is decided and recorded."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from extender.records.reading import LoggedBinding, LoggedDecision, read_log
+from extender.replay.changes import Changes
+from extender.replay.report import replay
+from simulation.devices import Loss
+from tests.controlplane.deployed import scheduler_config
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+SHADOW: Mapping[str, object] = {"mode": "shadow", "wire": {"shortlist": 1}}
+
+
+async def alone(world: World) -> None:
+    """Have kube-scheduler ask nobody."""
+    config = {**scheduler_config(world.services.extender.url), "extenders": []}
+    await world.services.ensure_scheduler(config)
+
+
+async def removed(world: World, *items: Object) -> None:
+    for item in items:
+        await world.client.delete(item)
+    await world.settled()
+
+
+async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path: Path) -> None:
+    # What kube-scheduler likes least is what we like best: its nodes are full but for the GPUs.
+    idle, busy = world.add("idle", 4), world.add("busy", 4)
+    dead = world.add("dead", 4)
+    log = tmp_path / "decisions"
+    await world.start(kubelets=False)
+    await world.tenants(busy, 2, utilization=0.9, memory="60Gi")
+    world.fleet.kill_device(dead, 0, Loss.XID_79)
+    await world.burden(idle, dead)
+    await world.settled()
+    await world.wait_state(dead, 1, "unhealthy")
+    active = pod("active")
+    assert await world.place(active) == idle
+
+    await alone(world)
+    unasked = pod("unasked")
+    assert await world.place(unasked) == busy
+    await removed(world, active, unasked)
+    await world.start({**SHADOW, "decision_log": {"path": str(log)}}, kubelets=False)
+    shadow = pod("shadow")
+    assert await world.place(shadow) == busy
+
+    filtered, scored = sorted(await world.decisions(shadow), key=lambda one: one["number"])[-2:]
+    assert [one["verb"] for one in (filtered, scored)] == ["filter", "prioritize"]
+    for one in (filtered, scored):
+        assert one["is_shadow"]
+        assert one["node"] == idle
+        assert one["candidates"] == 3  # a shortlist of one would have left one to prioritize
+    await wait_bound(world, shadow, busy)
+
+    async def is_logged() -> bool:
+        return any(isinstance(line, LoggedBinding) for line in read_log([log]))
+
+    await wait_for(is_logged, "the binding is in the log of decisions")
+    lines = list(read_log([log]))
+    assert {line.mode for line in lines if isinstance(line, LoggedDecision)} == {"shadow"}
+    report = replay(lines, Changes(), {})
+    assert report.exact == report.decisions >= 2
+    assert (report.bound, report.followed) == (1, 0)
+    assert (report.actual.placed, report.actual.activity) == (1, 0.0)
+
+
+async def wait_bound(world: World, item: Object, node: str) -> None:
+    """Wait until the extender has seen where a pod was bound, and says that it was not ours."""
+
+    async def is_told() -> bool:
+        newest = max(await world.decisions(item), key=lambda one: int(one["number"]))
+        return newest["bound_node"] == node and newest["is_followed"] is False
+
+    await wait_for(is_told, "the decision tells that it was not followed")
+
+
+async def test_a_pod_that_we_would_have_wait_is_placed(world: World) -> None:
+    node = world.add("only")
+    await world.start(SHADOW, kubelets=False)
+    world.fleet.kill_device(node, 0, Loss.XID_79)
+    await world.wait_state(node, 1, "unhealthy")
+    picky = pod("picky", annotations={"idlegpu.io/require-idle": "true"})
+
+    assert await world.place(picky) == node
+
+    (newest, *_) = sorted(await world.decisions(picky), key=lambda one: -int(one["number"]))
+    assert (newest["node"], newest["feasible"], newest["is_shadow"]) == (None, 0, True)

@@ -1,0 +1,88 @@
+"""`idlegpu doctor` as people call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from extender.doctor.table import CHECKS
+from tests.extender.cli.serving import Run
+from tests.extender.doctor.things import GPU, entry, node, pod
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Return files of a cluster whose scheduler has one fault."""
+    scheduler = {"kind": "KubeSchedulerConfiguration", "extenders": [entry(weight=1)]}
+    (tmp_path / "scheduler.yaml").write_text(yaml.safe_dump(scheduler))
+    nodes = [node(f"node-{at}", allocatable={GPU: "7"}) for at in range(7)]
+    (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
+    return [str(tmp_path / name) for name in ("scheduler.yaml", "nodes.json")]
+
+
+def test_a_finding_is_told_with_evidence_and_remedy(run: Run, files: list[str]) -> None:
+    result = run("doctor", "--offline", *files)
+
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("IG004 error  profile default-scheduler: kube-scheduler's own")
+    assert lines[1].strip().startswith(f"{files[0]}: weight: 1: our first choice counts 100")
+    assert lines[3].strip().startswith("-> weight: 12: put it into the file")
+    assert "      ... and 2 more (-o wide)" in lines
+    assert "IG105 could not run  every GPU node is measured: pods: not given" in lines
+    assert lines[-1].startswith("findings: 1 error, 1 warning, 0 info; checks passed: ")
+    assert result.exit_code == 1
+
+
+def test_wide_tells_all_evidence(run: Run, files: list[str]) -> None:
+    result = run("doctor", "--offline", *files, "-o", "wide")
+
+    assert "node-6: nvidia.com/gpu: capacity 8, allocatable 7" in result.stdout
+    assert "more (-o wide)" not in result.stdout
+
+
+def test_json_is_whole_and_a_warning_is_no_failure(run: Run, files: list[str]) -> None:
+    result = run("doctor", "--offline", files[1], "-o", "json")
+
+    report = json.loads(result.stdout)
+    assert [one["code"] for one in report["findings"]] == ["IG203"]
+    assert report["findings"][0]["severity"] == "warning"
+    assert len(report["findings"][0]["evidence"]) == 7
+    told = {one["code"] for one in report["findings"] + report["not_run"]} | {*report["passed"]}
+    assert told == {check.code for check in CHECKS}
+    assert result.exit_code == 0
+
+
+def test_hostile_names_do_nothing_to_a_terminal(run: Run, tmp_path: Path) -> None:
+    bad = pod("x\x1b[31m", 1, env={"CUDA_VISIBLE_DEVICES": "[red]7[/red]"})
+    (tmp_path / "pods.json").write_text(json.dumps({"kind": "List", "items": [bad]}))
+
+    result = run("doctor", "--offline", str(tmp_path / "pods.json"))
+
+    assert "\x1b" not in result.stdout
+    assert "[red]7[/red]" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--offline"], "--offline looks at files alone: name some"),
+        (["--offline", "/nowhere"], "cannot read /nowhere"),
+        (["--account", "idlegpu"], "account 'idlegpu': must be namespace/name"),
+    ],
+)
+def test_wrong_usage_is_told(run: Run, arguments: list[str], words: str) -> None:
+    result = run("doctor", *arguments)
+
+    assert words in result.stderr
+    assert result.exit_code == 2
+
+
+def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
+    result = run("doctor", "-o", "json", KUBECONFIG="/nowhere")
+
+    report = json.loads(result.stdout)
+    why = {one["code"]: one["why"] for one in report["not_run"]}
+    assert "kubeconfig /nowhere: there is no such file" in why["IG203"]
+    # The world behind this has no /v1/unasked.
+    assert "IG101" not in why

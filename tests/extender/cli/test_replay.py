@@ -1,0 +1,132 @@
+"""`idlegpu replay` decides a log again, in a table, as JSON and as a plot."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner, Result
+
+from extender.cli.__main__ import idlegpu
+from extender.core.readings import Signal
+from tests.builders import GIB, request
+from tests.extender.records.logs import LoggedWorld
+from tests.worlds import World
+
+POOL = {"spread": (0.05, 0.4), "roomy": (0.2, 0.0)}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Three pods, two of them bound where we would have put them."""
+    world = World()
+    for name in ("node-a", "node-b"):
+        world.add_node(name, 8)
+    for index in range(8):
+        for name, (busy, memory) in zip(("node-a", "node-b"), POOL.values(), strict=True):
+            world.card(name, index).values.update(values(busy, memory))
+    world.read()
+    logged = LoggedWorld(world)
+    for number in range(3):
+        chosen = world.place(f"pod-{number}", request(8))
+        assert chosen is not None
+        bound = chosen if number else "node-b"
+        logged.lines += logged.writer.bound(f"uid-pod-{number}", bound, world.clock.now)
+        world.fleet.ledger.drop(f"uid-pod-{number}")  # it ends before the next one comes
+    path = tmp_path / "decisions"
+    path.write_bytes(logged.log)
+    return path
+
+
+def values(busy: float, memory: float) -> dict[Signal, float]:
+    return {
+        Signal.GPU_UTILIZATION: busy,
+        Signal.GRAPHICS_ACTIVE: busy,
+        Signal.MEMORY_USED: memory * 80 * GIB,
+        Signal.MEMORY_FREE: (1 - memory) * 80 * GIB,
+    }
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(idlegpu, ["replay", *arguments])
+
+
+def test_without_set_it_tells_that_everything_came_out_the_same(log: Path) -> None:
+    shown = run(str(log))
+
+    assert shown.exit_code == 0, shown.output
+    assert "6 of 6 decisions come out exactly as they were logged" in shown.stdout
+    assert "changed settings" not in shown.stdout
+
+
+def test_with_set_it_tells_what_would_differ(log: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+
+    shown = run(str(log), "--set", "weights.memory=9", "--set", "weights.utilization=0.1",
+                "--plot", str(plot))  # fmt: skip
+
+    assert shown.exit_code == 0, shown.output
+    table = [line.split() for line in shown.stdout.splitlines()]
+    assert ["settings", "of", "the", "log", "3", "0", "5.0%", "100%"] in table
+    assert ["changed", "settings", "3", "0", "20.0%", "100%"] in table
+    assert "3 of 3 pods (100%) would go elsewhere" in shown.stdout
+    assert "bound to our first choice: 2 of 3 pods known to be" in shown.stdout
+    texts = [element.text or "" for element in ET.parse(plot).iter()]  # noqa: S314 - ours
+    assert "changed settings: 3 pods, mean 20.0%" in texts
+    assert "settings of the log: 3 pods, mean 5.0%" in texts
+    assert "kube-scheduler: 3 pods, mean 10.0%" in texts
+
+
+def test_it_tells_programs_the_same(log: Path) -> None:
+    shown = run(str(log), "--set", "strategy=pack", "-o", "json")
+
+    report = json.loads(shown.stdout)
+    assert (report["decisions"], report["exact"], report["pods"]) == (6, 6, 3)
+    assert report["changes"] == {"strategy": "pack"}
+    assert report["before"]["waits"] == report["after"]["waits"] == 0
+
+
+def test_a_decision_that_comes_out_otherwise_is_named(log: Path) -> None:
+    log.write_bytes(log.read_bytes().replace(b'"feasible":2', b'"feasible":1', 1))
+
+    shown = run(str(log))
+
+    assert shown.exit_code == 1
+    assert "5 of 6 decisions come out exactly as they were logged; not 1:" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param(["--set", "freshness.fade_seconds=1"], "NAME one of strategy", id="setting"),
+        pytest.param(["--set", "strategy=best"], "strategy", id="value"),
+    ],
+)
+def test_wrong_usage_is_told_with_what_is_allowed(
+    log: Path, arguments: list[str], told: str
+) -> None:
+    shown = run(str(log), *arguments)
+
+    assert shown.exit_code == 2
+    assert told in shown.stderr
+    assert "IDLEGPU_" not in shown.stderr
+
+
+def test_a_log_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "decisions"
+    path.write_text('{"kind":"decision","version":1}\n', encoding="utf-8")
+
+    shown = run(str(path))
+
+    assert shown.exit_code == 2
+    assert f"{path}:1: this decision rests on lines that are missing" in shown.stderr
+
+
+def test_a_file_without_decisions_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_text('{"event":"serving"}\n', encoding="utf-8")
+
+    shown = run(str(path))
+
+    assert shown.exit_code == 1
+    assert "the log tells of no decision" in shown.stdout

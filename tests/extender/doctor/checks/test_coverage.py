@@ -1,0 +1,96 @@
+"""Whether every GPU is measured."""
+
+from extender.doctor.facts import Facts
+from tests.extender.doctor.things import (
+    NOW,
+    device,
+    evidence,
+    found,
+    node,
+    pod,
+    sample,
+    severities,
+)
+
+EXPORTER = pod("dcgm-exporter-x", namespace="gpu-operator")
+SET = {
+    "metadata": {"name": "dcgm-exporter", "namespace": "gpu-operator"},
+    "spec": {"template": {"spec": {"nodeSelector": {"gpu": "yes"}}}},
+    "status": {"desiredNumberScheduled": 1, "numberReady": 0},
+}
+
+
+def test_a_gpu_node_without_exporter_or_agent_is_told() -> None:
+    facts = Facts(at=NOW, nodes=(node(taints=[{"key": "gpu", "effect": "NoSchedule"}]),), pods=())
+
+    assert severities("IG105", facts) == ["error"]
+    assert "node-1: no pod of dcgm-exporter or idlegpu-agent" in evidence("IG105", facts)
+    assert "taints there: gpu:NoSchedule" in evidence("IG105", facts)
+    assert "helm install dcgm-exporter" in found("IG105", facts)[0].remedy
+
+
+def test_an_exporter_that_does_not_run_is_told_with_its_daemon_set() -> None:
+    dead = pod("dcgm-exporter-x", namespace="gpu-operator", phase="Pending")
+    facts = Facts(at=NOW, nodes=(node(),), pods=(dead,), daemon_sets=(SET,))
+
+    assert "gpu-operator/dcgm-exporter-x is there and not ready (Pending)" in evidence(
+        "IG105", facts
+    )
+    assert "0 of 1 ready, nodeSelector {'gpu': 'yes'}" in evidence("IG105", facts)
+    assert "tolerations" in found("IG105", facts)[0].remedy
+
+
+def test_a_node_that_anything_measures_is_well() -> None:
+    agent = pod("idlegpu-agent-x", namespace="idlegpu-agent")
+    no_gpu = node("cpu", capacity={}, labels={"nvidia.com/gpu.present": None})
+
+    assert found("IG105", Facts(at=NOW, nodes=(node(),), pods=(EXPORTER,))) == []
+    assert found("IG105", Facts(at=NOW, nodes=(node(),), pods=(agent,))) == []
+    assert found("IG105", Facts(at=NOW, nodes=(no_gpu,), pods=())) == []
+    # A node that is gone measures nothing, and is no fault of the exporter's.
+    gone = node()
+    gone["status"]["conditions"][0]["status"] = "Unknown"
+    assert found("IG105", Facts(at=NOW, nodes=(gone,), pods=())) == []
+    # An exporter that is no pod, as of some clouds.
+    assert found("IG105", Facts(at=NOW, nodes=(node(),), pods=(), devices=(device(),))) == []
+
+
+def test_a_device_that_nothing_shows_measures_nothing() -> None:
+    dark = device(uuid="", freshness="missing")
+
+    assert severities("IG105", Facts(at=NOW, nodes=(node(),), pods=(), devices=(dark,)))
+
+
+def test_what_the_extender_calls_degraded_is_told() -> None:
+    facts = Facts(at=NOW, degraded={"prometheus": "cannot reach http://p:9090"})
+
+    assert severities("IG106", facts) == ["error"]
+    assert "prometheus: cannot reach http://p:9090" in evidence("IG106", facts)
+    assert found("IG106", Facts(at=NOW, degraded={})) == []
+
+
+def test_a_gpu_that_telemetry_does_not_show_is_told() -> None:
+    seven = tuple(device(index) for index in range(7))
+    facts = Facts(at=NOW, nodes=(node(),), devices=(*seven, device(7, uuid="")))
+
+    assert severities("IG107", facts) == ["warning"]
+    assert evidence("IG107", facts) == "node-1: has 8 GPUs, telemetry shows 7"
+
+
+def test_a_gpu_that_the_node_does_not_know_is_told() -> None:
+    nine = tuple(
+        sample("DCGM_FI_DEV_GPU_UTIL", 0.0, UUID=str(n), Hostname="node-1") for n in range(9)
+    )
+
+    assert severities("IG107", Facts(at=NOW, nodes=(node(),), exporter=nine)) == ["warning"]
+
+
+def test_as_many_as_there_are_or_none_at_all_is_another_matter() -> None:
+    eight = tuple(device(index) for index in range(8))
+    shares = node(capacity={"nvidia.com/gpu.shared": "32"}, labels={"nvidia.com/gpu.replicas": "4"})
+    instances = tuple(device(0, uuid=f"GPU-{n // 7}", gpu_instance_id=str(n)) for n in range(56))
+
+    assert found("IG107", Facts(at=NOW, nodes=(node(),), devices=eight)) == []
+    assert found("IG107", Facts(at=NOW, nodes=(node(),), devices=())) == []
+    assert found("IG107", Facts(at=NOW, nodes=(shares,), devices=eight)) == []
+    assert found("IG107", Facts(at=NOW, nodes=(node(),), devices=instances)) == []

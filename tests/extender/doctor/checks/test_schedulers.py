@@ -1,0 +1,214 @@
+"""Whether kube-scheduler asks us, and heeds what we say."""
+
+import pytest
+
+from extender.doctor.checks.schedulers import our_entry, plugin_weights
+from extender.doctor.facts import Facts, Object
+from tests.extender.doctor.things import (
+    GPU,
+    NOW,
+    entry,
+    evidence,
+    found,
+    node,
+    sample,
+    scheduler,
+    severities,
+)
+
+GROUP = {
+    "scheduler": "default-scheduler",
+    "resources": [GPU],
+    "verdict": "not-asked",
+    "count": 3,
+    "example": "team/train",
+}
+
+
+def unasked(kind: str | None = None, **group: object) -> Object:
+    causes = [] if kind is None else [{"kind": kind, "field": "x", "pods": 3, "text": "because"}]
+    return {"bound": [{**GROUP, **group}] if kind else [], "likely_causes": causes}
+
+
+def at(*entries: object, **facts: object) -> Facts:
+    return Facts(at=NOW, schedulers=(scheduler(*entries),), **facts)  # type: ignore[arg-type]
+
+
+# --- IG001 --------------------------------------------------------------------------------------
+
+
+def test_a_scheduler_without_an_entry_for_us_does_not_ask() -> None:
+    facts = at({"urlPrefix": "http://other:80", "managedResources": [{"name": "example.com/fpga"}]})
+    two = Facts(at=NOW, schedulers=(scheduler(), scheduler(source="b.yaml")))
+
+    assert severities("IG001", two) == ["error"]
+    assert "b.yaml: extenders: none" in evidence("IG001", two)
+    # The only extender there is may be us, whatever it is called.
+    assert found("IG001", facts) == []
+
+
+def test_one_scheduler_that_asks_is_enough() -> None:
+    facts = Facts(at=NOW, schedulers=(scheduler(), scheduler(entry(), source="b.yaml")))
+
+    assert found("IG001", facts) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "severity"),
+    [("no-extender", "error"), ("wrong-path", "error"), ("unreachable", "error"),
+     ("started-late", "warning"), ("other-scheduler", "warning")],
+)  # fmt: skip
+def test_what_the_extender_believes_is_told(kind: str, severity: str) -> None:
+    facts = Facts(at=NOW, unasked=unasked(kind))
+
+    assert severities("IG001", facts) == [severity]
+    assert "3 pods of default-scheduler that ask for nvidia.com/gpu: not-asked" in evidence(
+        "IG001", facts
+    )
+    assert "team/train" in evidence("IG001", facts)
+
+
+def test_where_every_pod_is_asked_about_nothing_is_found() -> None:
+    facts = at(entry(), unasked=unasked())
+
+    for code in ("IG001", "IG002", "IG005"):
+        assert found(code, facts) == []
+
+
+def test_a_cause_is_told_by_one_check_alone() -> None:
+    for kind, code in (
+        ("http-timeout", "IG002"),
+        ("prioritize-verb", "IG005"),
+        ("managed-resources", "IG006"),
+    ):
+        facts = Facts(at=NOW, unasked=unasked(kind), nodes=())
+
+        assert severities(code, facts) == ["error"]
+        assert found("IG001", facts) == []
+
+
+def test_the_entry_that_is_us_is_found_among_others() -> None:
+    other = {"urlPrefix": "http://other:80"}
+    by_resource = entry(urlPrefix="http://10.0.0.1:8888")
+    by_name = {"urlPrefix": "https://10.96.0.88", "tlsConfig": {"serverName": "idlegpu-extender"}}
+
+    assert our_entry({"extenders": [other, by_resource]}) == by_resource
+    assert our_entry({"extenders": [other, by_name, by_resource]}) == by_name
+    assert our_entry({"extenders": [other, other]}) is None
+
+
+# --- IG002 --------------------------------------------------------------------------------------
+
+
+def slow(limit: str, in_time: float) -> Facts:
+    name = "idlegpu_request_duration_seconds_bucket"
+    return at(
+        entry(httpTimeout=limit),
+        metrics=(
+            sample(name, 100.0, verb="filter", outcome="ok", le="0.2"),
+            sample(name, in_time, verb="filter", outcome="ok", le="1.0"),
+            sample(name, 1000.0, verb="filter", outcome="ok", le="+Inf"),
+        ),
+    )
+
+
+def test_answers_slower_than_the_timeout_are_told() -> None:
+    assert severities("IG002", slow("1s", 990.0)) == ["warning"]
+    assert "10 of 1000 answers took longer than 1 s" in evidence("IG002", slow("1s", 990.0))
+    assert severities("IG002", slow("200ms", 1000.0)) == ["warning"]
+
+
+def test_one_slow_answer_in_a_thousand_is_none() -> None:
+    assert found("IG002", slow("1s", 999.0)) == []
+    assert found("IG002", slow("30s", 100.0)) == []
+
+
+def test_a_verb_without_answers_is_not_slow() -> None:
+    name = "idlegpu_request_duration_seconds_bucket"
+    metrics = tuple(sample(name, 0.0, verb="preempt", le=bound) for bound in ("0.2", "+Inf"))
+
+    assert found("IG002", at(entry(), metrics=metrics)) == []
+
+
+def test_without_a_configuration_the_shipped_timeout_counts() -> None:
+    metrics = slow("1s", 990.0).metrics
+
+    assert severities("IG002", Facts(at=NOW, metrics=metrics)) == ["warning"]
+    assert "as shipped: httpTimeout: 1s" in evidence("IG002", Facts(at=NOW, metrics=metrics))
+
+
+# --- IG003, IG005 -------------------------------------------------------------------------------
+
+
+def test_whole_nodes_are_told() -> None:
+    assert severities("IG003", at(entry(nodeCacheCapable=False))) == ["error"]
+    assert severities("IG003", at(entry(nodeCacheCapable=None))) == ["error"]
+    assert found("IG003", at(entry())) == []
+
+
+def test_verbs_that_are_not_asked_are_told() -> None:
+    assert severities("IG005", at(entry(prioritizeVerb=None))) == ["error"]
+    assert severities("IG005", at(entry(filterVerb=""))) == ["error"]
+    assert severities("IG005", at(entry(preemptVerb=None))) == ["warning"]
+    assert "prioritizeVerb: prioritize" in found("IG005", at(entry(prioritizeVerb=None)))[0].remedy
+
+
+# --- IG004 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"), [(1, ["error"]), (2, ["warning"]), (4, []), (10, []), (100, [])]
+)
+def test_a_weight_that_kube_schedulers_plugins_overrule_is_told(
+    weight: int, expected: list[str]
+) -> None:
+    assert severities("IG004", at(entry(weight=weight))) == expected
+
+
+def test_the_evidence_is_the_arithmetic() -> None:
+    facts = at(entry(weight=1))
+
+    assert "our first choice counts 100 (weight 1 x score 10 x 10)" in evidence("IG004", facts)
+    assert "weights sum to 12: they count up to 1200" in evidence("IG004", facts)
+    assert found("IG004", facts)[0].remedy.startswith("weight: 12: ")
+
+
+def test_a_finer_score_counts_as_weight() -> None:
+    assert found("IG004", at(entry(weight=1), settings={"wire": {"max_score": 100}})) == []
+
+
+def test_weights_of_a_profile_count() -> None:
+    heavy = {"plugins": {"score": {"enabled": [{"name": "NodeResourcesFit", "weight": 100}]}}}
+    alone = {"plugins": {"score": {"disabled": [{"name": "*"}]}}}
+
+    assert plugin_weights(heavy)["NodeResourcesFit"] == 100
+    assert plugin_weights(alone) == {}
+    facts = Facts(at=NOW, schedulers=(scheduler(entry(), profiles=[heavy]),))
+    assert severities("IG004", facts) == ["error"]
+    both = (scheduler(entry(), profiles=["default-scheduler", {**heavy, "schedulerName": "big"}]),)
+    (told,) = found("IG004", Facts(at=NOW, schedulers=both))
+    assert told.what == "profile big: kube-scheduler's own plugins overrule our order"
+    facts = Facts(at=NOW, schedulers=(scheduler(entry(weight=1), profiles=[alone]),))
+    assert found("IG004", facts) == []
+
+
+# --- IG006 --------------------------------------------------------------------------------------
+
+
+def test_a_profile_that_is_not_managed_is_told_with_its_line() -> None:
+    nodes = (node(capacity={"nvidia.com/mig-1g.10gb": "7"}),)
+    facts = at(entry(), nodes=nodes)
+
+    assert severities("IG006", facts) == ["error"]
+    assert evidence("IG006", facts) == "nvidia.com/mig-1g.10gb on node-1"
+    line = "  - {name: nvidia.com/mig-1g.10gb, ignoredByScheduler: false}"
+    assert line in found("IG006", facts)[0].remedy
+
+
+def test_what_is_managed_or_not_there_is_not_told() -> None:
+    nodes = (node(capacity={GPU: "8", "nvidia.com/mig-1g.10gb": "0"}),)
+    everything = entry(managedResources=None)
+
+    assert found("IG006", at(entry(), nodes=nodes)) == []
+    nodes = (node(capacity={"nvidia.com/mig-1g.10gb": "7"}),)
+    assert found("IG006", at(everything, nodes=nodes)) == []

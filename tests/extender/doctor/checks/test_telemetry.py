@@ -1,0 +1,213 @@
+"""Whether readings are there, name their node, and are young."""
+
+import pytest
+
+from extender.core.policy import Freshness
+from extender.core.readings import Signal
+from extender.doctor.checks.telemetry import (
+    EXPORTER_SECONDS,
+    FIELDS,
+    MAX_AGE_SECONDS,
+    QUERY_SECONDS,
+)
+from extender.doctor.facts import Facts, Sample
+from extender.sources.dcgm import DEFAULT_METRICS
+from tests.extender.doctor.things import (
+    NOW,
+    device,
+    evidence,
+    found,
+    node,
+    pod,
+    sample,
+    severities,
+)
+
+UTIL, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"
+
+
+def scraped(*names: str, **labels: str) -> Facts:
+    told: tuple[Sample, ...] = tuple(
+        sample(name, 0.0, UUID="GPU-0", Hostname="node-1", **labels) for name in names
+    )
+    return Facts(at=NOW, exporter=told, nodes=(node(),))
+
+
+# --- IG101 --------------------------------------------------------------------------------------
+
+
+def test_every_field_that_decides_is_well() -> None:
+    assert found("IG101", scraped(UTIL, ENGINE, USED, FREE)) == []
+    old = ("dcgm_gpu_utilization", "dcgm_fi_prof_gr_engine_active", "dcgm_fb_used", "dcgm_fb_free")
+    assert found("IG101", scraped(*old)) == []
+
+
+def test_profiling_fields_that_are_off_are_a_warning() -> None:
+    facts = scraped(UTIL, USED, FREE)
+
+    assert severities("IG101", facts) == ["warning"]
+    assert ENGINE in evidence("IG101", facts)
+    assert f'"{ENGINE}, gauge, ' in found("IG101", facts)[0].remedy
+
+
+def test_no_activity_or_no_memory_is_an_error() -> None:
+    assert severities("IG101", scraped(USED, FREE)) == ["error"]
+    assert severities("IG101", scraped(UTIL, ENGINE)) == ["error"]
+
+
+def test_instances_have_no_other_activity_than_the_engines() -> None:
+    facts = scraped(UTIL, USED, FREE, GPU_I_ID="7")
+
+    assert severities("IG101", facts) == ["error"]
+    assert "MIG instances" in evidence("IG101", facts)
+    assert "MIG instances" not in evidence("IG101", scraped(UTIL, USED, FREE))
+    assert f"there: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
+
+
+def test_devices_of_which_nothing_tells_the_activity_are_told() -> None:
+    facts = Facts(at=NOW, devices=(device(0, utilization_ratio=None), device(1)))
+
+    assert severities("IG101", facts) == ["error"]
+    assert "no activity: node-1::0" in evidence("IG101", facts)
+    assert severities("IG101", Facts(at=NOW, devices=(device(0, memory_used_ratio=None),)))
+
+
+def test_devices_that_nothing_shows_are_another_matter() -> None:
+    dark = device(0, uuid="", utilization_ratio=None, memory_used_ratio=None, freshness="missing")
+    old = device(1, utilization_ratio=None, freshness="stale")
+
+    assert found("IG101", Facts(at=NOW, devices=(dark, old, device(2)))) == []
+
+
+def test_the_fields_are_those_that_the_extender_reads() -> None:
+    signals = {
+        "GPU utilization": Signal.GPU_UTILIZATION,
+        "graphics engine activity": Signal.GRAPHICS_ACTIVE,
+        "memory used": Signal.MEMORY_USED,
+        "memory free": Signal.MEMORY_FREE,
+    }
+    for field, names in FIELDS.items():
+        read = {metric.name for metric in DEFAULT_METRICS if metric.signal is signals[field]}
+        assert set(names) == read
+
+
+# --- IG102 --------------------------------------------------------------------------------------
+
+
+def test_series_that_name_no_node_are_told() -> None:
+    state = {"unmatched_series": 8, "unmatched_example": 'Hostname="nvidia-dcgm-x"'}
+    facts = Facts(at=NOW, sources={"prometheus": state})
+
+    assert severities("IG102", facts) == ["error"]
+    assert 'prometheus: 8 series, one of them Hostname="nvidia-dcgm-x"' in evidence("IG102", facts)
+    told = (sample("idlegpu_unmatched_series", 3.0, source="prometheus"),)
+    assert severities("IG102", Facts(at=NOW, metrics=told)) == ["error"]
+
+
+def test_series_that_all_name_nodes_are_well() -> None:
+    assert found("IG102", Facts(at=NOW, sources={"prometheus": {"unmatched_series": 0}})) == []
+    assert found("IG102", Facts(at=NOW, metrics=(sample("idlegpu_unmatched_series", 0.0),))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("node-1", []),
+        ("10.0.0.7", []),
+        ("dcgm-exporter-x", []),
+        ("localhost", ["error"]),
+        ("web", ["error"]),
+    ],
+)
+def test_host_names_of_a_scrape_are_nodes_addresses_or_exporters(
+    name: str, expected: list[str]
+) -> None:
+    facts = Facts(
+        at=NOW,
+        exporter=(sample(UTIL, 0.0, Hostname=name),),
+        nodes=(node(),),
+        pods=(pod("dcgm-exporter-x"), pod("web")),
+    )
+
+    assert severities("IG102", facts) == expected
+
+
+# --- IG103 --------------------------------------------------------------------------------------
+
+
+def aged(seconds: float, limit: float | None = None, stat: str = "median") -> Facts:
+    name = "idlegpu_telemetry_age_seconds"
+    settings = None if limit is None else {"freshness": {"max_age_seconds": limit}}
+    metrics = (sample(name, seconds, source="prometheus", stat=stat),)
+    return Facts(at=NOW, metrics=metrics, settings=settings)
+
+
+def test_readings_that_are_stale_when_they_come_are_told() -> None:
+    assert severities("IG103", aged(121.0)) == ["error"]
+    assert "median age 121 s, fresh up to 120 s" in evidence("IG103", aged(121.0))
+    assert severities("IG103", aged(100.0, limit=60.0)) == ["error"]
+
+
+def test_young_readings_and_a_single_old_one_are_well() -> None:
+    assert found("IG103", aged(119.0)) == []
+    assert found("IG103", aged(121.0, limit=300.0)) == []
+    assert found("IG103", aged(900.0, stat="max")) == []
+
+
+def collecting(milliseconds: str, *, as_option: bool = False, expected: float = 30.0) -> Facts:
+    told = (
+        {"command": ["dcgm-exporter", "-c", milliseconds]}
+        if as_option
+        else {"env": {"DCGM_EXPORTER_INTERVAL": milliseconds}}
+    )
+    settings = {"prometheus": {"exporter_interval_seconds": expected}}
+    return Facts(at=NOW, pods=(pod("dcgm-exporter-x", **told),), settings=settings)
+
+
+def test_an_exporter_that_collects_too_rarely_is_told() -> None:
+    assert severities("IG103", collecting("120000")) == ["error"]
+    assert severities("IG103", collecting("120000", as_option=True)) == ["error"]
+
+
+def test_an_exporter_with_another_interval_than_the_settings_is_told() -> None:
+    facts = collecting("10000")
+
+    assert severities("IG103", facts) == ["warning"]
+    assert "{exporter_interval_seconds: 10}" in found("IG103", facts)[0].remedy
+    assert found("IG103", collecting("10000", expected=10.0)) == []
+    assert found("IG103", Facts(at=NOW, pods=(pod("dcgm-exporter-x"),), settings={})) == []
+
+
+def test_the_defaults_are_those_of_the_settings() -> None:
+    from extender.config import Prometheus  # noqa: PLC0415 - for this alone
+
+    assert Freshness().max_age_seconds == MAX_AGE_SECONDS
+    assert Prometheus().exporter_interval_seconds == EXPORTER_SECONDS
+    assert Prometheus().interval_seconds == QUERY_SECONDS
+
+
+# --- IG104 --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("beat", "noted", "expected"),
+    [
+        ("2027-01-15T08:00:30Z", "2027-01-15T08:00:00Z", "node-1: 30 s ahead"),
+        ("2027-01-15T07:59:00Z", "2027-01-15T08:00:00Z", "node-1: 60 s behind"),
+        ("2027-01-15T08:00:05Z", "2027-01-15T08:00:00Z", ""),
+        # Nobody's heartbeat is as old as the last look, and that says nothing.
+        ("2027-01-15T07:55:00Z", "2027-01-15T07:55:00Z", ""),
+        ("2027-01-15T07:55:00Z", None, ""),
+        ("2027-01-15T08:05:00Z", None, "node-1: 300 s ahead"),
+    ],
+)
+def test_a_clock_is_told_by_what_the_api_server_noted(
+    beat: str, noted: str | None, expected: str
+) -> None:
+    assert evidence("IG104", Facts(at=NOW, nodes=(node(beat=beat, noted=noted),))) == expected
+
+
+def test_the_extenders_clock_is_told() -> None:
+    assert severities("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 60)) == ["warning"]
+    assert found("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 5)) == []

@@ -1,0 +1,195 @@
+"""How often the API server is asked about one caller, however often the caller asks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from extender.kube import KubeError
+from extender.metrics import Metrics
+from extender.observe.access import REFUSED_SECONDS, SESSION_PATH, Access
+from extender.observe.answers import json_answer
+from extender.observe.caller import RETRY_SECONDS, Caller
+from extender.observe.seen import AccessError
+from extender.reviews import ALL_NAMESPACES, User
+from extender.settings.api import Api
+from tests.extender.observe.reviewers import Reviewers, reviewing
+from tests.extender.served import Client, MakeClient
+
+NAMESPACES = {"blue", "green", "red"}
+TOKEN = "token-of-alice"  # noqa: S105 - made up
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+AT_ONCE = 20
+
+
+@dataclass
+class Server:
+    """The API server, and the clock; it answers a turn later, as a real one would."""
+
+    now: float = 1000.0
+    is_down: bool = False
+    reviews: int = 0
+    asked: list[str] = field(default_factory=list)
+
+    async def review(self) -> User:
+        self.reviews += 1
+        await self._answer()
+        return User(name="alice")
+
+    async def may_list(self, _: User, namespace: str) -> bool:
+        self.asked.append(namespace)
+        await self._answer()
+        return namespace == "blue"
+
+    async def _answer(self) -> None:
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise KubeError("cannot ask: out of order")
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def caller(server: Server) -> Caller:
+    return Caller(
+        User(name="alice"),
+        review=server.review,
+        may_list=server.may_list,
+        namespaces=lambda: NAMESPACES,
+        token_seconds=60.0,
+        rights_seconds=30.0,
+        monotonic=lambda: server.now,
+    )
+
+
+async def test_questions_at_once_are_asked_for_together(server: Server, caller: Caller) -> None:
+    server.now += 60.0
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(caller.renew())
+
+    assert server.reviews == 1
+    assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
+    assert caller.sees("blue")
+    assert not caller.sees("red")
+
+
+async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(
+    server: Server, caller: Caller
+) -> None:
+    server.is_down = True
+
+    for _ in range(AT_ONCE):
+        await caller.renew()
+
+    assert server.asked == [ALL_NAMESPACES]
+    server.is_down = False
+    server.now += RETRY_SECONDS
+    await caller.renew()
+    assert caller.sees("blue")
+
+
+async def test_nor_is_it_asked_again_and_again_whose_a_token_is(
+    server: Server, caller: Caller
+) -> None:
+    server.is_down = True
+    server.now += 60.0
+
+    for _ in range(AT_ONCE):
+        with pytest.raises(AccessError, match="out of order"):
+            await caller.renew()
+
+    assert server.reviews == 1
+    server.is_down = False
+    server.now += RETRY_SECONDS
+    await caller.renew()
+    assert server.reviews == 2
+
+
+@dataclass
+class Door:
+    reviewers: Reviewers
+    client: Client
+    now: float = 1000.0
+
+
+@pytest_asyncio.fixture
+async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
+    async with reviewing(tmp_path) as (reviewers, kube):
+        access = Access(
+            kube,
+            Api(),
+            is_open=False,
+            namespaces=lambda: NAMESPACES,
+            requests=Metrics().api_requests,
+            monotonic=lambda: found.now,
+        )
+
+        async def nothing(_: web.Request) -> web.Response:
+            return json_answer({})
+
+        app = web.Application(middlewares=[access.guard()])
+        app.add_routes([*access.routes(), web.get("/v1/nothing", nothing)])
+        reviewers.users[TOKEN] = "alice"
+        found = Door(reviewers, await aiohttp_client(app))
+        yield found
+
+
+async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(door: Door) -> None:
+    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+    del door.reviewers.users[TOKEN]
+    door.now += 60.0
+
+    for _ in range(AT_ONCE):
+        assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 401
+
+    assert len(door.reviewers.tokens_asked) == 2
+    door.reviewers.users[TOKEN] = "alice"
+    door.now += REFUSED_SECONDS
+    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+
+
+async def test_a_browser_is_told_at_once_that_its_token_was_taken_back(door: Door) -> None:
+    assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
+    del door.reviewers.users[TOKEN]
+    door.now += 60.0
+
+    answer = await door.client.post(SESSION_PATH, json={"token": TOKEN})
+
+    assert answer.status == 401
+    assert not answer.cookies
+
+
+async def test_a_token_may_come_in_pieces(door: Door) -> None:
+    more = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"token": "'
+        await more.wait()
+        yield TOKEN.encode() + b'"}'
+
+    headers = {"Content-Type": "application/json"}
+    asking = asyncio.create_task(door.client.post(SESSION_PATH, data=slowly(), headers=headers))
+    await asyncio.wait([asking], timeout=0.05)  # by then the first piece has been read
+    more.set()
+
+    assert (await asking).status == 204
+
+
+async def test_a_body_without_end_is_refused(door: Door) -> None:
+    async def endlessly() -> AsyncIterator[bytes]:
+        while True:
+            yield b" " * 4096
+
+    headers = {"Content-Type": "application/json"}
+    answer = await door.client.post(SESSION_PATH, data=endlessly(), headers=headers)
+
+    assert answer.status == 413

@@ -1,0 +1,281 @@
+"""Placeholders that keep GPU nodes warm, by clock and by demand, on a real control plane."""
+
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from extender.core.cards import NAMES
+from extender.observe.collector import FleetCollector
+from tests.controlplane.controllers import kube_controller_manager
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+from tests.extender.observe.advising import SHARED
+from tests.extender.observe.whys import WhyWorld
+from tests.extender.served import GPU, IDLE
+from tests.manifests.exported import EXTENDER_JOB, serving
+from tests.manifests.shipped import EXAMPLES, address_of, find
+from tests.manifests.test_monitoring import ask, prometheus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+FOLDER: Final = EXAMPLES / "autoscaling"
+NAMESPACE: Final = "gpu-warm"
+CLOCK: Final = f"--as=system:serviceaccount:{NAMESPACE}:clock"
+
+
+def objects(name: str) -> list[Object]:
+    text = (FOLDER / f"{name}.yaml").read_text()
+    return [item for item in yaml.safe_load_all(text) if item]
+
+
+def scale_arguments(name: str) -> list[str]:
+    """Return what a CronJob's kubectl is told."""
+    job = find(objects("by-clock"), "CronJob", name)["spec"]["jobTemplate"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    found: list[str] = container["args"]
+    return found
+
+
+# --- on a real control plane ----------------------------------------------------------------------
+
+
+async def placeholders(world: World) -> dict[str, str]:
+    """Return the nodes of the placeholders by pod, "" for one that waits."""
+    return {
+        item["metadata"]["name"]: item["spec"].get("nodeName", "")
+        for item in await world.client.list_pods(NAMESPACE)
+    }
+
+
+async def placed(world: World, nodes: set[str]) -> dict[str, str]:
+    """Wait until there is a placeholder on each of these nodes and nowhere else."""
+
+    async def are_there() -> dict[str, str] | None:
+        found = await placeholders(world)
+        return found if {node for node in found.values() if node} == nodes else None
+
+    return await wait_for(are_there, f"placeholders on {sorted(nodes)}")
+
+
+async def remove(world: World, *names: str) -> None:
+    for name in names:
+        for item in objects(name):
+            if item["kind"] != "Namespace":
+                await world.client.request(
+                    "DELETE", address_of(item), parameters={"propagationPolicy": "Background"}
+                )
+    await none_left(world)
+
+
+async def none_left(world: World) -> None:
+    """Wait until there is no placeholder."""
+
+    async def is_empty() -> bool:
+        return not await placeholders(world)
+
+    await wait_for(is_empty, "no placeholder is left")
+
+
+async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
+    world: World,
+) -> None:
+    one, two = world.add("one", 8), world.add("two", 8)
+    await world.start()
+    plane = world.services.plane
+    controllers = kube_controller_manager(plane)
+    await controllers.start()
+    try:
+        for name in ("placeholders", "by-clock"):
+            path = str(FOLDER / f"{name}.yaml")
+            await plane.kubectl("apply", "--server-side", "--validate=strict", "-f", path)
+        await plane.kubectl(CLOCK, *scale_arguments("morning"))
+        warm = await placed(world, {one, two})
+
+        urgent = pod("urgent", 8)
+        node = await world.place(urgent)
+
+        assert node in {one, two}
+        left = await placed(world, {one, two} - {node})
+        # The one that gave way is made anew, and waits for a node: an autoscaler adds one.
+        assert set(left) - set(warm)
+        asked = await world.decisions(urgent)
+        assert asked, "idlegpu was not asked"
+        await plane.kubectl(CLOCK, *scale_arguments("evening"))
+        await none_left(world)
+        with pytest.raises(RuntimeError, match="forbidden"):
+            await plane.kubectl(CLOCK, "-n", NAMESPACE, "get", "pods")
+    finally:
+        await remove(world, "by-clock", "placeholders")
+        await controllers.stop()
+
+
+async def test_the_autoscaler_finds_the_placeholders_and_asks_for_our_metric(
+    world: World,
+) -> None:
+    world.add("one", 8)
+    await world.start()
+    plane = world.services.plane
+    controllers = kube_controller_manager(
+        plane,
+        (
+            "deployment-controller",
+            "garbage-collector-controller",
+            "horizontal-pod-autoscaler-controller",
+            "replicaset-controller",
+            "serviceaccount-controller",
+        ),
+    )
+    await controllers.start()
+    try:
+        for name in ("placeholders", "by-demand"):
+            path = str(FOLDER / f"{name}.yaml")
+            await plane.kubectl("apply", "--server-side", "--validate=strict", "-f", path)
+        (item,) = objects("by-demand")
+        conditions = await wait_for(lambda: judged(world, item), "the autoscaler has looked")
+
+        assert conditions["AbleToScale"]["status"] == "True"
+        # There is no adapter here: that the controller asked for the metric is all to be seen.
+        assert "idlegpu_waiting_gpus" in conditions["ScalingActive"]["message"]
+    finally:
+        await remove(world, "by-demand", "placeholders")
+        await controllers.stop()
+
+
+async def judged(world: World, item: Object) -> dict[str, Object] | None:
+    """Return the conditions of a HorizontalPodAutoscaler, None before it was looked at."""
+    status = (await world.client.request("GET", address_of(item))).get("status", {})
+    conditions = {one["type"]: one for one in status.get("conditions", [])}
+    return conditions if {"AbleToScale", "ScalingActive"} <= conditions.keys() else None
+
+
+# --- the metric -----------------------------------------------------------------------------------
+
+
+def extender_of(*waiting: tuple[int, str, bool]) -> CollectorRegistry:
+    """Return what a replica of the extender exports while pods wait.
+
+    Args:
+        *waiting: of each pod its GPUs, the model it asks for, and whether it is a placeholder.
+    """
+    world = WhyWorld()
+    world.add({"idle": [IDLE, IDLE]})
+    for number, (gpus, model, gives_way) in enumerate(waiting):
+        world.add_waiting(
+            f"pod-{number}",
+            resources={GPU: gpus, SHARED: 1},  # of shares others are asked for
+            is_unscheduled=True,
+            wanted_model=model,
+            gives_way=gives_way,
+        )
+    world.metrics.registry.register(
+        FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
+    )
+    return world.metrics.registry
+
+
+def metric_query(**more: str) -> str:
+    """Return what prometheus-adapter asks for the autoscaler's metric, with further labels."""
+    (config,) = (item for item in objects("prometheus-adapter"))
+    (rule,) = yaml.safe_load(config["data"]["config.yaml"])["externalRules"]
+    (metric,) = find(objects("by-demand"), "HorizontalPodAutoscaler", "placeholder")["spec"][
+        "metrics"
+    ]
+    wanted = metric["external"]["metric"]
+    assert rule["name"]["as"] == wanted["name"]
+    assert wanted["name"] in rule["seriesQuery"]
+    matchers = ",".join(f'{name}="{value}"' for name, value in more.items())
+    query: str = rule["metricsQuery"]
+    return query.replace("<<.Series>>", wanted["name"]).replace("<<.LabelMatchers>>", matchers)
+
+
+async def test_the_query_gives_the_gpus_that_pods_wait_for_once_for_all_replicas(
+    tmp_path: Path,
+) -> None:
+    pods = ((8, "h100", False), (2, "", False), (8, "", True))
+    async with (
+        serving(extender_of(*pods)) as first,
+        serving(extender_of(*pods)) as second,
+        aiohttp.ClientSession() as session,
+    ):
+        process, url = prometheus(tmp_path, {EXTENDER_JOB: first, "another-replica": second})
+        await process.start()
+        try:
+
+            async def both_are_scraped() -> bool:
+                return len(await ask(session, url, "up == 1")) == 2
+
+            await wait_for(both_are_scraped, "both replicas are scraped")
+            (every,) = await ask(session, url, metric_query())
+            (h100,) = await ask(session, url, metric_query(model="h100"))
+        finally:
+            await process.stop()
+
+    assert every["value"][1] == "10"
+    assert h100["value"][1] == "8"
+
+
+async def test_the_query_gives_nought_while_nobody_waits(tmp_path: Path) -> None:
+    async with serving(extender_of()) as extender, aiohttp.ClientSession() as session:
+        process, url = prometheus(tmp_path, {EXTENDER_JOB: extender})
+        await process.start()
+        try:
+
+            async def is_known() -> list[Object]:
+                return await ask(session, url, metric_query())
+
+            (found,) = await wait_for(is_known, "the metric is scraped")
+        finally:
+            await process.stop()
+
+    assert found["value"][1] == "0"
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+def test_placeholders_give_way_to_any_pod_and_still_bring_nodes() -> None:
+    items = objects("placeholders")
+    priority = find(items, "PriorityClass", "gpu-placeholder")
+    spec = find(items, "Deployment", "placeholder")["spec"]["template"]["spec"]
+
+    # Cluster Autoscaler adds no nodes for less than -10; pods that say nothing have 0.
+    assert -10 <= priority["value"] < 0
+    assert priority["preemptionPolicy"] == "Never"
+    assert spec["priorityClassName"] == "gpu-placeholder"
+    assert spec["terminationGracePeriodSeconds"] == 0
+
+
+def test_clock_and_demand_scale_the_placeholders_that_there_are() -> None:
+    deployment = find(objects("placeholders"), "Deployment", "placeholder")
+    target = objects("by-demand")[0]["spec"]["scaleTargetRef"]
+    role = find(objects("by-clock"), "Role", "clock")
+    gpus = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][GPU]
+    (metric,) = objects("by-demand")[0]["spec"]["metrics"]
+
+    assert (target["kind"], target["name"]) == ("Deployment", "placeholder")
+    assert int(metric["external"]["target"]["averageValue"]) == gpus
+    assert {name for rule in role["rules"] for name in rule["resourceNames"]} == {"placeholder"}
+    for name in ("morning", "evening"):
+        assert "deployment/placeholder" in scale_arguments(name)
+        assert f"--namespace={NAMESPACE}" in scale_arguments(name)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_each_file_says_what_it_is_and_the_guide_names_it(path: Path) -> None:
+    guide = (EXAMPLES.parents[1] / "docs" / "advice.md").read_text()
+
+    assert path.read_text().startswith("# ")
+    assert f"`{path.name}`" in guide
+
+
+def test_the_guide_names_every_metric_and_every_model() -> None:
+    guide = (EXAMPLES.parents[1] / "docs" / "advice.md").read_text()
+
+    for name in ("waiting_pods", "waiting_gpus", "pool_gpus", "pool_idle_gpus"):
+        assert f"idlegpu_{name}" in guide
+    assert {name for name in NAMES if f"`{name}`" not in guide} == set()
