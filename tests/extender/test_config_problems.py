@@ -33,7 +33,8 @@ from tests.extender.settings_files import load, problems
         ),
         (
             "events: true",
-            "events: true is not allowed: must map names to values: enabled, placements, rate_per_second",
+            "events: true is not allowed: must map names to values: enabled, placements, "
+            "rate_per_second",
         ),
         ("strategy: Best", "strategy: 'Best' is not allowed: must be one of spread, pack"),
         ("mps_share: 20GB", "mps_share: '20GB' is not allowed: must be a quantity from 1Mi to 1Ti"),
