@@ -96,6 +96,12 @@ async def healthy(world: World) -> tuple[str, str]:
     await world.place(pod("train", 2))
     await world.place(share)
     await world.settled()
+
+    async def is_clean() -> bool:
+        answer = await world.services.extender.get("/v1/nodes")
+        return answer["sources"]["prometheus"]["unmatched_series"] == 0
+
+    await wait_for(is_clean, "Prometheus has forgotten the nodes of other tests")
     return whole, shared
 
 
