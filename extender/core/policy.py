@@ -143,9 +143,9 @@ class Health:
         fabric_limited: ... or of limited capacity.
         nvlink_down: an NVLink has gone down.
         nvlink_errors: NVLinks had to recover lately, or get so many checksums wrong ...
-        nvlink_crc_per_second: ... as this, which is where DCGM's own limit is.
+        nvlink_crc_per_second: ... as this.
         link_replays: packets are sent again over PCIe or NVLink, more ...
-        link_replays_per_minute: ... than so many a minute, which is DCGM's own limit for PCIe.
+        link_replays_per_minute: ... than so many a minute; a guess of ours, not measured.
         inforom_corrupted: the card's own memory of its configuration is damaged.
         shutdown_temperature: as hot as where the card switches itself off.
         missing_device: a device is not seen, although its siblings are.

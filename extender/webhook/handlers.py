@@ -212,7 +212,8 @@ class Webhooks:
             return None, _left_alone(parsed)
         if self._passes_all(parsed.request):
             return None, Outcome.NOT_READY
-        if foreseen is not None and self.placer.holds(foreseen):
+        is_same = foreseen is not None and foreseen.request == parsed.request
+        if foreseen is not None and is_same and self.placer.holds(foreseen):
             record = self.placer.settle(verb, foreseen)
         else:
             nodes = question.nodes

@@ -2,10 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from extender.core.request import ParsedRequest, PodRef
 from extender.placement.placer import Placer, Weighed
+from extender.webhook.handlers import Webhooks
+from extender.webhook.wire import JsonObject
 from tests.extender.served import BUSY, IDLE, Client, World, pod
 from tests.extender.webhook.asking import scores_of
 
@@ -83,6 +87,25 @@ async def test_a_pod_placed_meanwhile_counts(
 
     assert len(weighed) == 3
     assert max(scores, key=scores.__getitem__) == "idle-b"
+
+
+async def test_a_request_that_is_read_otherwise_by_now_is_decided_anew(
+    client: Client, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Webhooks._read
+
+    def read_otherwise() -> None:
+        def anew(self: Webhooks, pod_object: JsonObject) -> tuple[PodRef, ParsedRequest]:
+            asker, parsed = read(self, pod_object)
+            assert parsed.request is not None
+            request = replace(parsed.request, memory_bytes=1 << 30)
+            return asker, replace(parsed, request=request)
+
+        monkeypatch.setattr(Webhooks, "_read", anew)
+
+    await place(client, read_otherwise)
+
+    assert len(weighed) == 3
 
 
 async def test_other_nodes_or_another_pod_are_decided_about_anew(
