@@ -120,11 +120,13 @@ class Extender:
             settings=EventSettings(per_second=settings.events.rate_per_second),
             clock=clock,
         )
-        self.placed = PlacementEvents(self.events, lambda: self.settings.events.tells_placements)
         self._client = client
         self.waker = self._build_waker(settings)
         self.tasks = Tasks()
         self.in_flight = InFlight(urgent=VERBS, lasting=(STREAM,))
+        self.placed = PlacementEvents(
+            self.events, lambda: self.settings.events.tells_placements, self.in_flight.calm
+        )
         self.trying = Trying(
             settings, self.placer, self.metrics, clock, self.in_flight, self.placed.note
         )

@@ -14,6 +14,12 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 0.02
 """Work that gives way goes on after so long, however much is asked."""
 
+CALM_SECONDS: Final = 0.25
+"""A burst of questions is over once nothing was asked for so long."""
+
+BURST_SECONDS: Final = 2.0
+"""Work that waits for that goes on after so long, however long the burst is."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -76,9 +82,25 @@ class InFlight:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await self._nobody_waits.wait()
 
+    async def calm(self) -> None:
+        """Let a burst of questions pass, but for what goes on all the while.
+
+        What is not urgent and may as well be done later competes with nobody then, be it on other
+        processes' cores.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BURST_SECONDS):
+                # What is waited for is that nothing happens.
+                while (left := CALM_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110
+                    await asyncio.sleep(left)
+
     def is_quiet(self, seconds: float) -> bool:
         """Whether nothing is under way, and nothing was for so long."""
-        return not self.requests and time.monotonic() - self._answered_at >= seconds
+        return not self.requests and self._quiet_seconds() >= seconds
+
+    def _quiet_seconds(self) -> float:
+        """For how long nothing has been under way."""
+        return 0.0 if self.requests else time.monotonic() - self._answered_at
 
     async def drain(self, timeout_seconds: float) -> None:
         """Wait until every accepted request is answered, or the time is up."""

@@ -23,7 +23,7 @@ from extender.settings.trying import Mode
 logger = logging.getLogger(__name__)
 
 TAKE_SECONDS: Final = 0.05
-"""Bound pods are looked into one by one, so far apart: webhooks come first."""
+"""Bound pods are looked into one by one, so far apart, after a burst: webhooks come first."""
 
 Clock = Callable[[], float]
 
@@ -57,6 +57,7 @@ class Trying:
         self._placer = placer
         self._clock = clock
         self._give_way = in_flight.give_way
+        self._calm = in_flight.calm
         self._on_bound = on_bound
         self.log: DecisionLogWriter | None = None
         self.regret = self._make_regret(settings)
@@ -110,7 +111,9 @@ class Trying:
     async def _take(self) -> None:
         while True:
             await asyncio.sleep(TAKE_SECONDS)
-            await self._give_way()
+            if not self.regret.waiting:
+                continue
+            await self._calm()
             try:
                 self.regret.take_next()
             except Exception:  # placing pods must go on

@@ -1,12 +1,13 @@
 """Tells the owner of a pod, in one Event at its binding, what it got.
 
-Putting a placement in words takes a millisecond, so that is done at the rate of the Events alone:
-in a burst of bindings most pods get none.
+Putting a placement in words takes a millisecond, and the API server writes each Event to its store.
+So that is done at the rate of the Events alone, and once a burst of bindings is over: most pods of
+a large one get none.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from extender.core.explain import DeviceVerdict, NodeVerdict, explain, only
@@ -27,11 +28,18 @@ class PlacementEvents:
     Args:
         events: writes them.
         is_on: whether they are wanted.
+        calm: returns once a burst is over.
     """
 
-    def __init__(self, events: EventWriter, is_on: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        events: EventWriter,
+        is_on: Callable[[], bool],
+        calm: Callable[[], Awaitable[None]],
+    ) -> None:
         self._events = events
         self._is_on = is_on
+        self._calm = calm
         self._waiting: deque[DecisionRecord] = deque(maxlen=MAX_WAITING)
         self._is_noted = asyncio.Event()
 
@@ -56,6 +64,7 @@ class PlacementEvents:
             await self._is_noted.wait()
             self._is_noted.clear()
             while self._waiting:
+                await self._calm()
                 self._tell(self._waiting.popleft())
                 # Others first: this is never urgent.
                 await asyncio.sleep(1 / self._events.settings.per_second)

@@ -156,7 +156,7 @@ class Waker:
         """Return the pods that we refused and that wait, with what they ask for."""
         requests: dict[object, GpuRequest | None] = {}
         found: list[tuple[PodRef, GpuRequest]] = []
-        for number, record in enumerate(tuple(self._placer.fleet.pods.values())):
+        for number, record in enumerate(tuple(self._placer.fleet.unbound_pods.values())):
             if number % SCANNED == SCANNED - 1:
                 await asyncio.sleep(0)
             request = self._refused_request(record, requests)
@@ -174,7 +174,7 @@ class Waker:
             record: the pod.
             requests: what was read already; most pods ask for the same.
         """
-        if record.node or record.phase.is_terminal or record.is_deleting:
+        if record.is_deleting:
             return None
         if record.is_refused:
             key = (tuple(record.resources.items()), record.wishes, record.nominated_node)

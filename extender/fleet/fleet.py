@@ -59,6 +59,7 @@ class Fleet:
     Attributes:
         on_change: is called when pods came to a node or left it; by whoever places one, too.
         contested: readings of devices that were not taken from a node on which they are not seen.
+        unbound_pods: GPU pods that are on no node and have not ended, by UID; to be read only.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Fleet:
         self.store = DeviceStore(policy)
         self.on_change: Callable[[], None] = lambda: None
         self.contested = 0
+        self.unbound_pods: dict[str, PodRecord] = {}
         self._clock = clock
         self._nodes: dict[str, NodeRecord] = {}
         self._pods: dict[str, PodRecord] = {}
@@ -125,15 +127,19 @@ class Fleet:
         if before == record:
             return
         self._pods[record.uid] = record
+        self.unbound_pods.pop(record.uid, None)
+        if not (record.node or record.phase.is_terminal):
+            self.unbound_pods[record.uid] = record
         self._assume_nominated(before, record)
         if before is not None and before.holds_devices and not record.holds_devices:
             self._end_tenancy(before, record.ended_at or self._clock())
         if record.holds_devices:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
-        if record.node:
-            self._dirty.add(record.node)
-            self.on_change()
-        if record.node and record.is_failed_early:
+        if not record.node:
+            return
+        self._dirty.add(record.node)
+        self.on_change()
+        if record.is_failed_early:
             self._failures.note(record.node, record.uid, record.ended_at or self._clock())
             self._snapshots.doubt()
 
@@ -165,6 +171,7 @@ class Fleet:
     def remove_pod(self, uid: str, at: float) -> None:
         """Forget a pod that was deleted."""
         self.ledger.drop(uid)
+        self.unbound_pods.pop(uid, None)
         record = self._pods.pop(uid, None)
         if record is not None and record.holds_devices:
             self._end_tenancy(record, at)
@@ -368,16 +375,14 @@ class Fleet:
 
     def is_shown(self, uid: str) -> bool:
         """Tell whether some source shows which devices a pod holds."""
-        pod = self._pods.get(uid)
-        tenants = self._layouts.tenants_on(pod.node).values() if pod else ()
-        return pod is not None and any(pod.key in on_it for on_it in tenants)
+        if (pod := self._pods.get(uid)) is None:
+            return False
+        return any(pod.key in on_it for on_it in self._layouts.tenants_on(pod.node).values())
 
     def _settle(self, names: Iterable[str]) -> None:
         """Lay out those of these nodes that have changed."""
         now = self._clock()
-        for name in set(names):
-            if name not in self._dirty and name not in self._late:
-                continue
+        for name in [name for name in names if name in self._dirty or name in self._late]:
             self._dirty.discard(name)
             self._late.discard(name)
             if name in self._nodes:
@@ -388,5 +393,7 @@ class Fleet:
                 if change or is_doubted:
                     self._snapshots.touch(name, is_doubted=is_doubted)
             self._ended.discard(name)
+        # Emptied, a set is as slow to walk through as it was when it was full.
+        self._dirty, self._late = self._dirty or set(), self._late or set()
         surplus, self._layouts.surplus = self._layouts.surplus, []
         self.store.drop(surplus)

@@ -26,7 +26,7 @@ from extender.placement.history import DecisionRecord
 MOST_NODES: Final = 10
 """Of the best nodes so many are watched for each pod, besides the one that it got."""
 
-MAX_WAITING: Final = 50
+MAX_WAITING: Final = 500
 """Bound pods that wait to be looked into: the others of a burst are left out."""
 
 
@@ -150,6 +150,11 @@ class RegretWatch:
     def after_seconds(self) -> float:
         """So long after its binding a pod is judged."""
         return self._activity.span_seconds
+
+    @property
+    def waiting(self) -> int:
+        """How many bound pods are still to be looked into."""
+        return len(self._waiting)
 
     def note(self, record: DecisionRecord) -> None:
         """Note that a pod is bound, and what was decided about it; takes no time."""

@@ -2,9 +2,11 @@
 
 import asyncio
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from extender import in_flight as module
 from extender.in_flight import InFlight
 from tests.extender.fake_kube import eventually
 
@@ -70,4 +72,36 @@ async def test_work_does_not_wait_for_anything_else() -> None:
     await task
     assert in_flight.is_quiet(0.0)
     assert not in_flight.is_quiet(60.0)
+    await client.close()
+
+
+async def test_what_is_not_urgent_waits_for_the_end_of_a_burst(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CALM_SECONDS", 0.01)
+    in_flight, over = InFlight(), asyncio.Event()
+    client = await serving(in_flight, over)
+    task = await asked(in_flight, client, "/filter")
+    work = asyncio.create_task(in_flight.calm())
+
+    await asyncio.sleep(0.05)
+    assert not work.done()
+
+    over.set()
+    await task
+    await work
+    assert in_flight.is_quiet(0.01)
+    await client.close()
+
+
+async def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BURST_SECONDS", 0.01)
+    in_flight, over = InFlight(), asyncio.Event()
+    client = await serving(in_flight, over)
+    task = await asked(in_flight, client, "/filter")
+
+    await in_flight.calm()
+
+    over.set()
+    await task
     await client.close()

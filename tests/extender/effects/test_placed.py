@@ -11,6 +11,7 @@ import pytest
 
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.placed import MAX_WAITING, PlacementEvents, describe
+from extender.in_flight import InFlight
 from extender.kube import KubeClient
 from extender.metrics import Metrics
 from extender.placement.bindings import InventoryTap
@@ -104,7 +105,7 @@ async def telling(
     client: KubeClient, settings: EventSettings, *, is_on: bool = True
 ) -> AsyncIterator[tuple[PlacementEvents, EventWriter]]:
     events = EventWriter(client, instance="extender-0", settings=settings)
-    placements = PlacementEvents(events, lambda: is_on)
+    placements = PlacementEvents(events, lambda: is_on, InFlight().calm)
     tasks = [asyncio.create_task(one.run()) for one in (events, placements)]
     try:
         yield placements, events
@@ -166,7 +167,7 @@ async def test_a_burst_of_bindings_is_told_in_part_and_the_rest_is_counted(
     placed: World, client: KubeClient
 ) -> None:
     events = EventWriter(client, instance="extender-0")
-    placements = PlacementEvents(events, lambda: True)
+    placements = PlacementEvents(events, lambda: True, InFlight().calm)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
 

@@ -1,0 +1,17 @@
+"""What was once full and is empty again costs no more than what was never full."""
+
+from tests.extender.served import World
+
+
+def test_a_question_costs_no_more_after_all_nodes_have_changed_at_once() -> None:
+    world = World()
+    for number in range(2000):
+        world.add_node(f"node-{number}")
+
+    world.fleet.snapshot_of_all()
+
+    # A set keeps the room that it once needed, and walking through it looks at all of that.
+    assert all(
+        names.__sizeof__() == set().__sizeof__()
+        for names in (world.fleet._dirty, world.fleet._late)
+    )
