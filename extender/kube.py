@@ -12,8 +12,6 @@ from typing import Final, Self
 
 import aiohttp
 import orjson
-from kubernetes_asyncio import config
-from kubernetes_asyncio.client import ApiClient, Configuration
 
 from extender.kube_config import (
     SERVICE_ACCOUNT,
@@ -21,6 +19,7 @@ from extender.kube_config import (
     load_kubeconfig,
     load_service_account,
 )
+from extender.kube_library import ApiClient, Configuration, config
 
 Params = Mapping[str, str | int]
 

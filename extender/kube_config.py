@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Final
 
 import yaml
-from kubernetes_asyncio import config
-from kubernetes_asyncio.client import Configuration
+
+from extender.kube_library import Configuration, config
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

@@ -27,18 +27,15 @@ PIECE_ROWS = 250
 _ARRANGED = ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS)
 """A batch's columns, but for those that follow from its slots."""
 
+_COLUMNS = tuple(column.name for column in fields(Batch) if column.name != "telemetry")
+_SEEN = tuple(column.name for column in fields(Telemetry))
+
 
 def take_batch(batch: Batch, index: Rows | slice) -> Batch:
     """Return some rows of a batch."""
-    columns = {
-        column.name: getattr(batch, column.name)[index]
-        for column in fields(batch)
-        if column.name != "telemetry"
-    }
-    seen = {
-        column.name: getattr(batch.telemetry, column.name)[index]
-        for column in fields(batch.telemetry)
-    }
+    telemetry = batch.telemetry
+    columns = {name: getattr(batch, name)[index] for name in _COLUMNS}
+    seen = {name: getattr(telemetry, name)[index] for name in _SEEN}
     return Batch(telemetry=Telemetry(**seen), **columns)
 
 

@@ -218,7 +218,7 @@ def blamed_siblings(causes: Rows, all_causes: Rows) -> Mapping[int, int]:
         all_causes: of every device, by row.
     """
     blaming = causes[causes >> _VALUE_BITS == Sign.SIBLING] & _LARGEST_VALUE
-    return {int(row): int(all_causes[row]) for row in np.unique(blaming)}
+    return {row: int(all_causes[row]) for row in set(blaming.tolist())}
 
 
 def ill_health(

@@ -30,8 +30,8 @@ CACHED_EVALUATIONS = 32
 PREPARED = 8
 """So many of them are kept up to date before anybody asks again ..."""
 
-PREPARED_SECONDS = 30.0
-"""... of those that somebody asked for so lately."""
+PREPARED_SECONDS = 300.0
+"""... of those that somebody asked for so lately: where few pods come, each finds all prepared."""
 
 RUNNER_UP = 2
 """Places that are told of every decision."""

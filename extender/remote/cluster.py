@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import msgspec
 import yaml
-from kubernetes_asyncio import config
-from kubernetes_asyncio.client import Configuration
 
+from extender.kube_library import Configuration, config
 from extender.remote.errors import ClientError, Failure
 from extender.remote.ways import Login, Params, UrlWay
 

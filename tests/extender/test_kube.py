@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes_asyncio.client import Configuration
-from kubernetes_asyncio.config import ConfigException
 
 from extender.kube import KubeClient, KubeError, LineSplitter
 from extender.kube_config import KubeConfigError, load_kubeconfig
+from extender.kube_library import ConfigException, Configuration
 from tests.extender.fake_kube import FakeKube, answer, refusal, running_kube
 from tests.extender.kube_objects import Object, node
 

@@ -1,0 +1,63 @@
+"""What is used of kubernetes-asyncio, without the classes that are not.
+
+Its package imports a class for each of the API's nine hundred types: 34 MiB and the better part of
+a second, where all that we take of it is configuration, login and a session. So these modules are
+imported by themselves, under empty packages that are forgotten again at once: whoever imports
+kubernetes-asyncio later gets all of it.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+__all__ = ["ApiClient", "ConfigException", "Configuration", "config"]
+
+LIBRARY: Final = "kubernetes_asyncio"
+CLIENT: Final = f"{LIBRARY}.client"
+
+
+@contextmanager
+def _without_types() -> Iterator[None]:
+    """Import modules of kubernetes-asyncio without what their packages import."""
+    if LIBRARY in sys.modules:  # somebody has all of it already
+        yield
+        return
+    found = importlib.util.find_spec(LIBRARY)
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {LIBRARY!r}", name=LIBRARY)
+    folder = found.submodule_search_locations[0]
+    library, client = _package(LIBRARY, folder), _package(CLIENT, f"{folder}/client")
+    models = _package(f"{CLIENT}.models", f"{folder}/client/models")
+    library.client, client.models = client, models  # type: ignore[attr-defined]
+    try:
+        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
+
+        client.Configuration = Configuration  # type: ignore[attr-defined]
+        from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415
+
+        client.ApiClient = ApiClient  # type: ignore[attr-defined]
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == LIBRARY]:
+            del sys.modules[name]
+
+
+def _package(name: str, folder: str) -> ModuleType:
+    """Put an empty package in the place of one that imports too much."""
+    package = sys.modules[name] = ModuleType(name)
+    package.__path__ = [folder]
+    return package
+
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio import config
+    from kubernetes_asyncio.client import ApiClient, Configuration
+    from kubernetes_asyncio.config import ConfigException
+else:
+    with _without_types():
+        from kubernetes_asyncio import config
+        from kubernetes_asyncio.client import ApiClient, Configuration
+        from kubernetes_asyncio.config import ConfigException
