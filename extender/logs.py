@@ -20,7 +20,14 @@ from extender.settings.log_choices import LogFormat, LogLevel
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What each record has; all else came in `extra`."""
 
-_QUIET: Final = ("aiohttp.access", "asyncio", "kubernetes_asyncio", "urllib3", "prometheus_client")
+_QUIET: Final = (
+    "aiohttp.access",
+    "asyncio",
+    "kubernetes_asyncio",
+    "prometheus_client",
+    "urllib3",
+    "watchfiles",
+)
 """Loggers that say more than an operator needs; their warnings pass."""
 
 _LEVELS: Final[Mapping[LogLevel, int]] = {

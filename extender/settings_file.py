@@ -21,6 +21,9 @@ from extender.settings.layers import describe_unreadable
 
 logger = logging.getLogger(__name__)
 
+SWAPPED: Final = "..data"
+"""What the kubelet replaces where a ConfigMap changes."""
+
 POLL_SECONDS: Final = 5.0
 STEP_MILLISECONDS: Final = 200
 """Changes of a directory that follow each other within this time are one."""
@@ -107,7 +110,7 @@ class SettingsFile:
         before = await asyncio.to_thread(_identity, directory)
         changes = awatch(
             directory,
-            watch_filter=None,
+            watch_filter=lambda _, path: Path(path).name in {self.path.name, SWAPPED},
             debounce=LONGEST_MILLISECONDS,
             step=STEP_MILLISECONDS,
             rust_timeout=int(self.poll_seconds * 1000),

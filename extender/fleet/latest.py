@@ -140,16 +140,24 @@ class LatestValues:
         by_others = self.measured_at(*OTHER_ACTIVITY, rows=rows)
         return np.where(np.isnan(by_utilization), by_others, by_utilization)
 
-    def told_by(self, *signals: Signal, rows: Rows | slice = ALL) -> Origins:
-        """Return by which source the newest of the signals was told, 0 where by none."""
+    def told_by(self, *signals: Signal, rows: Rows | slice = ALL, is_held: bool = False) -> Origins:
+        """Return by which source the newest of the signals was told, 0 where by none.
+
+        Args:
+            signals: the signals.
+            rows: the devices.
+            is_held: a source that is believed for a while comes before another's newer word.
+        """
         found = np.zeros(self._capacity, dtype=np.int8)[rows]
         newest = np.full(len(found), -np.inf)
         for signal in signals:
             if signal in self._times:
-                times = self._times[signal][rows]
+                times, origins = self._times[signal][rows], self._origins[signal][rows]
+                if is_held:
+                    times = times + self._holds[origins]
                 is_newer = times > newest
                 newest = np.where(is_newer, times, newest)
-                found = np.where(is_newer, self._origins[signal][rows], found)
+                found = np.where(is_newer, origins, found)
         return found
 
     def newest(self, signals: Iterable[Signal], row: int) -> tuple[int, float] | None:
@@ -165,6 +173,18 @@ class LatestValues:
         at, origin = max((one for one in told if not math.isnan(one[0])), default=(math.nan, 0))
         return None if math.isnan(at) else (origin, at)
 
+    def activity_of(self, row: int) -> tuple[int, float] | None:
+        """Return by which source the activity of one row is told, and when it was measured.
+
+        None where nobody tells it.
+        """
+        for signals in (UTILIZATION, OTHER_ACTIVITY):
+            told = (self.newest([signal], row) for signal in signals)
+            known = [one for one in told if one is not None]
+            if known:
+                return max(known, key=lambda one: one[1] + self._holds[one[0]])
+        return None
+
     def word(self, signals: Iterable[Signal], rows: Rows, names: Sequence[str]) -> Word:
         """Return who told signals of some rows, and when; `names` are the sources' by number."""
         known = [signal for signal in signals if signal in self._times]
@@ -176,8 +196,8 @@ class LatestValues:
 
     def activity_by(self, rows: Rows | slice = ALL) -> Origins:
         """Return by which source each device's activity is told, 0 where by none."""
-        by_utilization = self.told_by(*UTILIZATION, rows=rows)
-        by_others = self.told_by(*OTHER_ACTIVITY, rows=rows)
+        by_utilization = self.told_by(*UTILIZATION, rows=rows, is_held=True)
+        by_others = self.told_by(*OTHER_ACTIVITY, rows=rows, is_held=True)
         return np.where(by_utilization > 0, by_utilization, by_others)
 
     def stands(self, origin: int, others: Origins, before: Column, measured_at: Column) -> Flags:
@@ -194,17 +214,20 @@ class LatestValues:
         return counts
 
     def settle_activity(self, rows: Rows) -> None:
-        """Drop what sources said of activity that another tells by newer readings."""
+        """Drop what sources said of activity at another time than the one that leads."""
         if len(self._seen) < 2:  # noqa: PLR2004 - with one there is nothing to settle
             return
-        leader, since = self.activity_by(rows), self.activity_at(rows) - _TOGETHER_SECONDS
-        for signal in _EVIDENCE:
-            if signal not in self._columns:
-                continue
+        leader = self.activity_by(rows)
+        led_at = np.full(len(rows), np.nan)
+        evidence = [signal for signal in _EVIDENCE if signal in self._columns]
+        for signal in evidence:
+            is_leaders = self._origins[signal][rows] == leader
+            led_at = np.fmax(led_at, np.where(is_leaders, self._times[signal][rows], np.nan))
+        for signal in evidence:
             times = self._times[signal]
-            is_others = self._origins[signal][rows] != leader
-            old = rows[is_others & (leader > 0) & (times[rows] < since)]
-            self._columns[signal][old] = times[old] = np.nan
+            is_others = (self._origins[signal][rows] != leader) & (leader > 0)
+            apart = rows[is_others & (np.abs(times[rows] - led_at) > _TOGETHER_SECONDS)]
+            self._columns[signal][apart] = times[apart] = np.nan
 
     def grow(self, capacity: int) -> None:
         """Make room for so many rows."""

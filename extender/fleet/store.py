@@ -149,6 +149,11 @@ class DeviceStore:
         newest = self._latest.newest(signals, row)
         return None if newest is None else (self._intake.sources[newest[0]], newest[1])
 
+    def told_activity(self, row: int) -> tuple[str, float] | None:
+        """Return who tells of a device's activity, and when it was measured; None where nobody."""
+        told = self._latest.activity_of(row)
+        return None if told is None else (self._intake.sources[told[0]], told[1])
+
     def memory_word(self, rows: Rows) -> Word:
         """Keep who tells of devices' memory, and when it was measured."""
         return self._latest.word(FILLING, rows, self._intake.sources)

@@ -14,7 +14,6 @@ from extender.core.explain import DeviceVerdict, NodeVerdict, device_states
 from extender.core.filtering import Code
 from extender.core.readings import DeviceInfo, Signal
 from extender.core.request import GpuRequest
-from extender.core.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
@@ -25,7 +24,6 @@ from extender.placement.history import DecisionRecord
 Json = dict[str, object]
 
 GIB = 1 << 30
-_ACTIVITY = (*UTILIZATION, *OTHER_ACTIVITY)
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 """Labels of gpu-feature-discovery, for what telemetry does not say."""
@@ -151,12 +149,11 @@ def _gpu(
 def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
     """Return who told a device's activity, memory and ill health, and how old that is."""
     causes = snapshot.telemetry.cause
-    groups = {
-        "utilization": (_ACTIVITY, row),
-        "memory": (FILLING, row),
-        "health": shown_by(int(causes[row]), row, causes),
+    told = {
+        "utilization": fleet.store.told_activity(row),
+        "memory": fleet.store.told(FILLING, row),
+        "health": fleet.store.told(*shown_by(int(causes[row]), row, causes)),
     }
-    told = {name: fleet.store.told(*group) for name, group in groups.items()}
     return {
         name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}
         for name, one in told.items()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from extender.core.annotations import Annotation
-from extender.core.cards import short_model
+from extender.core.cards import ANY, short_model
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 MODEL_LABELS: Final = (
@@ -29,8 +29,9 @@ def wanted_model(raw: Mapping[str, object]) -> str:
     """
     spec = mapping_of(raw.get("spec"))
     for model in (*_selected(spec), *_preferred(raw)):
-        if model.strip():
-            return short_model(model)
+        short = short_model(model)
+        if short != ANY:  # it has no word that could be a model's
+            return short
     return ""
 
 

@@ -61,7 +61,7 @@ async def test_a_pod_that_is_evicted_and_made_anew_goes_where_it_is_idle_now(
     await world.client.request("POST", f"{address(evicted)}/eviction", eviction)
     await world.gone(evicted)
 
-    assert await world.place(pod("evicted")) == quiet
+    assert await world.place(pod("made-anew")) == quiet
 
 
 async def test_a_node_that_was_just_added_passes_before_anything_is_known_of_it(

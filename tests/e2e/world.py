@@ -299,12 +299,17 @@ class World:
     ) -> None:
         """Wait until the extender's view of a GPU is as a condition says."""
         key = (node, self.fleet.card(node, index).uuid, "")
+        gpu: Object | None = None
 
         async def is_so() -> bool:
+            nonlocal gpu
             gpu = (await self.gpus()).get(key)
             return gpu is not None and bool(condition(gpu))
 
-        await wait_for(is_so, f"GPU {index} of {node} {what}")
+        try:
+            await wait_for(is_so, f"GPU {index} of {node} {what}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: it is {gpu}") from error
 
     async def covered(self, *nodes: str) -> None:
         """Wait until readings show all that the pods of these nodes do, and nothing is assumed."""

@@ -13,7 +13,7 @@ from extender.core.readings import (
 from extender.core.steps import finish
 from extender.observe.views import gpus_of
 from tests.builders import GIB, GPU, NOW, request
-from tests.extender.fleet.agents import HOLD, Agents, windows
+from tests.extender.fleet.agents import HOLD, NAN, Agents, windows
 from tests.worlds import Device, World, one_node
 
 
@@ -158,6 +158,33 @@ def test_evidence_of_the_same_moment_counts_together(agents: Agents) -> None:
     made.read(measured_at=NOW - 1.0, TENSOR_ACTIVE=0.9, GRAPHICS_ACTIVE=0.0)
 
     assert made.believed(made.card(), "latest") == pytest.approx(0.9)
+
+
+def test_activity_that_an_agent_cannot_measure_takes_no_lead_from_it(agents: Agents) -> None:
+    made = agents.world
+    made.read(GPU_UTILIZATION=0.9, GRAPHICS_ACTIVE=0.9)
+    for age in (0.0, 1.5, 1.5, 5.0, 5.0):
+        made.clock.now += 2.0
+
+        agents.report(age=age, GPU_UTILIZATION=0.2, GRAPHICS_ACTIVE=NAN)
+        made.read(measured_at=made.clock.now, GPU_UTILIZATION=0.9, GRAPHICS_ACTIVE=0.9)
+
+        assert source(made, made.card(), Signal.GPU_UTILIZATION) == "agent"
+        assert made.fleet.store.shown(np.array([0]))[0] == ("agent",)
+
+    assert made.believed(made.card(), "latest") == pytest.approx(0.2)
+
+
+def test_newer_evidence_beside_an_agents_activity_does_not_name_its_source(agents: Agents) -> None:
+    made = agents.world
+    agents.report(GRAPHICS_ACTIVE=0.0)
+    made.clock.now += 1.0
+
+    made.read(measured_at=made.clock.now, GRAPHICS_ACTIVE=0.0, TENSOR_ACTIVE=0.0)
+
+    (gpu, _) = gpus_of(made.fleet, made.fleet.snapshot(), ["node"])["node"]
+    assert gpu.source == "agent"
+    assert gpu.signals["utilization"] == {"source": "agent", "age_seconds": pytest.approx(1.0)}
 
 
 def test_used_and_free_memory_are_of_one_source(agents: Agents) -> None:
