@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
-from prometheus_client.aiohttp import make_aiohttp_handler
 
 from extender import logs
 from extender.admission.webhook import make_webhook
@@ -31,7 +30,7 @@ from extender.metrics import Metrics
 from extender.observe.access import make_access
 from extender.observe.api import Api
 from extender.observe.decisions import Decisions
-from extender.observe.exporting import export_state
+from extender.observe.exporting import export_state, metrics_route
 from extender.observe.health import health_routes
 from extender.observe.page.routes import STREAM, Page
 from extender.observe.unasked import unasked_routes
@@ -188,7 +187,8 @@ class Extender:
         )
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         dropped, follower = (lambda: self.events.counts.dropped), self.following
-        export_state(self.metrics, settings, self.fleet, follower, dropped, clock)
+        state = export_state(self.metrics, settings, self.fleet, follower, dropped, clock)
+        self._metrics_route = metrics_route(self.metrics, state, self.in_flight.give_way)
 
     def _build_waker(self, settings: Settings, before: Waker | None = None) -> Waker | None:
         if not settings.wake.enabled:
@@ -278,7 +278,7 @@ class Extender:
         app.add_routes(
             [
                 *health_routes(lambda: self.is_ready, self._degraded),
-                web.get("/metrics", make_aiohttp_handler(registry=self.metrics.registry)),
+                self._metrics_route,
             ]
         )
 

@@ -13,6 +13,7 @@ from extender.core.assessment import Ask, assess
 from extender.core.batches import current_batch
 from extender.core.evaluation import estimates
 from extender.core.explain import STATES, count_states
+from extender.core.steps import Steps, finish
 from extender.fleet.fleet import Fleet
 from extender.observe.demand import Supply, demand_metrics
 
@@ -61,11 +62,17 @@ class FleetCollector(Collector):
         self._sources = sources
         self._dropped_events = dropped_events
         self._clock = clock
+        self._counted: list[Metric] | None = None
+
+    def count_in_steps(self) -> Steps[None]:
+        """Count GPUs and pods for the next scrape, which then holds up nobody."""
+        self._counted = yield from self._devices_in_steps()
 
     @override
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics."""
-        yield from self._collect_devices()
+        counted, self._counted = self._counted, None
+        yield from finish(self._devices_in_steps()) if counted is None else counted
         yield from self._collect_sources()
         pods = GaugeMetricFamily(
             "idlegpu_assumed_pods", "Pods that count although they are not seen bound yet."
@@ -84,22 +91,23 @@ class FleetCollector(Collector):
         dropped.add_metric([], self._dropped_events())
         yield dropped
 
-    def _collect_devices(self) -> Iterable[Metric]:
+    def _devices_in_steps(self) -> Steps[list[Metric]]:
         snapshot = self._fleet.snapshot()
         states: Counter[str] = Counter()
         ask = Ask(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
         supply = Supply(self._fleet.nodes, snapshot.models)
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
+            yield
             assessment = assess(batch, ask.columns, estimates(self._fleet.policy))
+            yield
             states.update(count_states(batch, assessment))
-            supply.add(pool, batch, assessment)
+            yield from supply.add_in_steps(pool, batch, assessment)
         devices = GaugeMetricFamily("idlegpu_devices", "GPUs by state.", labels=["state"])
         for state in STATES:
             devices.add_metric([state], states[state])
-        yield devices
-        yield from supply.metrics()
-        yield from demand_metrics(self._fleet.pods.values(), snapshot)
+        waiting = tuple(self._fleet.unbound_pods.values())
+        return [devices, *supply.metrics(), *demand_metrics(waiting, snapshot)]
 
     def _collect_sources(self) -> Iterable[Metric]:
         now = self._clock()

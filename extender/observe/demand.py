@@ -15,6 +15,7 @@ from extender.core.assessment import Assessment
 from extender.core.cards import ANY, OTHER, short_model
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.snapshot import Batch, Pool, Snapshot
+from extender.core.steps import Steps
 
 POOL_LABELS: Final = (
     "cloud.google.com/gke-nodepool",
@@ -31,6 +32,9 @@ MOST_POOLS: Final = 64
 SIZES: Final = (1, 2, 4, 8)
 LARGER: Final = "more"
 """For pods that ask for more than the last of these."""
+
+PIECE_NODES: Final = 1000
+"""Nodes that are counted in one step: about a millisecond's work."""
 
 
 class Supply:
@@ -50,7 +54,7 @@ class Supply:
         names = sorted(set(self._pools.values()) - {NO_POOL})
         self._told = {NO_POOL, *names[:MOST_POOLS]}
 
-    def add(self, pool: Pool, batch: Batch, assessment: Assessment) -> None:
+    def add_in_steps(self, pool: Pool, batch: Batch, assessment: Assessment) -> Steps[None]:
         """Count the devices behind a resource.
 
         An idle one counts where a pod could get it: the node takes pods, and no pod holds the
@@ -65,6 +69,8 @@ class Supply:
         present = batch.present.sum(axis=1).tolist()
         models = batch.model_id.tolist()
         for at, name in enumerate(pool.nodes):
+            if at % PIECE_NODES == 0:
+                yield
             record = self._nodes.get(name)
             if record is None:
                 continue

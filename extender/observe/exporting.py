@@ -1,7 +1,10 @@
 """Registers what is read of the extender's state when somebody scrapes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
+
+from aiohttp import web
+from prometheus_client.aiohttp import make_aiohttp_handler
 
 from extender.config import Settings
 from extender.fleet.fleet import Fleet
@@ -28,8 +31,8 @@ def export_state(
     follower: Follower,
     dropped_events: Callable[[], int],
     clock: Callable[[], float],
-) -> None:
-    """Have the metrics show the state of these, too.
+) -> FleetCollector:
+    """Have the metrics show the state of these, too; return what shows the fleet's.
 
     Args:
         metrics: where it is registered.
@@ -40,6 +43,22 @@ def export_state(
         clock: seconds since the epoch.
     """
     register = metrics.registry.register
-    register(FleetCollector(fleet, follower.states, dropped_events, clock))
+    collector = FleetCollector(fleet, follower.states, dropped_events, clock)
+    register(collector)
     register(AgentCollector(follower.agent_figures))
     register(CertificateCollector(lambda: certificate_ends(settings)))
+    return collector
+
+
+def metrics_route(
+    metrics: Metrics, collector: FleetCollector, give_way: Callable[[], Awaitable[None]]
+) -> web.RouteDef:
+    """Return the route of the metrics; what takes long to count is counted between questions."""
+    render = make_aiohttp_handler(registry=metrics.registry)
+
+    async def show(request: web.Request) -> web.StreamResponse:
+        for _ in collector.count_in_steps():
+            await give_way()
+        return await render(request)
+
+    return web.get("/metrics", show)
