@@ -28,7 +28,9 @@ PAST_STEPS_MAX: Final = 200
 GZIP_LEVEL: Final = 1
 _HEAD: Final = b'{"status":"success","data":{"resultType":"%b","result":['
 _END: Final = b"]}}"
-_METRIC: Final = re.compile(r"(?:max|min) by \(UUID, uuid, GPU_I_ID\) \((\w+)\{\}\)")
+_METRIC: Final = re.compile(
+    r"(?:max|min) by \(UUID, uuid, GPU_I_ID\) \((?:max_over_time\()?(\w+)\{\}(?:\[\w+\]\))?\)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

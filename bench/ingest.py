@@ -72,12 +72,7 @@ def run(spec: FleetSpec, seconds: float, pods: int, *, is_stepping: bool) -> lis
     ):
         world.wait_ready()
         wait_until(world.has_readings, "the first readings", 240.0, poll_seconds=0.5)
-        wait_until(
-            lambda: len(world.memory().processes) == 2,  # noqa: PLR2004 - itself and a worker
-            "the past was read",
-            240.0,
-            poll_seconds=1.0,
-        )
+        world.wait_past()
         scheduler, running = Scheduler(world), list[Placed]()
         for _ in range(KEPT):
             place_and_free(scheduler, KEPT, running)

@@ -19,7 +19,6 @@ from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_MIB: Final = 400.0
 AIM_MIB: Final = 250.0
-HISTORY_SECONDS: Final = 240.0
 LOOK_SECONDS: Final = 0.5
 FREED_SHARE: Final = 0.7
 """Of the pods placed so many are deleted again, so that there is room until the end."""
@@ -87,12 +86,7 @@ def measure(spec: FleetSpec, decisions: int, rest_seconds: float) -> tuple[Ledge
             ledger.note("ready")
             wait_until(world.has_readings, "the first readings", 120.0, poll_seconds=0.25)
             ledger.note("first readings")
-            wait_until(
-                lambda: len(world.memory().processes) == 2,  # noqa: PLR2004 - itself and a worker
-                "the past was read",
-                HISTORY_SECONDS,
-                poll_seconds=LOOK_SECONDS,
-            )
+            world.wait_past()
             ledger.note("past of an hour", settled(world, rest_seconds))
             decide(world, decisions)
             ledger.note(f"{decisions} decisions", settled(world, rest_seconds))

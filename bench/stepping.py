@@ -11,6 +11,7 @@ import asyncio
 import gc
 import heapq
 import os
+import re
 import signal
 import sys
 import time
@@ -27,10 +28,14 @@ from extender.config import load_settings
 
 KEPT: Final = 60
 NOTED_SECONDS: Final = 0.001
+STREAM_FILE: Final = "observe/page/stream.py"
+VIEWER_TASK: Final = "page viewer"
+"""What a request's task is called that tells an open page what is new."""
+_NUMBER: Final = re.compile(r"-\d+$")
 
 
 class Steps:
-    """The longest steps so far.
+    """The longest steps so far, and what each task took.
 
     Args:
         path: where they are written.
@@ -42,11 +47,18 @@ class Steps:
         self._count = 0
         self._total_seconds = 0.0
         self._over: dict[str, int] = {}
+        self._by_task: dict[str, dict[str, float]] = {}
 
     def note(self, seconds: float, name: str) -> None:
         """Note a step."""
         self._count += 1
         self._total_seconds += seconds
+        task = self._by_task.setdefault(
+            _NUMBER.sub("", name.partition(":")[0]), {"steps": 0, "seconds": 0.0, "longest_ms": 0.0}
+        )
+        task["steps"] += 1
+        task["seconds"] += seconds
+        task["longest_ms"] = max(task["longest_ms"], 1000 * seconds)
         if seconds < NOTED_SECONDS:
             return
         for limit in (2, 5, 10, 20, 50):
@@ -62,6 +74,7 @@ class Steps:
             "steps": self._count,
             "cpu_seconds": self._total_seconds,
             **self._over,
+            "by_task": self._by_task,
             "longest": [
                 {"ms": 1000 * seconds, "name": name}
                 for seconds, _, name in sorted(self._longest, reverse=True)
@@ -71,6 +84,7 @@ class Steps:
         part.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2))
         part.replace(self._path)
         self._longest, self._count, self._total_seconds, self._over = [], 0, 0.0, {}
+        self._by_task = {}
 
 
 def name_of(handle: events.Handle) -> str:
@@ -79,14 +93,17 @@ def name_of(handle: events.Handle) -> str:
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
         return str(getattr(callback, "__qualname__", callback))
+    task_name = task.get_name()
     where: Any = task.get_coro()
     while getattr(getattr(where, "cr_await", None), "cr_frame", None) is not None:
         where = where.cr_await
+        if where.cr_frame.f_code.co_filename.endswith(STREAM_FILE):
+            task_name = VIEWER_TASK
     frame = getattr(where, "cr_frame", None)
     if frame is None:
-        return task.get_name()
+        return task_name
     file = Path(frame.f_code.co_filename).name
-    return f"{task.get_name()}: {frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
+    return f"{task_name}: {frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
 
 
 def timed(steps: Steps) -> Callable[[events.Handle], None]:

@@ -39,6 +39,10 @@ POLL_SECONDS: Final = 0.02
 ROUND_POLL_SECONDS: Final = 0.25
 CONTROL_SECONDS: Final = 120.0
 SAME_ROUND_SECONDS: Final = 0.4
+PAST_SECONDS: Final = 600.0
+PAST_QUIET_SECONDS: Final = 20.0
+"""Two are asked for the past, one after the other: so long it may take until the second begins."""
+PAST_POLL_SECONDS: Final = 1.0
 STEPS: Final = "steps.json"
 
 
@@ -128,6 +132,25 @@ class World:
             limit_seconds,
             poll_seconds=ROUND_POLL_SECONDS,  # each look has the extender compute all its metrics
         )
+
+    def wait_past(self, limit_seconds: float = PAST_SECONDS) -> None:
+        """Wait until the past was read: for a while nobody is left but the extender and one worker.
+
+        Raises:
+            BenchError: it was not in time.
+        """
+        alone_since: float | None = None
+
+        def is_read() -> bool:
+            nonlocal alone_since
+            now = time.perf_counter()
+            if len(self.memory().processes) != 2:  # noqa: PLR2004 - itself and a worker
+                alone_since = None
+            elif alone_since is None:
+                alone_since = now
+            return alone_since is not None and now - alone_since >= PAST_QUIET_SECONDS
+
+        wait_until(is_read, "the past was read", limit_seconds, poll_seconds=PAST_POLL_SECONDS)
 
     def rounds(self) -> int:
         """Return how many answers of Prometheus have been seen taken over since the first call.

@@ -79,10 +79,18 @@ def _serve(settings: Settings, path: Path | None) -> int:
 
     from extender.app import serve  # noqa: PLC0415 - likewise
     from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
+    from extender.listening import ask_for_descriptors  # noqa: PLC0415 - likewise
     from extender.settings_file import SettingsFile  # noqa: PLC0415 - likewise
     from extender.tls import TlsError  # noqa: PLC0415 - likewise
 
     logs.configure(settings.log.level, settings.log.format, in_background=True)
+    wanted = settings.most_connections
+    if (allowed := ask_for_descriptors(wanted)) < wanted:
+        logger.warning(
+            "there are fewer file descriptors than connections are allowed: raise the limit "
+            "(ulimit -n), or lower max_connections; the webhooks' port has the last ones",
+            extra={"connections": wanted, "allowed": allowed},
+        )
     try:
         uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
     except (KubeConfigError, TlsError) as error:

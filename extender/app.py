@@ -315,6 +315,7 @@ class Extender:
             self.tasks.own(group)
             group.create_task(self.garbage.run(), name="garbage")
             self.following.start()
+            self.following.tell_past_use(self.why.idleness)
             group.create_task(self._lay_out(), name="layouts")
             group.create_task(self.events.run(), name="events")
             group.create_task(self.placed.run(), name="placements")

@@ -120,6 +120,12 @@ class Settings(Section, BaseSettings):
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
         default=256 * MIB, description="largest body of a request"
     )
+    max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
+        default=1000,
+        description="most connections at a time to listen; other ports have limits of their own, "
+        "and leave it so many file descriptors. Where they are used up, who has not shown a "
+        "certificate yet gives way, then the address that holds the most",
+    )
     keepalive_seconds: float = Field(
         default=120.0,
         gt=90,
@@ -204,6 +210,16 @@ class Settings(Section, BaseSettings):
     def resource_patterns(self) -> ResourceNames:
         """Names and patterns of the GPU resources."""
         return ResourceNames(self.resources)
+
+    @property
+    def most_connections(self) -> int:
+        """Connections at a time to all ports together."""
+        return (
+            self.max_connections
+            + (self.api.max_connections if self.status_listen else 0)
+            + (self.admission.max_connections if self.admission.listen else 0)
+            + (self.agents.max_connections if self.agents.listen else 0)
+        )
 
     def policy(self) -> Policy:
         """Return what shapes decisions, as the core takes it."""

@@ -6,16 +6,27 @@ webhooks' port, whoever asks shows a certificate.
 """
 
 import asyncio
+import logging
 import ssl
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
 
 from extender.config import Settings
+from extender.listening import KEPT_BACK, Listener, spare_for
+from extender.seldom import SeldomLogger
 from extender.tls import Certificates, ServerContext, follow_certificate
+
+logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS: Final = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
+
+CLIENTS_HINT: Final = (
+    "kube-scheduler must show a certificate that holds now, of a CA in tls.client_ca_file: set "
+    "tlsConfig.certFile and keyFile of its extender; another replica shows its tls.cert_file"
+)
 
 
 class Doors:
@@ -38,7 +49,6 @@ class Doors:
         status: web.Application | None,
         admission: web.Application | None = None,
     ) -> None:
-        self._settings = settings
         self._runner = _runner(settings, webhooks)
         self._status = _runner(settings, status) if status is not None else None
         self._admission = _runner(settings, admission) if admission is not None else None
@@ -48,7 +58,46 @@ class Doors:
             if admission is not None
             else None
         )
-        self._sites: list[web.TCPSite] = []
+        self._webhooks_port = Listener(
+            "webhooks",
+            settings.listen_address,
+            _factory(self._runner),
+            most=lambda: settings.max_connections,
+            tls=self._certificates.server if self._certificates is not None else None,
+            spare=min(KEPT_BACK, spare_for(0)),
+            hint=CLIENTS_HINT,
+        )
+        # Whoever comes to another port leaves kube-scheduler its file descriptors.
+        spare = spare_for(settings.max_connections)
+        self._admission_port = (
+            Listener(
+                "admission",
+                settings.admission.address,
+                _factory(self._admission),
+                most=lambda: settings.admission.max_connections,
+                tls=self._admission_certificate.context,
+                spare=spare,
+            )
+            if self._admission is not None and self._admission_certificate is not None
+            else None
+        )
+        self._status_port = (
+            Listener(
+                "status",
+                settings.status_address,
+                _factory(self._status),
+                most=lambda: settings.api.max_connections,
+                spare=spare,
+            )
+            if self._status is not None
+            else None
+        )
+
+    @property
+    def ports(self) -> tuple[Listener, ...]:
+        """What this listens on, the webhooks' first."""
+        ports = (self._webhooks_port, self._status_port, self._admission_port)
+        return tuple(port for port in ports if port is not None)
 
     @property
     def client_context(self) -> ssl.SSLContext | None:
@@ -58,14 +107,7 @@ class Doors:
     @property
     def urls(self) -> tuple[str, ...]:
         """Base URLs, those of the webhooks first."""
-        scheme = "http" if self._certificates is None else "https"
-        status = self._status.addresses if self._status is not None else ()
-        admission = self._admission.addresses if self._admission is not None else ()
-        return (
-            *(_url(scheme, address) for address in self._runner.addresses),
-            *(_url("http", address) for address in status),
-            *(_url("https", address) for address in admission),
-        )
+        return tuple(_url(port, address) for port in self.ports for address in port.addresses)
 
     async def open(self) -> None:
         """Listen.
@@ -73,22 +115,11 @@ class Doors:
         Raises:
             OSError: an address cannot be used.
         """
-        await self._runner.setup()
-        host, port = self._settings.listen_address
-        context = self._certificates.server if self._certificates is not None else None
-        await self._start(web.TCPSite(self._runner, host, port, ssl_context=context))
-        if self._admission is not None and self._admission_certificate is not None:
-            await self._admission.setup()
-            host, port = self._settings.admission.address
-            context = self._admission_certificate.context
-            await self._start(web.TCPSite(self._admission, host, port, ssl_context=context))
-        if self._status is not None:
-            await self._status.setup()
-            await web.TCPSite(self._status, *self._settings.status_address).start()
-
-    async def _start(self, site: web.TCPSite) -> None:
-        await site.start()
-        self._sites.append(site)
+        for runner in (self._runner, self._admission, self._status):
+            if runner is not None:
+                await runner.setup()
+        for port in self.ports:
+            await port.open()
 
     async def run(self) -> None:
         """Follow the certificates until cancelled; ends at once where there are none."""
@@ -103,12 +134,14 @@ class Doors:
 
     async def close_webhooks(self) -> None:
         """Take no new questions; those that are there are answered, and health is told on."""
-        while self._sites:
-            await self._sites.pop().stop()
+        for port in (self._webhooks_port, self._admission_port):
+            if port is not None:
+                port.close()
 
     async def close(self) -> None:
         """Close everything."""
-        await self.close_webhooks()
+        for port in self.ports:
+            await port.end()
         for runner in (self._runner, self._admission, self._status):
             if runner is not None:
                 await runner.cleanup()
@@ -118,13 +151,26 @@ def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
     return web.AppRunner(
         app,
         access_log=None,
+        logger=SeldomLogger(logger),
         keepalive_timeout=settings.keepalive_seconds,
         shutdown_timeout=LAST_WORDS_SECONDS,
         handler_cancellation=False,
     )
 
 
-def _url(scheme: str, address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+def _factory(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
+    """Return what makes the handler of each connection, once the runner is set up."""
+
+    def make() -> asyncio.BaseProtocol:
+        if runner.server is None:
+            raise ConnectionAbortedError("the server ends")
+        return runner.server()
+
+    return make
+
+
+def _url(port: Listener, address: tuple[str, int]) -> str:
     """Return the base URL behind a socket's address."""
+    scheme = "https" if port.is_tls else "http"
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     return f"{scheme}://{host}:{address[1]}"

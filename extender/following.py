@@ -9,6 +9,7 @@ from extender.core.snapshot import Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.kube import KubeClient
+from extender.listening import Listener, spare_for
 from extender.observe.agents import AgentFigures
 from extender.observe.collector import SourceStatus
 from extender.settings.agents import Agents
@@ -17,11 +18,12 @@ from extender.sources.cluster import ClusterSource, InventorySink
 from extender.sources.identity import NodeIdentity
 from extender.sources.kube_reflector import FollowSettings
 from extender.sources.kube_shelf import GiveWay, next_turn
+from extender.sources.past_use import PastUse, Watch
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus
 from extender.tls import ServerContext, follow_certificate
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
-AGENTS_CERTIFICATE = "agents' certificate"
+AGENTS_CERTIFICATE, PAST_USE = "agents' certificate", "past use"
 """Names of the tasks."""
 
 Run = Callable[[], Coroutine[None, None, None]]
@@ -30,7 +32,7 @@ Run = Callable[[], Coroutine[None, None, None]]
 class Tasks:
     """Background tasks by name, each of which may be ended and started anew.
 
-    None of them ends by itself; a fault in one ends all.
+    A fault in one ends all.
     """
 
     def __init__(self) -> None:
@@ -119,6 +121,7 @@ class Following:
             look_after_silent=self._fleet.look_after_silent,
             clock=self._clock,
             tls=certificate.context if certificate is not None else None,
+            spare=spare_for(settings.max_connections),
         )
 
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
@@ -136,6 +139,11 @@ class Following:
         async with self._telling:
             await in_turns(steps, self._give_way)
 
+    @property
+    def ports(self) -> tuple[Listener, ...]:
+        """Where agents report."""
+        return () if self.agents is None else (self.agents.port,)
+
     def start(self) -> None:
         """Start to follow."""
         self._tasks.start(INVENTORY, self.cluster.run)
@@ -145,6 +153,17 @@ class Following:
             self._tasks.start(AGENTS, self.agents.run)
         if self._agents_certificate is not None:
             self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
+
+    def tell_past_use(self, watch: Watch) -> None:
+        """Tell whoever watches which devices are used what Prometheus saw before."""
+
+        def is_history_due() -> bool:
+            if self.prometheus is None or not self._settings.window_seconds:
+                return False
+            return not self.prometheus.status().has_history
+
+        past_use = PastUse(self._settings.prometheus, self._clock, watch, is_busy=is_history_due)
+        self._tasks.start(PAST_USE, past_use.run)
 
     async def adopt(self, settings: Settings) -> None:
         """Follow otherwise from now on; a source that nothing changed for is left alone."""

@@ -1,8 +1,10 @@
 """Asks the API server whose a token is, and what its owner may do."""
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from extender.core.untyped import items_of, mapping_of, text_of
 from extender.kube import KubeClient, parse_object
@@ -14,9 +16,15 @@ REVIEW_ACCESS: Final = "create subjectaccessreviews.authorization.k8s.io"
 
 ALL_NAMESPACES: Final = ""
 
+Value = TypeVar("Value")
+
 
 class TokenRefusedError(ValueError):
     """The API server does not know a token; the message says why."""
+
+
+class WrongAudienceError(TokenRefusedError):
+    """The API server knows the token, and it is for somebody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +56,8 @@ async def review_token(
         timeout_seconds: limit for the answer.
 
     Raises:
-        TokenRefusedError: nobody's, or it is for somebody else.
+        TokenRefusedError: nobody's.
+        WrongAudienceError: it is for somebody else.
         KubeError: there is no answer.
     """
     spec: dict[str, object] = {"token": token}
@@ -63,7 +72,7 @@ async def review_token(
         raise TokenRefusedError(text_of(status.get("error")) or "no such token")
     # An authenticator that knows no audiences says none: then it is not known whom it is for.
     if audience and audience not in items_of(status.get("audiences")):
-        raise TokenRefusedError(f"it is not for {audience!r}")
+        raise WrongAudienceError(f"it is not for {audience!r}")
     user = mapping_of(status.get("user"))
     return User(
         name=text_of(user.get("username")),
@@ -94,6 +103,38 @@ async def may_list_pods(
     )
     status = mapping_of(parse_object(answer, REVIEW_ACCESS).get("status"))
     return status.get("allowed") is True and status.get("denied") is not True
+
+
+def token_key(token: str) -> bytes:
+    """Return under what a token is remembered: not the token itself."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+class Recent(Generic[Value]):
+    """What is known of the tokens that came last.
+
+    Args:
+        most: so many are remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[bytes, Value] = OrderedDict()
+
+    def get(self, key: bytes) -> Value | None:
+        """Return what is known of a token, None for nothing."""
+        return self._values.get(key)
+
+    def put(self, key: bytes, value: Value) -> None:
+        """Remember it of the newest token."""
+        self._values[key] = value
+        self._values.move_to_end(key)
+        if len(self._values) > self._most:
+            self._values.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._values.clear()
 
 
 def _texts(values: object) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The small part of PromQL that the simulated Prometheus understands: parse, and evaluate.
 
-Selectors with matchers, timestamp(), last_over_time(), rate(), max, min, sum, avg, count and group
-with `by`, `or`, `and` with `on`, and `>` with a number. Anything else is refused by name.
+Selectors with matchers, timestamp(), last_over_time(), max_over_time(), rate(), max, min, sum, avg,
+count and group with `by`, `or`, `and` with `on`, and `>` with a number. Anything else is refused by
+name.
 """
 
 import re
@@ -58,7 +59,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`timestamp(…)`, `last_over_time(…[…])` or `rate(…[…])`."""
+    """`timestamp(…)`, or a function of a range: `rate(…[…])` and the like."""
 
     function: str
     selector: Selector
@@ -101,8 +102,8 @@ _AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "count": lambda values: float(len(values)),
     "group": lambda _: 1.0,
 }
-_FUNCTIONS: Final = frozenset({"timestamp", "last_over_time", "rate"})
-_OF_RANGES: Final = frozenset({"last_over_time", "rate"})
+_OF_RANGES: Final = frozenset({"last_over_time", "max_over_time", "rate"})
+_FUNCTIONS: Final = _OF_RANGES | {"timestamp"}
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TOKEN: Final = re.compile(
     r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)'
@@ -305,11 +306,12 @@ def _selected(selector: Selector, store: SampleStore) -> Iterator[Series]:
 
 
 def _call(call: Call, store: SampleStore, at: float) -> Vector:
-    if call.function == "rate":
+    if call.function in {"rate", "max_over_time"}:
+        reduce = Series.rate if call.function == "rate" else Series.most
         return [
-            Element(_without_name(series.labels), rate)
+            Element(_without_name(series.labels), value)
             for series in _selected(call.selector, store)
-            if (rate := series.rate(at, call.selector.window_seconds or 0.0)) is not None
+            if (value := reduce(series, at, call.selector.window_seconds or 0.0)) is not None
         ]
     found = [
         (series.labels, sample)

@@ -56,6 +56,11 @@ class Series:
         value = self.values[row]
         return None if value is None else (self.times[row], value)
 
+    def most(self, time: float, window_seconds: float) -> float | None:
+        """Return the highest value in the window that ends at `time`, None where there is none."""
+        start, end = bisect_right(self.times, time - window_seconds), bisect_right(self.times, time)
+        return max((value for value in self.values[start:end] if value is not None), default=None)
+
     def rate(self, time: float, window_seconds: float) -> float | None:
         """Return how fast a counter grew in the window that ends at `time`, per second.
 

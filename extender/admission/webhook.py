@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
-from prometheus_client import Counter
+from prometheus_client import Counter as Metric
 
 from extender.admission.review import Review, ReviewError, decode_review, encode_answer, patch_pod
 from extender.admission.scheduler_lease import SchedulerLease
@@ -17,6 +18,7 @@ from extender.core.request import parse_request
 from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient
+from extender.seldom import Seldom
 from extender.settings.admission import Admission
 
 logger = logging.getLogger(__name__)
@@ -24,8 +26,10 @@ logger = logging.getLogger(__name__)
 PATH: Final = "/admit"
 MAX_BODY_BYTES: Final = 4 << 20
 """Objects have 1.5 MiB at most in etcd, and the API server reads no more than 3 MiB."""
-MOST_READ: Final = 32
-"""Reviews read at once: whoever reaches the port may send any number of them."""
+MOST_READ: Final = 64
+READ_EACH: Final = 16
+"""Reviews read at once, and of these from one address: whoever reaches the port may send any number
+of them, and as slowly as they like."""
 READ_SECONDS: Final = 5.0
 """The API server has gone on without an answer by then."""
 
@@ -81,7 +85,7 @@ class AdmissionWebhook:
         resources: Callable[[], ResourceNames],
         policy: Callable[[], Policy],
         lease: Lease,
-        admissions: Counter,
+        admissions: Metric,
     ) -> None:
         self._scheduler = scheduler
         self._taint_key = taint_key
@@ -89,7 +93,8 @@ class AdmissionWebhook:
         self._policy = policy
         self._lease = lease
         self._admissions = admissions
-        self._reading = 0
+        self._reading: Counter[str | None] = Counter()
+        self._seldom = Seldom()
         for outcome in Outcome:
             admissions.labels(outcome)
 
@@ -110,19 +115,30 @@ class AdmissionWebhook:
             uid = review.uid
             outcome, answer = self.judge(review)
         except ReviewError as error:
-            logger.warning("unreadable admission review", extra={"cause": str(error)})
+            self._complain(request, str(error))
             outcome, answer = _unchanged(Outcome.UNREADABLE, error.uid)
         except TimeoutError:
-            logger.warning("unreadable admission review", extra={"cause": "it came too slowly"})
+            self._complain(request, "it came too slowly")
             outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
         except web.HTTPRequestEntityTooLarge:
-            logger.warning("unreadable admission review", extra={"cause": "it is too large"})
+            self._complain(request, "it is too large")
             outcome, answer = _unchanged(Outcome.UNREADABLE, uid)
-        except Exception:
-            logger.exception("fault", extra={"verb": "admit"})
+        except Exception as error:
+            unlogged = self._seldom.due("fault", type(error).__name__)
+            if unlogged is not None:
+                logger.exception("fault", extra={"verb": "admit", "also_unlogged": unlogged})
             outcome, answer = _unchanged(Outcome.FAULT, uid)
         self._admissions.labels(outcome).inc()
         return web.Response(body=answer, content_type="application/json")
+
+    def _complain(self, request: web.Request, cause: str) -> None:
+        """Say what is wrong with a review, now and then: whoever reaches the port may send any."""
+        unlogged = self._seldom.due("unreadable", request.remote)
+        if unlogged is not None:
+            logger.warning(
+                "unreadable admission review",
+                extra={"cause": cause, "address": request.remote, "also_unlogged": unlogged},
+            )
 
     async def _read(self, request: web.Request) -> bytes:
         """Return the body.
@@ -131,14 +147,17 @@ class AdmissionWebhook:
             ReviewError: too many come at once.
             TimeoutError: it takes too long.
         """
-        if self._reading >= MOST_READ:
-            raise ReviewError(f"more than {MOST_READ} reviews came at once")
-        self._reading += 1
+        reading, address = self._reading, request.remote
+        if reading[address] >= READ_EACH or reading.total() >= MOST_READ:
+            raise ReviewError(f"{reading[address]} of {reading.total()} reviews that came at once")
+        reading[address] += 1
         try:
             async with asyncio.timeout(READ_SECONDS):
                 return await request.read()
         finally:
-            self._reading -= 1
+            reading[address] -= 1
+            if not reading[address]:
+                del reading[address]
 
     def judge(self, review: Review) -> tuple[Outcome, bytes]:
         """Return what becomes of a pod, and the answer that says so."""
@@ -174,7 +193,7 @@ def make_webhook(
     own_namespace: str,
     resources: Callable[[], ResourceNames],
     policy: Callable[[], Policy],
-    admissions: Counter,
+    admissions: Metric,
 ) -> AdmissionWebhook | None:
     """Return the webhook, None where the settings want none; see `AdmissionWebhook`."""
     if not settings.listen:

@@ -31,6 +31,9 @@ TEMPLATES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Where the pod stands in each kind of object."""
 
+SCHEDULER_TAINT: Final = "idlegpu.io/scheduler"
+"""Key of the taint of nodes that one scheduler has for itself; the value is its name."""
+
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 MAX_NAME: Final = 40
 LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
@@ -120,10 +123,14 @@ def gpu_pod(
     container["resources"] = {"limits": dict(limits)}
     metadata = {"annotations": dict(annotations)} if annotations else {}
     spec: Object = {"restartPolicy": "Never"}
+    # The taint that keeps other pods off GPU nodes: not every cluster adds this by itself.
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if scheduler:
         spec["schedulerName"] = scheduler
-    # The taint that keeps other pods off GPU nodes: not every cluster adds this by itself.
-    spec["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+        # The taint that leaves nodes to a second scheduler (docs/kube-scheduler.md).
+        own = {"key": SCHEDULER_TAINT, "operator": "Equal", "value": scheduler}
+        tolerations.append({**own, "effect": "NoSchedule"})
+    spec["tolerations"] = tolerations
     spec["containers"] = [container]
     return {**({"metadata": metadata} if metadata else {}), "spec": spec}
 

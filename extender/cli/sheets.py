@@ -28,6 +28,9 @@ STYLES: Final = {
     "bound": "green",
     "yes": "green",
     "no": "yellow",
+    "shadow": "dim",
+    "shadow: same": "dim",
+    "shadow: another": "dim",
 }
 """Colours of words that say how something is."""
 

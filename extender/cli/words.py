@@ -10,6 +10,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
+SHADOW: Final = "in shadow mode kube-scheduler is not told what was chosen: nothing changes"
 GIB: Final = float(1 << 30)
 
 _SPAN: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s?)?")

@@ -122,18 +122,18 @@ STATES = ("unhealthy", "foreign", "idle", "busy", "unknown")
 
 def device_states(batch: Batch, assessment: Assessment, *, multi: bool = False) -> list[list[str]]:
     """Return the state of each device in words, by node and slot."""
-    codes = _state_codes(batch, assessment, multi=multi).tolist()
+    codes = state_codes(batch, assessment, multi=multi).tolist()
     return [[STATES[code] for code in row] for row in codes]
 
 
 def count_states(batch: Batch, assessment: Assessment) -> Mapping[str, int]:
     """Return how many devices of a batch are in each state."""
-    codes = _state_codes(batch, assessment, multi=False)[batch.present]
+    codes = state_codes(batch, assessment, multi=False)[batch.present]
     counts = np.bincount(codes, minlength=len(STATES)).tolist()
     return dict(zip(STATES, counts, strict=True))
 
 
-def _state_codes(batch: Batch, assessment: Assessment, *, multi: bool) -> Rows:
+def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) -> Rows:
     """Return the state of each device, as its place in `STATES`."""
     excluded = batch.telemetry.is_excluded_multi if multi else batch.telemetry.is_excluded
     idle_chance = assessment.idle_chance

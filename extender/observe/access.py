@@ -1,12 +1,8 @@
 """Who may read the API: the API server says whose a token is, and which pods its owner may read."""
 
-import asyncio
-import hashlib
 import ipaddress
 import logging
-import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from typing import Final
@@ -19,41 +15,29 @@ from prometheus_client import Counter
 from extender.config import Settings
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.kube import KubeClient, KubeError
+from extender.kube import KubeClient
 from extender.observe.answers import NOT_KEPT, error_answer, json_answer
 from extender.observe.caller import Caller
+from extender.observe.callers import HEADER, SESSION_PATH, Callers
 from extender.observe.seen import SEES_ALL, VIEWER, AccessError, Viewer
 from extender.placement.history import DecisionHistory
-from extender.reviews import TokenRefusedError, User, may_list_pods, review_token
 from extender.settings.api import Api
 from extender.settings.tls import is_loopback
 
 logger = logging.getLogger(__name__)
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+METRICS_PATH: Final = "/metrics"
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", METRICS_PATH})
 """What says nothing of pods, and is asked by kubelet and Prometheus, which have no token."""
 
 PAGE_FILES: Final = ("/", "/page", "/page/")
 """The page's own files: the same for everybody, and empty without the API."""
 
-SESSION_PATH: Final = "/v1/session"
 COOKIE: Final = "idlegpu-token"
-HEADER: Final = "X-Idlegpu-Token"
-"""A token here passes the API server's proxy, which keeps Authorization to itself."""
 
-MAX_TOKEN: Final = 8192
 MAX_COOKIE: Final = 3800
 """Browsers keep no longer one."""
 MAX_BODY: Final = 16 << 10
-
-MOST_CALLERS: Final = 1000
-MOST_QUESTIONS: Final = 32
-"""To the API server at once, for all callers: watching and events share its connections."""
-MOST_REFUSED: Final = 10_000
-REFUSED_SECONDS: Final = 10.0
-"""So long a token that was refused is refused without asking again."""
-
-_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class Outcome(StrEnum):
@@ -65,9 +49,13 @@ class Outcome(StrEnum):
     NO_TOKEN = "no-token"  # noqa: S105 - the word
     REFUSED = "refused"
     BUSY = "busy"
+    WRONG_HOST = "wrong-host"
+    """It was asked under a name that somebody else may have pointed here."""
     UNKNOWN = "unknown"
     """The API server did not answer."""
 
+
+LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 
 _OUTCOMES: Final = {401: Outcome.REFUSED, 429: Outcome.BUSY, 503: Outcome.UNKNOWN}
 
@@ -81,10 +69,12 @@ class Access:
         is_open: whether nobody needs a token.
         namespaces: those whose pods may have to be shown.
         requests: counts by outcome.
+        hosts: names that a question must be for, lower case, where not any may be asked for; empty
+            for any.
         monotonic: seconds since any moment.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by name, but for two
         self,
         client: KubeClient,
         settings: Api,
@@ -92,19 +82,14 @@ class Access:
         is_open: bool,
         namespaces: Callable[[], Collection[str]],
         requests: Counter,
+        hosts: Collection[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client = client
-        self._settings = settings
         self.is_open = is_open
-        self._namespaces = namespaces
+        self.callers = Callers(client, settings, namespaces=namespaces, monotonic=monotonic)
         self._requests = requests
-        self._monotonic = monotonic
         self._networks = settings.networks
-        self._callers: OrderedDict[bytes, Caller] = OrderedDict()
-        self._refused: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        self._due_at = 0.0
-        self._questions = asyncio.Semaphore(MOST_QUESTIONS)
+        self._hosts = hosts
 
     def guard(self, open_paths: Collection[str] = ()) -> Middleware:
         """Return what every question passes before it is answered, whatever its route.
@@ -114,6 +99,8 @@ class Access:
                 nothing that is anybody's.
         """
         free = OPEN_PATHS | frozenset(PAGE_FILES) | frozenset(open_paths)
+        if self._hosts:
+            free -= {METRICS_PATH}  # it names nodes
 
         @web.middleware
         async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -122,6 +109,9 @@ class Access:
             is_login = path == SESSION_PATH and request.method in {hdrs.METH_POST, hdrs.METH_DELETE}
             if path in free or path.startswith(PAGE_FILES[-1]) or is_login:
                 return await handler(request)
+            if self._hosts and not _is_for(request.headers.get(hdrs.HOST), self._hosts):
+                self._requests.labels(Outcome.WRONG_HOST).inc()
+                return _wrong_host(request, self._hosts)
             try:
                 viewer = await self._viewer(request)
             except AccessError as error:
@@ -155,9 +145,9 @@ class Access:
             return SEES_ALL
         if not token:
             self._requests.labels(Outcome.NO_TOKEN).inc()
-            raise AccessError(401, f"there is no token: {self._advice()}")
+            raise AccessError(401, f"there is no token: {self.callers.advice()}")
         try:
-            caller = await self._admit(token)
+            caller = await self.callers.admit(token, request.remote or "")
         except AccessError as error:
             self._requests.labels(_OUTCOMES[error.status]).inc()
             raise
@@ -172,105 +162,6 @@ class Access:
             return False
         plain = getattr(address, "ipv4_mapped", None) or address
         return any(plain in network for network in self._networks)
-
-    async def _admit(self, token: str) -> Caller:
-        """Return whose a token is, with what they may see by now.
-
-        Raises:
-            AccessError: nobody's, or not any more, or that cannot be found out now.
-        """
-        caller = await self._caller(token)
-        try:
-            await caller.renew()
-        except AccessError as error:
-            if error.status == 401:  # noqa: PLR2004 - HTTP's UNAUTHORIZED
-                self._refuse(_key(token), str(error))
-            raise
-        return caller
-
-    def _refuse(self, key: bytes, cause: str) -> None:
-        """Refuse a token for a while without asking about it again."""
-        self._callers.pop(key, None)
-        self._refused[key] = (self._monotonic() + REFUSED_SECONDS, cause)
-        self._refused.move_to_end(key)
-        if len(self._refused) > MOST_REFUSED:
-            self._refused.popitem(last=False)
-
-    async def _caller(self, token: str) -> Caller:
-        """Return whose a token is.
-
-        Raises:
-            AccessError: nobody's, or that cannot be found out now.
-        """
-        if len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
-            raise AccessError(401, f"that is no token: {self._advice()}")
-        key = _key(token)
-        caller = self._callers.get(key)
-        if caller is None:
-            caller = await self._meet(key, token)
-        self._callers[key] = caller
-        self._callers.move_to_end(key)
-        if len(self._callers) > MOST_CALLERS:
-            self._callers.popitem(last=False)
-        return caller
-
-    async def _meet(self, key: bytes, token: str) -> Caller:
-        """Return whose a token is that was not shown before.
-
-        Raises:
-            AccessError: nobody's, or that cannot be found out now.
-        """
-        until, cause = self._refused.get(key, (0.0, ""))
-        now = self._monotonic()
-        if now < until:
-            raise AccessError(401, cause)
-        if self._due_at > now:
-            raise AccessError(429, "too many unknown tokens: come again in a second")
-        # A burst of one second's worth, then one after the other.
-        rate = self._settings.reviews_per_second
-        self._due_at = max(self._due_at + 1.0 / rate, now - 1.0 + 1.0 / rate)
-        timeout_seconds = self._settings.review_timeout_seconds
-        audience = self._settings.audience
-
-        async def review() -> User:
-            async with self._questions:
-                return await review_token(
-                    self._client, token, audience=audience, timeout_seconds=timeout_seconds
-                )
-
-        try:
-            user = await review()
-        except TokenRefusedError as error:
-            cause = f"the API server refuses the token: {error}: {self._advice()}"
-            self._refuse(key, cause)
-            raise AccessError(401, cause) from error
-        except KubeError as error:
-            raise AccessError(503, f"cannot find out whose the token is: {error}") from error
-        logger.info("reads the API", extra={"user": user.name})
-
-        async def may_list(whose: User, namespace: str) -> bool:
-            async with self._questions:
-                return await may_list_pods(
-                    self._client, whose, namespace, timeout_seconds=timeout_seconds
-                )
-
-        return Caller(
-            user,
-            review=review,
-            may_list=may_list,
-            namespaces=self._namespaces,
-            token_seconds=self._settings.token_seconds,
-            rights_seconds=self._settings.rights_seconds,
-            monotonic=self._monotonic,
-        )
-
-    def _advice(self) -> str:
-        audience = self._settings.audience
-        option = f" --audience {audience}" if audience else ""
-        return (
-            f"kubectl create token ACCOUNT{option} makes one; send it as Authorization: Bearer, as "
-            f"{HEADER}, or once to POST {SESSION_PATH}"
-        )
 
     async def _tell(self, _: web.Request) -> web.StreamResponse:
         """Say who asks, and what they see."""
@@ -307,7 +198,7 @@ class Access:
             )
         if not self.is_open:
             try:
-                await self._admit(token)
+                await self.callers.admit(token, request.remote or "")
             except AccessError as error:
                 return _refusal(error)
         response = web.Response(status=204, headers=NOT_KEPT)
@@ -342,7 +233,17 @@ def make_access(
         pods = {pod.namespace for pod in fleet.pods.values()}
         return pods | {record.pod.namespace for record in history}
 
-    return Access(client, settings.api, is_open=is_open, namespaces=namespaces, requests=requests)
+    # A site's page may not read what is on this machine, unless its name leads here: whoever has
+    # the site may have it do so (DNS rebinding), and there is no token that would stop it.
+    hosts = {*LOCAL_HOSTS, host, *settings.api.hosts} if is_open and is_loopback(host) else ()
+    return Access(
+        client,
+        settings.api,
+        is_open=is_open,
+        namespaces=namespaces,
+        requests=requests,
+        hosts=frozenset(map(str.lower, hosts)),
+    )
 
 
 def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
@@ -353,9 +254,32 @@ def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
     return headers.get(HEADER, "").strip() or cookies.get(COOKIE, "")
 
 
-def _key(token: str) -> bytes:
-    """Return under what a token is remembered: not the token itself."""
-    return hashlib.sha256(token.encode()).digest()
+def _is_for(host: str | None, hosts: Collection[str]) -> bool:
+    """Tell whether a question is for one of these names, or for a loopback address.
+
+    One that names no host is no browser's.
+    """
+    if host is None:
+        return True
+    name = _without_port(host)
+    return name in hosts or (name != "localhost" and is_loopback(name))
+
+
+def _without_port(host: str) -> str:
+    """Return the name in a Host header, lower case."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    name, colon, port = host.rpartition(":")
+    is_port = bool(colon) and ":" not in name and (port.isdigit() or not port)
+    return (name if is_port else host).lower().removesuffix(".")
+
+
+def _wrong_host(request: web.Request, hosts: Collection[str]) -> web.Response:
+    return error_answer(
+        421,
+        f"Host {request.headers.get(hdrs.HOST, '')[:80]!r} is not allowed here: "
+        f"must be one of {', '.join(sorted(hosts))}, or be named in api.hosts",
+    )
 
 
 def _set_cookie(request: web.Request, response: web.Response, token: str) -> None:

@@ -13,7 +13,7 @@ from extender.fleet.fleet import Fleet
 from extender.observe.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
 from extender.observe.advice_words import card_words, memory_words, tenth_words
 from extender.observe.answers import chunks, error_answer, json_answer
-from extender.observe.measured import OWN_SECONDS, Measured, ShortMemory
+from extender.observe.measured import OWN_SECONDS, Kept, Measured, ShortMemory
 from extender.observe.page.past import Plots
 from extender.observe.parameters import (
     QueryError,
@@ -23,14 +23,26 @@ from extender.observe.parameters import (
     refusing,
 )
 from extender.observe.pending import moment
-from extender.observe.seen import of_pod, pod_name
+from extender.observe.seen import VIEWER, of_pod, pod_name
 from extender.observe.views import Json
+from extender.turns import BusyError, Turns
 
 PATH: Final = "/v1/advice"
 DEFAULT_LIMIT: Final = 200
 MOST_LIMIT: Final = 1000
 LEAST_SECONDS: Final = 900
 MOST_SECONDS: Final = 30 * 86_400
+
+WINDOWS: Final = tuple(
+    hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 2 * 24, 3 * 24, 7 * 24, 14 * 24, 30 * 24)
+)
+"""Prometheus is asked for these alone: what it said counts for all who ask for about as much."""
+
+AT_ONCE: Final = 2
+WAITING_EACH: Final = 4
+WAIT_SECONDS: Final = 60.0
+"""So many answers are made at a time, so many of the same caller wait, and so long: in a large
+fleet each takes seconds."""
 
 PIECE_VIEWS: Final = 100
 """Lines that are made between two turns of the event loop."""
@@ -55,6 +67,8 @@ class Advice:
         self._memory = memory
         self._plots = plots
         self._clock = clock
+        self._kept = Kept(clock)
+        self._turns = Turns(at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
@@ -71,8 +85,17 @@ class Advice:
         is_all = read_boolean(query, "all")
         if node is not None and node not in self._fleet.nodes:
             return error_answer(404, f"node {node!r} is not known: GET /v1/nodes lists the nodes")
-        measured = Measured(self._fleet, self._memory, self._asked(seconds), float(seconds))
-        found = await find(self._fleet, measured, node=node, namespace=namespace, most=limit)
+        plots = self._asked(seconds)
+        if plots is not None:
+            seconds = next(window for window in WINDOWS if window >= seconds)
+        measured = Measured(self._fleet, self._memory, plots, float(seconds), self._kept)
+        try:
+            async with self._turns.of(VIEWER.get().name or request.remote or ""):
+                found = await find(
+                    self._fleet, measured, node=node, namespace=namespace, most=limit
+                )
+        except BusyError as error:
+            return error_answer(429, f"too much advice is asked for at once: {error}")
         if not is_all:
             found.cards[Verdict.KEEP].clear()
             found.counts[Verdict.KEEP.value] = 0

@@ -1,15 +1,12 @@
 """Somebody who shows a token: who they are and which pods they may read, as far as it is known."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from extender.kube import KubeError
 from extender.observe.seen import NO_NAMESPACE, AccessError
 from extender.reviews import ALL_NAMESPACES, TokenRefusedError, User
-
-logger = logging.getLogger(__name__)
 
 PARALLEL: Final = 8
 """Questions to the API server at once, for one caller."""
@@ -68,6 +65,11 @@ class Caller:
         self._turn = asyncio.Lock()
         self._silent_until = float("-inf")
         self._silence = ""
+
+    @property
+    def name(self) -> str:
+        """Whose the token is."""
+        return self.user.name
 
     @property
     def sees_all(self) -> bool:
@@ -143,7 +145,6 @@ class Caller:
         try:
             allowed = await self._may_list(self.user, namespace)
         except KubeError as error:
-            logger.warning("cannot find out what a caller may read", extra={"cause": str(error)})
             self._leave_alone(error)
             return
         self._rights[namespace] = (allowed, now)

@@ -8,10 +8,12 @@ from prometheus_client.aiohttp import make_aiohttp_handler
 
 from extender.config import Settings
 from extender.fleet.fleet import Fleet
+from extender.listening import Listener
 from extender.metrics import Metrics
 from extender.observe.agents import AgentCollector, AgentFigures
 from extender.observe.certificates import CertificateCollector, certificate_ends
 from extender.observe.collector import FleetCollector, SourceStatus
+from extender.observe.connections import ConnectionCollector
 
 
 class Follower(Protocol):
@@ -62,3 +64,8 @@ def metrics_route(
         return await render(request)
 
     return web.get("/metrics", show)
+
+
+def export_ports(metrics: Metrics, ports: Iterable[Listener]) -> None:
+    """Have the metrics show who comes to the ports."""
+    metrics.registry.register(ConnectionCollector(tuple(ports)))

@@ -5,12 +5,13 @@ A device of which nothing is known counts as active: idleness is claimed only of
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.readings import Column, DeviceKey
 from extender.core.snapshot import Telemetry
 from extender.fleet.fleet import Fleet
 
@@ -34,10 +35,14 @@ class Idleness:
 
     Attributes:
         began_at: when the watch began, seconds since the epoch; None before the first look.
+        seen: is set once a look has found a device of which something is known.
+        active_from: ratio of activity from which on a device is used.
     """
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self.began_at: float | None = None
+        self.seen = asyncio.Event()
+        self.active_from = ACTIVE_FROM
         self._fleet = fleet
         self._clock = clock
         self._used_at: npt.NDArray[np.float64] = np.zeros(0)
@@ -61,6 +66,8 @@ class Idleness:
         telemetry = self._fleet.snapshot().telemetry
         new = self._grow(len(telemetry.latest), now)
         is_known = telemetry.freshness > 0
+        if not self.seen.is_set() and is_known.any():
+            self.seen.set()
         is_active = is_known & _is_active(telemetry, self._mean)
         is_active[new:] &= telemetry.latest[new:] >= ACTIVE_FROM  # what rose was not watched yet
         is_guess = ~is_known
@@ -69,8 +76,33 @@ class Idleness:
         self._is_guess[is_guess] = True
         self._mean[:] = np.where(is_known, telemetry.utilization, 0.0)
 
+    def learn(
+        self,
+        devices: Sequence[DeviceKey],
+        used_at: Column,
+        is_guess: npt.NDArray[np.bool_],
+        until: float,
+    ) -> None:
+        """Take over what somebody else saw of devices before this watch began.
+
+        Of a device that was seen active here since then, or of which nothing was known for a while,
+        it says nothing new.
+
+        Args:
+            devices: the devices.
+            used_at: when each was last active, seconds since the epoch.
+            is_guess: whether that is only how far back it is known.
+            until: the last moment that they were watched; this watch had begun by then.
+        """
+        for key, at, guess in zip(devices, used_at.tolist(), is_guess.tolist(), strict=True):
+            row = self._fleet.store.row_of(key)
+            if row is None or row >= len(self._used_at) or not self._is_guess[row]:
+                continue
+            if at < self._used_at[row] <= until:
+                self._used_at[row], self._is_guess[row] = at, guess
+
     def last_used(self, row: int) -> tuple[float, bool]:
-        """Return when a device was last active, and whether that is only when the watch began.
+        """Return when a device was last active, and whether it is only known since then.
 
         Args:
             row: the device's row in the telemetry.

@@ -1,6 +1,7 @@
 """What was measured of devices for a while: from our own memory of an hour, or from Prometheus."""
 
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -18,8 +19,17 @@ LONG_STEPS: Final = 241
 MOST_ASKED: Final = 2048
 """Of so many devices at most, for one answer: 32 questions for each metric, one after the other."""
 
+KEPT_SECONDS: Final = 60.0
+"""So long what Prometheus said is good for whoever asks next: it samples a minute or more apart."""
+MOST_KEPT: Final = 64
+"""Answers about 64 devices, of a quarter of a megabyte each."""
+
 BY_US: Final = "memory"
 BY_PROMETHEUS: Final = "prometheus"
+
+
+Question = tuple[float, tuple[DeviceKey, ...]]
+"""How far back, and of which devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +56,30 @@ class ShortMemory(Protocol):
         """Return times, activity and memory in use, as ratios."""
 
 
+class Kept:
+    """What Prometheus said lately, for everybody: it tells of devices, and not of pods.
+
+    Args:
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[Question, tuple[float, Samples]] = OrderedDict()
+
+    def get(self, question: Question) -> Samples | None:
+        """Return the answer to a question, None where it is old or was never there."""
+        until, samples = self._kept.get(question, (0.0, None))
+        return samples if self._clock() < until else None
+
+    def put(self, question: Question, samples: Samples) -> None:
+        """Keep an answer for a while."""
+        self._kept[question] = (self._clock() + KEPT_SECONDS, samples)
+        self._kept.move_to_end(question)
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+
+
 class Measured:
     """Remembers for one answer how much Prometheus was asked, and what it said.
 
@@ -54,6 +88,7 @@ class Measured:
         memory: our own.
         plots: asks Prometheus; None where our own is to do.
         seconds: how far back.
+        kept: what Prometheus said lately.
 
     Attributes:
         note: why something is of our own memory although Prometheus was to tell, "" where nothing
@@ -61,13 +96,14 @@ class Measured:
     """
 
     def __init__(
-        self, fleet: Fleet, memory: ShortMemory, plots: Plots | None, seconds: float
+        self, fleet: Fleet, memory: ShortMemory, plots: Plots | None, seconds: float, kept: Kept
     ) -> None:
         self.note = ""
         self._fleet = fleet
         self._memory = memory
         self._plots = plots
         self._seconds = seconds
+        self._kept = kept
         self._left = MOST_ASKED
 
     async def of(self, rows: Sequence[int]) -> Samples:
@@ -95,17 +131,23 @@ class Measured:
         self._left -= len(rows)
         infos = [self._fleet.store.info(row) for row in rows]
         keys = [DeviceKey(("", "")) if info is None else info.key for info in infos]
+        question = (self._seconds, tuple(keys))
+        samples = self._kept.get(question)
+        if samples is not None:
+            return samples
         told = await plots.past(keys, seconds=self._seconds, steps=LONG_STEPS)
         if told.error:
             self.note = told.error
             self._left = 0  # what does not answer is not asked again
             return None
-        return Samples(
+        samples = Samples(
             source=BY_PROMETHEUS,
             times=np.array(told.times, dtype=np.float64),
             activity=_matrix(told.activity, keys, len(told.times)),
             memory_bytes=_matrix(told.memory_bytes, keys, len(told.times)),
         )
+        self._kept.put(question, samples)
+        return samples
 
 
 def _matrix(told: Mapping[DeviceKey, Values], keys: Sequence[DeviceKey], steps: int) -> Matrix:

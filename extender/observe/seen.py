@@ -34,6 +34,10 @@ class AccessError(Exception):
 class Viewer(Protocol):
     """Whoever an answer is for."""
 
+    @property
+    def name(self) -> str:
+        """Who it is; "" where that is not known: whoever comes from somewhere."""
+
     def sees(self, namespace: str) -> bool:
         """Whether the pods of a namespace may be shown; never waits."""
 
@@ -51,6 +55,8 @@ class Viewer(Protocol):
 class SeesAll:
     """Somebody who may read all pods."""
 
+    name = ""
+
     def sees(self, namespace: str) -> bool:  # noqa: ARG002 - see Viewer
         """Return true."""
         return True
@@ -64,6 +70,8 @@ class SeesAll:
 
 class SeesNone:
     """Somebody who may read no pod, or of whom nothing is known."""
+
+    name = ""
 
     def sees(self, namespace: str) -> bool:  # noqa: ARG002 - see Viewer
         """Return false."""

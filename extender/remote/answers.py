@@ -369,6 +369,7 @@ class Cause(Answer):
     field: str
     text: str
     pods: int = 0
+    kind: str = ""
 
 
 class Unasked(Answer):

@@ -52,6 +52,14 @@ class Admission(Section):
         default=2.0, ge=0.2, le=60, description="the Lease is looked at this often"
     )
 
+    max_connections: int = Field(
+        default=500,
+        ge=10,
+        le=100_000,
+        description="most connections at a time; where they are used up, the address that holds "
+        "the most gives one up for who comes from another",
+    )
+
     @field_validator("listen")
     @classmethod
     def _check_listen(cls, listen: str) -> str:

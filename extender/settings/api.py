@@ -1,6 +1,7 @@
 """The settings of the API: who may read it."""
 
 import ipaddress
+import re
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -10,6 +11,9 @@ from extender.settings.section import AnyCase, Form, Section
 from extender.settings.tls import is_loopback
 
 PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
+
+_HOST: Final = re.compile(r"[A-Za-z0-9_]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]")
+"""A name, an IPv4 address, or an IPv6 address as URLs write it."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -62,6 +66,19 @@ class Api(Section):
     review_timeout_seconds: float = Field(
         default=5.0, ge=0.1, le=60, description="limit for one question to the API server"
     )
+    max_connections: int = Field(
+        default=500,
+        ge=10,
+        le=100_000,
+        description="most connections at a time to status_listen; where they are used up, the "
+        "address that holds the most gives one up for who comes from another",
+    )
+    hosts: Annotated[tuple[str, ...], Form("a list of host names, without a port")] = Field(
+        default=(),
+        description="names besides localhost, loopback addresses and the address of the port under "
+        "which it may be asked where it is on loopback and takes no tokens: another site's page "
+        "could else have its own name point here, and read on",
+    )
 
     @field_validator("proxies")
     @classmethod
@@ -74,6 +91,17 @@ class Api(Section):
                     f"{proxy!r} is not allowed: {error}: must be {PROXIES_FORM}"
                 ) from error
         return proxies
+
+    @field_validator("hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not _HOST.fullmatch(host):
+                raise ValueError(
+                    f"{host!r} is not allowed: must be a name such as gpus.example.com, without "
+                    "scheme and port"
+                )
+        return hosts
 
     @property
     def networks(self) -> tuple[Network, ...]:

@@ -97,9 +97,18 @@ class Plots:
         preferred, other = found[Signal.GRAPHICS_ACTIVE], found[Signal.GPU_UTILIZATION]
         return Hour(
             times=tuple(times.tolist()),
-            activity=other | preferred,
+            activity={
+                key: _filled(preferred.get(key), other.get(key)) for key in other | preferred
+            },
             memory_bytes=found[Signal.MEMORY_USED],
         )
+
+
+def _filled(preferred: Values | None, other: Values | None) -> Values:
+    """Return the values of a metric, and where it has none, for it is new, those of another."""
+    if preferred is None or other is None:
+        return preferred or other or []
+    return [second if one is None else one for one, second in zip(preferred, other, strict=True)]
 
 
 async def _ask_all(

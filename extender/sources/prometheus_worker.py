@@ -26,6 +26,7 @@ from extender.sources.prometheus_collector import Collector, Round
 from extender.sources.prometheus_common import PATHS, PrometheusError
 from extender.sources.prometheus_history import Past, collect_past
 from extender.sources.prometheus_http import PrometheusClient
+from extender.sources.prometheus_use import collect_use
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -74,6 +75,8 @@ def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> N
             question = questions.get()
             if "window_seconds" in question.header:
                 answer = _answer_past(settings, question.header)
+            elif "use_seconds" in question.header:
+                answer = _answer_use(settings, question.header)
             else:
                 identity = _read_identity(question.header) or identity
                 answer = _answer_round(collector, identity, question.header)
@@ -173,6 +176,30 @@ def past_frames(past: Past) -> Iterator[Frame]:
         some = slice(start, start + len(devices))
         start = some.stop
         body = np.stack([matrix[some] for matrix in matrices]).astype(np.float32).tobytes()
+        yield Frame(header={"more": True, "devices": devices}, body=body)
+    yield Frame(header={})
+
+
+def _answer_use(settings: "Prometheus", header: Mapping[str, Any]) -> Iterator[Frame]:
+    client = PrometheusClient(settings)
+    try:
+        use = collect_use(
+            client,
+            settings,
+            now=header["now"],
+            seconds=header["use_seconds"],
+            active_from=header["active_from"],
+        )
+    except PrometheusError as error:
+        yield Frame(header={"error": str(error)})
+        return
+    finally:
+        client.close()
+    start = 0
+    for devices in _parts(use.devices):
+        some = slice(start, start + len(devices))
+        start = some.stop
+        body = np.stack([use.used_at[some], use.is_guess[some].astype(np.float64)]).tobytes()
         yield Frame(header={"more": True, "devices": devices}, body=body)
     yield Frame(header={})
 

@@ -62,6 +62,18 @@ def metric_query(metric: Metric, selector: str) -> str:
     return f"{metric.aggregation} {_by(labels)} ({series})"
 
 
+def most_query(metric: Metric, selector: str, seconds: float) -> str:
+    """Ask for the highest value of one metric in the time before, one value for each device.
+
+    Example:
+        >>> from extender.sources.dcgm import DEFAULT_METRICS
+        >>> most_query(DEFAULT_METRICS[0], "", 900.0)
+        'max by (UUID, uuid, GPU_I_ID) (max_over_time(DCGM_FI_DEV_GPU_UTIL{}[900s]))'
+    """
+    series = f"max_over_time({_selected(metric.name, selector)}[{seconds:.0f}s])"
+    return f"max {_by(_DEVICE_LABELS)} ({series})"
+
+
 def devices_query(names: Sequence[str], node_labels: Iterable[str], selector: str) -> str:
     """Ask which devices there are, on which node, and when each was last scraped.
 

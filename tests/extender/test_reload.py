@@ -253,6 +253,7 @@ def test_only_what_is_made_once_needs_a_restart() -> None:
         "allow_plain",
         "tls",
         "kubeconfig",
+        "max_connections",
         "keepalive_seconds",
         "peers",
         "agents",

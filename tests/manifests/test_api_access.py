@@ -1,112 +1,22 @@
 """Who reads the shipped extender's API, by real tokens and rights of a real API server."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.waiting import wait_for
-from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.running import RunningExtender, running_extender
-from tests.manifests.shipped import EXTENDER_NAMESPACE, MANIFESTS
+from tests.manifests.api_readers import BLUE, READER, STRANGER, Read, reading
+from tests.manifests.installing import Installation
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
-AUDIENCE = "idlegpu-api"
-BLUE, RED = "blue", "red"
-READER, CLUSTER_READER, STRANGER = "reader", "cluster-reader", "stranger"
-RBAC = "rbac.authorization.k8s.io"
-LISTS_PODS = "test-lists-pods"
-"""In the place of `view`, whose rules kube-controller-manager would have put together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Read:
-    """An API with a pod of each of two tenants, and callers with different rights."""
-
-    installation: Installation
-    extender: RunningExtender
-
-    async def token(self, account: str, *audiences: str) -> str:
-        return await self.installation.token(BLUE, account, *(audiences or (AUDIENCE,)))
-
-    async def pods(self, token: str) -> list[str]:
-        status, answer = await self.extender.read("/v1/nodes/a", token)
-        assert status == 200, answer
-        pods: list[str] = answer["pods"]
-        return pods
-
-
-def binding(kind: str, account: str, namespace: str = "") -> Object:
-    """Return what lets an account of the first tenant view pods, somewhere or everywhere."""
-    where = {"namespace": namespace} if namespace else {}
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": kind,
-        "metadata": {"name": f"test-{account}", **where},
-        "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": LISTS_PODS},
-        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": BLUE}],
-    }
-
-
-async def ensure(admin: ApiClient, path: str, item: Object) -> None:
-    try:
-        await admin.request("POST", path, item)
-    except ApiError as error:
-        if error.status != 409:  # there from another test: nobody here empties namespaces
-            raise
 
 
 @pytest_asyncio.fixture
 async def read(installation: Installation, tmp_path: Path) -> AsyncIterator[Read]:
-    admin = installation.admin
-    for namespace in (BLUE, RED):
-        item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        await ensure(admin, "/api/v1/namespaces", item)
-        for account in ("default", READER, CLUSTER_READER, STRANGER):
-            made = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
-            await ensure(admin, f"/api/v1/namespaces/{namespace}/serviceaccounts", made)
-    role = {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": LISTS_PODS},
-        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}],
-    }
-    await ensure(admin, f"/apis/{RBAC}/v1/clusterroles", role)
-    await ensure(
-        admin,
-        f"/apis/{RBAC}/v1/namespaces/{BLUE}/rolebindings",
-        binding("RoleBinding", READER, BLUE),
-    )
-    await ensure(
-        admin, f"/apis/{RBAC}/v1/clusterrolebindings", binding("ClusterRoleBinding", CLUSTER_READER)
-    )
-    await installation.apply(MANIFESTS)
-    account = (EXTENDER_NAMESPACE, "idlegpu-extender")
-    async with await installation.client(*account) as client:
-        for resource, group in (
-            ("tokenreviews", "authentication.k8s.io"),
-            ("subjectaccessreviews", "authorization.k8s.io"),
-        ):
-            await wait_authorized(client, "create", resource, group=group)
-    await admin.create(node("a"))
-    for namespace in (BLUE, RED):
-        await admin.create(pod("p", namespace=namespace, nodeName="a"))
-    async with running_extender(installation, tmp_path) as extender:
-        found = Read(installation=installation, extender=extender)
-        token = await found.token(CLUSTER_READER)
-        await wait_for(partial(_shows_both, found, token), "both pods are known and shown")
+    async with reading(installation, tmp_path) as found:
         yield found
-
-
-async def _shows_both(found: Read, token: str) -> bool:
-    return await found.pods(token) == ["blue/p", "red/p"]
 
 
 async def test_a_tenant_sees_its_own_pods_and_that_there_are_others(read: Read) -> None:

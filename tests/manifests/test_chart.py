@@ -1,6 +1,7 @@
 """The Helm chart renders what kustomize does, and changes what its values say."""
 
 import json
+import os
 from pathlib import Path
 from typing import Final
 
@@ -10,20 +11,45 @@ import yaml
 from extender.config import load_settings
 from tests.controlplane.objects import Object
 from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
-from tests.manifests.shipped import COMPONENTS, MANIFESTS, OVERLAYS, built, find, with_components
+from tests.manifests.shipped import (
+    COMPONENTS,
+    MANIFESTS,
+    OVERLAYS,
+    SECOND_SCHEDULER,
+    built,
+    find,
+    with_components,
+)
 
 pytestmark = pytest.mark.e2e  # kubectl and helm are built first
 
 EVERY_COMPONENT: Final = sorted(folder.name for folder in COMPONENTS.iterdir())
 CERTS_JOB: Final = "idlegpu-certs"
 EXTENDER: Final = "idlegpu-extender"
+SCHEDULER: Final = "idlegpu-scheduler"
+SCHEDULER_CONFIG: Final = "idlegpu-scheduler-config"
 DIGEST: Final = "sha256:" + "0" * 64
+
+
+def without_hash(items: list[Object]) -> list[Object]:
+    """Return objects with the name of the second scheduler's ConfigMap as it is written.
+
+    Both add a hash of what it holds, where it is and where it is referred to; not the same one.
+    """
+    names = {item["metadata"]["name"] for item in items if item["kind"] == "ConfigMap"}
+    text = json.dumps(items)
+    for name in names:
+        if name.startswith(f"{SCHEDULER_CONFIG}-"):
+            assert text.count(f'"{name}"') == 2, "the ConfigMap, and the volume that is made of it"
+            text = text.replace(f'"{name}"', f'"{SCHEDULER_CONFIG}"')
+    changed: list[Object] = json.loads(text)
+    return changed
 
 
 def by_name(items: list[Object]) -> dict[tuple[str, str, str], Object]:
     """Return objects by kind, namespace and name."""
     found = {}
-    for item in items:
+    for item in without_hash(items):
         metadata = item["metadata"]
         if item["kind"] == "Job":  # one for each revision: see the chart's _values.tpl
             metadata["name"] = metadata["name"].removesuffix("-1")
@@ -65,6 +91,56 @@ def test_each_variant_is_a_choice_of_values(overlay: Path, tmp_path: Path) -> No
     has_agent = any(path in kustomization["resources"] for path in ("../../base", "../../agent"))
 
     assert_same({"components": components, "agent": {"enabled": has_agent}}, overlay, tmp_path)
+
+
+def test_the_second_scheduler_is_a_choice_of_values(tmp_path: Path) -> None:
+    overlay = tmp_path / "overlay"
+    overlay.mkdir()
+    folders = [os.path.relpath(path, overlay) for path in (MANIFESTS, SECOND_SCHEDULER)]
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump({"resources": folders}))
+
+    assert_same({"scheduler": {"enabled": True}}, overlay, tmp_path)
+
+
+def test_the_second_scheduler_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+    assert not [item for item in rendered({}, tmp_path) if SCHEDULER in str(item["metadata"])]
+
+
+def test_the_second_schedulers_values_change_it_and_start_it_anew(tmp_path: Path) -> None:
+    chosen = {
+        "enabled": True,
+        "replicas": 3,
+        "nodeSelector": {"pool": "infra"},
+        "tolerations": [{"operator": "Exists"}],
+        "resources": {"limits": {"memory": "4Gi"}},
+    }
+    image = {"repository": "r.example.com/kube-scheduler", "tag": "v1.35.9"}
+    before = rendered({"scheduler": chosen, "images": {"scheduler": image}}, tmp_path)
+    after = rendered(
+        {"scheduler": {**chosen, "extender": {"ignorable": False, "weight": 100}}}, tmp_path
+    )
+
+    spec = find(before, "Deployment", SCHEDULER)["spec"]
+    pod = spec["template"]["spec"]
+    assert spec["replicas"] == 3
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "infra"}
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["containers"][0]["resources"] == {"limits": {"memory": "4Gi"}}
+    assert pod["containers"][0]["image"] == "r.example.com/kube-scheduler:v1.35.9"
+    assert find(before, "Deployment", EXTENDER)["spec"]["replicas"] == 2
+    name, text = scheduler_config(before)
+    other, changed = scheduler_config(after)
+    assert name != other
+    shipped = yaml.safe_load(text)
+    shipped["extenders"][0] |= {"ignorable": False, "weight": 100}
+    assert yaml.safe_load(changed) == shipped
+
+
+def scheduler_config(items: list[Object]) -> tuple[str, str]:
+    """Return name and content of the ConfigMap that the second scheduler's volume is made of."""
+    volumes = find(items, "Deployment", SCHEDULER)["spec"]["template"]["spec"]["volumes"]
+    (name,) = [each["configMap"]["name"] for each in volumes if "configMap" in each]
+    return name, find(items, "ConfigMap", name)["data"]["kube-scheduler.yaml"]
 
 
 def test_images_come_from_where_the_values_say(tmp_path: Path) -> None:
@@ -151,6 +227,15 @@ def test_what_differs_from_cluster_to_cluster_is_a_value(tmp_path: Path) -> None
         pytest.param({"components": ["no-such"]}, "no components/no-such", id="unknown-component"),
         pytest.param(
             {"components": ["certs-job", "cert-manager"]}, "components", id="two-that-make-secrets"
+        ),
+        pytest.param({"scheduler": {"enable": True}}, "enable", id="unknown-of-scheduler"),
+        pytest.param(
+            {"scheduler": {"extender": {"httpTimeout": "5s"}}}, "httpTimeout", id="slow-extender"
+        ),
+        pytest.param(
+            {"scheduler": {"extender": {"managedResources": [{"name": "nvidia.com/mig-*"}]}}},
+            "managedResources",
+            id="wildcard",
         ),
         pytest.param({"images": {"agent": {"digest": "sha256:1"}}}, "digest", id="bad-digest"),
     ],

@@ -30,6 +30,7 @@ CHANGED: Final[Values] = {
     "images": {"extender": {"tag": "0.2.0"}},
     "extender": {"replicas": 3, "settings": {"strategy": "pack"}},
     "components": ["certs-job", "wake-nodes"],
+    "scheduler": {"enabled": True},
 }
 OURS: Final = "idlegpu"
 
@@ -118,6 +119,8 @@ async def test_a_release_goes_its_way_and_leaves_nothing_behind(release: Release
     assert upgraded["replicas"] == 3
     assert upgraded["template"]["spec"]["containers"][0]["image"] == "idlegpu-extender:0.3.0"
     assert await jobs(release) == {"idlegpu-certs-3"}
+    others = of_scheduler(rendered(CHANGED, release.folder))
+    assert [item for item in others if not await release.get(item)] == []
     assert await secret_value(release) is not None
 
     await release.helm("rollback", RELEASE, "1")
@@ -127,6 +130,8 @@ async def test_a_release_goes_its_way_and_leaves_nothing_behind(release: Release
     assert await jobs(release) == {"idlegpu-certs-1"}
     wake = {"kind": "ClusterRole", "apiVersion": "rbac.authorization.k8s.io/v1"}
     assert await release.get({**wake, "metadata": {"name": "idlegpu-extender-wake-nodes"}}) is None
+    for item in others:
+        assert await gone(release, item)
     assert await secret_value(release) is not None
 
     await release.helm("uninstall", RELEASE)
@@ -153,6 +158,13 @@ async def test_namespaces_that_are_there_already_stay_with_their_certificates(
     assert await secret_value(release) is not None
     for item in rendered({"namespaces": {"create": False}}, release.folder):
         assert await gone(release, item)
+
+
+def of_scheduler(items: list[Object]) -> list[Object]:
+    """Return the objects of the second scheduler, those in other namespaces too."""
+    found = [item for item in items if item["metadata"]["name"].startswith("idlegpu-scheduler")]
+    assert {"Deployment", "ConfigMap", "ClusterRoleBinding"} <= {item["kind"] for item in found}
+    return found
 
 
 async def gone(release: Release, item: Object) -> bool:

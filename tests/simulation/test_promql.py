@@ -113,6 +113,18 @@ def test_last_over_time_looks_back_as_far_as_it_is_told(store: SampleStore) -> N
     assert answer(store, query, NOW + 120) == []
 
 
+def test_max_over_time_tells_the_highest_value_of_the_time_before(store: SampleStore) -> None:
+    store.ingest("target", NOW + 60, parse_scrape(SCRAPE.replace(" 61", " 50")))
+
+    longer = answer(store, 'max_over_time(temp{gpu="0"}[2m])', NOW + 90)
+    shorter = answer(store, 'max_over_time(temp{gpu="0"}[1m])', NOW + 90)
+
+    assert [value for _, value in longer] == [61]
+    assert [value for _, value in shorter] == [50]
+    assert "__name__" not in longer[0][0]
+    assert answer(store, 'max_over_time(temp{gpu="0"}[1m])', NOW + 120) == []
+
+
 @pytest.mark.parametrize(
     ("at", "count"),
     [(NOW - 1, 0), (NOW, 3), (NOW + 299, 3), (NOW + 300, 0)],

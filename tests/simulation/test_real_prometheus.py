@@ -34,6 +34,7 @@ QUERIES = (
     "count(DCGM_FI_DEV_GPU_UTIL) by (pod, vgpu)",
     "avg by (GPU_I_PROFILE) (DCGM_FI_DEV_FB_USED)",
     "last_over_time(DCGM_FI_DEV_POWER_USAGE[2m])",
+    product.most_query(DEFAULT_METRICS[0], "", 900.0),
     'up{instance="10.0.0.15:9400"} and on (job, instance) (DCGM_FI_DEV_GPU_TEMP)',
 )
 

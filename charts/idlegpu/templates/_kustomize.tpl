@@ -2,24 +2,32 @@
 
 {{/* Add the objects and patches of a folder to `state`. In: root, folder, state. */}}
 {{- define "idlegpu.collect" }}
-{{- $path := printf "manifests/%s/kustomization.yaml" .folder }}
+{{- $path := printf "%s/kustomization.yaml" .folder }}
 {{- $text := .root.Files.Get $path }}
-{{- if not $text }}{{ fail (printf "components: there is no %s" .folder) }}{{ end }}
+{{- if not $text }}{{ fail (printf "components: there is no %s" (trimPrefix "manifests/" .folder)) }}{{ end }}
 {{- $kustomization := fromYaml $text }}
 {{- range $key := keys (omit $kustomization "apiVersion" "kind" "resources" "patches" "configMapGenerator") }}
 {{- fail (printf "%s: the chart does not know %s" $path $key) }}
 {{- end }}
 {{- range $kustomization.resources }}
-{{- $item := $.root.Files.Get (printf "manifests/%s/%s" $.folder .) | fromYaml }}
+{{- $item := $.root.Files.Get (printf "%s/%s" $.folder .) | fromYaml }}
 {{- $_ := set $.state "items" (append $.state.items $item) }}
 {{- end }}
 {{- range $generator := $kustomization.configMapGenerator }}
 {{- $data := dict }}
 {{- range $generator.files }}
 {{- $file := splitn "=" 2 . }}
-{{- $_ := set $data $file._0 ($.root.Files.Get (printf "manifests/%s/%s" $.folder $file._1)) }}
+{{- $_ := set $data $file._0 ($.root.Files.Get (printf "%s/%s" $.folder (default $file._0 $file._1))) }}
 {{- end }}
-{{- $metadata := dict "name" $generator.name "namespace" $generator.namespace "labels" $generator.options.labels }}
+{{- /* As kustomize does, by a hash of ours: what reads the file but once starts anew when it changes. */}}
+{{- $name := $generator.name }}
+{{- if not $generator.options.disableNameSuffixHash }}
+{{- if ne $name "idlegpu-scheduler-config" }}{{ fail (printf "the chart does not know what refers to %s" $name) }}{{ end }}
+{{- include "idlegpu.schedulerConfig" (dict "root" $.root "data" $data) }}
+{{- $name = printf "%s-%s" $name (toJson $data | sha256sum | trunc 10) }}
+{{- $_ := set $.state "schedulerConfig" $name }}
+{{- end }}
+{{- $metadata := dict "name" $name "namespace" $generator.namespace "labels" $generator.options.labels }}
 {{- $_ := set $.state "items" (append $.state.items (dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" $metadata "data" $data)) }}
 {{- end }}
 {{- range $kustomization.patches }}

@@ -1,4 +1,5 @@
-{{/* What the chart's values change in an object of the manifests. In: root, item. */}}
+{{/* What the chart's values change in an object of the manifests. In: root, item, schedulerConfig
+     (name of the second scheduler's ConfigMap). */}}
 {{- define "idlegpu.change" }}
 {{- $values := .root.Values }}
 {{- $item := .item }}
@@ -12,8 +13,14 @@
 {{- /* A Job cannot be changed: each revision has its own, and Helm deletes the one before. */}}
 {{- $_ := set $item.metadata "name" (printf "%s-%d" $name .root.Release.Revision) }}
 {{- else if eq $item.kind "Deployment" }}
-{{- $_ := set $item.spec "replicas" $values.extender.replicas }}
-{{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $values.extender) }}
+{{- $own := ternary $values.scheduler $values.extender (eq $name "idlegpu-scheduler") }}
+{{- $_ := set $item.spec "replicas" $own.replicas }}
+{{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $own) }}
+{{- range $volume := $item.spec.template.spec.volumes }}
+{{- if eq (dig "configMap" "name" "" $volume) "idlegpu-scheduler-config" }}
+{{- $_ := set $volume.configMap "name" $.schedulerConfig }}
+{{- end }}
+{{- end }}
 {{- else if eq $item.kind "DaemonSet" }}
 {{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $values.agent) }}
 {{- if $item.spec.template.spec.runtimeClassName }}
@@ -50,7 +57,7 @@
 {{- define "idlegpu.pod" }}
 {{- $images := .root.Values.images }}
 {{- range $container := .spec.containers }}
-{{- $image := index $images (splitList ":" $container.image | first | trimPrefix "idlegpu-") }}
+{{- $image := index $images (splitList ":" $container.image | first | base | trimPrefix "idlegpu-" | trimPrefix "kube-") }}
 {{- $version := printf ":%s" (default $.root.Chart.AppVersion $image.tag) }}
 {{- if $image.digest }}{{ $version = printf "@%s" $image.digest }}{{ end }}
 {{- $_ := set $container "image" (printf "%s%s" $image.repository $version) }}
@@ -63,7 +70,17 @@
 {{- end }}
 {{- end }}
 
-{{/* Resources, nodes and tolerations of extender or agent. In: spec, values (of the one). */}}
+{{/* What the values say of the extender in the second scheduler's configuration. In: root, data. */}}
+{{- define "idlegpu.schedulerConfig" }}
+{{- $settings := .root.Values.scheduler.extender }}
+{{- if $settings }}
+{{- $config := get .data "kube-scheduler.yaml" | fromYaml }}
+{{- $_ := set $config "extenders" (list (mergeOverwrite (first $config.extenders) $settings)) }}
+{{- $_ := set .data "kube-scheduler.yaml" (toYaml $config) }}
+{{- end }}
+{{- end }}
+
+{{/* Resources, nodes and tolerations of extender, agent or second scheduler. In: spec, values (of the one). */}}
 {{- define "idlegpu.workload" }}
 {{- if .values.resources }}{{ $_ := set (first .spec.containers) "resources" .values.resources }}{{ end }}
 {{- $_ := set .spec "nodeSelector" (merge (dict) .values.nodeSelector .spec.nodeSelector) }}

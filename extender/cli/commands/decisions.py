@@ -11,6 +11,10 @@ from extender.remote.answers import Decision, Decisions
 COLUMNS = [">#", "TIME", "POD", "VERB", ">FEASIBLE", "CHOSE", "RUNNER-UP", "BOUND TO", "FOLLOWED"]
 WIDE_COLUMNS = ["ASKS FOR", ">MS", "REPLICA"]
 
+FOLLOWED = {True: "yes", False: "no", None: words.NOTHING}
+SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
+"""By whether the pod is on our first choice, of which kube-scheduler was not told."""
+
 
 @click.command("decisions")
 @connected
@@ -36,13 +40,16 @@ def _render(answer: Decisions, *, is_wide: bool) -> RenderableType:
     return stack(
         [
             sheet(columns, rows) if answer.decisions else line("nothing was decided yet"),
+            line(f"shadow: {words.SHADOW}")
+            if any(one.is_shadow for one in answer.decisions)
+            else None,
             line(f"replicas that do not answer: {away}", "yellow") if answer.unreachable else None,
         ]
     )
 
 
 def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
-    followed = {True: "yes", False: "no", None: words.NOTHING}[decision.is_followed]
+    told = SHADOWED if decision.is_shadow else FOLLOWED
     row: list[Cell] = [
         str(decision.number),
         words.clock(decision.at),
@@ -52,7 +59,7 @@ def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
         decision.node or "none",
         decision.runner_up or words.NOTHING,
         decision.bound_node or words.NOTHING,
-        word(followed),
+        word(told[decision.is_followed]),
     ]
     if is_wide:
         took = decision.duration_seconds

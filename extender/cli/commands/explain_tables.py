@@ -62,6 +62,8 @@ def _head(answer: Explanation) -> Iterable[RenderableType]:
         filtered = answer.filter or decision
         told = f"{filtered.feasible} of {filtered.candidates} candidates would do"
         yield line(f"{told}{_about(decision)}")
+        if decision.is_shadow:
+            yield line(words.SHADOW, "yellow")
     if answer.pending is not None:
         yield from _waiting(answer.pending)
 

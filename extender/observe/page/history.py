@@ -7,17 +7,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.readings import Column, DeviceKey
+from extender.core.readings import Column, DeviceInfo
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.observe.page.looks import FULL, UNKNOWN_BYTE
+from extender.observe.page.looks import FULL, UNKNOWN_BYTE, half_percents
 
 Bytes = npt.NDArray[np.uint8]
 
 STEP_SECONDS: Final = 60.0
 STEPS: Final = 60
-PIECE: Final = 4096
-"""Devices that are compared between two turns of the event loop."""
+PIECE: Final = 1024
+"""Devices that are noted between two turns of the event loop: half a millisecond's work."""
 
 
 class ShortMemory:
@@ -36,7 +36,7 @@ class ShortMemory:
         self._clock = clock
         self._columns = {name: _blank(0) for name in ("activity", "memory")}
         self._times = np.full(STEPS, np.nan)
-        self._keys: list[DeviceKey | None] = []
+        self._infos: list[DeviceInfo | None] = []
         self._next = 0
 
     def note_in_steps(self) -> Steps[None]:
@@ -45,47 +45,52 @@ class ShortMemory:
         count = len(telemetry.utilization)
         self._grow(count)
         at = self._next
-        yield
-        for name, ratios, freshness in (
-            ("activity", telemetry.latest, telemetry.freshness),
-            ("memory", telemetry.memory_used, telemetry.memory_freshness),
-        ):
-            halves = np.round(np.clip(ratios, 0.0, 1.0) * FULL)
-            column = self._columns[name]
+        self._times[at] = np.nan  # nobody is told of a minute that is half noted
+        for column in self._columns.values():
             column[at] = UNKNOWN_BYTE
-            # A reading that fades is an old one: it says nothing of this minute.
-            column[at, :count] = np.where(freshness >= 1.0, halves, UNKNOWN_BYTE).astype(np.uint8)
+        yield
+        for start in range(0, count, PIECE):
+            some = slice(start, min(start + PIECE, count))
+            for column, ratios, freshness in (
+                (self._columns["activity"], telemetry.latest, telemetry.freshness),
+                (self._columns["memory"], telemetry.memory_used, telemetry.memory_freshness),
+            ):
+                column[at, some] = half_percents(
+                    ratios[some],
+                    freshness[some] >= 1.0,  # one that fades is an old one
+                )
+            self._forget_others(some, at)
             yield
         self._times[at] = self._clock()
         self._next = (at + 1) % STEPS
-        for start in range(0, count, PIECE):
-            self._forget_others(range(start, min(start + PIECE, count)), at)
-            yield
 
-    def _forget_others(self, rows: range, at: int) -> None:
+    def _forget_others(self, rows: slice, at: int) -> None:
         """Forget the past of rows that have another device than before."""
         store = self._fleet.store
-        for row in rows:
-            info = store.info(row) if row < len(store) else None
-            key = None if info is None else info.key
-            if key != self._keys[row]:
-                self._keys[row] = key
+        known = len(store)
+        for row in range(rows.start, rows.stop):
+            info, before = store.info(row) if row < known else None, self._infos[row]
+            if info is before:
+                continue
+            self._infos[row] = info
+            # A row that had no device has nothing to forget.
+            if before is not None and (info is None or info.key != before.key):
                 for column in self._columns.values():
                     kept = column[at, row]
                     column[:, row] = UNKNOWN_BYTE
                     column[at, row] = kept
 
     def _grow(self, count: int) -> None:
-        missing = count - len(self._keys)
+        missing = count - len(self._infos)
         if missing > 0:
-            self._keys += [None] * missing
+            self._infos += [None] * missing
             for name, column in self._columns.items():
                 self._columns[name] = np.concatenate([column, _blank(missing)], axis=1)
 
     def of(self, rows: Sequence[int]) -> tuple[list[float], dict[str, list[list[float | None]]]]:
         """Return the times, oldest first, and by name what each device was at these."""
         order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
-        known = [row < len(self._keys) for row in rows]
+        known = [row < len(self._infos) for row in rows]
         blank: list[float | None] = [None] * len(order)
         told = {
             name: [
@@ -103,12 +108,12 @@ class ShortMemory:
         The last two as a row a time and a column a device, ratios; NaN where unknown.
         """
         order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
-        is_known = np.array([row < len(self._keys) for row in rows], dtype=np.bool_)
+        is_known = np.array([row < len(self._infos) for row in rows], dtype=np.bool_)
         places = np.where(is_known, np.array(rows, dtype=np.intp), 0)
         told = []
         for column in self._columns.values():
             values = np.full((len(order), len(rows)), UNKNOWN_BYTE, dtype=np.uint8)
-            if len(self._keys):
+            if len(self._infos):
                 values[:, is_known] = column[np.ix_(order, places[is_known])]
             told.append(np.where(values == UNKNOWN_BYTE, np.nan, values / FULL))
         activity, memory = told

@@ -5,7 +5,7 @@ and keeps one event at most in memory here.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Final
 
@@ -14,6 +14,7 @@ from extender.observe.page.decision_feed import DecisionFeed
 from extender.observe.page.fleet_feed import FleetFeed, event
 from extender.observe.seen import SEES_ALL, VIEWER
 from extender.observe.views import Json
+from extender.sharing import who_gives_way
 
 LOOK_SECONDS: Final = 1.0
 """Time between two looks."""
@@ -30,11 +31,17 @@ GiveWay = Callable[[], Awaitable[None]]
 class Viewer:
     """How far somebody who looks has been told.
 
+    Args:
+        who: whose page it is.
+
     Attributes:
         news: is set whenever there may be something to tell.
+        is_let_go: they are told no more: somebody else needs the place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, who: str = "") -> None:
+        self.who = who
+        self.is_let_go = False
         self.news = asyncio.Event()
         self.news.set()
         self.fleet_version = 0
@@ -88,7 +95,7 @@ class Hub:
         self._clock = clock
         self._give_way = give_way
         self.is_closing = False
-        self._viewers: set[Viewer] = set()
+        self._viewers: dict[Viewer, None] = {}
         self._is_watched = asyncio.Event()
         self._batches: deque[_Batch] = deque(maxlen=MOST_BATCHES)
         self._batch = 0
@@ -97,19 +104,32 @@ class Hub:
     def __len__(self) -> int:
         return len(self._viewers)
 
-    def join(self) -> Viewer:
+    def has_room_for(self, who: str, most: int) -> bool:
+        """Tell whether one more may look; where there are so many, who has the most lets one go."""
+        if len(self._viewers) < most:
+            return True
+        heaviest = who_gives_way(Counter(viewer.who for viewer in self._viewers), who)
+        if heaviest is None:
+            return False
+        last = next(viewer for viewer in reversed(self._viewers) if viewer.who == heaviest)
+        last.is_let_go = True
+        last.news.set()
+        self.leave(last)
+        return True
+
+    def join(self, who: str = "") -> Viewer:
         """Take on somebody who looks; decisions made before are not told."""
-        viewer = Viewer()
+        viewer = Viewer(who)
         viewer.batch = self._batch
         if not self._viewers:
             self._make_beat()
-        self._viewers.add(viewer)
+        self._viewers[viewer] = None
         self._is_watched.set()
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
         """Forget somebody who looked."""
-        self._viewers.discard(viewer)
+        self._viewers.pop(viewer, None)
         if not self._viewers:
             self._is_watched.clear()
 
@@ -167,8 +187,9 @@ class Hub:
             self._make_beat()
             is_new = True
         if is_new:
-            for viewer in self._viewers:
-                viewer.news.set()
+            for viewer in tuple(self._viewers):
+                viewer.news.set()  # one after the other: each of them writes in its turn
+                await self._give_way()
 
     def _make_beat(self) -> None:
         now = self._clock()

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, TypeVar
 
 import numpy as np
@@ -19,9 +19,9 @@ Small = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 Item = TypeVar("Item")
 
-PIECE_NODES: Final = 32
-"""Nodes that are listed between two turns of the event loop: a millisecond's work."""
-PIECE_RECORDS: Final = 2048
+PIECE_NODES: Final = 24
+"""Nodes that are listed between two turns of the event loop: half a millisecond's work."""
+PIECE_RECORDS: Final = 512
 """Nodes that are compared between two turns."""
 
 MEMORY_UNIT_BYTES: Final = 256 << 20
@@ -135,6 +135,8 @@ class _Lister:
         self.counts: list[int] = []
         self.standing: list[int] = []
         self.records: list[NodeRecord] = []
+        self._labels = {label: Names() for label in GROUP_LABELS}
+        self._label_numbers: dict[str, list[int]] = {label: [] for label in GROUP_LABELS}
         self._parts: list[Rows] = [np.zeros((0, len(_COLUMNS)), dtype=np.intp)]
         self._listed = 0
 
@@ -145,6 +147,8 @@ class _Lister:
             record = self._fleet.nodes.get(node) or NodeRecord(name=node)
             self.records.append(record)
             self.standing.append(_standing(record))
+            for label, names in self._labels.items():
+                self._label_numbers[label].append(names.number(record.labels.get(label, "")))
             before = len(part)
             self._add_devices(node, record.labels.get(PRODUCT_LABEL, ""), part)
             self.counts.append(len(part) - before)
@@ -174,25 +178,42 @@ class _Lister:
         """Return what was listed, by name of the column."""
         return dict(zip(_COLUMNS, np.concatenate(self._parts).T, strict=True))
 
+    def labels(self) -> dict[str, tuple[tuple[str, ...], Words]]:
+        """Return the values of each label that any node has, and the number of each node's."""
+        return {
+            label: (
+                tuple(names.texts),
+                _words(np.array(self._label_numbers[label], dtype=np.intp)),
+            )
+            for label, names in self._labels.items()
+            if names.texts not in ([], [""])
+        }
+
 
 def roster_in_steps(fleet: Fleet, snapshot: Snapshot) -> Steps[Roster]:
     """List every device of the snapshot, some nodes at a time."""
     pools = snapshot.pools
-    nodes = tuple(sorted({name for pool in pools.values() for name in pool.nodes}))
+    # Each pool's are sorted: to sort these runs takes a tenth of what a set's order would.
+    names = sorted(chain.from_iterable(pool.nodes for pool in pools.values()))
+    yield
+    nodes = tuple(dict.fromkeys(names))
     yield
     lister = _Lister(fleet, snapshot)
     for some in _pieces(nodes, PIECE_NODES):
         lister.add(some)
         yield
     columns = lister.columns()
+    yield
     rows = np.ascontiguousarray(columns["rows"])
     total = snapshot.telemetry.memory_total_bytes
     memory = np.round(total[rows] / MEMORY_UNIT_BYTES) if len(total) else np.zeros(len(rows))
     yield
-    labels = {}
-    for label in GROUP_LABELS:
-        labels.update(_values_of(label, lister.records))
+    small = {}
+    for name in ("card", "index", "profile", "resource"):
+        small[name] = _small(columns[name])
         yield
+    model, replicas = _words(columns["model"]), _words(columns["replicas"])
+    yield
     return Roster(
         nodes=nodes,
         records=tuple(lister.records),
@@ -201,17 +222,17 @@ def roster_in_steps(fleet: Fleet, snapshot: Snapshot) -> Steps[Roster]:
         rows=rows,
         places=lister.places,
         slots={resource: pool.batch.slots for resource, pool in pools.items()},
-        card=_small(columns["card"]),
-        index=_small(columns["index"]),
-        model=_words(columns["model"]),
-        profile=_small(columns["profile"]),
-        resource=_small(columns["resource"]),
-        replicas=_words(columns["replicas"]),
+        card=small["card"],
+        index=small["index"],
+        model=model,
+        profile=small["profile"],
+        resource=small["resource"],
+        replicas=replicas,
         memory_total=_words(memory),
         models=tuple(lister.models.texts),
         profiles=tuple(lister.profiles.texts),
         resources=tuple(lister.resources.texts),
-        labels=labels,
+        labels=lister.labels(),
     )
 
 
@@ -278,15 +299,6 @@ def is_current_in_steps(roster: Roster, fleet: Fleet, snapshot: Snapshot) -> Ste
 
 def _as_row(slots: tuple[int, ...], width: int) -> list[int]:
     return [*slots, *[NO_DEVICE] * (width - len(slots))]
-
-
-def _values_of(label: str, records: list[NodeRecord]) -> dict[str, tuple[tuple[str, ...], Words]]:
-    """Return the values of a label by which nodes may be grouped, where any node has one."""
-    names = Names()
-    numbers = [names.number(record.labels.get(label, "")) for record in records]
-    if names.texts in ([], [""]):
-        return {}
-    return {label: (tuple(names.texts), _words(np.array(numbers, dtype=np.intp)))}
 
 
 def _small(values: Column | Rows) -> Small:

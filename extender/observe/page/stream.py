@@ -27,21 +27,24 @@ HEADERS: Final = {
 
 async def stream(hub: Hub, request: web.Request) -> web.StreamResponse:
     """Tell somebody what is new until they leave, stop reading, or the server ends."""
-    if len(hub) >= MOST_VIEWERS:
+    who = VIEWER.get().name or request.remote or ""
+    is_asked_of_headers = request.method == hdrs.METH_HEAD
+    if not is_asked_of_headers and not hub.has_room_for(who, MOST_VIEWERS):
         refused = error_answer(
             HTTPStatus.SERVICE_UNAVAILABLE,
-            f"{MOST_VIEWERS} pages are open already: close one, and this one will come up",
+            f"{MOST_VIEWERS} pages are open already, and enough of them are yours: close one, and "
+            "this one will come up",
         )
         refused.headers[hdrs.RETRY_AFTER] = "30"
         return refused
     response = web.StreamResponse(headers=HEADERS)
     response.force_close()
     await response.prepare(request)
-    if request.method == hdrs.METH_HEAD:
+    if is_asked_of_headers:
         return response
-    viewer = hub.join()
+    viewer = hub.join(who)
     try:
-        while not hub.is_closing:
+        while not (hub.is_closing or viewer.is_let_go):
             await VIEWER.get().renew()
             for told in hub.news_for(viewer):
                 async with asyncio.timeout(WRITE_SECONDS):

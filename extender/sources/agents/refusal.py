@@ -7,12 +7,12 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Final
 
+from extender.seldom import Seldom
+
 logger = logging.getLogger(__name__)
 
-LOG_SECONDS: Final = 60.0
-"""The same reason at the same sender is logged this often at most."""
-
-MOST_REMEMBERED: Final = 2000
+MOST_LINES: Final = 500
+"""A minute: of large fleets many nodes may have the same trouble, and each is to be named."""
 
 
 class Refusal(StrEnum):
@@ -80,8 +80,7 @@ class Refusals:
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.counts: dict[Refusal, int] = dict.fromkeys(Refusal, 0)
-        self._monotonic = monotonic
-        self._logged: dict[tuple[Refusal, str], tuple[float, int]] = {}
+        self._seldom = Seldom(most=MOST_LINES, monotonic=monotonic)
 
     def note(self, error: RefusedError, sender: str, address: str) -> None:
         """Count a refusal, and log it unless the same was logged lately.
@@ -92,14 +91,9 @@ class Refusals:
             address: where the connection came from.
         """
         self.counts[error.refusal] += 1
-        key, now = (error.refusal, sender or address), self._monotonic()
-        logged_at, unlogged = self._logged.get(key, (float("-inf"), 0))
-        if now - logged_at < LOG_SECONDS:
-            self._logged[key] = logged_at, unlogged + 1
+        unlogged = self._seldom.due(error.refusal, sender or address)
+        if unlogged is None:
             return
-        if len(self._logged) >= MOST_REMEMBERED:
-            self._logged.clear()
-        self._logged[key] = now, 0
         logger.log(
             logging.INFO if error.refusal in EVERYDAY else logging.WARNING,
             "agent refused",

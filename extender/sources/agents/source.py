@@ -12,6 +12,7 @@ from agent.report import Update
 from extender.core.policy import Foreign
 from extender.core.readings import Readings
 from extender.kube import KubeClient
+from extender.listening import Listener
 from extender.settings.agents import Agents
 from extender.sources.agents.connection import Connection
 from extender.sources.agents.refusal import Refusal, Refusals, RefusedError
@@ -28,14 +29,7 @@ QUIET_SECONDS: Final = 2.0
 
 SWEEP_SECONDS: Final = 1.0
 REQUEST_SECONDS: Final = 10.0
-"""A request has to have come in so long, and before it TLS's handshake; how long the token's review
-takes is our business."""
-
-GOODBYE_SECONDS: Final = 5.0
-"""Who does not take leave of a connection over TLS in so long is left."""
-
-BACKLOG: Final = 128
-"""About so many connections are accepted in one step at most: who comes beyond waits his turn."""
+"""A request has to have come in so long; how long the token's review takes is our business."""
 
 Deliver = Callable[[Readings], Awaitable[None]]
 
@@ -80,8 +74,10 @@ class AgentSource:
         clock: seconds since the epoch.
         monotonic: seconds since any moment.
         tls: None: without.
+        spare: so many file descriptors are left to others.
 
     Attributes:
+        port: where connections are accepted.
         refusals: who was refused, and why.
         is_listening: connections are accepted.
     """
@@ -98,6 +94,7 @@ class AgentSource:
         clock: Callable[[], float],
         monotonic: Callable[[], float] = time.monotonic,
         tls: ssl.SSLContext | None = None,
+        spare: int = 0,
     ) -> None:
         self.refusals = Refusals(monotonic)
         self.is_listening = False
@@ -109,7 +106,16 @@ class AgentSource:
         self._look_after_silent = look_after_silent
         self._clock = clock
         self._monotonic = monotonic
-        self._tls = tls
+        self.port = Listener(
+            "agents",
+            settings.address,
+            lambda: Connection(self, self._monotonic),
+            most=lambda: self._settings.max_connections,
+            tls=tls,
+            spare=spare,
+            refused=self._note_full,
+            monotonic=monotonic,
+        )
         self._connections: set[Connection] = set()
         self._of_node: dict[str, Connection] = {}
         self._news: dict[str, AgentState] = {}
@@ -127,18 +133,8 @@ class AgentSource:
             OSError: the address cannot be used.
         """
         host, port = self._settings.address
-        loop = asyncio.get_running_loop()
-        is_tls = self._tls is not None
         try:
-            server = await loop.create_server(
-                lambda: Connection(self, self._monotonic),
-                host,
-                port,
-                backlog=BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=REQUEST_SECONDS if is_tls else None,
-                ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
-            )
+            await self.port.open()
         except OSError as error:
             raise OSError(
                 f"cannot take reports on {host}:{port}: {error.strerror or error}: "
@@ -146,16 +142,18 @@ class AgentSource:
             ) from error
         self.is_listening = True
         logger.info(
-            "taking reports of agents", extra={"host": host, "port": port, "is_tls": is_tls}
+            "taking reports of agents",
+            extra={"host": host, "port": port, "is_tls": self.port.is_tls},
         )
         try:
             await self._hand_on()
         finally:
             self.is_listening = False
-            server.close()
+            self.port.close()
             ending = RefusedError(Refusal.CLOSING, "the extender ends: connect again")
             for connection in list(self._connections):
                 connection.refuse(ending)
+            await self.port.end()
             await asyncio.sleep(0)
 
     def change(self, settings: Agents) -> None:
@@ -182,13 +180,14 @@ class AgentSource:
     # --- what connections say ---------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> None:
-        """Take note of a new connection, or end it."""
-        if len(self._connections) >= self._settings.max_connections:
-            text = f"there are {len(self._connections)} connections: agents.max_connections"
-            self.refusals.note(RefusedError(Refusal.BUSY, text), "", connection.address)
-            connection.abort()
-            return
+        """Take note of a new connection."""
         self._connections.add(connection)
+
+    def _note_full(self, address: str) -> None:
+        """Take note of somebody for whom there was no room."""
+        limit = self._settings.max_connections
+        text = f"there are {limit} connections: agents.max_connections"
+        self.refusals.note(RefusedError(Refusal.BUSY, text), "", address)
 
     def closed(self, connection: Connection) -> None:
         """Take note of its end."""
@@ -198,13 +197,13 @@ class AgentSource:
             del self._of_node[sender.node]
             self._unknown.pop(sender.node, None)
 
-    async def admit(self, connection: Connection, token: str) -> Sender:  # noqa: ARG002 - the desk's
+    async def admit(self, connection: Connection, token: str) -> Sender:
         """Return whose a token is.
 
         Raises:
             RefusedError: it is no agent's.
         """
-        return await self._reviews.review(token)
+        return await self._reviews.review(token, connection.address)
 
     def granted(self, connection: Connection) -> None:
         """Take note that updates follow; of a node the last connection counts."""

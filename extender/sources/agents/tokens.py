@@ -1,24 +1,27 @@
 """Who a token is of: the API server is asked once for each, and says on which node it was given."""
 
-import asyncio
 import base64
 import binascii
-import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import orjson
 
 from extender.core.untyped import mapping_of, text_of
-from extender.kube import KubeClient, KubeError, parse_object
+from extender.kube import KubeClient, KubeError
+from extender.reviews import (
+    Recent,
+    TokenRefusedError,
+    User,
+    WrongAudienceError,
+    review_token,
+    token_key,
+)
 from extender.settings.agents import Agents
 from extender.sources.agents.refusal import Refusal, RefusedError
-
-PATH: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
-ACTION: Final = "create tokenreviews.authentication.k8s.io"
+from extender.turns import BusyError, Turns
 
 NODE_NAME: Final = "authentication.kubernetes.io/node-name"
 POD_NAME: Final = "authentication.kubernetes.io/pod-name"
@@ -33,10 +36,10 @@ BAD_SECONDS: Final = 30.0
 PARALLEL: Final = 8
 QUEUE_SECONDS: Final = 20.0
 """Who would have to wait longer for its review comes again later."""
+MOST_WAITING: Final = 1000
+"""Of one address: where many nodes come from one, they come again later."""
 
 LIMIT_BYTES: Final = 1 << 20
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +85,19 @@ class TokenReviews:
         self._settings = settings
         self._clock = clock
         self._monotonic = monotonic
-        self._good: OrderedDict[bytes, Sender] = OrderedDict()
-        self._bad: OrderedDict[bytes, tuple[float, RefusedError]] = OrderedDict()
-        self._parallel = asyncio.Semaphore(PARALLEL)
-        self._due_at = 0.0
+        self._good: Recent[Sender] = Recent(MOST_REMEMBERED)
+        self._bad: Recent[tuple[float, RefusedError]] = Recent(MOST_REMEMBERED)
+        self._turns = Turns(
+            at_once=PARALLEL,
+            waiting_each=MOST_WAITING,
+            wait_seconds=QUEUE_SECONDS,
+            per_second=settings.reviews_per_second,
+        )
 
     def change(self, settings: Agents) -> None:
         """Take other tokens from now on; how long a review counts changes with the next one."""
         self._settings = settings
+        self._turns.per_second = settings.reviews_per_second
         self._bad.clear()
 
     def accepts(self, sender: Sender) -> bool:
@@ -97,27 +105,33 @@ class TokenReviews:
         settings = self._settings
         return sender.account in settings.usernames and sender.audience == settings.audience
 
-    async def review(self, token: str) -> Sender:
+    async def review(self, token: str, address: str = "") -> Sender:
         """Return whose a token is.
+
+        Args:
+            token: what was shown.
+            address: where it came from: each has its turn.
 
         Raises:
             RefusedError: it is no token of an agent, or that cannot be found out now.
         """
-        key = hashlib.sha256(token.encode()).digest()
+        key = token_key(token)
         sender = self._remembered(key)
         if sender is not None:
             return sender
         claims = _claims_of(token)
         self._check_claims(claims)
-        await self._wait_turn()
         try:
-            async with self._parallel:
+            async with self._turns.of(address):
                 sender = await self._ask(token, claims)
+        except BusyError as error:
+            text = f"too many tokens are under review: come again later: {error}"
+            raise RefusedError(Refusal.BUSY, text) from error
         except RefusedError as error:
             if error.refusal is not Refusal.NOT_REVIEWED:
-                _put(self._bad, key, (self._monotonic() + BAD_SECONDS, error))
+                self._bad.put(key, (self._monotonic() + BAD_SECONDS, error))
             raise
-        _put(self._good, key, sender)
+        self._good.put(key, sender)
         return sender
 
     def _remembered(self, key: bytes) -> Sender | None:
@@ -129,7 +143,7 @@ class TokenReviews:
         sender = self._good.get(key)
         if sender is not None and sender.expires_at > self._clock() and self.accepts(sender):
             return sender
-        until, error = self._bad.get(key, (0.0, None))
+        until, error = self._bad.get(key) or (0.0, None)
         if error is not None and self._monotonic() < until:
             raise RefusedError(error.refusal, str(error))
         return None
@@ -155,20 +169,6 @@ class TokenReviews:
         if isinstance(expires_at, int | float) and expires_at <= self._clock():
             raise RefusedError(Refusal.EXPIRED, "the token has expired: read it anew")
 
-    async def _wait_turn(self) -> None:
-        """Wait until another review is within the rate.
-
-        Raises:
-            RefusedError: that would take long.
-        """
-        now = self._monotonic()
-        wait = max(self._due_at - now, 0.0)
-        if wait > QUEUE_SECONDS:
-            raise RefusedError(Refusal.BUSY, "too many tokens are under review: come again later")
-        self._due_at = max(self._due_at, now - 1.0) + 1.0 / self._settings.reviews_per_second
-        if wait:
-            await asyncio.sleep(wait)
-
     async def _ask(self, token: str, claims: Mapping[str, object]) -> Sender:
         """Return whose a token is, as the API server says.
 
@@ -176,65 +176,52 @@ class TokenReviews:
             RefusedError: nobody's, or it is no agent's, or there is no answer.
         """
         self.asked += 1
-        status = await self._status(token)
-        user = mapping_of(status.get("user"))
-        if status.get("authenticated") is not True:
-            cause = text_of(status.get("error")) or "no such token"
-            raise RefusedError(Refusal.BAD_TOKEN, f"the API server refuses the token: {cause}")
-        audiences, audience = status.get("audiences"), self._settings.audience
-        if not isinstance(audiences, list) or audience not in audiences:
-            raise _wrong_audience(audience)
-        name = text_of(user.get("username"))
-        if name not in self._settings.usernames:
-            raise _wrong_account(name)
-        until = self._clock() + self._settings.token_seconds
-        expires_at = claims.get("exp")
-        if isinstance(expires_at, int | float):
-            until = min(until, float(expires_at))
-        node = await self._node_of(user, name)
-        return Sender(node=node, expires_at=until, account=name, audience=audience)
-
-    async def _status(self, token: str) -> Mapping[str, object]:
-        body = {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenReview",
-            "spec": {"token": token, "audiences": [self._settings.audience]},
-        }
+        audience = self._settings.audience
         try:
-            answer = await self._client.send(
-                "POST",
-                PATH,
-                body,
-                action=ACTION,
+            user = await review_token(
+                self._client,
+                token,
+                audience=audience,
                 timeout_seconds=self._settings.review_timeout_seconds,
             )
-            return mapping_of(parse_object(answer, ACTION).get("status"))
+        except WrongAudienceError as error:
+            raise _wrong_audience(audience) from error
+        except TokenRefusedError as error:
+            text = f"the API server refuses the token: {error}"
+            raise RefusedError(Refusal.BAD_TOKEN, text) from error
         except KubeError as error:
             raise RefusedError(
                 Refusal.NOT_REVIEWED, f"cannot find out whose the token is: {error}"
             ) from error
+        if user.name not in self._settings.usernames:
+            raise _wrong_account(user.name)
+        until = self._clock() + self._settings.token_seconds
+        expires_at = claims.get("exp")
+        if isinstance(expires_at, int | float):
+            until = min(until, float(expires_at))
+        node = await self._node_of(user)
+        return Sender(node=node, expires_at=until, account=user.name, audience=audience)
 
-    async def _node_of(self, user: Mapping[str, object], name: str) -> str:
+    async def _node_of(self, user: User) -> str:
         """Return the node that a token is bound to: by itself, else through its pod.
 
         Raises:
             RefusedError: to none.
         """
-        extra = mapping_of(user.get("extra"))
-        node = _only(extra, NODE_NAME)
+        node = _only(user, NODE_NAME)
         if node:
             return node
-        pod = _only(extra, POD_NAME)
+        pod = _only(user, POD_NAME)
         if not pod:
             raise RefusedError(
                 Refusal.NOT_BOUND,
                 "the token is bound to no pod: mount a projected service-account token, which is",
             )
-        namespace = name.removeprefix(ACCOUNT_PREFIX).partition(":")[0]
+        namespace = user.name.removeprefix(ACCOUNT_PREFIX).partition(":")[0]
         found = await self._pod(namespace, pod)
         uid = text_of(mapping_of(found.get("metadata")).get("uid"))
         node = text_of(mapping_of(found.get("spec")).get("nodeName"))
-        if not node or uid != _only(extra, POD_UID):
+        if not node or uid != _only(user, POD_UID):
             raise RefusedError(
                 Refusal.NOT_BOUND, f"the token's pod {namespace}/{pod} is on no node any more"
             )
@@ -269,10 +256,10 @@ def _claims_of(token: str) -> Mapping[str, object]:
         return {}
 
 
-def _only(extra: Mapping[str, object], name: str) -> str:
+def _only(user: User, name: str) -> str:
     """Return the one value of a name, "" where there is not exactly one."""
-    values = extra.get(name)
-    return text_of(values[0]) if isinstance(values, list) and len(values) == 1 else ""
+    values = user.extra.get(name, ())
+    return values[0] if len(values) == 1 else ""
 
 
 def _wrong_audience(audience: str) -> RefusedError:
@@ -287,10 +274,3 @@ def _wrong_account(name: str) -> RefusedError:
         Refusal.WRONG_ACCOUNT,
         f"the token is of {name[:200]!r}, which is not in agents.service_accounts",
     )
-
-
-def _put(memory: OrderedDict[bytes, Value], key: bytes, value: Value) -> None:
-    memory.pop(key, None)
-    memory[key] = value
-    if len(memory) > MOST_REMEMBERED:
-        memory.popitem(last=False)

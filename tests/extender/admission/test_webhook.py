@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+import aiohttp
 import pytest
 
-from extender.admission.webhook import MAX_BODY_BYTES, PATH, AdmissionWebhook
+from extender.admission.webhook import (
+    MAX_BODY_BYTES,
+    MOST_READ,
+    PATH,
+    READ_EACH,
+    AdmissionWebhook,
+)
 from extender.core.policy import Policy
 from extender.core.resources import ResourceNames
 from extender.metrics import Metrics
 from tests.extender.admission.test_review import review
+from tests.extender.fake_kube import eventually
 from tests.extender.served import Client, MakeClient, pod
 
 GPU_CONTAINER = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
@@ -210,3 +218,40 @@ async def test_a_fault_of_ours_stops_no_pod(
     assert (response["uid"], "patch" in response) == ("705ab4f5", False)
     assert served.count("fault") == 1
     assert "fault" in caplog.messages
+
+
+async def test_who_sends_reviews_without_end_keeps_out_nobody_from_another_address(
+    served: Served,
+) -> None:
+    never = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0), limit=0)
+    async with aiohttp.ClientSession(connector=connector) as greedy:
+        url = served.client.make_url(PATH)
+        slow = [asyncio.create_task(greedy.post(url, data=slowly())) for _ in range(MOST_READ + 10)]
+        await eventually(lambda: served.count("unreadable") == MOST_READ + 10 - READ_EACH)
+
+        assert await served.scheduler_of(made(pod())) == "idlegpu-scheduler"
+        for task in slow:
+            task.cancel()
+        await asyncio.wait(slow)
+
+
+async def test_the_log_stays_short_whatever_is_sent(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("made up")
+
+    for number in range(50):
+        await served.admit(b"{" * (number + 1))
+    monkeypatch.setattr("extender.admission.webhook.parse_request", fail)
+    for _ in range(50):
+        await served.admit(review(object=made(pod())))
+
+    assert (served.count("unreadable"), served.count("fault")) == (50, 50)
+    assert caplog.messages == ["unreadable admission review", "fault"]

@@ -116,6 +116,12 @@ def test_a_job_is_printed_that_asks_for_what_was_said(run: Run) -> None:
     assert container["command"] == ["python", "t.py", "--lr=1"]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "2", "cpu": "8"}}
     assert pod["spec"]["schedulerName"] == "idlegpu-scheduler"
+    assert pod["spec"]["tolerations"][1:] == [
+        {
+            "key": "idlegpu.io/scheduler", "operator": "Equal", "value": "idlegpu-scheduler",
+            "effect": "NoSchedule",
+        }
+    ]  # fmt: skip
     parsed = parse_request(pod, resources=ResourceNames(), defaults=Policy())
     assert parsed.problems == ()
     assert parsed.request is not None

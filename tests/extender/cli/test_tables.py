@@ -1,5 +1,6 @@
 """What people read, letter by letter."""
 
+import asyncio
 import json
 import re
 from datetime import datetime
@@ -12,8 +13,10 @@ from rich.console import Console
 
 from extender.cli.sheets import sheet
 from extender.client import Client
-from tests.extender.cli.serving import Run
+from tests.extender.cli.serving import Run, ask, runner, serving
 from tests.extender.observe.test_holders import HoldersWorld
+from tests.extender.observe.whys import WhyWorld
+from tests.extender.served import IDLE
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -171,3 +174,25 @@ def test_times_are_this_machines(run: Run, fleet: HoldersWorld) -> None:
     local = datetime.fromtimestamp(fleet.now).astimezone().strftime("%H:%M:%S")
 
     assert local in run("decisions").stdout
+
+
+def test_decisions_in_shadow_are_marked() -> None:
+    world = WhyWorld()
+    world.placer.is_shadow = True
+    world.add({"node-1": [IDLE], "node-2": [IDLE]})
+    for name in ("same", "other", "waits"):
+        asyncio.run(ask(world, "prioritize", "node-1", "node-2", name=name))
+    world.history.note_bound("uid-same", "node-1")
+    world.history.note_bound("uid-other", "node-2")
+
+    with serving(world.build_app()) as url:
+        told = runner(url)("decisions").stdout.splitlines()
+        why = runner(url)("explain", "waits").stdout
+
+    assert [line.partition("prioritize")[2].split(maxsplit=4)[3:] for line in told[1:4]] == [
+        ["-", "shadow"],
+        ["node-2", "shadow: another"],
+        ["node-1", "shadow: same"],
+    ]
+    assert told[4].startswith("shadow: in shadow mode kube-scheduler is not told")
+    assert "in shadow mode kube-scheduler is not told" in why

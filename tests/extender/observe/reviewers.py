@@ -1,5 +1,6 @@
 """A stand-in for the part of the API server that knows tokens and rights."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ class Reviewers:
         knows_audiences: it says whom a token is for.
         tokens_asked: tokens that it was asked about.
         rights_asked: users and namespaces likewise.
+        hold: where set, questions for rights are answered once it is.
     """
 
     users: dict[str, str] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class Reviewers:
     knows_audiences: bool = True
     tokens_asked: list[str] = field(default_factory=list)
     rights_asked: list[tuple[str, str]] = field(default_factory=list)
+    hold: asyncio.Event | None = None
 
     async def review_token(self, request: web.Request) -> web.Response:
         spec = (await request.json())["spec"]
@@ -55,6 +58,8 @@ class Reviewers:
         spec = (await request.json())["spec"]
         asked = spec["resourceAttributes"]
         self.rights_asked.append((spec["user"], asked["namespace"]))
+        if self.hold is not None:
+            await self.hold.wait()
         if self.is_down:
             return web.json_response({"message": "out of order"}, status=503)
         is_whole = spec["groups"] == ["tenants"] and spec["extra"] == {"scope": ["a", "b"]}

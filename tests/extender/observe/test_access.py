@@ -1,91 +1,26 @@
 """Who is let in, what they see, and what the API server is asked for it."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from pydantic import ValidationError
 
 from extender.config import Settings
-from extender.kube import KubeClient
-from extender.metrics import Metrics
-from extender.observe.access import (
-    COOKIE,
-    HEADER,
-    MAX_COOKIE,
-    REFUSED_SECONDS,
-    Access,
-    make_access,
-)
-from extender.observe.answers import json_answer
+from extender.observe.access import COOKIE, MAX_COOKIE, make_access
 from extender.observe.caller import GRACE
-from extender.observe.seen import VIEWER, pod_name
+from extender.observe.callers import HEADER, REFUSED_SECONDS
 from extender.settings.api import Api, ApiAccess
-from tests.extender.observe.reviewers import EVERYWHERE, Reviewers, reviewing
-from tests.extender.served import Client, MakeClient, World
-
-TOKEN = "token-of-alice"  # noqa: S105 - made up
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
-
-
-@dataclass
-class Door:
-    """An API with one pod in each namespace, and the clock it goes by."""
-
-    reviewers: Reviewers
-    kube: KubeClient
-    metrics: Metrics
-    now: float
-    open: Callable[..., Awaitable[Client]]
-
-    def count(self, outcome: str) -> float:
-        value = self.metrics.registry.get_sample_value(
-            "idlegpu_api_requests_total", {"outcome": outcome}
-        )
-        return value or 0.0
+from tests.extender.observe.door import BEARER, TOKEN, Door, door_in, shown
+from tests.extender.observe.reviewers import EVERYWHERE
+from tests.extender.served import MakeClient, World
 
 
 @pytest_asyncio.fixture
 async def door(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[Door]:
-    async with reviewing(tmp_path) as (reviewers, kube):
-        reviewers.users[TOKEN] = "alice"
-        metrics = Metrics()
-
-        async def pods(_: web.Request) -> web.Response:
-            return json_answer({"pods": [pod_name("blue", "a"), pod_name("red", "b")]})
-
-        async def late(_: web.Request) -> web.Response:
-            await VIEWER.get().learn(["green"])
-            return json_answer({"pods": [pod_name("green", "c")]})
-
-        async def make(*, is_open: bool = False, **settings: object) -> Client:
-            access = Access(
-                kube,
-                Api(**settings),  # type: ignore[arg-type] # a test's
-                is_open=is_open,
-                namespaces=lambda: {"blue", "red"},
-                requests=metrics.api_requests,
-                monotonic=lambda: found.now,
-            )
-            app = web.Application(middlewares=[access.guard({"/webhook"})])
-            app.add_routes(access.routes())
-            for path in ("/v1/pods", "/webhook", "/healthz", "/page/app.js"):
-                app.router.add_get(path, pods)
-            app.router.add_get("/v1/late", late)
-            return await aiohttp_client(app)
-
-        found = Door(reviewers, kube, metrics, 1000.0, make)
+    async with door_in(tmp_path, aiohttp_client) as found:
         yield found
-
-
-async def shown(client: Client, **headers: str) -> list[str]:
-    response = await client.get("/v1/pods", headers=headers or BEARER)
-    assert response.status == 200, await response.text()
-    pods: list[str] = (await response.json())["pods"]
-    return pods
 
 
 async def test_a_caller_sees_the_pods_of_the_namespaces_that_they_may_list(door: Door) -> None:
@@ -244,23 +179,6 @@ async def test_what_was_refused_is_not_asked_about_again_at_once(door: Door) -> 
     door.now += REFUSED_SECONDS
     await client.get("/v1/pods", headers=stolen)
     assert door.reviewers.tokens_asked == ["stolen"] * 2
-
-
-async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(door: Door) -> None:
-    door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await door.open(reviews_per_second=5)
-    await shown(client)
-
-    statuses = [
-        (await client.get("/v1/pods", headers={"Authorization": f"Bearer guess{guess}"})).status
-        for guess in range(50)
-    ]
-
-    assert set(statuses) == {401, 429}
-    assert len(door.reviewers.tokens_asked) <= 6
-    assert await shown(client) == ["blue/a", "red/b"]  # who is known is not kept out
-    door.now += 1.0
-    assert (await client.get("/v1/pods", headers={"Authorization": "Bearer late"})).status == 401
 
 
 async def test_what_turns_up_late_is_asked_about_before_it_is_shown(door: Door) -> None:

@@ -1,13 +1,7 @@
 """What the route that gives advice says of a fleet that was watched."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
 import pytest
 
-from extender.core.readings import DeviceKey
-from extender.observe.page.past import Values
 from tests.extender.observe.advising import SHARED, AdvisingWorld
 from tests.extender.observe.asking import get
 from tests.extender.observe.test_holders import card
@@ -282,78 +276,3 @@ async def test_a_fleet_without_gpus_gets_no_advice(client: Client) -> None:
 
     assert (answer["cards"], answer["pods"], answer["devices"]) == ([], [], 0)
     assert (answer["samples"], answer["sources"]) == (0, [])
-
-
-# --- Prometheus -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Told:
-    times: tuple[float, ...]
-    activity: Mapping[DeviceKey, Values]
-    memory_bytes: Mapping[DeviceKey, Values]
-    error: str = ""
-
-
-@dataclass
-class FakePlots:
-    """Stands in for who asks Prometheus."""
-
-    world: AdvisingWorld
-    error: str = ""
-    asked: list[tuple[int, float]] = field(default_factory=list)
-    is_there: bool = True
-
-    async def hour(self, devices: Sequence[DeviceKey]) -> Any:  # noqa: ANN401
-        raise AssertionError(devices)
-
-    async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Told:
-        self.asked.append((len(devices), seconds))
-        if self.error:
-            return Told((), {}, {}, self.error)
-        start = self.world.now - seconds
-        times = tuple(start + seconds * step / (steps - 1) for step in range(steps))
-        return Told(
-            times,
-            {key: [0.4] * steps for key in devices},
-            {key: [30.0 * GIB] * steps for key in devices},
-        )
-
-
-async def test_more_than_an_hour_is_asked_of_prometheus(
-    world: AdvisingWorld, aiohttp_client: MakeClient
-) -> None:
-    plots = FakePlots(world)
-    world.plots = plots
-    world.add_shared("s", 4)
-    name = world.have("p", "s", resource=SHARED)
-    world.live({"s": [card(name, busy=0.1)]}, 12 * HOUR, every=600)
-    client = await aiohttp_client(world.build_app())
-
-    answer = await get(client, "/v1/advice", over="86400")
-    (found,) = answer["cards"]
-
-    assert plots.asked == [(1, 86400.0)]
-    assert (answer["sources"], found["source"]) == (["prometheus"], "prometheus")
-    assert (found["activity_ratio"], found["memory_bytes"]) == (0.4, 30 * GIB)
-    # Half of the day the card had other tenants.
-    assert found["looked_seconds"] == pytest.approx(12 * HOUR, abs=720)
-    assert found["samples"] == pytest.approx(121, abs=2)
-
-
-async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is_said(
-    world: AdvisingWorld, aiohttp_client: MakeClient
-) -> None:
-    plots = FakePlots(world, error="Prometheus does not tell: HTTP 503")
-    world.plots = plots
-    for node in ("s", "t"):
-        world.add_shared(node, 4, gpus=40)
-    name = world.have("p", "s", resource=SHARED)
-    world.live({"s": [card(name, busy=0.1)] + [card()] * 39, "t": [card()] * 40}, HOUR)
-    client = await aiohttp_client(world.build_app())
-
-    answer = await get(client, "/v1/advice", over="86400")
-
-    assert len(plots.asked) == 1  # of 80 cards in two lots: who does not answer is not asked again
-    assert (answer["sources"], answer["note"]) == (["memory"], "Prometheus does not tell: HTTP 503")
-    assert answer["samples"] == 60

@@ -11,9 +11,10 @@ from aiohttp import web
 
 from extender.kube import KubeError
 from extender.metrics import Metrics
-from extender.observe.access import REFUSED_SECONDS, SESSION_PATH, Access
+from extender.observe.access import Access
 from extender.observe.answers import json_answer
 from extender.observe.caller import RETRY_SECONDS, Caller
+from extender.observe.callers import REFUSED_SECONDS, SESSION_PATH
 from extender.observe.seen import AccessError
 from extender.reviews import ALL_NAMESPACES, User
 from extender.settings.api import Api

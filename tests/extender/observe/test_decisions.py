@@ -22,6 +22,7 @@ class SeesTeam:
     """May read the pods of one namespace, of which it learns on the way."""
 
     learnt: set[str] = field(default_factory=set)
+    name: str = "somebody"
 
     def sees(self, namespace: str) -> bool:
         return namespace == "team" and namespace in self.learnt

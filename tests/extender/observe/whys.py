@@ -62,6 +62,8 @@ class WhyWorld(World):
 class SeesTeam:
     """Somebody who may read the pods of one namespace."""
 
+    name = "somebody"
+
     def sees(self, namespace: str) -> bool:
         return namespace == "team"
 

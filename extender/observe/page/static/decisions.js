@@ -192,7 +192,10 @@ export class Decisions {
 
 const closer = () => h("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => go({ decision: "" }, true) }, "✕");
 
+const NOT_TOLD = "Shadow mode: kube-scheduler was not told what was chosen; the answer changed nothing.";
+
 function followed(one) {
+  if (one.is_shadow) return [h("span", { class: "state", title: NOT_TOLD }, "shadow"), h("span", { class: "muted" }, !one.bound_node ? " not bound yet" : one.is_followed ? " went there all the same" : ` went to ${clean(one.bound_node)}`)];
   if (!one.bound_node) return [h("span", { class: "muted" }, one.node ? "not bound yet" : "waits")];
   if (one.is_followed) return [h("span", { class: "good" }, "✓ followed")];
   return [h("span", { class: "other" }, "↷ "), one.bound_node];
@@ -205,6 +208,7 @@ function explained(told) {
     closer(),
     h("h3", {}, told.pod),
     h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${told.bound_node ? `; the pod is on ${told.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
+    decision?.is_shadow ? h("p", { class: "muted" }, NOT_TOLD) : null,
     (told.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), h("span", { class: "num" }, node.rejection ? "" : ` ${node.score.toFixed(3)}`), node.is_bound ? h("span", { class: "state" }, "bound") : null),
       node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
       node.lost_by ? h("p", { class: "why" }, node.lost_by) : null,

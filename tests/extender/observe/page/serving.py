@@ -9,6 +9,8 @@ from typing import Any
 from aiohttp import web
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
+from extender.observe.access import Access
+from extender.observe.callers import SESSION_PATH
 from extender.observe.collector import SourceStatus
 from extender.observe.page.routes import Page as OurPage
 from extender.observe.seen import SEES_ALL, Viewer
@@ -29,6 +31,7 @@ class Server:
         sources: how the sources fare.
         prices: of a GPU-hour.
         plots: asks a Prometheus.
+        access: who needs a token; None for nobody.
         port: of 127.0.0.1.
         asked: methods and paths that were asked for.
         page: the page; another one after each start.
@@ -39,6 +42,7 @@ class Server:
     sources: list[SourceStatus] = field(default_factory=list)
     prices: Mapping[str, float] = field(default_factory=dict)
     plots: Any = None
+    access: Access | None = None
     port: int = field(default_factory=free_port)
     asked: list[str] = field(default_factory=list)
 
@@ -51,7 +55,11 @@ class Server:
         """Begin to answer."""
         app = self.world.build_app(viewer=self.viewer)
         app.middlewares.append(self._note)
-        app.router.add_get("/v1/session", _nobody)
+        if self.access is None:
+            app.router.add_get(SESSION_PATH, _nobody)
+        else:
+            app.middlewares.append(self.access.guard())
+            app.add_routes(self.access.routes())
         self.page = OurPage(
             self.world.fleet,
             self.world.history,
@@ -100,7 +108,8 @@ async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:  # noqa: 
 
 
 class Faults:
-    """What must not happen in a page: errors, policy violations, requests to elsewhere.
+    """What must not happen in a page: errors, policy violations, requests to elsewhere or that
+    change anything, but for the page's own session.
 
     Attributes:
         found: what did.
@@ -122,7 +131,8 @@ class Faults:
     def _note_request(self, request: Any) -> None:  # noqa: ANN401 - playwright's
         if not request.url.startswith(self._url):
             self.found.append(f"request: {request.url}")
-        if request.method not in {"GET", "HEAD"}:
+        is_session = request.url == f"{self._url}{SESSION_PATH}"
+        if request.method not in {"GET", "HEAD"} and not is_session:
             self.found.append(f"method: {request.method} {request.url}")
 
     def _note_console(self, kind: str, text: str) -> None:

@@ -3,14 +3,16 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from extender.core.steps import finish
+from extender.observe.page import fleet_feed
 from extender.observe.page.fleet_feed import FleetFeed
 from extender.observe.page.history import STEPS, ShortMemory
-from extender.observe.page.looks import HELD, LOOKS
+from extender.observe.page.looks import HELD, LOOKS, looked_at, rows_since
 from extender.observe.page.past import Past
 from tests.extender.observe.page.conftest import CARDS, small_world
-from tests.extender.served import BUSY, IDLE, MakeClient, World
+from tests.extender.served import BUSY, GPU, IDLE, MakeClient, World
 
 WORDS = {"idle": "idle", "busy": "busy", "unhealthy": "sick", "foreign": "foreign"}
 
@@ -123,6 +125,55 @@ def test_nothing_new_is_no_new_version() -> None:
     feed = fresh_feed(small_world())
 
     assert not finish(feed.refresh_in_steps())
+
+
+def looks_of(document: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Return state, activity, memory and use of each device of an event."""
+    names = ("state", "activity", "memory", "used")
+    return list(zip(*(column(document, name) for name in names), strict=True))
+
+
+def test_where_pods_come_and_go_their_nodes_alone_are_looked_at_again() -> None:
+    world = small_world()
+    feed = fresh_feed(world)
+    version, told = feed.since(0)
+    looks = looks_of(read(told)[1])
+    looked = looked_at(world.fleet.snapshot())
+
+    world.fleet.remove_pod("uid-notebook", world.now)
+    world.add_pod("new", "node-c")
+    assert rows_since(world.fleet.snapshot(), looked) == {GPU: [1, 2]}
+    assert finish(feed.refresh_in_steps())
+    name, document = read(feed.since(version)[1])
+    for place, look in zip(column(document, "places", "u4"), looks_of(document), strict=True):
+        looks[place] = look
+
+    assert name == "delta"
+    assert looks == looks_of(read(fresh_feed(world).since(0)[1])[1])
+
+
+def test_new_readings_may_change_how_every_device_looks() -> None:
+    world = small_world()
+    looked = looked_at(world.fleet.snapshot())
+
+    world.now += 10.0
+    world.tell(CARDS)
+
+    assert rows_since(world.fleet.snapshot(), looked) is None
+
+
+def test_a_large_fleet_is_not_looked_at_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_feed, "LOOKED_A_SECOND", 1)  # and so 12 devices each 12 seconds
+    world = small_world()
+    feed = fresh_feed(world)
+
+    world.now += 10.0
+    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    assert not finish(feed.refresh_in_steps())
+
+    world.now += 10.0
+    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
+    assert finish(feed.refresh_in_steps())
 
 
 # --- our own memory -------------------------------------------------------------------------------

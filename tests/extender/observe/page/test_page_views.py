@@ -40,6 +40,24 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
         await expect(page.locator(".sheet")).to_contain_text("idle was first of 2 nodes")
 
 
+async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: WhyWorld) -> None:
+    why_world.placer.is_shadow = True
+    async with (
+        serving(why_world) as server,
+        looking(browser, server, "?view=decisions") as (page, _),
+    ):
+        await live(page)
+        await decide(why_world, "asker", "idle", "full")
+        row = page.get_by_role("row", name="team/asker")
+        await expect(row.locator(".followed")).to_have_text("shadow not bound yet")
+
+        why_world.history.note_bound("uid-asker", "full")
+
+        await expect(row.locator(".followed")).to_have_text("shadow went to full")
+        await row.get_by_role("button", name="Why, for team/asker").click()
+        await expect(page.locator(".sheet")).to_contain_text("kube-scheduler was not told")
+
+
 async def test_a_waiting_pod_tells_the_reasons_as_kube_scheduler_counts_them(
     browser: Browser, why_world: WhyWorld
 ) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -182,6 +183,30 @@ async def test_one_page_too_many_is_told_so(
         async with session.get(server.url + STREAM) as response:
             assert response.status == 503
             assert "close one" in (await response.json())["error"]
+
+
+async def test_who_has_most_pages_open_gives_one_up_for_somebody_else(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "MOST_VIEWERS", 3)
+    async with contextlib.AsyncExitStack() as open_pages:
+        greedy = [await open_pages.enter_async_context(listening(server)) for _ in range(3)]
+        await until(lambda: len(server.page.hub) == 3)
+        connector = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
+        other = await open_pages.enter_async_context(aiohttp.ClientSession(connector=connector))
+
+        async with other.head(server.url + STREAM) as response:
+            assert response.status == 200
+        assert len(server.page.hub) == 3  # nobody goes for who only looks at headers
+        async with other.get(server.url + STREAM) as response:
+            assert response.status == 200
+            async with asyncio.timeout(10):
+                await greedy[-1].read()  # the newest has ended
+            assert await event(greedy[0], "fleet")
+
+            async with other.get(server.url + STREAM) as more:
+                assert more.status == 503  # it would be left with more than the other
+            assert len(server.page.hub) == 3
 
 
 async def test_streams_end_when_the_server_does(world: World) -> None:

@@ -9,10 +9,12 @@ import pytest
 from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
 from extender.core.readings import Signal
 from extender.sources.agents.connection import MOST_UPDATES
-from extender.sources.agents.refusal import Refusal
+from extender.sources.agents.refusal import Refusal, RefusedError
+from extender.sources.agents.tokens import TokenReviews
 from simulation.agents import run_agents
 from simulation.fleet import SimulatedFleet
 from tests.extender.sources.agents.desk import (
+    FLEET_CLOCK,
     Desk,
     desk_with,
     eventually,
@@ -20,10 +22,11 @@ from tests.extender.sources.agents.desk import (
     granted,
     raw,
     request,
+    settings,
     two_nodes,
     update,
 )
-from tests.extender.sources.agents.reviews import token
+from tests.extender.sources.agents.reviews import reviewing, token
 
 
 @pytest.fixture
@@ -247,9 +250,43 @@ async def test_more_connections_than_allowed_are_closed(tmp_path: Path) -> None:
         await granted(desk)
         reader, _ = await raw(desk, request(token("gpu-2")))
 
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
+        with contextlib.suppress(ConnectionError):  # what was sent and is not read ends it so
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
         assert desk.refused(Refusal.BUSY) == 1
+
+
+async def test_who_shows_forged_tokens_keeps_out_no_agent_of_another_address(
+    tmp_path: Path,
+) -> None:
+    async with reviewing(tmp_path) as (reviews, client):
+        tokens = TokenReviews(client, settings(reviews_per_second=20), clock=FLEET_CLOCK)
+        forged = [token("gpu-9", expires_at=FLEET_CLOCK() + 60 + more) for more in range(300)]
+        flood = [asyncio.create_task(tokens.review(one, "10.0.0.9")) for one in forged]
+        await eventually(lambda: len(reviews.asked) > 20)  # one second's worth is used up
+
+        before = len(reviews.asked)
+        own = token("gpu-1")
+        sender = await tokens.review(own, "10.0.0.1")
+
+        assert sender.node == "gpu-1"
+        assert own in reviews.asked[before : before + 20]  # and not the 281st
+        for task in flood:
+            task.cancel()
+        await asyncio.wait(flood)
+
+
+async def test_where_too_many_of_an_address_wait_they_come_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extender.sources.agents.tokens.MOST_WAITING", 0)
+    async with reviewing(tmp_path) as (reviews, client):
+        tokens = TokenReviews(client, settings(), clock=FLEET_CLOCK)
+
+        with pytest.raises(RefusedError, match="come again later") as caught:
+            await tokens.review(token("gpu-1"), "10.0.0.1")
+
+    assert caught.value.refusal is Refusal.BUSY
+    assert not reviews.asked
 
 
 async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Why a handshake of TLS failed: one of few reasons, to be counted, and what is to be done."""
+
+import ssl
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Failure(StrEnum):
+    """Why a handshake of TLS failed, for metrics."""
+
+    NO_CERTIFICATE = "no-certificate"
+    EXPIRED = "expired-certificate"
+    """Or one that does not hold yet."""
+    UNKNOWN_CA = "unknown-ca"
+    """The client's certificate is of a CA that we do not know, or of itself."""
+    BAD_CERTIFICATE = "bad-certificate"
+    """Something else is wrong with it, such as what it is for."""
+    OURS_REFUSED = "our-certificate-refused"
+    """The client does not accept ours."""
+    PLAIN = "plain-http"
+    PROTOCOL = "no-common-protocol"
+    """Neither version nor cipher that both would use, or no TLS at all."""
+    TIMEOUT = "timeout"
+    LEFT = "left"
+    """The client went away: probes of a port do, and load balancers."""
+    OTHER = "other"
+
+
+EVERYDAY: Final = frozenset({Failure.LEFT})
+"""This happens where all is well."""
+
+
+THEIRS: Final = frozenset(
+    {Failure.NO_CERTIFICATE, Failure.EXPIRED, Failure.UNKNOWN_CA, Failure.BAD_CERTIFICATE}
+)
+HINTS: Final[Mapping[Failure, str]] = {
+    Failure.OURS_REFUSED: "the client must trust the CA of the certificate that this port shows, "
+    "and ask for a name that is in it",
+    Failure.PLAIN: "this port speaks TLS alone: the client must be told https",
+}
+
+_TIMES: Final = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED."""
+_ISSUERS: Final = frozenset({2, 18, 19, 20, 21, 22, 24, 27, 30})
+"""X509_V_ERR_* that speak of who issued it: not found, not trusted, no CA, itself; and a key that
+does not match its issuer's."""
+
+_REASONS: Final[Mapping[Failure, Iterable[str]]] = {
+    Failure.NO_CERTIFICATE: ("PEER_DID_NOT_RETURN_A_CERTIFICATE",),
+    Failure.PLAIN: ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST"),
+    Failure.PROTOCOL: (
+        "WRONG_VERSION_NUMBER",
+        "UNSUPPORTED_PROTOCOL",
+        "NO_SHARED_CIPHER",
+        "NO_SUITABLE_SIGNATURE_ALGORITHM",
+        "NO_SUITABLE_KEY_SHARE",
+        "VERSION_TOO_LOW",
+        "TLSV1_ALERT_PROTOCOL_VERSION",
+        "BAD_PROTOCOL_VERSION_NUMBER",
+        "UNKNOWN_PROTOCOL",
+        "UNEXPECTED_MESSAGE",
+        "BAD_RECORD_TYPE",
+        "PACKET_LENGTH_TOO_LONG",
+        "RECORD_LAYER_FAILURE",
+    ),
+    Failure.OURS_REFUSED: (
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "SSLV3_ALERT_BAD_CERTIFICATE",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_CERTIFICATE_REVOKED",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+        "TLSV1_ALERT_ACCESS_DENIED",
+        "TLSV1_ALERT_DECRYPT_ERROR",
+    ),
+    Failure.LEFT: ("UNEXPECTED_EOF_WHILE_READING",),
+}
+_FAILURES: Final = {reason: failure for failure, some in _REASONS.items() for reason in some}
+
+
+def failure_of(error: OSError) -> Failure:
+    """Return why a handshake failed, of few reasons."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in _TIMES:
+            return Failure.EXPIRED
+        return Failure.UNKNOWN_CA if error.verify_code in _ISSUERS else Failure.BAD_CERTIFICATE
+    if isinstance(error, ssl.SSLEOFError):
+        return Failure.LEFT
+    if isinstance(error, ssl.SSLError):
+        return _FAILURES.get(error.reason or "", Failure.OTHER)
+    # What the event loop says of a handshake that takes too long.
+    if isinstance(error, ConnectionAbortedError | TimeoutError):
+        return Failure.TIMEOUT
+    return Failure.LEFT if isinstance(error, ConnectionError) else Failure.OTHER

@@ -1,0 +1,368 @@
+"""Ports: who comes is counted from the first packet on, and nobody takes all the room.
+
+A connection is the socket itself, from its acceptance to its close: TLS's handshake, and whoever
+never ends one, are in the count. What is read and written on it later passes none of this.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.handshakes import EVERYDAY, HINTS, THEIRS, Failure, failure_of
+from extender.seldom import Seldom
+from extender.sharing import who_gives_way
+
+logger = logging.getLogger(__name__)
+
+BACKLOG: Final = 128
+ACCEPTED_AT_ONCE: Final = 32
+"""So many are accepted before others have a turn."""
+HANDSHAKE_SECONDS: Final = 10.0
+GOODBYE_SECONDS: Final = 5.0
+"""Who does not take leave of a connection over TLS in so long is left."""
+RETRY_SECONDS: Final = 0.5
+"""Nothing is accepted for so long where the system refuses to."""
+UNLIMITED: Final = 1 << 30
+KEPT_BACK: Final = 100
+"""File descriptors for what we ask ourselves: API server, Prometheus, replicas, files."""
+
+FULL: Final = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    b"Retry-After: 5\r\nConnection: close\r\nContent-Length: 48\r\n\r\n"
+    b"there are too many connections: come back later\n"
+)
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Refusal(StrEnum):
+    """Why somebody was refused, or a connection ended for another."""
+
+    FULL = "full"
+    """The port has as many connections as it may."""
+    DESCRIPTORS = "descriptors"
+    """File descriptors run out: what is left is the webhooks'."""
+    GAVE_WAY = "gave-way"
+    """It ended for another: it had shown nothing yet, or its address holds the most of all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """How many come to a port; counts are since the start.
+
+    Attributes:
+        connections: that there are.
+        refusals: connections that were refused or ended for want of room, by reason.
+        failures: handshakes of TLS that failed, by reason.
+    """
+
+    connections: int = 0
+    refusals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Refusal, 0))
+    failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Failure, 0))
+
+
+class _Accepted(socket.socket):
+    """A connection's socket, which says when it ends: when its file descriptor is given back."""
+
+    address: str = ""
+    gave_way: bool = False
+    on_end: Callable[["_Accepted"], None] | None = None
+
+    @override
+    def close(self) -> None:
+        self._end()
+        super().close()
+
+    @override
+    def detach(self) -> int:
+        """Give the descriptor away: uvloop closes by it."""
+        self._end()
+        return super().detach()
+
+    def _end(self) -> None:
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(self)
+
+
+class Listener:
+    """Accepts the connections of one port.
+
+    Where the port has as many as it may, whoever comes takes the place of the oldest connection
+    whose handshake of TLS is not over. Where there is none, of the newest one of that address which
+    holds the most of all, at least two more than theirs; else they are refused. So no address keeps
+    another out.
+
+    Runs on the event loop's thread alone.
+
+    Args:
+        name: of the port, for log and metrics.
+        address: host and port.
+        factory: makes what a connection is handled by, once its handshake is over.
+        most: says how many connections there may be.
+        tls: None for without.
+        spare: so many file descriptors are left to others.
+        hint: what is to be done where a client's certificate is refused, for the log.
+        refused: is told of whom there was no room for: their address.
+
+    Attributes:
+        figures: how many come.
+    """
+
+    def __init__(  # noqa: PLR0913 - by name, but for what a port is
+        self,
+        name: str,
+        address: tuple[str, int],
+        factory: Factory,
+        *,
+        most: Callable[[], int],
+        tls: ssl.SSLContext | None = None,
+        spare: int = 0,
+        hint: str = "",
+        refused: Callable[[str], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.figures = Figures()
+        self._address = address
+        self._factory = factory
+        self._most = most
+        self._tls = tls
+        self._highest = descriptors() - spare
+        self._hint = hint
+        self._refused = refused
+        self._seldom = Seldom(monotonic=monotonic)
+        self._sockets: list[socket.socket] = []
+        self._held: dict[_Accepted, None] = {}
+        self._unknown: dict[_Accepted, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_address: Counter[str] = Counter()
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether whoever comes has to speak TLS."""
+        return self._tls is not None
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where this listens: host and port of each socket."""
+        return tuple(one.getsockname()[:2] for one in self._sockets)
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        host, port = self._address
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, where in dict.fromkeys((one[0], one[4]) for one in found):
+                self._sockets.append(socket.create_server(where, family=family, backlog=BACKLOG))
+        except OSError:
+            self.close()
+            raise
+        for one in self._sockets:
+            one.settimeout(0.0)
+            loop.add_reader(one, self._accept, one)
+
+    def close(self) -> None:
+        """Accept no more; who is there may go on."""
+        loop = asyncio.get_running_loop()
+        while self._sockets:
+            one = self._sockets.pop()
+            loop.remove_reader(one)
+            one.close()
+
+    async def end(self) -> None:
+        """Accept no more, and end handshakes that are not over."""
+        self.close()
+        for task in (tasks := list(self._tasks)):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- who comes --------------------------------------------------------------------------------
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept those who have come, some at a time."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:  # no descriptor or no memory is left
+                self._pause(listening, error)
+                return
+            self._take(accepted, str(address[0]))
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Leave the system alone for a moment."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+        loop.call_later(RETRY_SECONDS, self._resume, listening)
+        unlogged = self._seldom.due("accept", error.errno)
+        if unlogged is not None:
+            logger.error(
+                "cannot accept connections",
+                extra={"port": self.name, "cause": str(error), "also_unlogged": unlogged},
+            )
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _take(self, accepted: socket.socket, address: str) -> None:
+        """Take a connection on, or refuse it."""
+        if accepted.fileno() >= self._highest:
+            self._refuse(accepted, address, Refusal.DESCRIPTORS)
+            return
+        if len(self._held) >= self._most() and not self._make_room(address):
+            self._refuse(accepted, address, Refusal.FULL)
+            return
+        held = _Accepted(accepted.family, accepted.type, accepted.proto, accepted.detach())
+        held.settimeout(0.0)
+        held.address, held.on_end = address, self._let_go
+        self._held[held] = None
+        self._by_address[address] += 1
+        self.figures.connections += 1
+        self._unknown[held] = None
+        task = asyncio.get_running_loop().create_task(self._begin(held), name="connection")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, accepted: socket.socket, address: str, refusal: Refusal) -> None:
+        self._note(refusal, address)
+        if self._refused is not None:
+            self._refused(address)
+        with accepted:
+            accepted.settimeout(0.0)
+            if self._tls is None:
+                with contextlib.suppress(OSError):
+                    accepted.send(FULL)
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Have somebody give way to who comes from an address; tell whether somebody did."""
+        if self._tls is not None and self._unknown:
+            leaving = next(iter(self._unknown))
+        else:
+            heaviest = who_gives_way(self._by_address, newcomer)
+            if heaviest is None:
+                return False
+            leaving = next(one for one in reversed(self._held) if one.address == heaviest)
+        self._note(Refusal.GAVE_WAY, leaving.address)
+        self._let_go(leaving)
+        leaving.gave_way = True
+        with contextlib.suppress(OSError):
+            # Whoever handles it sees that it has ended, whether it reads or writes.
+            leaving.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def _note(self, refusal: Refusal, address: str) -> None:
+        """Count a refusal, and log it now and then."""
+        self.figures.refusals[refusal] += 1
+        unlogged = self._seldom.due(refusal)
+        if unlogged is not None:
+            logger.warning(
+                "a port has no room for more connections",
+                extra={
+                    "port": self.name,
+                    "reason": refusal.value,
+                    "address": address,
+                    "connections": self.figures.connections,
+                    "limit": self._most(),
+                    "also_unlogged": unlogged,
+                },
+            )
+
+    def _let_go(self, leaving: _Accepted) -> None:
+        """Count a connection no more: it has ended, or is about to."""
+        if leaving not in self._held:
+            return
+        del self._held[leaving]
+        self._unknown.pop(leaving, None)
+        self.figures.connections -= 1
+        self._by_address[leaving.address] -= 1
+        if not self._by_address[leaving.address]:
+            del self._by_address[leaving.address]
+
+    # --- its handshake ----------------------------------------------------------------------------
+
+    async def _begin(self, held: _Accepted) -> None:
+        """Have a connection handled, after its handshake where there is TLS."""
+        is_tls = self._tls is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._factory,
+                held,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
+                ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
+            )
+        except OSError as error:  # an SSLError is one
+            if is_tls and not held.gave_way:
+                self._note_failure(error, held.address)
+            held.close()
+        except BaseException:
+            held.close()
+            raise
+        finally:
+            self._unknown.pop(held, None)
+
+    def _note_failure(self, error: OSError, address: str) -> None:
+        """Count a handshake that failed, and log it now and then."""
+        failure = failure_of(error)
+        self.figures.failures[failure] += 1
+        if failure in EVERYDAY:
+            return
+        unlogged = self._seldom.due(failure, address)
+        if unlogged is None:
+            return
+        logger.warning(
+            "a client's certificate is refused" if failure in THEIRS else "TLS handshake failed",
+            extra={
+                "port": self.name,
+                "reason": failure.value,
+                "cause": str(error) or type(error).__name__,
+                "address": address,
+                "hint": self._hint if failure in THEIRS else HINTS.get(failure, ""),
+                "also_unlogged": unlogged,
+            },
+        )
+
+
+def descriptors() -> int:
+    """Return how many file descriptors this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else UNLIMITED
+
+
+def ask_for_descriptors(connections: int) -> int:
+    """Have room for so many connections, as far as the system allows; return how many it allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + 2 * KEPT_BACK
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft not in {resource.RLIM_INFINITY, hard} and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return descriptors() - 2 * KEPT_BACK
+
+
+def spare_for(connections: int) -> int:
+    """Return how many file descriptors are left to a port that must be reached, and to ourselves.
+
+    Args:
+        connections: the most that this port has.
+    """
+    return min(connections + KEPT_BACK, descriptors() // 2)

@@ -1,0 +1,45 @@
+"""Who comes to the ports, as Prometheus metrics; counted where it happens, read when scraped."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.listening import Listener
+
+
+class ConnectionCollector(Collector):
+    """Renders how many connections there are, and who was refused.
+
+    Args:
+        ports: the ports.
+    """
+
+    def __init__(self, ports: Iterable[Listener]) -> None:
+        self._ports = tuple(ports)
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """Yield the metrics."""
+        connections = GaugeMetricFamily(
+            "idlegpu_connections", "Connections that there are, by port.", labels=["port"]
+        )
+        refusals = CounterMetricFamily(
+            "idlegpu_connection_refusals",
+            "Connections that were refused, or ended for others, for want of room.",
+            labels=["port", "reason"],
+        )
+        failures = CounterMetricFamily(
+            "idlegpu_tls_handshake_failures",
+            "Clients that did not get past the handshake of TLS, by port and reason.",
+            labels=["port", "reason"],
+        )
+        for port in self._ports:
+            connections.add_metric([port.name], port.figures.connections)
+            for reason, count in port.figures.refusals.items():
+                refusals.add_metric([port.name, reason], count)
+            if port.is_tls:
+                for reason, count in port.figures.failures.items():
+                    failures.add_metric([port.name, reason], count)
+        yield from (connections, refusals, failures)

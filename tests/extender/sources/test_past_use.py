@@ -1,0 +1,171 @@
+"""When devices were last used, as a real Prometheus tells it to a real worker process."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extender.config import Prometheus
+from extender.core.readings import Column, DeviceKey
+from extender.core.snapshot import Flags
+from extender.sources import past_use
+from extender.sources.past_use import PastUse
+from extender.sources.prometheus_use import STEP_SECONDS
+from tests.extender.fake_kube import eventually
+from tests.extender.sources.backfilling import Line, backfill
+from tests.extender.sources.scraping import prometheus_process
+from tests.extender.test_app import running
+
+HOUR: Final = 3600.0
+UTILIZATION, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+
+
+class Watch:
+    """Notes what it learns, as times before now."""
+
+    def __init__(self) -> None:
+        self.seen = asyncio.Event()
+        self.seen.set()
+        self.active_from = 0.02
+        self.told: dict[DeviceKey, tuple[float, bool]] = {}
+
+    def learn(
+        self, devices: Sequence[DeviceKey], used_at: Column, is_guess: Flags, until: float
+    ) -> None:
+        assert len(devices) == len(used_at) == len(is_guess)
+        for key, at, guess in zip(devices, used_at, is_guess, strict=True):
+            self.told[key] = (until - float(at), bool(guess))
+
+
+def line(uuid: str, value: object, name: str = UTILIZATION, instance: str = "") -> Line:
+    labels = {"UUID": uuid, **({"GPU_I_ID": instance} if instance else {})}
+    return Line(name=name, labels=labels, value=value)  # type: ignore[arg-type] # a test's
+
+
+LINES: Final = [
+    line("GPU-busy", lambda _: 80.0),
+    line("GPU-since-5h", lambda ago: 60.0 if ago > 5 * HOUR else 0.0),
+    line("GPU-burst-3h", lambda ago: 40.0 if 3 * HOUR <= ago < 3 * HOUR + 120 else 0.0),
+    line("GPU-one-percent", lambda _: 1.0),
+    line("GPU-gap-2h", lambda ago: None if 2 * HOUR <= ago < 3 * HOUR else 0.0),
+    line("GPU-new-4h", lambda ago: 0.0 if ago < 4 * HOUR else None),
+    line("GPU-new-247-min", lambda ago: 0.0 if ago < 247 * 60 else None),
+    # The utilization is calm, and the engine was not.
+    line("GPU-engine", lambda _: 0.0),
+    line("GPU-engine", lambda ago: 0.5 if ago > HOUR else 0.0, ENGINE),
+    line("GPU-mig", lambda ago: 0.9 if ago > 6 * HOUR else 0.0, ENGINE, "7"),
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watch]:
+    folder: Path = tmp_path_factory.mktemp("use")
+    backfill(folder / "data", LINES, now=time.time(), seconds=30 * HOUR)
+    process = prometheus_process(folder, "127.0.0.1:1", {})
+    await process.start()
+    watch = Watch()
+    try:
+        settings = Prometheus(url=process.ready_url.removesuffix("/-/ready"))
+        await PastUse(settings, time.time, watch, is_busy=lambda: False).run()
+        yield watch
+    finally:
+        process.kill()
+
+
+def ago(watch: Watch, uuid: str, instance: str = "") -> tuple[float, bool]:
+    return watch.told[DeviceKey((uuid, instance))]
+
+
+@pytest.mark.prometheus
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("uuid", "hours", "is_guess"),
+    [
+        pytest.param("GPU-since-5h", 5, False, id="used-until-then"),
+        pytest.param("GPU-burst-3h", 3, False, id="a-burst-of-two-minutes"),
+        pytest.param("GPU-gap-2h", 2, True, id="nothing-known-before"),
+        pytest.param("GPU-new-4h", 4, True, id="not-there-before"),
+        pytest.param("GPU-new-247-min", 247 / 60, True, id="not-there-for-a-part-of-a-step"),
+        pytest.param("GPU-one-percent", 24, True, id="calm-for-longer-than-was-asked"),
+        pytest.param("GPU-engine", 1, False, id="the-busier-metric-counts"),
+        pytest.param("GPU-mig:7", 6, False, id="an-instance"),
+    ],
+)
+async def test_the_end_of_the_last_use_is_told(
+    told: Watch, uuid: str, hours: float, is_guess: bool
+) -> None:
+    used_ago, guess = ago(told, *uuid.split(":"))
+
+    # Never more than is true: the end of the step counts, or of the next where it is not known.
+    assert hours * HOUR - 2 * STEP_SECONDS - 60 <= used_ago <= hours * HOUR + 60
+    assert guess is is_guess
+
+
+@pytest.mark.prometheus
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_device_that_is_in_use_is_not_told(told: Watch) -> None:
+    assert DeviceKey(("GPU-busy", "")) not in told.told
+
+
+async def test_without_prometheus_nothing_is_asked() -> None:
+    watch = Watch()
+    watch.seen.clear()
+
+    async with asyncio.timeout(1):
+        await PastUse(Prometheus(), time.time, watch, is_busy=lambda: True).run()
+
+    assert watch.told == {}
+
+
+async def test_a_prometheus_that_fails_is_asked_again_and_at_last_let_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(past_use, "PAUSES_SECONDS", (0.0, 0.0))
+
+    async def fail(_: web.Request) -> web.Response:
+        return web.Response(status=503, text="out of order")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", fail)
+    async with TestServer(app) as server:
+        settings = Prometheus(url=f"http://{server.host}:{server.port}")
+        await PastUse(settings, time.time, Watch(), is_busy=lambda: False).run()
+
+    warned = [one for one in caplog.records if one.message == "past use is not known"]
+    assert len(warned) == 2
+    assert "503" in str(vars(warned[0])["error"])
+
+
+async def test_it_waits_for_who_else_asks_for_the_past(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past_use, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(past_use, "PAUSES_SECONDS", ())
+    left = 3
+
+    def is_busy() -> bool:
+        nonlocal left
+        left -= 1
+        return left > 0
+
+    settings = Prometheus(url="http://127.0.0.1:1")
+    await PastUse(settings, time.time, Watch(), is_busy=is_busy).run()
+
+    assert left == 0
+
+
+async def test_an_extender_asks_as_soon_as_it_watches() -> None:
+    async with running() as part:
+        idleness, store = part.extender.why.idleness, part.extender.fleet.store
+
+        def oldest() -> float:
+            return min(
+                (idleness.last_used(row)[0] for row in range(len(store))), default=time.time()
+            )
+
+        # Of a step before that nothing is known.
+        await eventually(lambda: oldest() < time.time() - HOUR / 5, deadline_seconds=30)

@@ -1,0 +1,212 @@
+"""The extender's ports: who is let in while others want all the room, and who is told why not."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import aiohttp
+import pytest
+import uvloop
+from aiohttp import web
+
+from extender.config import Settings
+from extender.doors import Doors
+from extender.handshakes import Failure
+from extender.metrics import Metrics
+from extender.observe.exporting import export_ports
+from extender.settings.admission import Admission
+from extender.settings.api import Api
+from extender.tls import only_known
+from tests.controlplane.process import free_port
+from tests.extender.certificates import client_context, issue, settings_for
+from tests.extender.fake_kube import eventually
+
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+Run = Callable[[Coroutine[object, object, None]], None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    issue(tmp_path / "own")
+    return tmp_path / "own"
+
+
+async def answer(_: web.Request) -> web.Response:
+    return web.Response(text="an answer")
+
+
+@contextlib.asynccontextmanager
+async def doors_with(**settings: object) -> AsyncIterator[tuple[Doors, Metrics]]:
+    """Open the ports; yields them, and the metrics that tell of them."""
+    found = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", **settings)  # type: ignore[arg-type] # a test's
+    apps = [web.Application() for _ in range(3)]
+    if found.tls.is_used:
+        apps[0] = web.Application(middlewares=[only_known(found.tls)])
+    for app in apps:
+        app.add_routes([web.get("/", answer)])
+    doors = Doors(found, apps[0], apps[1], apps[2] if found.admission.listen else None)
+    metrics = Metrics()
+    export_ports(metrics, doors.ports)
+    await doors.open()
+    try:
+        yield doors, metrics
+    finally:
+        await doors.close()
+
+
+async def is_answered(url: str, source: str, context: ssl.SSLContext | None = None) -> bool:
+    connector = aiohttp.TCPConnector(local_addr=(source, 0), ssl=context or True)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session, session.get(url) as told:
+            return told.status == 200
+    except aiohttp.ClientError:
+        return False
+
+
+async def test_kube_scheduler_is_answered_whoever_fills_the_other_ports(folder: Path) -> None:
+    own = folder / "extender"
+    admission = Admission(
+        listen=f"127.0.0.1:{free_port()}",
+        cert_file=own / "tls.crt",
+        key_file=own / "tls.key",
+        max_connections=10,
+    )
+    async with doors_with(
+        tls=settings_for(folder), api=Api(max_connections=10), admission=admission
+    ) as (doors, metrics):
+        webhooks, status, _ = doors.urls
+        ports = {port.name: port for port in doors.ports}
+        greedy = []
+        for name in ("status", "admission"):
+            (address,) = ports[name].addresses
+            for _ in range(30):
+                _, writer = await asyncio.open_connection(*address, local_addr=("127.0.0.2", 0))
+                greedy.append(writer)
+
+        assert await is_answered(webhooks, "127.0.0.2", client_context(folder, shows=folder))
+        assert await is_answered(status, "127.0.0.3")  # as kubelet, which asks for health
+        for name in ("status", "admission"):
+            assert sample(metrics, "idlegpu_connections", port=name) <= 10
+        assert sample(metrics, "idlegpu_connection_refusals_total", port="status", reason="full")
+        assert not sample(
+            metrics, "idlegpu_connection_refusals_total", port="webhooks", reason="full"
+        )
+        for writer in greedy:
+            writer.transport.abort()
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float:
+    value = metrics.registry.get_sample_value(name, labels)
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        pytest.param("nothing", Failure.NO_CERTIFICATE, id="no-certificate"),
+        pytest.param("expired", Failure.EXPIRED, id="expired"),
+        pytest.param("another-ca", Failure.UNKNOWN_CA, id="another-ca"),
+    ],
+)
+@LOOPS
+def test_that_kube_schedulers_certificate_is_refused_is_counted_and_told(
+    run: Run,
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    shown: str,
+    reason: Failure,
+) -> None:
+    shows = None if shown == "nothing" else tmp_path / shown
+    if shown == "another-ca":
+        issue(tmp_path / shown)
+    elif shown == "expired":
+        authority = {name: text for name, text in issue(folder).items() if name.startswith("ca.")}
+        issue(tmp_path / shown, days_ago=366, files=authority)
+
+    async def check() -> None:
+        async with doors_with(tls=settings_for(folder)) as (doors, metrics):
+            context = client_context(folder, shows=shows)
+            for _ in range(3):
+                assert not await is_answered(doors.urls[0], "127.0.0.1", context)
+
+            name = "idlegpu_tls_handshake_failures_total"
+            await eventually(
+                lambda: sample(metrics, name, port="webhooks", reason=reason.value) >= 3
+            )
+            assert not sample(metrics, name, port="webhooks", reason="other")
+
+    run(check())
+    (line,) = [one for one in caplog.records if one.message == "a client's certificate is refused"]
+    assert vars(line)["port"] == "webhooks"
+    assert vars(line)["reason"] == reason.value
+    assert vars(line)["address"] == "127.0.0.1"
+    assert "tlsConfig.certFile" in vars(line)["hint"]
+
+
+@LOOPS
+def test_other_handshakes_that_fail_are_told_apart(
+    run: Run, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    own = folder / "extender"
+    admission = Admission(
+        listen=f"127.0.0.1:{free_port()}", cert_file=own / "tls.crt", key_file=own / "tls.key"
+    )
+
+    async def check() -> None:
+        async with doors_with(admission=admission) as (doors, metrics):
+            port = doors.ports[-1]
+            (address,) = port.addresses
+
+            async def said(content: bytes) -> None:
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(content)
+                if content:
+                    with contextlib.suppress(ConnectionError):
+                        await reader.read()
+                writer.close()
+
+            await said(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n")
+            await said(b"\x00" * 64)
+            await said(b"")
+            await asyncio.to_thread(distrust, address)
+
+            wanted = (Failure.PLAIN, Failure.PROTOCOL, Failure.LEFT, Failure.OURS_REFUSED)
+            name = "idlegpu_tls_handshake_failures_total"
+            await eventually(
+                lambda: all(
+                    sample(metrics, name, port="admission", reason=reason.value) == 1
+                    for reason in wanted
+                )
+            )
+
+    run(check())
+    assert caplog.messages.count("TLS handshake failed") == 3  # who just leaves is no news
+
+
+def distrust(address: tuple[str, int]) -> None:
+    """Come as somebody who does not trust the port's CA, and says so."""
+    context = ssl.create_default_context()
+    with socket.create_connection(address) as plain, pytest.raises(ssl.SSLError):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+async def test_the_log_stays_short_whatever_is_no_http(caplog: pytest.LogCaptureFixture) -> None:
+    async with doors_with() as (doors, _):
+        for port in doors.ports:
+            (address,) = port.addresses
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(b"GET /\x01 HTTP/9.9\r\nno header at all\r\n\r\n")
+                assert b" 400 " in await reader.readline()
+                writer.close()
+        assert await is_answered(doors.urls[1], "127.0.0.1")
+
+    told = [text for text in caplog.messages if text.startswith("Error handling request")]
+    assert len(told) == len(doors.ports)

@@ -1,0 +1,276 @@
+"""The shipped extender's API through the service proxy of a real API server."""
+
+import socket
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+from aiohttp import web
+from multidict import CIMultiDictProxy
+
+from extender.observe.access import COOKIE
+from extender.observe.callers import HEADER
+from tests.controlplane.objects import Object
+from tests.controlplane.waiting import wait_for
+from tests.manifests.api_readers import (
+    BLUE,
+    CLUSTER_READER,
+    PROXY_USER,
+    RBAC,
+    READER,
+    Read,
+    reading,
+)
+from tests.manifests.installing import Installation, wait_authorized
+from tests.manifests.shipped import EXTENDER_NAMESPACE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+SERVICE: Final = "idlegpu-extender"
+PROXY: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/services/{SERVICE}:status/proxy"
+
+
+@dataclass
+class Way:
+    """The way from the API server to the extender: what stands for the pod network here.
+
+    The API server proxies to no loopback address, so this listens on another of the machine's, and
+    asks the extender from there.
+
+    Attributes:
+        address: of this machine.
+        seen: headers of what came along.
+    """
+
+    address: str
+    seen: list[CIMultiDictProxy[str]] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self, read: Read) -> AsyncIterator[int]:
+        """Lead to an extender; yields the port."""
+        connector = aiohttp.TCPConnector(local_addr=(self.address, 0))
+        async with aiohttp.ClientSession(read.extender.status, connector=connector) as session:
+
+            async def pass_on(request: web.Request) -> web.Response:
+                self.seen.append(request.headers)
+                headers = {name: text for name, text in request.headers.items() if name != "Host"}
+                async with session.get(request.rel_url, headers=headers) as answer:
+                    kind = answer.content_type
+                    return web.Response(
+                        status=answer.status, body=await answer.read(), content_type=kind
+                    )
+
+            app = web.Application()
+            app.router.add_get("/{path:.*}", pass_on)
+            runner = web.AppRunner(app, shutdown_timeout=0.1)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, self.address, 0).start()
+                yield int(runner.addresses[0][1])
+            finally:
+                await runner.cleanup()
+
+
+@pytest.fixture
+def way() -> Way:
+    """Return the way over an address of this machine that is not loopback."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: it only looks for a route
+            address = str(probe.getsockname()[0])
+    except OSError:
+        address = "127.0.0.1"
+    if address.startswith("127."):
+        pytest.skip("this machine has loopback addresses alone, and no API server proxies to these")
+    return Way(address)
+
+
+@asynccontextmanager
+async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
+    """Have the shipped Service lead to the extender, and let one account use the proxy to it."""
+    admin = read.installation.admin
+    here = {"namespace": EXTENDER_NAMESPACE}
+    named = {"name": SERVICE, **here}
+    role: Object = {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "Role",
+        "metadata": {"name": "test-proxy", **here},
+        "rules": [
+            {
+                "apiGroups": [""],
+                "resources": ["services/proxy"],
+                "resourceNames": [f"{SERVICE}:status"],
+                "verbs": ["get"],
+            }
+        ],
+    }
+    bound: Object = {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "test-proxy", **here},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": "test-proxy"},
+        "subjects": [{"kind": "ServiceAccount", "name": PROXY_USER, "namespace": BLUE}],
+    }
+    standing_in: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": SERVICE, **here},
+        "spec": {
+            "nodeName": "a",
+            "serviceAccountName": SERVICE,
+            "automountServiceAccountToken": False,
+            "containers": [
+                {
+                    "name": "extender",
+                    "image": SERVICE,
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "runAsNonRoot": True,
+                        "capabilities": {"drop": ["ALL"]},
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
+                }
+            ],
+        },
+    }
+    # The API server proxies to pods alone: to an address that one has.
+    target = {"kind": "Pod", **named}
+    async with way.open(read) as port:
+        endpoints: Object = {
+            "apiVersion": "v1",
+            "kind": "Endpoints",
+            "metadata": named,
+            "subsets": [
+                {
+                    "addresses": [{"ip": way.address, "targetRef": target}],
+                    "ports": [{"name": "status", "port": port}],
+                }
+            ],
+        }
+        # Either may be what the API server goes by, and no controller makes one of the other.
+        a_slice: Object = {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {**named, "labels": {"kubernetes.io/service-name": SERVICE}},
+            "addressType": "IPv4",
+            "endpoints": [
+                {"addresses": [way.address], "conditions": {"ready": True}, "targetRef": target}
+            ],
+            "ports": [{"name": "status", "port": port, "protocol": "TCP"}],
+        }
+        rbac = f"/apis/{RBAC}/v1/namespaces/{EXTENDER_NAMESPACE}"
+        made = {
+            f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/pods": standing_in,
+            f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/endpoints": endpoints,
+            f"/apis/discovery.k8s.io/v1/namespaces/{EXTENDER_NAMESPACE}/endpointslices": a_slice,
+            f"{rbac}/roles": role,
+            f"{rbac}/rolebindings": bound,
+        }
+        for path, item in made.items():
+            await admin.request("POST", path, item)
+        addresses = {"podIP": way.address, "podIPs": [{"ip": way.address}], "phase": "Running"}
+        await admin.patch(standing_in, {"status": addresses}, "status")
+        try:
+            async with await read.installation.client(BLUE, PROXY_USER) as client:
+                await wait_authorized(
+                    client, "get", "services/proxy", name=f"{SERVICE}:status", **here
+                )
+
+            async def is_there() -> bool:
+                status, told = await through_proxy(read, PROXY_USER, "/readyz")
+                assert status in {200, 503}, told
+                return status == 200
+
+            await wait_for(is_there, "the API server knows where the Service leads")
+            way.seen.clear()
+            yield
+        finally:
+            for path, item in made.items():
+                await admin.request(
+                    "DELETE",
+                    f"{path}/{item['metadata']['name']}",
+                    parameters={"gracePeriodSeconds": "0"},
+                )
+
+
+async def through_proxy(
+    read: Read, account: str, path: str, headers: Mapping[str, str] | None = None
+) -> tuple[int, Object]:
+    """Ask through the API server as a service account of the first tenant."""
+    plane = read.installation.plane
+    user = await read.installation.user(BLUE, account)
+    context = ssl.create_default_context(cafile=plane.ca_file)
+    async with (
+        aiohttp.ClientSession(
+            plane.server, connector=aiohttp.TCPConnector(ssl=context), headers=user.headers
+        ) as session,
+        session.get(f"{PROXY}{path}", headers=headers) as response,
+    ):
+        answer: Object = await response.json()
+        return response.status, answer
+
+
+async def test_where_the_api_servers_address_is_named_the_right_to_the_proxy_decides(
+    installation: Installation, tmp_path: Path, way: Way
+) -> None:
+    async with (
+        reading(installation, tmp_path, {"IDLEGPU_API_PROXIES": way.address}) as read,
+        proxied(read, way),
+    ):
+        status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
+
+        assert (status, told["pods"]) == (200, ["blue/p", "red/p"])  # and it may read no pod
+        (headers,) = way.seen
+        assert "Authorization" not in headers, "the API server keeps its users' tokens to itself"
+
+        status, told = await through_proxy(read, CLUSTER_READER, "/v1/nodes/a")
+        assert (status, told["reason"]) == (403, "Forbidden")  # whatever pods it may read
+        assert len(way.seen) == 1, "nothing of it came to the extender"
+        status, _ = await read.extender.read("/v1/nodes/a")
+        assert status == 401  # from another address than the API server's
+
+        # Whoever shows a token besides sees what that one's owner may.
+        own = {HEADER: await read.token(READER)}
+        _, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a", own)
+        assert told["pods"] == ["blue/p", "another pod"]
+        status, _ = await through_proxy(read, PROXY_USER, "/v1/nodes", {HEADER: "forged"})
+        assert status == 401
+
+
+async def test_unless_its_address_is_named_the_proxy_opens_nothing_by_itself(
+    installation: Installation, tmp_path: Path, way: Way
+) -> None:
+    async with reading(installation, tmp_path) as read, proxied(read, way):
+        status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a")
+
+        assert status == 401
+        assert "kubectl create token" in told["error"]
+        assert "Authorization" not in way.seen[-1]
+        token = await read.token(READER)
+        for headers in ({HEADER: token}, {"Cookie": f"{COOKIE}={token}"}):
+            status, told = await through_proxy(read, PROXY_USER, "/v1/nodes/a", headers)
+            assert (status, told["pods"]) == (200, ["blue/p", "another pod"])
+        # A token in the usual place is for the API server, which has not been told of this one.
+        usual = {"Authorization": f"Bearer {token}"}
+        status, _ = await through_proxy(read, PROXY_USER, "/v1/nodes/a", usual)
+        assert status == 401
+        assert (await through_proxy(read, PROXY_USER, "/readyz"))[0] == 200
+
+
+async def test_of_the_usual_roles_view_does_not_open_the_proxy_and_edit_does(
+    installation: Installation,
+) -> None:
+    opens = {}
+    for name in ("view", "edit"):
+        path = f"/apis/{RBAC}/v1/clusterroles/system:aggregate-to-{name}"
+        rules = (await installation.admin.request("GET", path))["rules"]
+        opens[name] = any(
+            "services/proxy" in rule["resources"] and "get" in rule["verbs"] for rule in rules
+        )
+
+    assert opens == {"view": False, "edit": True}
