@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 export IDLEGPU_CACHE := $(CACHE)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit prometheus page e2e tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit prometheus page e2e e2e-installed tools bench lock clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 # What the demo needs; the development tools come on top, for everything else.
 $(VENV)/.runtime: requirements.txt pyproject.toml
@@ -58,6 +58,10 @@ page: tools ## tests of the page in a real headless Chromium
 
 e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
 	@$(BIN)/pytest -m e2e -n 2 --dist loadfile
+
+e2e-installed: tools ## its scenarios as the manifests say, with the default and with the second scheduler
+	@E2E_WAY=default $(BIN)/pytest -m e2e -n 2 --dist loadfile tests/e2e
+	@E2E_WAY=second $(BIN)/pytest -m e2e -n 2 --dist loadfile tests/e2e
 
 test-gpu: $(VENV)/.dev ## tests of the node agent on a machine with an NVIDIA GPU; prints its figures
 	@$(BIN)/pytest -m gpu -s -v tests/agent

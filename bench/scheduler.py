@@ -12,10 +12,11 @@ Then it is made to stand still, 300 pods are created that ask for one GPU each, 
 The rate is (300 - 1) pods by the time from the first to the last binding, as a watch of the API
 server tells it. kube-scheduler stands still meanwhile because creating pods is the same work with
 and without an extender, and would make the two more alike than they are. Without an extender means
-that no extender runs at all: what the extender does by itself, following the API server and asking
-Prometheus about 40,000 GPUs, counts against it, for it shares these cores; with `--unasked` it runs
-in both, and the ratio is that of asking alone. A run in which kube-scheduler did not get the
-extender's answer for every pod is an error, not a result.
+that it and its workers stand still (SIGSTOP): what the extender does by itself, following the API
+server and asking Prometheus about 40,000 GPUs, counts against it, for it shares these cores; with
+`--unasked` it runs in both, and the ratio is that of asking alone. What it does in the first
+minutes after its start, having Prometheus' past read, is over before the first run. A run in which
+kube-scheduler did not get the extender's answer for every pod is an error, not a result.
 
 A pair is a run without and a run with the extender, one right after the other; the ratio is that
 of a pair. The shortlists take turns, so that a machine that gets slower does so for all of them.
@@ -117,10 +118,12 @@ async def _open(arguments: argparse.Namespace, folder: Path) -> AsyncIterator[Be
         began = time.monotonic()
         await register(client, arguments.nodes)
         _say(f"registered {arguments.nodes} nodes in {time.monotonic() - began:.0f} s")
+        extender = ExtenderServer(plane)
+        stack.push_async_callback(extender.process.stop)
         yield Bench(
             plane=plane,
             client=client,
-            extender=ExtenderServer(plane),
+            extender=extender,
             prometheus_url=url,
             nodes=arguments.nodes,
             pods=arguments.pods,

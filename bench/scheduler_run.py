@@ -1,9 +1,12 @@
 """One run: pods that wait are placed by the real kube-scheduler, with or without the extender."""
 
+import asyncio
 import os
+import signal
 import ssl
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +29,19 @@ WARM_UP: Final = 20
 DEADLINE_SECONDS: Final = 300.0
 START_SECONDS: Final = 120.0
 
+WORKER: Final = b"extender.sources."
+"""In the command of each of its workers."""
+ADOPTED: Final = "idlegpu_settings_reloads_total{outcome=applied}"
+
+PAST_SECONDS: Final = 600.0
+PAST_QUIET_SECONDS: Final = 20.0
+"""After its start it has Prometheus asked for the past by workers of their own, one after another:
+so long after the first one has ended no other comes."""
+CALM_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.5
+CALM_SHARE: Final = 0.3
+"""Of a core: below that it has nothing to catch up with."""
+
 EXTENDER_CPU: Final = "extender_cpu_seconds_total"
 """What we call the CPU time of the extender and its worker among what both count."""
 
@@ -39,7 +55,7 @@ class Bench:
     Attributes:
         plane: etcd and kube-apiserver.
         client: an administrator's client.
-        extender: the extender; runs only where it is asked.
+        extender: the extender; stands still where it is not asked.
         prometheus_url: what the extender asks.
         nodes: how many nodes there are.
         pods: how many pods a run places.
@@ -70,9 +86,10 @@ class Bench:
             config["extenders"] = []
         scheduler = kube_scheduler(self.plane, config)
         async with AsyncExitStack() as stack:
-            if shortlist is not None:
-                stack.push_async_callback(self.extender.process.stop)
-                await self._start_extender(shortlist)
+            if shortlist is None:
+                stack.enter_context(_halted())
+            else:
+                await self._have_extender(shortlist)
             stack.push_async_callback(delete_pods, self.client)
             stack.callback(scheduler.kill)
             await scheduler.start()
@@ -96,13 +113,23 @@ class Bench:
             extender_cpu_seconds=change.of(EXTENDER_CPU) / self.pods or None,
         )
 
-    async def _start_extender(self, shortlist: int) -> None:
-        """Start the extender and wait until it knows all nodes, pods and GPUs."""
+    async def _have_extender(self, shortlist: int) -> None:
+        """Have the extender run and know all nodes, pods and GPUs, and be through with the past."""
         settings = {"prometheus": {"url": self.prometheus_url}, "wire": {"shortlist": shortlist}}
-        await self.extender.ensure(settings)
+        is_new = not self.extender.process.is_running
+        if is_new:
+            await self.extender.ensure(settings)
+        elif settings != self.extender.settings:
+            adopted = (await self._seen())[ADOPTED]
+            self.extender.write(settings)
+
+            async def has_adopted() -> bool:
+                return (await self._seen())[ADOPTED] > adopted
+
+            await wait_for(has_adopted, "the extender goes by its settings")
 
         async def knows_all() -> bool:
-            seen = parse_metrics(await _get(f"{self.extender.url}/metrics"))
+            seen = await self._seen()
             return (
                 seen["idlegpu_nodes"] == seen["idlegpu_gpu_pods"] == self.nodes
                 and seen["idlegpu_source_up{source=prometheus}"] == 1
@@ -110,6 +137,23 @@ class Bench:
             )
 
         await wait_for(knows_all, "the extender knows the fleet", deadline_seconds=START_SECONDS)
+        calm_since = time.monotonic()
+        lasts, used = PAST_QUIET_SECONDS if is_new else CALM_SECONDS, _used()
+
+        async def is_calm() -> bool:
+            nonlocal calm_since, used
+            await asyncio.sleep(LOOK_SECONDS)
+            before, used = used, _used()
+            workers = [pid for pid in _extenders() if WORKER in _command(pid)]
+            is_catching_up = not is_new and used - before > CALM_SHARE * LOOK_SECONDS
+            if len(workers) > 1 or is_catching_up:
+                calm_since = time.monotonic()
+            return time.monotonic() - calm_since >= lasts
+
+        await wait_for(is_calm, "the extender has nothing to do", deadline_seconds=PAST_SECONDS)
+
+    async def _seen(self) -> Metrics:
+        return parse_metrics(await _get(f"{self.extender.url}/metrics"))
 
     async def _place(self, scheduler: ServerProcess, prefix: str, count: int) -> list[float]:
         """Have pods placed that all wait when kube-scheduler begins; return the times of binding.
@@ -131,7 +175,7 @@ class Bench:
         found = parse_metrics(await _get(scheduler.ready_url.replace("/readyz", "/metrics")))
         if is_extended:
             found |= parse_metrics(await _get(f"{self.extender.url}/metrics"))
-            found[EXTENDER_CPU] = sum(map(cpu_seconds, _started("-m", "extender")))
+            found[EXTENDER_CPU] = _used()
         return found
 
 
@@ -197,6 +241,29 @@ def series(name: str, labels: Mapping[str, str]) -> str:
     """
     inner = ",".join(f"{label}={value}" for label, value in sorted(labels.items()))
     return f"{name}{{{inner}}}" if inner else name
+
+
+@contextmanager
+def _halted() -> Iterator[None]:
+    """Have the extender and its workers stand still, as if there were none."""
+    pids = _extenders()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _extenders() -> list[int]:
+    """Return the extender's processes: it and its workers."""
+    return sorted({one for pid in _started("-m", "extender") for one in tree_of(pid)})
+
+
+def _used() -> float:
+    """Return how much CPU time the extender and its workers have used, in seconds."""
+    return sum(map(cpu_seconds, _started("-m", "extender")))
 
 
 def _started(*words: str) -> list[int]:

@@ -163,6 +163,7 @@ def measure(nodes: int, shortlist: int, tries: int) -> dict[str, dict[str, Times
     ):
         world.wait_ready()
         world.wait_readings(1)
+        world.wait_past()
         asker = Asker(world, trivial_url)
         for wish in distinct(COLD_TRIES):
             asker.place(wish, kinds["cold"])

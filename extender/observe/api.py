@@ -48,6 +48,10 @@ TOLERATED_TAINT = "nvidia.com/gpu"
 """Key of the taint that keeps other pods off GPU nodes: the admission controller
 ExtendedResourceToleration lets pods tolerate the one with the name of the resource they ask for."""
 
+SCHEDULER_TAINT = "idlegpu.io/scheduler"
+"""Key of the taint by which nodes are divided between schedulers: who asks what is best for a pod is
+told of both parts."""
+
 
 class Api:
     """The routes under /v1.
@@ -197,7 +201,7 @@ class Api:
             return CORDONED
         if not record.is_ready:
             return NOT_READY
-        tolerated = {TOLERATED_TAINT, resource}
+        tolerated = {TOLERATED_TAINT, SCHEDULER_TAINT, resource}
         if any(taint.repels and taint.key not in tolerated for taint in record.taints):
             return TAINTED
         return NO_ROOM if is_full else ""

@@ -6,7 +6,8 @@ what is shipped is what is tested.
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ ROOT: Final = Path(__file__).parents[2]
 RIGHTS: Final = ROOT / "manifests" / "rbac"
 SCHEDULER_CONFIG: Final = ROOT / "scheduler-config" / "kube-scheduler.yaml"
 REQUEST_TIMEOUT_SECONDS: Final = 10.0
+TLS_FILES: Final = ("caFile", "certFile", "keyFile")
 
 
 async def grant_rights(plane: ControlPlane) -> None:
@@ -28,50 +30,120 @@ async def grant_rights(plane: ControlPlane) -> None:
     await plane.kubectl("apply", "-k", str(RIGHTS))
 
 
-def scheduler_config(extender_url: str, changes: Mapping[str, object] | None = None) -> Object:
-    """Return the shipped KubeSchedulerConfiguration, for an extender at another address.
+def scheduler_config(
+    extender_url: str,
+    changes: Mapping[str, object] | None = None,
+    *,
+    file: Path = SCHEDULER_CONFIG,
+    certificates: Path | None = None,
+) -> Object:
+    """Return a shipped KubeSchedulerConfiguration, for an extender at another address.
 
     Args:
         extender_url: base URL of the webhooks.
         changes: fields of the extender's entry to change, e.g. `{"ignorable": False}`.
+        file: which of the shipped ones.
+        certificates: folder of what kube-scheduler shows and trusts; None for plain HTTP.
     """
-    config: Object = yaml.safe_load(SCHEDULER_CONFIG.read_text())
+    config: Object = yaml.safe_load(file.read_text())
     (shipped,) = config["extenders"]
-    if not extender_url.startswith("https:"):
+    if certificates is None:
         del shipped["enableHTTPS"], shipped["tlsConfig"]
+    else:
+        tls = shipped["tlsConfig"]
+        tls |= {name: str(certificates / Path(tls[name]).name) for name in TLS_FILES}
     config["extenders"] = [{**shipped, "urlPrefix": extender_url, **(changes or {})}]
     return config
+
+
+def merged(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
+    """Merge settings, section by section.
+
+    Example:
+        >>> merged({"wake": {"enabled": True}}, {"wake": {"lease_seconds": 5}})
+        {'wake': {'enabled': True, 'lease_seconds': 5}}
+    """
+    result: Object = dict(base)
+    for name, value in over.items():
+        known = result.get(name)
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            result[name] = merged(known, value)
+        else:
+            result[name] = value
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How an extender is run, whatever it is set to do.
+
+    Attributes:
+        kubeconfig: who it is to the API server.
+        settings: as in the settings file, where nothing else is asked for. With a `status_listen`
+            its API has a port of its own, with `tls` its webhooks are served over TLS, and with
+            `peers` it has itself as one unless others are named.
+        command: program and arguments, but for the settings file.
+        environment: variables of its own.
+        token: opens its API, "" where that is open.
+    """
+
+    kubeconfig: Path
+    settings: Mapping[str, object] = field(default_factory=dict)
+    command: Sequence[str] = (sys.executable, "-m", "extender", "--config")
+    environment: Mapping[str, str] = field(default_factory=dict)
+    token: str = ""
 
 
 class ExtenderServer:
     """The extender as a process of its own: `python -m extender --config FILE`.
 
     Attributes:
-        url: base URL of webhooks and API; the same over all starts.
-        settings: those of the last start.
+        url: base URL of its API; the same over all starts.
+        webhooks: base URL of its webhooks, likewise.
+        settings: those that it was last told.
         process: the server; kill and start it as a test needs.
     """
 
-    def __init__(self, plane: ControlPlane, *, name: str = "extender") -> None:
-        """Describe an extender; `start` it with settings.
+    def __init__(
+        self,
+        plane: ControlPlane,
+        *,
+        name: str = "extender",
+        manner: Manner | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Describe an extender; `ensure` that it runs, with settings.
 
         Args:
-            plane: a control plane that runs, whose user `EXTENDER` it is.
+            plane: a control plane that runs.
             name: what its files are called.
+            manner: how it is run; as user `EXTENDER` and on plain HTTP, unless given.
+            folder: where its files go; the control plane's, unless given.
         """
-        address = f"127.0.0.1:{free_port()}"
-        self.url = f"http://{address}"
+        folder = folder or plane.folder
+        manner = manner or Manner(kubeconfig=plane.kubeconfig(EXTENDER))
+        listen = status = f"127.0.0.1:{free_port()}"
+        own = {"listen": listen, "kubeconfig": str(manner.kubeconfig)}
+        usual: Object = dict(manner.settings)
+        if "status_listen" in usual:
+            status = own["status_listen"] = f"127.0.0.1:{free_port()}"
+        if "peers" in usual:
+            usual["peers"] = {"addresses": [listen]}  # no Service leads to it
+        self.url = f"http://{status}"
+        self.webhooks = f"{'https' if 'tls' in usual else 'http'}://{listen}"
         self.settings: Object = {}
-        self._own = {"listen": address, "kubeconfig": str(plane.kubeconfig(EXTENDER))}
-        self._config = plane.folder / f"{name}.yaml"
+        self._usual, self._own = usual, own
+        self._token = manner.token
+        self._config = folder / f"{name}.yaml"
         self.process = ServerProcess(
             name=name,
-            command=[sys.executable, "-m", "extender", "--config", str(self._config)],
-            folder=plane.folder,
+            command=[*manner.command, str(self._config)],
+            folder=folder,
             ready_url=f"{self.url}/readyz",
             environment={
                 # What the developer has set for an extender is not meant for this one.
                 **{variable: "" for variable in os.environ if variable.startswith("IDLEGPU_")},
+                **manner.environment,
                 "PYTHONPATH": str(ROOT),
             },
         )
@@ -80,7 +152,7 @@ class ExtenderServer:
         """Have it run with these settings; it is started anew only where it does not yet.
 
         Args:
-            settings: as in the settings file; address and kubeconfig are set here.
+            settings: as in the settings file; what is the extender's own is set here.
 
         Raises:
             ProcessError: it did not come up.
@@ -88,9 +160,14 @@ class ExtenderServer:
         if self.process.is_running and settings == self.settings:
             return
         await self.process.stop()
-        self.settings = settings
-        self._config.write_text(yaml.safe_dump({**settings, **self._own}))
+        self.write(settings)
         await self.process.start()
+
+    def write(self, settings: Object) -> None:
+        """Write these settings into its file: where it runs, it follows them by itself."""
+        self.settings = settings
+        text = yaml.safe_dump({**merged(self._usual, settings), **self._own})
+        self._config.write_text(text)
 
     async def get(self, path: str, parameters: Mapping[str, str] | None = None) -> Object:
         """Ask its API, e.g. for "/v1/gpus".
@@ -98,9 +175,14 @@ class ExtenderServer:
         Raises:
             aiohttp.ClientError: it does not answer, or not with 200.
         """
-        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         async with (
-            aiohttp.ClientSession(self.url, timeout=timeout, raise_for_status=True) as session,
+            aiohttp.ClientSession(
+                self.url,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS),
+                raise_for_status=True,
+            ) as session,
             session.get(path, params=parameters) as response,
         ):
             answer: Object = await response.json()

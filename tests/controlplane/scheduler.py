@@ -71,19 +71,20 @@ def scheduler_config(
 
 
 def kube_scheduler(
-    plane: ControlPlane, config: Object, *, name: str = "kube-scheduler"
+    plane: ControlPlane, config: Object, *, name: str = "kube-scheduler", own: Object | None = None
 ) -> ServerProcess:
     """Describe a kube-scheduler of a control plane; `start` it to have it run.
 
     Args:
         plane: a control plane that runs.
-        config: a whole KubeSchedulerConfiguration. Who to talk to, how often and whether to elect
-            a leader is set here.
+        config: a whole KubeSchedulerConfiguration.
         name: what its files are called.
+        own: fields of it to change: who to talk to, how often, and whether to elect a leader.
     """
     port = free_port()
     path = plane.folder / f"{name}.config"
-    _write_config(path, config, plane.kubeconfig(SCHEDULER))
+    own = own or _usual(plane.kubeconfig(SCHEDULER))
+    path.write_text(json.dumps({**config, **own}, indent=2))  # JSON is YAML too
     command = [
         str(binary(f"{plane.release}kube-scheduler")),
         f"--config={path}",
@@ -102,11 +103,9 @@ def kube_scheduler(
     )
 
 
-def _write_config(path: Path, config: Object, kubeconfig: Path) -> None:
-    """Write the configuration as JSON, which is YAML too."""
-    own = {
+def _usual(kubeconfig: Path) -> Object:
+    return {
         "leaderElection": {"leaderElect": False},
         # The default of 50 requests a second is what a burst of pods would measure otherwise.
         "clientConnection": {"kubeconfig": str(kubeconfig), "qps": 2000, "burst": 4000},
     }
-    path.write_text(json.dumps({**config, **own}, indent=2))

@@ -1,6 +1,7 @@
 """A real Prometheus that scrapes one simulated exporter as if it were one on each node."""
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -44,13 +45,14 @@ class PrometheusServer:
         self.url = f"http://127.0.0.1:{port}"
         self._exporter_url = urlsplit(exporter_url)
         self._targets = folder / f"{name}.targets.json"
+        self._data = folder / name
         config = folder / f"{name}.config"
         config.write_text(json.dumps(self._config(interval_seconds), indent=2))
         self.set_targets(())
         command = [
             str(binary("prometheus")),
             f"--config.file={config}",
-            f"--storage.tsdb.path={folder / name}",
+            f"--storage.tsdb.path={self._data}",
             "--storage.tsdb.retention.time=1d",
             f"--web.listen-address=127.0.0.1:{port}",
             "--scrape.discovery-reload-interval=100ms",  # not 5 s until new targets are scraped
@@ -82,6 +84,16 @@ class PrometheusServer:
         partial = self._targets.with_suffix(".partial")
         partial.write_text(json.dumps(targets, indent=2))
         partial.replace(self._targets)  # Prometheus must never read half a file
+
+    async def start_anew(self) -> None:
+        """Start it, again where it runs, without what it has stored.
+
+        A Prometheus that was killed shows what it had scraped before for five minutes more: it
+        could not note that these series have ended.
+        """
+        self.process.kill()
+        shutil.rmtree(self._data, ignore_errors=True)
+        await self.process.start()
 
     def _config(self, interval_seconds: float) -> dict[str, object]:
         interval = f"{round(interval_seconds * 1000)}ms"

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,17 +19,10 @@ ACCOUNT: Final = "idlegpu-agent"
 AUDIENCE: Final = "idlegpu-extender"
 CONFLICT: Final = 409
 
-RIGHTS: Final[list[Object]] = [
-    {
-        "apiGroups": ["authentication.k8s.io"],
-        "resources": ["tokenreviews"],
-        "verbs": ["create"],
-    }
-]
-"""What the extender needs to know whose a token is ..."""
+SERVER_NAME: Final = "idlegpu-extender.idlegpu.svc"
 
 POD_RIGHTS: Final[list[Object]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
-"""... and where tokens name their pods alone."""
+"""What the extender needs besides its rights where tokens name their pods alone."""
 
 
 class Tokens:
@@ -37,17 +31,32 @@ class Tokens:
     Args:
         client: an administrator's.
         folder: where they are kept.
+        certificates: folder of the extender's, None where it takes reports without TLS.
     """
 
-    def __init__(self, client: ApiClient, folder: Path) -> None:
+    def __init__(self, client: ApiClient, folder: Path, certificates: Path | None = None) -> None:
         self.client = client
         self.folder = folder
         self.port = free_port()
+        self._certificates = certificates and certificates / "extender"
 
     @property
     def address(self) -> str:
         """Where the extender is to take reports."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def settings(self) -> Object:
+        """How the extender takes reports, as its section `agents` has it."""
+        own = self._certificates
+        tls = own and {"cert_file": str(own / "tls.crt"), "key_file": str(own / "tls.key")}
+        return {"listen": self.address, **(tls or {})}
+
+    def reporting(self, reports: ReportOptions = REPORTS) -> ReportOptions:
+        """Return how agents report that know the extender's CA."""
+        if self._certificates is None:
+            return reports
+        return replace(reports, ca_file=str(self._certificates / "ca.crt"), server_name=SERVER_NAME)
 
     def file(self, node: str) -> Path:
         """Return where a node's token is kept."""
@@ -149,13 +158,15 @@ def _account(name: str) -> Object:
 
 @asynccontextmanager
 async def tokens_of(
-    world: World, folder: Path, rights: Sequence[Object] = RIGHTS
+    world: World, folder: Path, rights: Sequence[Object] = ()
 ) -> AsyncIterator[Tokens]:
-    """Let the extender ask whose tokens are while the context is open."""
-    plane = world.services.plane
+    """Have agents' tokens, and the extender some rights besides while the context is open."""
+    services = world.services
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(world.client.granted(plane.users[EXTENDER], [*rights]))
-        tokens = Tokens(world.client, folder)
+        if rights:
+            user = services.plane.users[EXTENDER]
+            await stack.enter_async_context(world.client.granted(user, [*rights]))
+        tokens = Tokens(world.client, folder, services.setup.certificates)
         await tokens.prepare()
         yield tokens
 
@@ -176,7 +187,7 @@ async def agents_on(
         nodes,
         tokens.address,
         tokens.file,
-        reports=reports,
+        reports=tokens.reporting(reports),
         period_seconds=period_seconds,
     ) as agents:
         yield agents

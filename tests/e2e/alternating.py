@@ -1,9 +1,11 @@
 """Stands before two extenders, as a Service does: every other pod's questions go to the other."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 
 import aiohttp
 import orjson
@@ -15,8 +17,21 @@ PACE_SECONDS = 0.02
 
 
 @asynccontextmanager
-async def alternating(urls: Sequence[str], port: int) -> AsyncIterator[None]:
-    """Serve on a port. Each question takes at least as long as it does in a large cluster."""
+async def alternating(
+    urls: Sequence[str], port: int, certificates: Path | None = None
+) -> AsyncIterator[str]:
+    """Serve on a port, and yield the URL. Each question takes as long as in a large cluster.
+
+    Args:
+        urls: where the extenders are asked.
+        port: to serve on.
+        certificates: a folder for each side, None for plain HTTP: an extender to who asks, it is
+            kube-scheduler to the extenders.
+    """
+    serving = asking = None
+    if certificates is not None:
+        serving = _context(certificates / "extender", ssl.Purpose.CLIENT_AUTH)
+        asking = _context(certificates / "kube-scheduler", ssl.Purpose.SERVER_AUTH)
     went: dict[str, str] = {}
     numbers = count()
 
@@ -28,7 +43,8 @@ async def alternating(urls: Sequence[str], port: int) -> AsyncIterator[None]:
             if uid not in went:
                 went[uid] = urls[next(numbers) % len(urls)]
             await asyncio.sleep(PACE_SECONDS)
-            async with session.post(f"{went[uid]}{request.path}", data=body) as answer:
+            url = f"{went[uid]}{request.path}"
+            async with session.post(url, data=body, ssl=asking or True) as answer:
                 return web.Response(
                     body=await answer.read(), status=answer.status, content_type="application/json"
                 )
@@ -37,8 +53,16 @@ async def alternating(urls: Sequence[str], port: int) -> AsyncIterator[None]:
         app.add_routes([web.post("/{verb}", forward)])
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+        await web.TCPSite(runner, "127.0.0.1", port, ssl_context=serving).start()
         try:
-            yield
+            yield f"{'http' if serving is None else 'https'}://127.0.0.1:{port}"
         finally:
             await runner.cleanup()
+
+
+def _context(folder: Path, purpose: ssl.Purpose) -> ssl.SSLContext:
+    """Return how one side shows its certificate, and asks for another of the same CA."""
+    context = ssl.create_default_context(purpose, cafile=folder / "ca.crt")
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,4 +1,8 @@
-"""Fixtures of the scenarios. With `E2E_WITHOUT_EXTENDER=1` most of them must fail: see services."""
+"""Fixtures of the scenarios.
+
+`E2E_WAY` says how extender and kube-scheduler are run: see ways. With `E2E_WITHOUT_EXTENDER=1`
+most scenarios must fail: see services.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -9,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import grant_rights
 from tests.controlplane.plane import ControlPlane
 from tests.e2e.services import Services
+from tests.e2e.ways import chosen_way, set_up, take_down
 from tests.e2e.world import World, open_world
 
 LOG_CHARACTERS: Final = 4_000
@@ -23,10 +27,12 @@ _numbers = count(1)
 def services(control_plane: ControlPlane) -> Iterator[Services]:
     """Everything but the control plane; gone before another package's tests begin."""
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        runner.run(grant_rights(control_plane))
-    running = Services(control_plane)
-    yield running
-    running.stop()
+        setup = runner.run(set_up(control_plane, chosen_way()))
+        running = Services(control_plane, setup)
+        yield running
+        running.stop()
+        runner.run(running.ensure_plane())  # a scenario that failed may have left it dead
+        runner.run(take_down(control_plane, setup))
 
 
 @pytest_asyncio.fixture

@@ -2,15 +2,18 @@
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Final
 
-from tests.controlplane.deployed import ExtenderServer
+from tests.controlplane.client import ApiClient
+from tests.controlplane.deployed import ExtenderServer, scheduler_config
 from tests.controlplane.kubelets import kwok
 from tests.controlplane.objects import Object
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.scheduler import kube_scheduler
 from tests.controlplane.telemetry import PrometheusServer
+from tests.e2e.ways import Setup, elected
 
 SCRAPE_SECONDS: Final = 0.5
 WITHOUT_EXTENDER: Final = "E2E_WITHOUT_EXTENDER"
@@ -23,14 +26,22 @@ class Services:
 
     Attributes:
         plane: etcd and kube-apiserver.
+        setup: how extender and kube-scheduler are run.
         exporter_port: where the fleet's exporter of every test is.
         prometheus: scrapes that exporter.
         extender: the extender.
         kubelets: kwok.
     """
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, setup: Setup | None = None) -> None:
+        """Describe them.
+
+        Args:
+            plane: a control plane that runs.
+            setup: what was installed there; plainly where none is given.
+        """
         self.plane = plane
+        self.setup = setup or Setup()
         self.exporter_port = free_port()
         self.prometheus = PrometheusServer(
             plane.folder,
@@ -38,7 +49,7 @@ class Services:
             interval_seconds=SCRAPE_SECONDS,
             name="e2e-prometheus",
         )
-        self.extender = ExtenderServer(plane)
+        self.extender = self.replica("extender")
         self.kubelets = kwok(plane)
         self._scheduler: ServerProcess | None = None
         self._scheduler_config = ""
@@ -50,6 +61,28 @@ class Services:
             raise RuntimeError("no kube-scheduler was started yet: call ensure_scheduler")
         return self._scheduler
 
+    def client(self) -> ApiClient:
+        """Return an administrator's client of the API server, an async context manager."""
+        return self.setup.client(self.plane)
+
+    def replica(self, name: str) -> ExtenderServer:
+        """Describe an extender that is run as ours is; `ensure` that it runs."""
+        return ExtenderServer(self.plane, name=name, manner=self.setup.manner)
+
+    def scheduler_config(self, changes: Mapping[str, object] | None = None) -> Object:
+        """Return the shipped KubeSchedulerConfiguration, for the extender where it is.
+
+        Args:
+            changes: fields of the extender's entry to change, e.g. `{"ignorable": False}`.
+        """
+        setup = self.setup
+        return scheduler_config(
+            self.extender.webhooks,
+            changes,
+            file=setup.scheduler_file,
+            certificates=setup.certificates and setup.certificates / "kube-scheduler",
+        )
+
     async def ensure_scheduler(self, config: Object) -> None:
         """Have kube-scheduler run with a configuration."""
         if os.environ.get(WITHOUT_EXTENDER):
@@ -59,7 +92,12 @@ class Services:
             if self._scheduler.is_running and text == self._scheduler_config:
                 return
             await self._scheduler.stop()
-        self._scheduler = kube_scheduler(self.plane, config, name="e2e-scheduler")
+        own: Object | None = None
+        if kubeconfig := self.setup.scheduler_kubeconfig:
+            connection = {**config.get("clientConnection", {}), "kubeconfig": str(kubeconfig)}
+            election = await elected(self.plane, config)
+            own = {"clientConnection": connection, "leaderElection": election}
+        self._scheduler = kube_scheduler(self.plane, config, name="e2e-scheduler", own=own)
         self._scheduler_config = text
         await self._scheduler.start()
 

@@ -17,7 +17,7 @@ from simulation.devices import Load
 from simulation.models import GIB
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import POD_RIGHTS, RIGHTS, Tokens, agents_on, tokens_of
+from tests.e2e.agents import POD_RIGHTS, Tokens, agents_on, tokens_of
 from tests.e2e.world import World
 from tests.extender.certificates import issue
 
@@ -35,7 +35,7 @@ def taking(tokens: Tokens, **changes: object) -> Object:
     """Return settings of an extender that agents report to."""
     return {
         "agents": {
-            "listen": tokens.address,
+            **tokens.settings,
             "hold_seconds": HOLD_SECONDS,
             "silence_seconds": 5,
             **changes,
@@ -78,7 +78,7 @@ def agents_again(
     world: World, tokens: Tokens, *nodes: str
 ) -> AbstractAsyncContextManager[Mapping[str, SimulatedAgent]]:
     """Run agents whose tokens are there already."""
-    return run_agents(world.fleet, nodes, tokens.address, tokens.file)
+    return run_agents(world.fleet, nodes, tokens.address, tokens.file, reports=tokens.reporting())
 
 
 async def test_agents_alone_are_enough(world: World, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_a_token_that_names_its_pod_alone_is_of_the_node_that_the_pod_is_o
     world: World, tmp_path: Path
 ) -> None:
     node = world.add("node")
-    async with tokens_of(world, tmp_path, [*RIGHTS, *POD_RIGHTS]) as tokens:
+    async with tokens_of(world, tmp_path, POD_RIGHTS) as tokens:
         await world.register()
         text = await tokens.issue_before_binding(node)
         tokens.file(node).write_text(text)

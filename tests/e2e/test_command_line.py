@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from tests.controlplane.objects import Object, pod
+from tests.controlplane.plane import ADMIN, SCHEDULER
 from tests.controlplane.waiting import wait_for
+from tests.e2e.ways import Way, opted_in
 from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -75,9 +77,15 @@ class CommandLine:
 
 
 def by_url(world: World) -> CommandLine:
+    return by_proxy(world, IDLEGPU_URL=world.services.extender.url)
+
+
+def by_proxy(world: World, user: str = ADMIN, **environment: str) -> CommandLine:
     services = world.services
     return CommandLine(
-        IDLEGPU_URL=services.extender.url, KUBECONFIG=str(services.plane.kubeconfig())
+        KUBECONFIG=str(services.plane.kubeconfig(user)),
+        IDLEGPU_TOKEN=services.setup.token,
+        **environment,
     )
 
 
@@ -115,22 +123,29 @@ async def forwarding(address: str, url: str) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def service(address: str, port: int) -> list[Mapping[str, object]]:
-    """Return the extender's Service as the manifests name it, in front of an address."""
+def service(port: int) -> Mapping[str, object]:
+    """Return the extender's Service as the manifests name it."""
     metadata = {"name": SERVICE, "namespace": NAMESPACE}
     ports = [{"name": "status", "port": 8889, "targetPort": port}]
-    behind = [{"name": "status", "port": port}]
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": ports}}
+
+
+def behind_service(address: str, port: int) -> Mapping[str, object]:
+    """Return what leads from the Service to an address."""
     # The proxy leads to addresses of pods alone.
     target = {"kind": "Pod", "name": SERVICE, "namespace": NAMESPACE}
-    return [
-        {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": ports}},
-        {
-            "apiVersion": "v1",
-            "kind": "Endpoints",
-            "metadata": metadata,
-            "subsets": [{"addresses": [{"ip": address, "targetRef": target}], "ports": behind}],
-        },
-    ]
+    addresses = [{"ip": address, "targetRef": target}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {"name": SERVICE, "namespace": NAMESPACE},
+        "subsets": [{"addresses": addresses, "ports": [{"name": "status", "port": port}]}],
+    }
+
+
+def _is_plain(world: World) -> bool:
+    """Whether nothing of the manifests was applied but the extender's rights."""
+    return world.services.setup.way is Way.PLAIN
 
 
 @asynccontextmanager
@@ -154,7 +169,8 @@ async def exposed(world: World) -> AsyncIterator[None]:
     }
     async with forwarding(address, world.services.extender.url) as port:
         file = plane.folder / "service.yaml"
-        file.write_text(yaml.safe_dump_all(service(address, port)))
+        items = [*([service(port)] if _is_plain(world) else []), behind_service(address, port)]
+        file.write_text(yaml.safe_dump_all(items))
         await world.client.create(behind)
         try:
             await world.client.set_phase(behind, "Running", podIP=address, podIPs=[{"ip": address}])
@@ -253,7 +269,8 @@ async def test_what_we_refuse_is_told_apart_from_what_kube_scheduler_does(world:
 async def test_what_would_happen_is_what_happens(world: World) -> None:
     idle, _, _ = await placed(world)
     idlegpu = by_url(world)
-    printed = await idlegpu("run", "--gpus", "1", "--name", "job", "--", "true")
+    run = ("run", "--gpus", "1", "--scheduler", world.services.setup.scheduler_name)
+    printed = await idlegpu(*run, "--name", "job", "--", "true")
     file = world.services.plane.folder / "job.yaml"
     file.write_text(printed.out)
 
@@ -261,7 +278,7 @@ async def test_what_would_happen_is_what_happens(world: World) -> None:
     assert yaml.safe_load(printed.out)["kind"] == "Job"
     assert f"would go to {idle}" in foreseen.out
 
-    made = await idlegpu("run", "--gpus", "1", "--name", "worker", "--hold", "--apply")
+    made = await idlegpu(*run, "--name", "worker", "--hold", "--apply")
     assert made.out == "pod/worker\n"
     assert await world.bound([pod("worker")]) == [idle]
 
@@ -280,7 +297,7 @@ async def test_a_job_is_submitted(world: World) -> None:
 
 async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> None:
     idle, busy, _ = await placed(world)
-    idlegpu = CommandLine(KUBECONFIG=str(world.services.plane.kubeconfig()))
+    idlegpu = by_proxy(world)
     async with exposed(world):
         nodes = await idlegpu("nodes", "-o", "json")
         gpus = await idlegpu("gpus", idle)
@@ -290,6 +307,7 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
         decisions = await idlegpu("decisions")
         missing = await idlegpu("gpus", "gone", status=1)
         foreseen = await idlegpu("explain", "-f", str(_manifest(world)))
+    # The Service; or, where it was installed, the Endpoints that lead from it.
     gone = await idlegpu("nodes", status=1)
 
     assert {node["name"] for node in nodes.json["nodes"]} == {idle, busy}
@@ -305,14 +323,16 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
 
 def _manifest(world: World) -> Any:  # noqa: ANN401 - a path
     file = world.services.plane.folder / "pod.yaml"
-    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **pod("next")}))
+    item: Object = {"apiVersion": "v1", "kind": "Pod", **pod("next")}
+    if world.services.setup.way is Way.SECOND:
+        item = opted_in(item)
+    file.write_text(yaml.safe_dump(item))
     return file
 
 
 async def test_who_may_not_use_the_proxy_is_told(world: World) -> None:
     await placed(world)
-    plane = world.services.plane
-    idlegpu = CommandLine(KUBECONFIG=str(plane.kubeconfig("scheduler")))
+    idlegpu = by_proxy(world, SCHEDULER)
 
     done = await idlegpu("nodes", status=4)
 

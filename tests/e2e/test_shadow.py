@@ -9,7 +9,6 @@ from extender.records.reading import LoggedBinding, LoggedDecision, read_log
 from extender.replay.changes import Changes
 from extender.replay.report import replay
 from simulation.devices import Loss
-from tests.controlplane.deployed import scheduler_config
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
@@ -21,7 +20,7 @@ SHADOW: Mapping[str, object] = {"mode": "shadow", "wire": {"shortlist": 1}}
 
 async def alone(world: World) -> None:
     """Have kube-scheduler ask nobody."""
-    config = {**scheduler_config(world.services.extender.url), "extenders": []}
+    config = {**world.services.scheduler_config(), "extenders": []}
     await world.services.ensure_scheduler(config)
 
 

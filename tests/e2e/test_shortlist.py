@@ -8,7 +8,6 @@ from aiohttp import web
 
 from simulation.devices import Loss
 from simulation.serving import serve
-from tests.controlplane.deployed import scheduler_config
 from tests.controlplane.objects import GPU, Object, pod, priority_class
 from tests.controlplane.scheduler import extender
 from tests.e2e.world import World, spread
@@ -21,7 +20,7 @@ REFUSED = "node(s) were refused by the other extender"
 
 async def start_scheduler(world: World, *others: Object, **changes: object) -> None:
     """Start kube-scheduler anew with further extenders after ours, and with other settings."""
-    config = scheduler_config(world.services.extender.url)
+    config = world.services.scheduler_config()
     config["extenders"] += others
     config |= {"podInitialBackoffSeconds": 1, "podMaxBackoffSeconds": 2, **changes}
     await world.services.ensure_scheduler(config)

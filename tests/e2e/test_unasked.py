@@ -4,6 +4,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -11,7 +12,7 @@ import pytest
 
 from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
-from tests.controlplane.deployed import ExtenderServer, scheduler_config
+from tests.controlplane.deployed import ExtenderServer
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.process import free_port
 from tests.controlplane.waiting import wait_for
@@ -92,7 +93,7 @@ def watched(services: Services) -> Watched:
 
 async def without_extenders(world: World) -> None:
     """Have kube-scheduler run with a configuration that does not name us."""
-    config = scheduler_config(world.services.extender.url)
+    config = world.services.scheduler_config()
     await world.services.ensure_scheduler({**config, "extenders": []})
 
 
@@ -111,7 +112,7 @@ async def test_kube_scheduler_without_an_extender_entry_is_noticed(
     assert report["likely_causes"][0]["field"] == "extenders"
     (line,) = await watched.told()
     assert line["level"].lower() == "warning"
-    assert line["scheduler"] == "default-scheduler"
+    assert line["scheduler"] == world.services.setup.scheduler_name
     assert "has no entry for us under extenders" in line["likely_causes"][0]
 
 
@@ -149,14 +150,15 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
     await world.start(GRACE, extender={"httpTimeout": "300ms", "ignorable": True})
     extender = world.services.extender.process
 
-    item = pod("late")
+    # It keeps the connection: over TLS a question on a new one would never get here.
+    await world.place(pod("before"))
     extender.pause()
     try:
-        await world.place(item)
+        await world.place(pod("late"))
     finally:
         extender.resume()
-    await world.place_all([pod("in-time")])
-    report = await watched.judged(2)
+    await world.place(pod("in-time"))
+    report = await watched.judged(3)
 
     counted = await watched.counted()
     assert counted["not-asked"] + counted["answer-lost"] == 1
@@ -166,7 +168,7 @@ async def test_answers_that_come_after_http_timeout_are_noticed(
 async def test_wrong_path_in_url_prefix_is_named(world: World, watched: Watched) -> None:
     world.add("any", 4)
     await watched.restart()
-    url = f"{world.services.extender.url}/scheduler"
+    url = f"{world.services.extender.webhooks}/scheduler"
     await world.start(GRACE, extender={"urlPrefix": url})
 
     await world.place(pod("unasked"))
@@ -209,21 +211,22 @@ async def test_with_the_shipped_configuration_a_burst_counts_nothing(
 async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[list[Watched]]:
     """Run two extenders, and a kube-scheduler that asks the one about every other pod."""
     services = world.services
-    other = ExtenderServer(services.plane, name="e2e-second-extender")
+    other = services.replica("e2e-second-extender")
     servers = [services.extender, other]
-    addresses = [server.url.removeprefix("http://") for server in servers]
+    addresses = [urlsplit(server.webhooks).netloc for server in servers]
     settings = {**GRACE, **({"peers": {"addresses": addresses}} if are_told else {})}
     watched = [Watched(server) for server in servers]
     port = free_port()
-    async with alternating([server.url for server in servers], port):
+    certificates = services.setup.certificates
+    async with alternating([server.webhooks for server in servers], port, certificates) as url:
         try:
             for each in watched:
                 await each.restart()
-            await world.start(
-                settings, kubelets=False, extender={"urlPrefix": f"http://127.0.0.1:{port}"}
-            )
+            await world.start(settings, kubelets=False, extender={"urlPrefix": url})
             await other.ensure(services.extender.settings)
             await wait_for(lambda: hear_each_other(servers), "the replicas hear each other")
+            for each in watched:
+                await each.chosen()  # who asks is known from now on, whatever the API server does
             yield watched
         finally:
             await other.process.stop()

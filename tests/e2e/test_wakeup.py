@@ -20,7 +20,7 @@ from tests.controlplane.plane import EXTENDER
 from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 TRIES: Final = 20
 LIMIT_SECONDS: Final = 3.0
@@ -122,7 +122,7 @@ async def start(world: World, **wake: object) -> str:
 @asynccontextmanager
 async def second_replica(world: World) -> AsyncIterator[ExtenderServer]:
     """Run another extender with the same settings; kube-scheduler does not ask it."""
-    other = ExtenderServer(world.services.plane, name="extender-2")
+    other = world.services.replica("extender-2")
     try:
         await other.ensure(world.services.extender.settings)
         yield other

@@ -14,7 +14,7 @@ from simulation.kubelet import MEMORY_ANNOTATION, UTILIZATION_ANNOTATION
 from simulation.models import A10, H100, GpuModel
 from simulation.nodes import EXPORTER_4_8, NodeSpec, Sharing
 from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import scheduler_config
+from tests.controlplane.deployed import merged
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.simulated import following, register_nodes
 from tests.controlplane.waiting import DEADLINE_SECONDS, wait_for
@@ -104,10 +104,10 @@ class World:
         await self.register()
         await services.ensure_prometheus()
         await services.ensure_kubelets(are_wanted=kubelets)
-        await services.extender.ensure(_merge(self._settings(), settings or {}))
+        await services.extender.ensure(merged(self._settings(), settings or {}))
         await services.ensure_scheduler(
             {
-                **scheduler_config(services.extender.url, extender),
+                **services.scheduler_config(extender),
                 "podInitialBackoffSeconds": 1,
                 "podMaxBackoffSeconds": 2,
             }
@@ -122,7 +122,7 @@ class World:
         self.services.prometheus.set_targets(sorted(self._registered))
 
     def _settings(self) -> Object:
-        return _merge(SETTINGS, {"prometheus": {"url": self.services.prometheus.url}})
+        return merged(SETTINGS, {"prometheus": {"url": self.services.prometheus.url}})
 
     async def tenants(
         self,
@@ -340,18 +340,6 @@ class World:
         await wait_for(is_decided, f"decision {more_than + 1} about the pod")
 
 
-def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> Object:
-    """Merge settings, section by section."""
-    merged: Object = dict(base)
-    for name, value in over.items():
-        known = merged.get(name)
-        if isinstance(known, Mapping) and isinstance(value, Mapping):
-            merged[name] = _merge(known, value)
-        else:
-            merged[name] = value
-    return merged
-
-
 @asynccontextmanager
 async def open_world(services: Services, prefix: str) -> AsyncIterator[World]:
     """Run a scenario's exporter, and let its fleet follow the API server's pods.
@@ -362,7 +350,7 @@ async def open_world(services: Services, prefix: str) -> AsyncIterator[World]:
     services.prometheus.set_targets(())
     await services.plane.reset()
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(services.plane.client())
+        client = await stack.enter_async_context(services.client())
         world = World(services, client, prefix)
         await stack.enter_async_context(run_exporter(world.fleet, services.exporter_port))
         await stack.enter_async_context(following(services.plane, world.fleet))

@@ -2,24 +2,28 @@
 
 import asyncio
 import base64
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 import yaml
 
 from extender.certs.__main__ import main as make_certificates
-from extender.certs.storing import CA_SECRET, SECRETS
+from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
+from tests.controlplane.client import ApiError
+from tests.controlplane.deployed import ExtenderServer, Manner
 from tests.controlplane.objects import Object
-from tests.controlplane.process import ServerProcess, free_port
+from tests.controlplane.process import ServerProcess
 from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.shipped import EXTENDER_NAMESPACE, ROOT, find
+from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, find
 
-SECRETS_PATH = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
+SECRETS_PATH: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
+CA_PATH: Final = f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/{CA_CONFIG_MAP}"
+AUDIENCE: Final = "idlegpu-api"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,31 +32,32 @@ class RunningExtender:
 
     Attributes:
         installation: what was applied.
-        process: the extender.
-        webhooks: where it is asked, over TLS.
-        status: where it is looked at.
+        server: the extender.
         mounted: the Secrets, as volumes show them: a folder for each side.
     """
 
     installation: Installation
-    process: ServerProcess
-    webhooks: str
-    status: str
+    server: ExtenderServer
     mounted: Path
 
+    @property
+    def process(self) -> ServerProcess:
+        """The extender's process."""
+        return self.server.process
+
+    @property
+    def webhooks(self) -> str:
+        """Where it is asked, over TLS."""
+        return self.server.webhooks
+
+    @property
+    def status(self) -> str:
+        """Where it is looked at."""
+        return self.server.url
+
     async def make_certificates(self, *arguments: str) -> None:
-        """Do what the Job does, with its arguments and the rights of its service account."""
-        kubeconfig = await self.installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
-        job = find(self.installation.items, "Job", "idlegpu-certs")
-        (container,) = job["spec"]["template"]["spec"]["containers"]
-        own = [f"--kubeconfig={kubeconfig}", "--address=127.0.0.1"]
-        given = [*container["args"], *own, *arguments]
-        assert await asyncio.to_thread(make_certificates, given) == 0
-        for side, name in SECRETS.items():
-            secret = await self.installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
-            (self.mounted / side).mkdir(parents=True, exist_ok=True)
-            for key, text in secret["data"].items():
-                (self.mounted / side / key).write_bytes(base64.b64decode(text))
+        """Do what the Job does, with further arguments."""
+        await run_job(self.installation, self.mounted, *arguments)
 
     async def read(self, path: str, token: str = "") -> tuple[int, Object]:
         """Ask the API with a token, "" for none; return status and answer."""
@@ -76,49 +81,106 @@ async def running_extender(
         folder: an empty one.
         variables: of its environment, beside or in place of those that its container has.
     """
-    for account, verb, resource in (("certs", "create", "secrets"), ("extender", "list", "pods")):
-        async with await installation.client(EXTENDER_NAMESPACE, f"idlegpu-{account}") as client:
-            await wait_authorized(client, verb, resource, namespace=EXTENDER_NAMESPACE)
-    listen, status = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    config, mounted = folder / "settings.yaml", folder / "mounted"
-    deployment = find(installation.items, "Deployment", "idlegpu-extender")
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    shipped = {entry["name"]: str(entry["value"]) for entry in container.get("env", [])}
-    found = RunningExtender(
-        installation=installation,
-        process=ServerProcess(
-            name="running-extender",
-            command=[sys.executable, "-m", "extender", "--config", str(config)],
-            folder=folder,
-            ready_url=f"http://{status}/readyz",
-            environment={
-                **{name: "" for name in os.environ if name.startswith("IDLEGPU_")},
-                **shipped,
-                **(variables or {}),
-                "PYTHONPATH": str(ROOT),
-            },
-        ),
-        webhooks=f"https://{listen}",
-        status=f"http://{status}",
-        mounted=mounted,
+    mounted = folder / "mounted"
+    manner = await shipped_manner(installation, mounted, variables)
+    server = ExtenderServer(
+        installation.plane, name="running-extender", manner=manner, folder=folder
     )
-    await found.make_certificates()
-    settings = yaml.safe_load(
-        find(installation.items, "ConfigMap", "idlegpu-extender")["data"]["settings.yaml"]
-    )
-    kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-extender")
-    # What a pod has by its network and its volumes.
-    settings |= {"listen": listen, "status_listen": status, "kubeconfig": str(kubeconfig)}
+    try:
+        await server.ensure({})
+        yield RunningExtender(installation=installation, server=server, mounted=mounted)
+    finally:
+        await server.process.stop()
+        await remove_certificates(installation)
+
+
+async def shipped_manner(
+    installation: Installation, mounted: Path, variables: Mapping[str, str] | None = None
+) -> Manner:
+    """Wait until what was applied is in force, have certificates, and say how the extender runs.
+
+    Args:
+        installation: with the base and the component certs-job applied.
+        mounted: a folder for the certificates: see `run_job`.
+        variables: of its environment, beside or in place of those that its container has.
+    """
+    here = {"namespace": EXTENDER_NAMESPACE}
+    await wait_account(installation, "certs", "create", "secrets", **here)
+    await wait_account(installation, "extender", "list", "pods", **here)
+    for resource, group in (
+        ("tokenreviews", "authentication.k8s.io"),
+        ("subjectaccessreviews", "authorization.k8s.io"),
+    ):
+        await wait_account(installation, "extender", "create", resource, group=group)
+    if _is_published(installation):
+        await wait_account(installation, "certs", "create", "configmaps", namespace=AGENT_NAMESPACE)
+    await run_job(installation, mounted)
+    config = find(installation.items, "ConfigMap", "idlegpu-extender")
+    settings: Object = yaml.safe_load(config["data"]["settings.yaml"])
     settings["tls"] = {
         name: str(mounted / "extender" / Path(path).name) for name, path in settings["tls"].items()
     }
-    for section in ("peers", "agents"):
-        settings.pop(section, None)
-    config.write_text(yaml.safe_dump(settings))
-    try:
-        await found.process.start()
-        yield found
-    finally:
-        await found.process.stop()
-        for name in (CA_SECRET, *SECRETS.values()):
-            await installation.admin.request("DELETE", f"{SECRETS_PATH}/{name}")
+    container = _container(installation, "Deployment", "idlegpu-extender")
+    words: list[str] = [*container["command"], *container["args"]]
+    assert (words[0], words[-1]) == ("python", "/etc/idlegpu/settings.yaml")
+    shipped = {entry["name"]: str(entry["value"]) for entry in container.get("env", [])}
+    return Manner(
+        kubeconfig=await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-extender"),
+        settings=settings,
+        command=[sys.executable, *words[1:-1]],
+        environment={**shipped, **(variables or {})},
+        # The account may list all pods, so all of them are named.
+        token=await installation.token(EXTENDER_NAMESPACE, "idlegpu-extender", AUDIENCE),
+    )
+
+
+async def run_job(installation: Installation, mounted: Path, *arguments: str) -> None:
+    """Do what the Job of certificates does, with the rights of its service account.
+
+    Args:
+        installation: with the component certs-job applied.
+        mounted: where Secrets are shown as volumes would show them: a folder for each side.
+        arguments: on top of the Job's.
+    """
+    kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
+    container = _container(installation, "Job", "idlegpu-certs")
+    assert container["command"] == ["python", "-m", "extender.certs"]
+    own = [f"--kubeconfig={kubeconfig}", "--address=127.0.0.1"]
+    given = [*container["args"], *own, *arguments]
+    assert await asyncio.to_thread(make_certificates, given) == 0
+    for side, name in SECRETS.items():
+        secret = await installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
+        (mounted / side).mkdir(parents=True, exist_ok=True)
+        for key, text in secret["data"].items():
+            (mounted / side / key).write_bytes(base64.b64decode(text))
+
+
+async def remove_certificates(installation: Installation) -> None:
+    """Delete what the Job has made, which is nobody's who applied the rest."""
+    paths = [f"{SECRETS_PATH}/{name}" for name in (CA_SECRET, *SECRETS.values())]
+    for path in (*paths, CA_PATH):
+        try:
+            await installation.admin.request("DELETE", path)
+        except ApiError as error:
+            if error.status != 404:  # it did not come to that
+                raise
+
+
+async def wait_account(
+    installation: Installation, account: str, verb: str, resource: str, **where: str
+) -> None:
+    """Wait until a service account `idlegpu-...` may do something."""
+    async with await installation.client(EXTENDER_NAMESPACE, f"idlegpu-{account}") as client:
+        await wait_authorized(client, verb, resource, **where)
+
+
+def _is_published(installation: Installation) -> bool:
+    """Tell whether the Job has the CA in the agents' namespace, too."""
+    container = _container(installation, "Job", "idlegpu-certs")
+    return f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
+
+
+def _container(installation: Installation, kind: str, name: str) -> Object:
+    spec = find(installation.items, kind, name)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return dict(container)

@@ -77,6 +77,7 @@ async def test_best_leaves_out_nodes_that_kube_scheduler_would_not_use(
         Taint(key="nvidia.com/gpu", value="present"),
         Taint(key="nvidia.com/gpu", effect="NoExecute"),
         Taint(key="gpu-team", effect="PreferNoSchedule"),
+        Taint(key="idlegpu.io/scheduler", value="idlegpu-scheduler"),
     ],
 )
 async def test_best_keeps_nodes_whose_taints_a_plain_gpu_pod_tolerates(

@@ -1,0 +1,136 @@
+"""`idlegpu advise` and `holders` in a real cluster, from what a real Prometheus remembers."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pytest
+
+from simulation.kubelet import MEMORY_ANNOTATION, UTILIZATION_ANNOTATION
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.test_command_line import by_url
+from tests.e2e.world import World
+from tests.extender.sources.backfilling import Line, backfill
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+HOUR: Final = 3600.0
+LOOK_BACK_SECONDS: Final = 360.0
+"""A sample counts for five minutes: the past ends before, so that the exporter alone tells now."""
+GIB: Final = 1 << 30
+
+
+def past(uuid: str, *, percent: float, mib: float) -> list[Line]:
+    """Return what a card was like for two hours."""
+
+    def told(value: float) -> Any:  # noqa: ANN401 - of how long ago
+        return lambda ago: value if ago > LOOK_BACK_SECONDS else None
+
+    labels = {"UUID": uuid}
+    return [
+        Line(name="DCGM_FI_DEV_GPU_UTIL", labels=labels, value=told(percent)),
+        Line(name="DCGM_FI_DEV_FB_USED", labels=labels, value=told(mib)),
+    ]
+
+
+async def bound_long_ago(world: World, *pods: Object) -> None:
+    """Have the API server say that pods were bound three hours ago."""
+    at = datetime.fromtimestamp(time.time() - 3 * HOUR, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at}
+    for item in pods:
+        await world.client.patch(item, {"status": {"conditions": [condition]}}, "status")
+
+
+async def remember(world: World, lines: list[Line]) -> None:
+    """Have Prometheus remember something, and a fresh extender that was not there."""
+    prometheus = world.services.prometheus.process
+    await prometheus.stop()
+    data = world.services.plane.folder / prometheus.name
+    backfill(data, lines, now=time.time(), seconds=2 * HOUR)
+    await world.services.extender.process.stop()
+    await world.start(kubelets=False)
+
+
+async def furnished(world: World) -> tuple[str, str]:
+    """Return a node whose shared card was full for two hours, and one of a calm card."""
+    shared, whole = world.add_shared("shared", 1, replicas=4), world.add("whole", 1)
+    await world.start(kubelets=False)
+    tenants = await world.tenants(shared, 2, utilization=0.5, memory="4Gi")
+    small = pod(
+        f"{whole}-small",
+        1,
+        annotations={
+            "idlegpu.io/gpu-memory": "40Gi",
+            UTILIZATION_ANNOTATION: "0.01",
+            MEMORY_ANNOTATION: "2Gi",
+        },
+        nodeName=whole,
+    )
+    uid = (await world.client.create(small))["metadata"]["uid"]
+
+    async def is_placed() -> bool:
+        return uid in world.fleet.placements
+
+    await wait_for(is_placed, f"{small['metadata']['name']} holds a GPU")
+    await bound_long_ago(world, small, *tenants)
+    await world.settled()
+    (busy,), (calm,) = world.fleet.views(shared), world.fleet.views(whole)
+    await remember(
+        world,
+        [*past(busy.uuid, percent=100.0, mib=8192.0), *past(calm.uuid, percent=1.0, mib=2048.0)],
+    )
+    return shared, whole
+
+
+async def test_cards_and_pods_are_judged_by_what_prometheus_remembers(world: World) -> None:
+    shared, whole = await furnished(world)
+    command = by_url(world)
+
+    answer = (await command("advise", "--over", "2h", "--all", "-o", "json")).json
+
+    cards = {(one["node"], one["index"]): one for one in answer["cards"]}
+    card = cards[shared, 0]
+    assert (card["verdict"], card["recommended_replicas"]) == ("do-not-share", 1)
+    assert card["source"] == "prometheus"
+    assert card["activity_ratio"] == pytest.approx(1.0, abs=0.02)
+    assert card["memory_bytes"] == pytest.approx(8 * GIB, rel=0.05)
+    assert card["looked_seconds"] > HOUR
+    assert cards[whole, 0]["verdict"] == "share"
+    assert answer["pods_unjudged"] == 0
+    pods = {one["kind"]: one for one in answer["pods"] if one["pod"].endswith("-small")}
+    assert set(pods) == {"uses-a-tenth", "asks-too-much"}
+    asks = pods["asks-too-much"]
+    assert (asks["asked_memory_bytes"], asks["source"]) == (40 * GIB, "prometheus")
+    assert asks["suggested_memory_bytes"] < 10 * GIB
+
+    shown = await command("advise", "--over", "2h", "--node", shared)
+    assert "do-not-share" in shown.out
+    assert "(prometheus)" in shown.out
+    assert f"{whole}::0" not in shown.out
+
+
+async def test_a_pod_is_idle_since_before_the_extender_was_there(world: World) -> None:
+    await furnished(world)
+    command = by_url(world)
+
+    async def is_idle() -> dict[str, Any] | None:
+        found = (await command("holders", "--idle-for", "90m", "-o", "json")).json["holders"]
+        return next((one for one in found if one["pod"].endswith("-small")), None)
+
+    holder = await wait_for(is_idle, "what was before the extender's start is known")
+    assert 1.5 * HOUR < holder["idle_seconds"] < 2.1 * HOUR  # longer ago nothing is known
+    assert holder["is_at_least"]
+    assert "for at least " in holder["why"]
+
+
+async def test_without_a_past_nothing_is_said_of_use(world: World) -> None:
+    shared = world.add_shared("shared", 1)
+    await world.start(kubelets=False)
+    await world.tenants(shared, 1, utilization=0.5)
+
+    answer = (await by_url(world)("advise", "--node", shared, "--all", "-o", "json")).json
+
+    (card,) = answer["cards"]
+    assert (card["verdict"], card["recommended_replicas"]) == ("not-measured", 2)
+    assert card["activity_ratio"] is None
