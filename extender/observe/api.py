@@ -49,8 +49,8 @@ TOLERATED_TAINT = "nvidia.com/gpu"
 ExtendedResourceToleration lets pods tolerate the one with the name of the resource they ask for."""
 
 SCHEDULER_TAINT = "idlegpu.io/scheduler"
-"""Key of the taint by which nodes are divided between schedulers: who asks what is best for a pod is
-told of both parts."""
+"""Key of the taint by which nodes are divided between schedulers: who asks what is best for a pod
+is told of both parts."""
 
 
 class Api:
