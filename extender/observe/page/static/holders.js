@@ -41,6 +41,11 @@ export class Holders {
     }
   }
 
+  /** The fleet, whose models and prices make the costs, may come after the holders. */
+  isPriced() {
+    if (this.isShown) this.render();
+  }
+
   render() {
     if (!this.told || this.body.contains(document.activeElement)) return;
     const { told } = this;

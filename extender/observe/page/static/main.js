@@ -20,7 +20,7 @@ const detail = new Detail(byId("detail"), fleet, fleetView);
 const told = { state: "connecting", why: "", beat: null, beatAt: 0 };
 
 const feed = new Feed({
-  fleet: (event) => { fleet.take(event); fleetView.isNew(); },
+  fleet: (event) => { fleet.take(event); fleetView.isNew(); views.holders.isPriced(); },
   looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
   delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(event); },
   decisions: (event) => views.decisions.take(event),

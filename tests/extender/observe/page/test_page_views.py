@@ -1,5 +1,7 @@
+import asyncio
+
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from extender.core.inventory import PodPhase, PodRecord
 from tests.extender.observe.page.acting import decide, live
@@ -74,8 +76,9 @@ async def test_a_waiting_pod_tells_the_reasons_as_kube_scheduler_counts_them(
         await expect(card).to_contain_text("What would have to change")
 
 
-async def test_idle_holders_show_with_their_cost(browser: Browser, why_world: WhyWorld) -> None:
-    why_world.fleet.apply_pod(
+def _leave_idle(world: WhyWorld) -> None:
+    """A pod has held a GPU for two hours, two minutes seen idle."""
+    world.fleet.apply_pod(
         PodRecord(
             uid="uid-a",
             namespace="team",
@@ -83,13 +86,17 @@ async def test_idle_holders_show_with_their_cost(browser: Browser, why_world: Wh
             node="full",
             phase=PodPhase.RUNNING,
             resources={"nvidia.com/gpu": 1},
-            bound_at=why_world.now - 7200.0,
-            started_at=why_world.now - 7200.0,
+            bound_at=world.now - 7200.0,
+            started_at=world.now - 7200.0,
             owner="StatefulSet notebook",
         )
     )
-    why_world.tell({"full": [Gpu(tenants=("team/notebook",))]})
-    why_world.watch(120.0)
+    world.tell({"full": [Gpu(tenants=("team/notebook",))]})
+    world.watch(120.0)
+
+
+async def test_idle_holders_show_with_their_cost(browser: Browser, why_world: WhyWorld) -> None:
+    _leave_idle(why_world)
     async with (
         serving(why_world, prices={"H100": 2.5, "A100": 9.0}) as server,
         looking(browser, server, "?view=holders&idle=0") as (page, _),
@@ -103,3 +110,31 @@ async def test_idle_holders_show_with_their_cost(browser: Browser, why_world: Wh
         await expect(page.get_by_role("row", name="team/StatefulSet notebook")).to_contain_text(
             "5.08"
         )
+
+
+async def test_holders_that_came_before_the_fleet_get_their_cost_with_it(
+    browser: Browser, why_world: WhyWorld
+) -> None:
+    _leave_idle(why_world)
+    is_fleet_told, is_over = asyncio.Event(), asyncio.Event()
+
+    async def wait(route: Route) -> None:
+        await (is_over if is_fleet_told.is_set() else is_fleet_told).wait()
+        await route.continue_()
+
+    async with (
+        serving(why_world, prices={"H100": 2.5}) as server,
+        looking(browser, server, "?view=holders&idle=0") as (page, _),
+    ):
+        await page.route("**/v1/page/stream", wait)
+        await page.reload()
+        row = page.get_by_role("row", name="team/notebook")
+        await expect(row).to_contain_text("StatefulSet notebook")
+        await expect(row).not_to_contain_text("5.08")
+
+        # Once it has a stream, the page asks for the holders again: those stay away.
+        await page.route("**/v1/holders*", wait)
+        is_fleet_told.set()
+
+        await expect(row).to_contain_text("5.08")
+        is_over.set()
