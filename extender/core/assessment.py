@@ -1,7 +1,7 @@
 """What the landing devices are worth to a pod: idle, roomy, working. Feeds filter and score."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from extender.core.columns import within
 from extender.core.landing import Landing, landing_set
 from extender.core.policy import Thresholds
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
+from extender.core.steps import Steps, finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Ask:
     @property
     def columns(self) -> "Asks":
         """The same of every node."""
-        return Asks.joined([self], [1])
+        return Asks.of_all(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,19 @@ class Asks:
         memory_bytes: room that each device must have; a column of a matrix, like the next two.
         utilization: threshold, ratio.
         memory: threshold, ratio.
+        thresholds: the same where they are one pod's; None where pods differ.
     """
 
     count: Rows
     memory_bytes: Ratios
     utilization: Ratios
     memory: Ratios
+    thresholds: Thresholds | None = None
+
+    @classmethod
+    def of_all(cls, ask: Ask) -> "Asks":
+        """Return what one pod asks of every node."""
+        return replace(cls.joined([ask], [1]), thresholds=ask.thresholds)
 
     @classmethod
     def joined(cls, asks: Sequence[Ask], lengths: Sequence[int]) -> "Asks":
@@ -61,6 +69,12 @@ class Asks:
             memory=column(ask.thresholds.memory for ask in asks),
         )
 
+    def grounds(self, estimates: "Estimates") -> "Grounds | None":
+        """Return what an assessment shares with those of other requests; None where they differ."""
+        if self.thresholds is None:
+            return None
+        return estimates, self.thresholds, int(self.count[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
@@ -73,6 +87,11 @@ class Estimates:
 
     utilization: float
     mps_share_bytes: float | None
+
+
+Grounds = tuple[Estimates, Thresholds, int]
+"""What an assessment rests on besides the batch and the memory that the pod asks for: the number of
+devices is the third."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +112,8 @@ class Assessment:
         suits: fits, and is idle.
         idle: per node, landing devices that suit, held ones taken off.
         chance: per node, chance that every device that the pod gets suits.
+        grounds: what all but `fits` and what follows from it rests on besides the batch; None
+            where requests differ.
     """
 
     landing: Landing
@@ -108,64 +129,146 @@ class Assessment:
     suits: Flags
     idle: Rows
     chance: Ratios
+    grounds: Grounds | None = None
 
 
 def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     """Return what the devices of each node are worth to a pod that asks this of it."""
-    telemetry = batch.telemetry
-    landing = landing_set(batch, asks.count)
-    added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
-    load = np.minimum(telemetry.utilization + added, 1.0)
-    peak = np.maximum(load, np.minimum(telemetry.latest + added, 1.0))
-    share_bytes = telemetry.memory_total_bytes / batch.replicas[:, None]
-    assumed_bytes = batch.assumed_bytes + batch.assumed_shares * share_bytes
-    total = np.where(telemetry.memory_total_bytes > 0, telemetry.memory_total_bytes, np.inf)
-    memory_used = np.minimum(telemetry.memory_used + assumed_bytes / total, 1.0)
-
-    believed = _Believed(
-        peak=peak, memory_used=memory_used, added=added, taken=assumed_bytes / total
-    )
-    idle_chance, is_idle = _idleness(batch, believed, asks)
-    limit = asks.utilization
-    # What only the estimate adds is no news that could grow stale: it does not fade.
-    utilization = np.minimum(
-        limit + (telemetry.utilization - limit) * telemetry.freshness + added, 1.0
-    )
-    neutral = 1.0 - asks.memory
-    headroom = within(
-        neutral
-        + (1.0 - telemetry.memory_used - neutral) * telemetry.memory_freshness
-        - assumed_bytes / total,
-        0.0,
-        1.0,
-    )
-    full_bytes = _full_bytes(batch, share_bytes, estimates)
-    free_bytes = _free_bytes(batch, full_bytes, assumed_bytes)
-    is_multi = (asks.count > 1)[:, None]
-    excluded = telemetry.is_excluded | (telemetry.is_excluded_multi & is_multi)
-    works = landing.devices & ~excluded
-    is_clean = works & ~telemetry.is_foreign
-    fits = is_clean & (free_bytes >= asks.memory_bytes)
-    suits = fits & is_idle
-    idle = np.maximum(suits.sum(axis=1) - landing.taken, 0)
-    # A broken device that the kubelet no longer offers cannot be landed on.
-    broken = (landing.devices & excluded).sum(axis=1)
-    offered = landing.size - np.minimum(broken, batch.withdrawn // batch.replicas)
+    grounds = asks.grounds(estimates)
+    room, load, reach = finish(_shared(batch, asks, estimates, grounds))
+    landing = reach.landing
+    fits = reach.is_clean & (room.free_bytes >= asks.memory_bytes)
+    suits = fits & load.is_idle
+    suiting = suits.sum(axis=1)
     return Assessment(
         landing=landing,
-        utilization=utilization,
-        free_bytes=free_bytes,
-        full_bytes=full_bytes,
-        headroom=headroom,
-        idle_chance=idle_chance,
-        is_idle=is_idle,
-        works=works,
-        is_clean=is_clean,
+        utilization=load.utilization,
+        free_bytes=room.free_bytes,
+        full_bytes=room.full_bytes,
+        headroom=load.headroom,
+        idle_chance=load.idle_chance,
+        is_idle=load.is_idle,
+        works=reach.works,
+        is_clean=reach.is_clean,
         fits=fits,
         suits=suits,
-        idle=idle,
+        idle=np.maximum(suiting - landing.taken, 0),
         # The held ones are as likely to be good as the others: they change no odds.
-        chance=_chance(suits.sum(axis=1), offered, landing.needed),
+        chance=_chance(suiting, reach.offered, landing.needed),
+        grounds=grounds,
+    )
+
+
+def assess_in_steps(batch: Batch, asks: Asks, estimates: Estimates) -> Steps[None]:
+    """Work out in steps what `assess` then finds there: what one pod's request shares with others.
+
+    Arguments as those of `assess`; `asks` is of one pod.
+    """
+    yield from _shared(batch, asks, estimates, asks.grounds(estimates))
+
+
+def _shared(
+    batch: Batch, asks: Asks, estimates: Estimates, grounds: Grounds | None
+) -> Steps[tuple["_Room", "_Load", "_Reach"]]:
+    memo = batch.memo
+    room = memo.get(grounds and grounds[0], lambda: _room(batch, estimates))
+    yield
+    load = memo.get(grounds and grounds[:2], lambda: _load(batch, asks, estimates, room))
+    yield
+    reach = memo.get(grounds and grounds[2], lambda: _reach(batch, asks.count))
+    return room, load, reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """Memory of each device, which no request makes another.
+
+    Attributes:
+        taken: ratio of it that is only assumed to be in use.
+        full_bytes: as in `Assessment`.
+        free_bytes: as in `Assessment`.
+    """
+
+    taken: Ratios
+    full_bytes: Ratios
+    free_bytes: Ratios
+
+
+def _room(batch: Batch, estimates: Estimates) -> _Room:
+    size = batch.telemetry.memory_total_bytes
+    share_bytes = size / batch.replicas[:, None]
+    assumed_bytes = batch.assumed_bytes + batch.assumed_shares * share_bytes
+    full_bytes = _full_bytes(batch, share_bytes, estimates)
+    return _Room(
+        taken=assumed_bytes / np.where(size > 0, size, np.inf),
+        full_bytes=full_bytes,
+        free_bytes=_free_bytes(batch, full_bytes, assumed_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """How busy each device is beside the thresholds of a request; as in `Assessment`."""
+
+    utilization: Ratios
+    headroom: Ratios
+    idle_chance: Ratios
+    is_idle: Flags
+
+
+def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
+    telemetry = batch.telemetry
+    added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
+    load = np.minimum(telemetry.utilization + added, 1.0)
+    believed = _Believed(
+        peak=np.maximum(load, np.minimum(telemetry.latest + added, 1.0)),
+        memory_used=np.minimum(telemetry.memory_used + room.taken, 1.0),
+        added=added,
+        taken=room.taken,
+    )
+    idle_chance, is_idle = _idleness(batch, believed, asks)
+    limit, neutral = asks.utilization, 1.0 - asks.memory
+    # What only the estimate adds is no news that could grow stale: it does not fade.
+    faded = limit + (telemetry.utilization - limit) * telemetry.freshness + added
+    free = neutral + (1.0 - telemetry.memory_used - neutral) * telemetry.memory_freshness
+    return _Load(
+        utilization=np.minimum(faded, 1.0),
+        headroom=within(free - room.taken, 0.0, 1.0),
+        idle_chance=idle_chance,
+        is_idle=is_idle,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reach:
+    """Where a number of devices could be landed on.
+
+    Attributes:
+        landing: likewise.
+        works: as in `Assessment`.
+        is_clean: as in `Assessment`.
+        offered: per node, devices that the kubelet may draw from.
+    """
+
+    landing: Landing
+    works: Flags
+    is_clean: Flags
+    offered: Rows
+
+
+def _reach(batch: Batch, count: Rows) -> _Reach:
+    telemetry = batch.telemetry
+    landing = landing_set(batch, count)
+    is_multi = (count > 1)[:, None]
+    excluded = telemetry.is_excluded | (telemetry.is_excluded_multi & is_multi)
+    works = landing.devices & ~excluded
+    # A broken device that the kubelet no longer offers cannot be landed on.
+    broken = (landing.devices & excluded).sum(axis=1)
+    return _Reach(
+        landing=landing,
+        works=works,
+        is_clean=works & ~telemetry.is_foreign,
+        offered=landing.size - np.minimum(broken, batch.withdrawn // batch.replicas),
     )
 
 

@@ -27,7 +27,9 @@ PIECE_ROWS = 250
 _ARRANGED = ("slots", "suspicion", *PER_SLOT, *PER_NODE, *FLAGS)
 """A batch's columns, but for those that follow from its slots."""
 
-_COLUMNS = tuple(column.name for column in fields(Batch) if column.name != "telemetry")
+_COLUMNS = tuple(
+    column.name for column in fields(Batch) if column.init and column.name != "telemetry"
+)
 _SEEN = tuple(column.name for column in fields(Telemetry))
 
 
@@ -59,9 +61,7 @@ def with_rows(batch: Batch, at: Sequence[int], others: Batch) -> Batch:
     """Return a batch with some of its rows replaced by those of another of the same width."""
     index = np.array(at, dtype=np.intp)
     columns = {
-        column.name: patched(getattr(batch, column.name), index, getattr(others, column.name))
-        for column in fields(batch)
-        if column.name != "telemetry"
+        name: patched(getattr(batch, name), index, getattr(others, name)) for name in _COLUMNS
     }
     return Batch(telemetry=batch.telemetry.with_rows(index, others.telemetry), **columns)
 

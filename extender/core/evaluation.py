@@ -88,6 +88,21 @@ class Wants:
     nominated: Flags
 
     @classmethod
+    def of_all(
+        cls, question: "Question", models: Sequence[str], batch: Batch, nominated: Flags
+    ) -> "Wants":
+        """Return what one pod wants of every node of a batch; arguments as those of `joined`."""
+        request = question.request
+        places = model_places(models, request.preferred_models)
+        return cls(
+            asks=question.ask.columns,
+            is_packing=np.array([request.strategy is Strategy.PACK]),
+            requires_idle=np.array([request.requires_idle]),
+            preference=Preference(place=places[batch.model_id], best=places.max(initial=0)),
+            nominated=nominated,
+        )
+
+    @classmethod
     def joined(
         cls,
         questions: Sequence["Question"],
@@ -156,8 +171,7 @@ def evaluate_for(
     """
     if nominated is None:
         nominated = np.zeros(len(batch), dtype=np.bool_)
-    wants = Wants.joined([question], models, [batch.model_id], nominated)
-    return evaluate_batch(batch, wants, question.policy)
+    return evaluate_batch(batch, Wants.of_all(question, models, batch, nominated), question.policy)
 
 
 def _possible(assessment: Assessment) -> Rows:

@@ -85,7 +85,16 @@ def score(
     steps = spread_steps(batch, assessment)
     if is_packing.any():
         steps = np.where(is_packing, pack_steps(batch, assessment), steps)
-    place = (within(steps, 0, STEPS) + calm(batch, assessment, weights)) / (STEPS + 1)
+    # Of all requests with the same grounds these are the same.
+    memo, grounds = batch.memo, assessment.grounds
+    quiet = memo.get(
+        grounds and ("calm", weights, grounds), lambda: calm(batch, assessment, weights)
+    )
+    penalty = memo.get(
+        grounds and ("penalty", grounds[2]),
+        lambda: mean(batch.telemetry.penalty, landing.devices, landing.size),
+    )
+    place = (within(steps, 0, STEPS) + quiet) / (STEPS + 1)
     order = CHANCE_WEIGHT * assessment.chance + (1 - CHANCE_WEIGHT) * place
     order = (preference.place + order) / (preference.best + 1)
     raw = np.where(
@@ -93,7 +102,6 @@ def score(
         ENOUGH_SCORE + (1 - ENOUGH_SCORE) * order,
         UNKNOWN_SCORE * prospect(assessment) + (ENOUGH_SCORE - UNKNOWN_SCORE) * order,
     )
-    penalty = mean(batch.telemetry.penalty, landing.devices, landing.size)
     result: Ratios = np.round(raw * (1 - penalty) * (1 - batch.suspicion), DECIMALS)
     return result
 

@@ -1,13 +1,14 @@
 """The fleet at one instant, as columns that are written once and then only read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.memo import Memo
 from extender.core.names import EMPTY_ROLL, Roll
 
 Ratios = npt.NDArray[np.float64]
@@ -21,8 +22,8 @@ Patched = TypeVar("Patched", bound=npt.NDArray[np.generic])
 NO_DEVICE = -1
 """Fills the slots of a pool's matrix where a node has fewer devices than the widest one."""
 
-_FLAG_COLUMNS = ("is_excluded", "is_excluded_multi", "is_foreign", "is_in_use")
-_TYPES = {**dict.fromkeys(_FLAG_COLUMNS, np.bool_), "cause": np.intp}
+_SEEN_FLAGS = ("is_excluded", "is_excluded_multi", "is_foreign", "is_in_use")
+_TYPES = {**dict.fromkeys(_SEEN_FLAGS, np.bool_), "cause": np.intp}
 """Types of the columns of telemetry that are no ratios."""
 
 
@@ -101,10 +102,7 @@ class Telemetry:
 
 
 def patched(column: Patched, rows: Rows, values: Patched) -> Patched:
-    """Return the column with `values` at `rows`: itself where they are there already.
-
-    Snapshots that are remembered share what is the same in them.
-    """
+    """Return the column with `values` at `rows`: itself, to be shared, where they are there."""
     if np.array_equal(column[rows], values):
         return column
     column = column.copy(order="K")
@@ -211,6 +209,7 @@ class Batch:
         present: whether there is a device.
         telemetry: in the shape of `slots`.
         suspicion: share of its score that early failures cost each node, 0 to 1.
+        memo: what was worked out of it for one request and serves others too.
 
     The others are `PoolRow`'s, as arrays.
     """
@@ -234,6 +233,7 @@ class Batch:
     is_agreed: Flags
     is_reconfiguring: Flags
     model_id: Rows
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.replicas)

@@ -5,12 +5,13 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from extender.core.batches import take_batch
+from extender.core.assessment import assess_in_steps
 from extender.core.evaluation import (
     Evaluation,
     Overlay,
     Question,
     Wants,
+    estimates,
     evaluate_batch,
     evaluate_for,
 )
@@ -99,7 +100,7 @@ def stand_together(
     for at, (question, known) in enumerate(zip(questions, kept, strict=True)):
         nearest = _nearest(snapshot, pool, question, known)
         if nearest is None:
-            steps = stand_in_steps(snapshot, pool, question, piece=len(pool.nodes))
+            steps = stand_in_steps(snapshot, pool, question)
             standings.append(finish(steps))
             continue
         standing, touched = nearest
@@ -128,16 +129,11 @@ def _nearest(
     return nearest
 
 
-def stand_in_steps(
-    snapshot: Snapshot, pool: Pool, question: Question, piece: int = 1000
-) -> Steps[Standing]:
-    """Return what a pool is worth, from scratch, so many nodes in each step."""
-    parts = []
-    for start in range(0, max(len(pool.nodes), 1), max(piece, 1)):
-        batch = take_batch(pool.batch, slice(start, start + piece))
-        parts.append(evaluate_for(question, batch, snapshot.models))
-        yield
-    everywhere = parts[0] if len(parts) == 1 else _joined(parts)
+def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[Standing]:
+    """Return what a pool is worth, from scratch; what other requests share is a step of its own."""
+    yield from assess_in_steps(pool.batch, question.ask.columns, estimates(question.policy))
+    everywhere = evaluate_for(question, pool.batch, snapshot.models)
+    yield
     assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}
     changed = sorted(assumed.union(pool.late))
     (evaluation,) = _evaluate_anew([everywhere], snapshot, pool, [(question, changed)])
@@ -193,16 +189,6 @@ def _changed(standing: Standing, pool: Pool, overlay: Overlay, touched: set[int]
         for at in touched
         if row_under(pool.rows[at], pool.nodes[at], overlay)
         != row_under(standing.rows[at], pool.nodes[at], standing.overlay)
-    )
-
-
-def _joined(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return evaluations of one pool's parts as one."""
-    return Evaluation(
-        **{
-            column.name: np.concatenate([getattr(part, column.name) for part in parts])
-            for column in fields(Evaluation)
-        }
     )
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from extender.core.decision import decide
 from extender.core.evaluation import Overlay, Question, asks, evaluate_for
-from extender.core.policy import Policy
+from extender.core.policy import Policy, Weights
 from extender.core.request import GpuRequest
 from extender.core.snapshot import batch_rows
 from extender.core.standing import nominate, row_under, stand, stand_together
-from tests.builders import GPU, Gpu, Node, decide_on, ranking, rejected, snapshot_of
+from tests.builders import GIB, GPU, Gpu, Node, decide_on, ranking, rejected, snapshot_of
 from tests.extender.core import strategies as fleet
 
 
@@ -161,6 +161,30 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
                 getattr(one.evaluation, column).tolist()
                 == getattr(other.evaluation, column).tolist()
             )
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_what_was_worked_out_for_other_requests_makes_no_difference(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    """Other memory alone shares all that a batch remembers; other settings and counts do not."""
+    requests = data.draw(st.lists(fleet.requests(), min_size=2, max_size=6, unique=True))
+    policies = [
+        Policy(),
+        Policy(weights=Weights(utilization=0.1, memory=0.9)),
+        Policy(assumed=replace(Policy().assumed, utilization=0.9), mps_share_bytes=2 * GIB),
+    ]
+    snapshot = snapshot_of(nodes, models=fleet.MODELS)
+    batch = snapshot.pools[GPU].batch
+
+    for asked in requests:
+        for _, ask in asks(asked):
+            policy = data.draw(st.sampled_from(policies))
+            question = Question(request=asked, ask=ask, policy=policy, overlay={})
+            shared = evaluate_for(question, batch, snapshot.models)
+            alone = evaluate_for(question, replace(batch), snapshot.models)
+            for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
+                assert getattr(shared, column).tolist() == getattr(alone, column).tolist()
 
 
 @given(nodes=fleet.fleets(), data=st.data())

@@ -50,7 +50,7 @@ def columns(*parts: Telemetry | Batch) -> dict[str, list[object]]:
         f"{type(part).__name__}.{column.name}": np.asarray(getattr(part, column.name)).tolist()
         for part in parts
         for column in fields(part)
-        if column.name != "telemetry"
+        if column.compare and column.name != "telemetry"
     }
 
 

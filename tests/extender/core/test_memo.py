@@ -1,0 +1,57 @@
+from collections.abc import Callable
+
+import pytest
+
+from extender.core import assessment
+from extender.core.assessment import assess
+from extender.core.evaluation import estimates
+from extender.core.memo import MOST, Memo
+from extender.core.policy import Policy
+from tests.builders import GIB, ask, batch_of, busy, gpu, node
+
+
+def refuse() -> str:
+    raise AssertionError("made although it is there")
+
+
+def give(value: str) -> Callable[[], str]:
+    return lambda: value
+
+
+def test_a_result_is_made_once_for_each_key() -> None:
+    memo = Memo()
+
+    assert memo.get(("a", 1), give("first")) == "first"
+    assert memo.get(("a", 1), refuse) == "first"
+    assert memo.get(("a", 2), give("second")) == "second"
+
+
+def test_nothing_is_kept_without_a_key() -> None:
+    memo = Memo()
+    memo.get(None, give("first"))
+
+    assert memo.get(None, give("second")) == "second"
+
+
+def test_the_oldest_goes_where_there_are_too_many() -> None:
+    memo = Memo()
+    for number in range(MOST + 1):
+        memo.get(number, give(str(number)))
+
+    assert memo.get(1, refuse) == "1"
+    assert memo.get(0, give("again")) == "again"
+
+
+def test_a_request_that_asks_for_other_memory_shares_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = batch_of(node(gpu(), busy()), node(busy(), busy()))
+    assess(batch, ask(memory_bytes=GIB).columns, estimates(Policy()))
+    monkeypatch.setattr(assessment, "landing_set", None)  # whoever calls it fails
+    monkeypatch.setattr(assessment, "_idleness", None)
+
+    found = assess(batch, ask(memory_bytes=100 * GIB).columns, estimates(Policy()))
+
+    assert not found.fits.any()
+    with pytest.raises(TypeError):
+        assess(batch, ask(2).columns, estimates(Policy()))
