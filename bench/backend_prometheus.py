@@ -19,6 +19,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from bench.backend_fleet import BenchFleet
+from extender.sources.promql import MODEL_LABEL
 
 Codes = npt.NDArray[np.intp]
 
@@ -198,12 +199,13 @@ class Prometheus:
         codes: Codes = self._size_rows * LEVELS + load
         return codes if metric.has_instances else codes[self._cards]
 
-    def _sightings(self, now: float) -> bytes:
-        """Answer which devices there are, and when each was last scraped."""
+    def _sightings(self, now: float, *, is_full: bool) -> bytes:
+        """Answer when each device was last scraped; in full: where it is, and of what kind."""
         ages = (now - self._phases) % self._scrape_seconds
         head = b'%.3f,"' % now
         ends = [head + b"%.3f" % at + b'"]}' for at in (now - ages).tolist()]
-        return _joined(self._info_rows, map(ends.__getitem__, self._node_of.tolist()))
+        rows = self._info_rows if is_full else self._rows
+        return _joined(rows, map(ends.__getitem__, self._node_of.tolist()))
 
     def _workloads(self, now: float) -> bytes:
         return _all_one(list(chain.from_iterable(self._pod_rows)), now)
@@ -235,7 +237,7 @@ class Prometheus:
         text = await _text(request)
         now = time.time()
         if "timestamp(" in text:
-            body = self._sightings(now)
+            body = self._sightings(now, is_full=MODEL_LABEL in text)
         elif "exported_pod!=" in text:
             body = self._workloads(now)
         elif 'exported_pod=""' in text:

@@ -29,6 +29,7 @@ from bench.scheduler_names import (
     node_name,
     tenant_name,
 )
+from extender.sources.promql import MODEL_LABEL
 
 SCRAPE_SECONDS: Final = 10.0
 FOREIGN_EVERY: Final = 50
@@ -111,7 +112,8 @@ class Gpus:
             now: seconds since the epoch.
         """
         if "timestamp(" in query:
-            return _vector(self._device_heads, self._scraped_at(now), now, "%.3f")
+            heads = self._device_heads if MODEL_LABEL in query else self._heads
+            return _vector(heads, self._scraped_at(now), now, "%.3f")
         if 'exported_pod!=""' in query:
             return self._tenants()
         asked = _OF_METRIC.match(query)

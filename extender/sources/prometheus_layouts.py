@@ -19,8 +19,8 @@ Places = npt.NDArray[np.intp]
 _TIME: Final = b'},"value":['
 """Stands before a row's time. No text has it: its quotation marks would be escaped there."""
 
-_KEPT: Final = 2
-"""Layouts that are kept: metrics of one exporter share one, and each takes megabytes."""
+_KEPT: Final = 4
+"""Layouts that are kept: metrics that the same devices have share one, and each takes megabytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

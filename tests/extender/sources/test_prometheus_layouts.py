@@ -80,14 +80,15 @@ def test_after_forgetting_nothing_is_known() -> None:
     assert layouts.read(text) is None
 
 
-def test_two_layouts_are_kept_the_latest_ones() -> None:
+def test_four_layouts_are_kept_the_latest_ones() -> None:
+    """Of all devices, of whole cards, of those with memory that has a temperature, of few more."""
     layouts = Layouts()
-    texts = [vector([({"UUID": name}, 1.0)]) for name in "abc"]
+    texts = [vector([({"UUID": name}, 1.0)]) for name in "abcde"]
     for text in texts:
         layouts.learn(text, np.zeros(1, dtype=np.intp))
         layouts.learn(text, np.zeros(1, dtype=np.intp))
 
-    assert [layouts.read(text) is not None for text in texts] == [False, True, True]
+    assert [layouts.read(text) is not None for text in texts] == [False, *[True] * 4]
 
 
 def test_a_digest_tells_rows_apart_and_not_the_time() -> None:
