@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from extender.core.memo import Memo
 from extender.core.names import EMPTY_ROLL, Roll
+from extender.core.steps import Steps, finish
 
 Ratios = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -81,23 +82,21 @@ class Telemetry:
 
     def take(self, slots: Rows) -> "Telemetry":
         """Return the columns at `slots`, in its shape; `NO_DEVICE` reads as missing."""
-        absent = slots == NO_DEVICE
-        return Telemetry(
-            **{
-                column.name: _take(getattr(self, column.name), slots, absent)
-                for column in fields(self)
-            }
-        )
+        return finish(self.take_in_steps(slots))
+
+    def take_in_steps(self, slots: Rows) -> "Steps[Telemetry]":
+        """Return them one in each step."""
+        absent, columns = slots == NO_DEVICE, {}
+        for column in fields(self):
+            columns[column.name] = _take(getattr(self, column.name), slots, absent)
+            yield
+        return Telemetry(**columns)
 
     def with_rows(self, rows: Rows, changed: "Telemetry") -> "Telemetry":
         """Return the columns with those of `changed` at `rows`."""
+        names = [column.name for column in fields(self)]
         return Telemetry(
-            **{
-                column.name: patched(
-                    getattr(self, column.name), rows, getattr(changed, column.name)
-                )
-                for column in fields(self)
-            }
+            **{name: patched(getattr(self, name), rows, getattr(changed, name)) for name in names}
         )
 
 
@@ -201,8 +200,7 @@ def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> Pool
 class Batch:
     """Rows of a pool side by side: one row per node, one column per device slot.
 
-    Matrices lie in memory column by column: there are thousands of nodes and a handful of slots,
-    and a sum over the slots is then one vector operation for each.
+    Matrices lie in memory column by column: a sum over the few slots is one vector operation each.
 
     Attributes:
         slots: row of each device in the telemetry, `NO_DEVICE` where there is none.

@@ -88,7 +88,7 @@ class Renewal:
         for resource, pool in self._before.pools.items():
             batch = with_late_rows(pool)
             yield
-            telemetry = self._telemetry.take(batch.slots)
+            telemetry = yield from self._telemetry.take_in_steps(batch.slots)
             pools[resource] = renewed(pool, batch, telemetry, suspicion)
             yield
         return pools

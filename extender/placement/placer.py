@@ -1,37 +1,26 @@
 """Answers kube-scheduler's questions from the fleet's snapshot."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, takewhile
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from extender.core.assumed import Assumption
 from extender.core.decision import Decision, decide
-from extender.core.evaluation import Evaluation, Overlay, Question, asks, evaluate_for
+from extender.core.evaluation import Overlay, Question, asks, evaluate_for
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
-from extender.core.snapshot import Pool, Snapshot, batch_rows
-from extender.core.standing import Standing, stand, stand_in_steps, stand_together
+from extender.core.snapshot import Snapshot, batch_rows
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.freed import with_freed
 from extender.placement.history import DecisionHistory, DecisionRecord
-
-CACHED_EVALUATIONS = 32
-"""Distinct requests whose evaluation of a whole pool is kept for one snapshot."""
-
-PREPARED = 8
-"""So many of them are kept up to date before anybody asks again ..."""
-
-PREPARED_SECONDS = 300.0
-"""... of those that somebody asked for so lately: where few pods come, each finds all prepared."""
+from extender.placement.kept import KeptStandings
 
 RUNNER_UP = 2
 """Places that are told of every decision."""
@@ -73,34 +62,6 @@ class Weighed:
     seconds: float
 
 
-@dataclass(slots=True)
-class _Kept:
-    """What pools were worth to one request.
-
-    Attributes:
-        asked_at: when somebody last asked for it, seconds since the epoch.
-        latest: the last ones. Two, for a pod never counts against itself: what prioritize asks is
-            what was before filter's answer, and what the next pod asks is what came after it.
-        coming: one for a snapshot that is being made.
-    """
-
-    asked_at: float = 0.0
-    latest: tuple[Standing, ...] = ()
-    coming: Standing | None = None
-
-    @property
-    def known(self) -> tuple[Standing, ...]:
-        """All that is kept."""
-        return self.latest if self.coming is None else (*self.latest, self.coming)
-
-    def keep(self, standing: Standing) -> None:
-        """Keep what the pool is worth now."""
-        if self.coming is not None and standing.base == self.coming.base:
-            self.coming = None
-        others = (other for other in self.latest if other is not standing)
-        self.latest = (standing, *islice(others, 1))
-
-
 class Placer:
     """Decides for one pod at a time, assumes it on the best node, and remembers why.
 
@@ -125,7 +86,7 @@ class Placer:
         self.detailed = detailed
         self.is_shadow = False
         self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
-        self._cache: OrderedDict[tuple[str, GpuRequest], _Kept] = OrderedDict()
+        self._standings = KeptStandings(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
 
@@ -292,64 +253,18 @@ class Placer:
             candidates,
             self.policy,
             overlays=overlays,
-            evaluate=self._evaluate,
+            evaluate=self._standings.evaluate,
             ranked=ranked,
         )
         return decision, snapshot, overlays
 
-    def _evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
-        """Evaluate a pool, once for each distinct request; afterwards only what has changed."""
-        # Where a pod is nominated concerns a single row, which is corrected afterwards.
-        key = (pool.resource, replace(question.request, nominated_node=""))
-        kept = self._cache.pop(key, None) or _Kept()
-        kept.asked_at = self._clock()
-        self._cache[key] = kept
-        if len(self._cache) > CACHED_EVALUATIONS:
-            self._cache.popitem(last=False)
-        standing = stand(snapshot, pool, question, kept.known)
-        kept.keep(standing)
-        return standing.evaluation
-
     def warm_in_steps(self) -> Steps[None]:
-        """Bring what is kept for the requests of the last seconds up to date, pool by pool."""
-        pools: dict[str, list[tuple[GpuRequest, _Kept]]] = {}
-        for (resource, request), kept in self._recent():
-            pools.setdefault(resource, []).append((request, kept))
-        for resource, recent in pools.items():
-            snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
-            pool = snapshot.pools.get(resource)
-            if pool is not None:
-                asked = [self._question(resource, request, overlays) for request, _ in recent]
-                known = [kept.known for _, kept in recent]
-                standings = stand_together(snapshot, pool, asked, known)
-                for (_, kept), standing in zip(recent, standings, strict=True):
-                    kept.keep(standing)
-            yield
-
-    def _recent(self) -> list[tuple[tuple[str, GpuRequest], _Kept]]:
-        """Return the requests of the last seconds, the latest first."""
-        since = self._clock() - PREPARED_SECONDS
-        recent = takewhile(lambda item: item[1].asked_at > since, reversed(self._cache.items()))
-        return list(islice(recent, PREPARED))
+        """Bring what is kept for the requests of the last minutes up to date."""
+        yield from self._standings.warm_in_steps()
 
     def prepare_in_steps(self, coming: Snapshot) -> Steps[None]:
-        """Evaluate the requests of the last seconds for a snapshot to come."""
-        for (resource, request), kept in self._recent():
-            pool = coming.pools.get(resource)
-            if pool is not None:
-                overlays = self.fleet.ledger.overlays(without="")
-                question = self._question(resource, request, overlays)
-                kept.coming = yield from stand_in_steps(coming, pool, question)
-
-    def _question(
-        self, resource: str, request: GpuRequest, overlays: Mapping[str, Overlay]
-    ) -> Question:
-        return Question(
-            request=request,
-            ask=dict(asks(request))[resource],
-            policy=self.policy,
-            overlay=overlays.get(resource, {}),
-        )
+        """Evaluate the requests of the last minutes for a snapshot to come."""
+        yield from self._standings.prepare_in_steps(coming)
 
     def _gather(
         self,

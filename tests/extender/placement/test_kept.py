@@ -1,0 +1,76 @@
+"""What is kept of the requests of the last minutes is brought up to date in small steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from extender.core import standing
+from extender.core.steps import Steps, finish
+from extender.fleet.snapshots import RENEW_SECONDS
+from tests.builders import request
+from tests.worlds import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(in_steps=True)
+    for number in range(3):
+        world.add_node(f"node-{number}", 4)
+    world.read()
+    return world
+
+
+@pytest.fixture
+def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts how many nodes are evaluated each time that a whole pool is."""
+    counted: list[int] = []
+    evaluate: Callable[..., Any] = standing.evaluate_for
+
+    def count(question: Any, batch: Any, *rest: Any) -> Any:  # noqa: ANN401 - passed on
+        counted.append(len(batch))
+        return evaluate(question, batch, *rest)
+
+    monkeypatch.setattr(standing, "evaluate_for", count)
+    return counted
+
+
+def most_at_once(steps: Steps[None], counted: list[int]) -> int:
+    """Do some work; return how many pools were evaluated at most in one of its steps."""
+    most = 0
+    for _ in steps:
+        most = max(most, len(counted))
+        counted.clear()
+    return most
+
+
+def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    world.clock.now += RENEW_SECONDS
+    finish(world.fleet.renew_in_steps())
+    pools_evaluated.clear()
+
+    assert most_at_once(world.placer.warm_in_steps(), pools_evaluated) == 1
+
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    assert not pools_evaluated
+
+
+def test_who_asks_between_the_steps_gets_what_is_so_by_then(world: World) -> None:
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    world.clock.now += RENEW_SECONDS
+    finish(world.fleet.renew_in_steps())
+
+    for number, _ in enumerate(world.placer.warm_in_steps()):
+        world.place(f"pod-{number}", request(2))
+
+    names = sorted(world.fleet.nodes)
+    for count in (1, 2, 3):
+        warm = world.placer.rank(request(count), names)
+        afresh = world.placer.guess(request(count), names)
+        assert warm.scores.tolist() == afresh.scores.tolist()
