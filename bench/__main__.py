@@ -21,6 +21,7 @@ BENCHMARKS: Final = (
     "agent",
     "agents",
     "page",
+    "decision_log",
     "frames",
 )
 

@@ -41,6 +41,8 @@ CONTROL_SECONDS: Final = 120.0
 SAME_ROUND_SECONDS: Final = 0.4
 PAST_SECONDS: Final = 600.0
 PAST_QUIET_SECONDS: Final = 20.0
+SETTLE_SECONDS: Final = 60.0
+SETTLED: Final = "idlegpu_settings_loaded_timestamp_seconds"
 """Two are asked for the past, one after the other: so long it may take until the second begins."""
 PAST_POLL_SECONDS: Final = 1.0
 STEPS: Final = "steps.json"
@@ -60,6 +62,8 @@ class World:
         backend_url: its base URL.
         extender: the extender's process; `start_extender` starts it.
         url: base URL of the extender.
+        config: its settings file.
+        settings: what was written there.
         started_at: when the extender was started, `time.perf_counter`.
         connections: closed with the world.
     """
@@ -69,6 +73,8 @@ class World:
     backend_url: str
     extender: ServerProcess
     url: str
+    config: Path
+    settings: Mapping[str, object]
     started_at: float = 0.0
     connections: ExitStack = field(default_factory=ExitStack, repr=False)
     _local: threading.local = field(default_factory=threading.local, repr=False)
@@ -100,6 +106,18 @@ class World:
         """Start the extender's process."""
         self.started_at = time.perf_counter()
         self.extender.spawn()
+
+    def settle(self, changes: Mapping[str, object]) -> None:
+        """Change settings while the extender runs; sections are replaced, not merged."""
+        before = self.metrics().get(SETTLED, 0.0)
+        changed = self.config.with_suffix(".new")
+        changed.write_text(yaml.safe_dump({**self.settings, **changes}))
+        changed.replace(self.config)
+        wait_until(
+            lambda: self.metrics().get(SETTLED, 0.0) > before,
+            "the extender has taken over other settings",
+            SETTLE_SECONDS,
+        )
 
     def wait_ready(self, limit_seconds: float = READY_SECONDS) -> float:
         """Wait until the extender says that it is ready; return the seconds since its start.
@@ -281,17 +299,14 @@ def open_world(
         kubeconfig.write_text(kubeconfig_text(backend_url))
         config = folder / "extender.yaml"
         prometheus = {"url": f"{backend_url}/prometheus", **_section(settings, "prometheus")}
-        config.write_text(
-            yaml.safe_dump(
-                {
-                    "log": {"level": "warning"},
-                    **(settings or {}),
-                    "listen": f"127.0.0.1:{port}",
-                    "kubeconfig": str(kubeconfig),
-                    "prometheus": prometheus,
-                }
-            )
-        )
+        settled = {
+            "log": {"level": "warning"},
+            **(settings or {}),
+            "listen": f"127.0.0.1:{port}",
+            "kubeconfig": str(kubeconfig),
+            "prometheus": prometheus,
+        }
+        config.write_text(yaml.safe_dump(settled))
         environment = {
             **{variable: "" for variable in os.environ if variable.startswith("IDLEGPU_")},
             "PYTHONPATH": str(ROOT),
@@ -333,6 +348,8 @@ def open_world(
                 backend_url=backend_url,
                 extender=extender,
                 url=f"http://127.0.0.1:{port}",
+                config=config,
+                settings=settled,
             )
             if is_started:
                 world.start_extender()
