@@ -114,11 +114,18 @@ class World:
         uuid = f"GPU-{node}-{index}"
         self.devices = {key: device for key, device in self.devices.items() if key[0] != uuid}
 
-    def read(self, *, measured_at: float | None = None, **values: float) -> None:
+    def read(
+        self,
+        *,
+        measured_at: float | None = None,
+        began_at: float | None = None,
+        **values: float,
+    ) -> None:
         """Let one answer of Prometheus arrive, measured now unless said otherwise.
 
         Args:
             measured_at: when its values were measured, seconds since the epoch.
+            began_at: when the round began that ends now by asking who holds what, likewise.
             values: of every device, by the name of a `Signal`.
         """
         shown = [device for device in self.devices.values() if device.is_shown]
@@ -129,7 +136,7 @@ class World:
         self.fleet.apply_readings(
             Readings(
                 source="prometheus",
-                at=self.clock.now,
+                at=self.clock.now if began_at is None else began_at,
                 devices=tuple(device.info for device in shown),
                 columns={
                     signal: np.array([device.values.get(signal, np.nan) for device in shown])
@@ -139,6 +146,7 @@ class World:
                 tenants={device.info.key: device.tenants for device in shown if device.tenants}
                 if self.is_mapped
                 else None,
+                tenants_at=self.clock.now,
             )
         )
 

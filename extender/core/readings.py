@@ -175,6 +175,7 @@ class Readings:
             collection interval), seconds since the epoch; NaN where nothing was measured.
         tenants: by device, pods (`namespace/name`) that the source saw holding it; a shared
             device has several. None where the source cannot tell at all.
+        tenants_at: when it was asked for them; None for `at`.
         unmatched_series: series whose labels named no node of the cluster.
         unmatched_example: labels of one of them, for people; "" where there is none.
         own: where the source runs on the nodes: what it says besides, and of which nodes.
@@ -186,6 +187,7 @@ class Readings:
     columns: Mapping[Signal, Column]
     measured_at: Column
     tenants: Mapping[DeviceKey, tuple[str, ...]] | None
+    tenants_at: float | None = None
     unmatched_series: int = 0
     unmatched_example: str = ""
     own: Own | None = None

@@ -69,6 +69,21 @@ IDENTITY_SIGNALS: Final = (
 )
 """Each device has at least one of these: they say which devices exist, and how old readings are."""
 
+USE_SIGNALS: Final = frozenset(
+    {
+        Signal.GPU_UTILIZATION,
+        Signal.GRAPHICS_ACTIVE,
+        Signal.SM_ACTIVE,
+        Signal.TENSOR_ACTIVE,
+        Signal.DRAM_ACTIVE,
+        Signal.MEMORY_COPY_UTILIZATION,
+        Signal.MEMORY_USED,
+        Signal.MEMORY_FREE,
+        Signal.POWER,
+    }
+)
+"""What shows that somebody uses a device."""
+
 _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     # Within a signal: 2.x to 4.8, then 4.9, then 1.x and --use-old-namespace. DCGM 4.6 has an alias
     # DCGM_FI_DEV_GPU_UTIL_RATIO that still counts percent: a custom CSV that uses it needs a row of

@@ -69,6 +69,7 @@ class ReadingsBuilder:
             columns=columns,
             measured_at=_column(last),
             tenants=self._tenants if last.header["knows_tenants"] else None,
+            tenants_at=last.header["tenants_at"],
             unmatched_series=last.header["unmatched_series"],
             unmatched_example=last.header["unmatched_example"],
         )

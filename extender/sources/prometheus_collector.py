@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -12,6 +13,7 @@ from extender.core.readings import Column, Signal
 from extender.sources import promql
 from extender.sources.dcgm import (
     IDENTITY_SIGNALS,
+    USE_SIGNALS,
     Aggregation,
     Metric,
     Unit,
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Measuring = Sequence[tuple[Metric, "Future[Column]"]]
+"""Metrics, each with its column once it is answered."""
+
 _DISCOVERY_SECONDS: Final = 45.0  # a new metric is noticed within a minute
 _NAMES_SINCE_SECONDS: Final = 3600.0
 _PODS_SEEN_SECONDS: Final = 3600.0
@@ -61,6 +66,7 @@ class Round:
         columns: by signal, one value per device in base units.
         measured_at: per device, when its values were measured, on the extender's clock.
         tenants: pods by device where they changed; None where nothing is known of tenants.
+        tenants_at: when it was asked for them, on the extender's clock.
         unmatched_series: series whose labels named no node.
         unmatched_example: labels of one of them.
         failed: queries that failed, by metric (`tenants` for the pods), with the reason.
@@ -73,6 +79,7 @@ class Round:
     columns: Mapping[Signal, Column]
     measured_at: Column
     tenants: Tenants | None = None
+    tenants_at: float
     unmatched_series: int = 0
     unmatched_example: str = ""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +162,7 @@ class Collector:
         Raises:
             PrometheusError: nothing usable was answered; what is remembered has not changed.
         """
-        partial_before = self._queries.partial_answers
+        started, partial_before = time.monotonic(), self._queries.partial_answers
         self._queries.begin(self._settings.round_timeout_seconds)
         self._discover(now)
         metrics = [metric for metric in self._table if metric.name in self._names]
@@ -163,8 +170,13 @@ class Collector:
         removed, added, scraped = self._sight(known_by, identity, now)
         if not len(self._devices):
             self._names_at = -np.inf  # nothing there: perhaps under new names
+        measuring = self._start_measuring(metrics)
+        # A scrape between two questions may bring a pod and its load. Who holds what is asked last:
+        # a device in use by nobody would count beside the one that is kept for a pod not yet shown.
+        wait(future for metric, future in measuring if metric.signal in USE_SIGNALS)
+        tenants_at = now + time.monotonic() - started
         finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
-        columns, failed = self._measure(metrics)
+        columns, failed = _measured(measuring)
         if error := outcome(finding_tenants):
             failed["tenants"] = str(error)
             tenants = None
@@ -177,6 +189,7 @@ class Collector:
             columns=columns,
             measured_at=self._measured_at(scraped, now),
             tenants=tenants,
+            tenants_at=tenants_at,
             unmatched_series=self._sighted.unmatched_series,
             unmatched_example=self._sighted.unmatched_example,
             failed=failed,
@@ -273,22 +286,11 @@ class Collector:
         scraped = np.minimum(scraped - self._skew_seconds, now)
         return np.maximum(scraped - self._settings.exporter_interval_seconds, 0.0)
 
-    def _measure(self, metrics: Sequence[Metric]) -> tuple[dict[Signal, Column], dict[str, str]]:
-        """Ask for each metric; several metrics of one signal are two generations of exporters."""
-        columns: dict[Signal, Column] = {}
-        failed: dict[str, str] = {}
+    def _start_measuring(self, metrics: Sequence[Metric]) -> Measuring:
+        """Ask for each metric in threads."""
         if not len(self._devices):
-            return columns, failed
-        work = [(metric, self._queries.start(partial(self._column, metric))) for metric in metrics]
-        for metric, future in work:
-            if error := outcome(future):
-                failed[metric.name] = str(error)
-                continue
-            column = future.result()
-            if metric.signal in columns:
-                column = _combine(metric)(columns[metric.signal], column)
-            columns[metric.signal] = column
-        return columns, failed
+            return []
+        return [(metric, self._queries.start(partial(self._column, metric))) for metric in metrics]
 
     def _column(self, metric: Metric) -> Column:
         def read(rows: Rows) -> Column:
@@ -367,6 +369,21 @@ class Collector:
         changed = changes(self._tenants, known)
         self._tenants = known
         return changed
+
+
+def _measured(work: Measuring) -> tuple[dict[Signal, Column], dict[str, str]]:
+    """Wait for each metric; several metrics of one signal are two generations of exporters."""
+    columns: dict[Signal, Column] = {}
+    failed: dict[str, str] = {}
+    for metric, future in work:
+        if error := outcome(future):
+            failed[metric.name] = str(error)
+            continue
+        column = future.result()
+        if metric.signal in columns:
+            column = _combine(metric)(columns[metric.signal], column)
+        columns[metric.signal] = column
+    return columns, failed
 
 
 def _combine(metric: Metric) -> Callable[[Column, Column], Column]:

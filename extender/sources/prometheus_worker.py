@@ -141,6 +141,7 @@ def round_frames(found: Round) -> Iterator[Frame]:
         header={
             "removed": found.removed,
             "knows_tenants": found.tenants is not None,
+            "tenants_at": found.tenants_at,
             "unmatched_series": found.unmatched_series,
             "unmatched_example": found.unmatched_example,
             "failed": found.failed,

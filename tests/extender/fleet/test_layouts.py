@@ -100,6 +100,18 @@ def test_a_pod_of_the_same_name_as_one_that_ended_is_another_pod() -> None:
     assert (made.row().used, made.row().taken) == ((0, 0), 1)
 
 
+def test_a_pod_that_is_bound_amid_a_round_is_known_by_its_name_in_the_mapping() -> None:
+    made = one_node(2)
+    began_at = made.clock.now
+    made.clock.now += 0.4
+    made.bind("a", on=[made.card()])
+    made.clock.now += 0.4
+
+    made.read(began_at=began_at)
+
+    assert (made.row().used, made.row().taken) == ((1, 0), 0)
+
+
 def test_pods_that_hold_devices_through_claims_are_tenants() -> None:
     made = one_node(4, allocatable={}, capacity={})
     made.bind("a", resources={}, has_claims=True, on=[made.card(index=2)])

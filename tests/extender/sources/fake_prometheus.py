@@ -62,6 +62,7 @@ class FakePrometheus:
         clock: its clock.
         handler: answers everything in its place.
         questions: the queries that came.
+        before_answer: is called when a query has come, before it is answered.
     """
 
     series: list[Series] = field(default_factory=list)
@@ -70,6 +71,7 @@ class FakePrometheus:
     clock: Callable[[], float] = time.time
     handler: Handler | None = None
     questions: list[str] = field(default_factory=list)
+    before_answer: Callable[[], None] = lambda: None
     url: str = ""
 
     async def start(self) -> TestServer:
@@ -83,6 +85,7 @@ class FakePrometheus:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         query = request.query.get("query", request.path)
         self.questions.append(query)
+        self.before_answer()
         if self.handler is not None:
             return await self.handler(request)
         if any(text in query for text in self.failing):

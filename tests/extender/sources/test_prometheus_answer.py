@@ -50,6 +50,7 @@ def round_of(table: DeviceTable, rows: list[DeviceRow]) -> Round:
         columns={Signal.XID: column},
         measured_at=column + 100,
         tenants={},
+        tenants_at=1.5,
     )
 
 
@@ -71,6 +72,7 @@ def test_any_sequence_of_changes_is_followed(
             columns=found.columns,
             measured_at=found.measured_at,
             tenants=changes(tenants, now),
+            tenants_at=found.tenants_at,
         )
         tenants = now
 
@@ -83,6 +85,7 @@ def test_any_sequence_of_changes_is_followed(
         }
         assert readings.measured_at.tolist() == [value + 100 for value in values]
         assert readings.tenants == tenants
+        assert (readings.at, readings.tenants_at) == (1.0, 1.5)
 
 
 def test_large_fleet_comes_in_parts_and_whole() -> None:

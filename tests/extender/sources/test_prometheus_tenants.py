@@ -1,11 +1,12 @@
 """Which pods hold which device, whatever Prometheus's labels mean."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
 import pytest
 
-from extender.core.readings import DeviceKey
+from extender.core.readings import DeviceKey, Signal
 from tests.extender.sources.asking import EXPORTER, NODES, PLAIN, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series
 
@@ -115,3 +116,43 @@ async def test_tenants_are_unknown_in_a_round_in_which_their_query_fails(
 
     assert found.tenants is None
     assert "tenants" in found.failed
+
+
+async def test_scrape_amid_a_round_never_shows_the_load_of_a_pod_and_not_the_pod(
+    fake: FakePrometheus,
+) -> None:
+    def scraped(value: int, pod: str) -> list[Series]:
+        metrics = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE")
+        new = [series(metric, value, UUID="GPU-2", Hostname="gpu-1", pod=pod) for metric in metrics]
+        return [util(0, pod="old"), *new]
+
+    before, after = scraped(0, pod=""), scraped(90, pod="new")
+    fake.series = before
+    asked = Asked(fake.url)
+    await asked.round(NOW)
+    told: set[tuple[bool, bool]] = set()
+
+    for moment in range(len(fake.questions)):
+        fake.series, fake.questions = before, []
+
+        def scrape(moment: int = moment) -> None:
+            if len(fake.questions) > moment:
+                fake.series = after
+
+        fake.before_answer = scrape
+        await asked.round(NOW)
+        signals = (Signal.GPU_UTILIZATION, Signal.MEMORY_USED, Signal.POWER)
+        told.add((any(asked.value(signal, "GPU-2") for signal in signals), "2" in asked.held()))
+
+    # The pod without its load yet is as it should be: it warms up.
+    assert told == {(False, False), (False, True), (True, True)}
+
+
+async def test_mapping_is_as_new_as_the_question_for_it(fake: FakePrometheus) -> None:
+    fake.series = [util(0, pod="a", namespace="ns")]
+    fake.before_answer = lambda: time.sleep(0.02)
+
+    found = await Asked(fake.url).round(NOW)
+
+    asked_before = next(n for n, text in enumerate(fake.questions) if "exported_pod" in text)
+    assert found.tenants_at >= NOW + 0.02 * asked_before
