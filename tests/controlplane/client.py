@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -12,7 +13,7 @@ from typing import Final, Self
 import aiohttp
 
 from tests.controlplane.kubeconfig import User
-from tests.controlplane.objects import Object
+from tests.controlplane.objects import Object, pod, priority_class
 from tests.controlplane.waiting import DEADLINE_SECONDS, wait_for
 
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
@@ -160,6 +161,22 @@ class ApiClient:
                 "metadata": {"name": "default", "namespace": namespace},
             }
         )
+
+    async def create_priority_class(self, name: str, value: int) -> None:
+        """Create a priority class of a new name, and wait until pods may name it."""
+        await self.create(priority_class(name, value))
+        wanted = pod(f"wants-{name}", 0, priorityClassName=name)
+
+        async def is_known() -> bool:
+            try:
+                await self.request("POST", collection(wanted), wanted, parameters={"dryRun": "All"})
+            except ApiError as error:
+                if error.status != HTTPStatus.FORBIDDEN:
+                    raise
+                return False  # admission follows a watch of its own
+            return True
+
+        await wait_for(is_known, f"pods may have the priority class {name}")
 
     @asynccontextmanager
     async def granted(self, user: User, rules: list[Object]) -> AsyncIterator[None]:

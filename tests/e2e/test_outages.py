@@ -142,11 +142,7 @@ async def test_the_extender_catches_up_after_a_restart_of_the_api_server(world: 
     quiet = world.add_shared("quiet")
     await world.register()
     await world.settled()
-    # kube-scheduler, too, has to have heard of the node.
-    fields = [{"key": "metadata.name", "operator": "In", "values": [quiet]}]
-    required = {"nodeSelectorTerms": [{"matchFields": fields}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    await world.place(pod("seen", 0, affinity=affinity))
+    await world.heard(quiet)
     await world.burden(quiet)
 
     assert await world.place(pod("next")) == quiet

@@ -4,7 +4,7 @@ import pytest
 
 from simulation.devices import Loss
 from tests.controlplane.client import address
-from tests.controlplane.objects import Object, pod, priority_class
+from tests.controlplane.objects import Object, pod
 from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -15,11 +15,11 @@ async def test_nobody_is_evicted_for_load(world: World) -> None:
     await world.start()
     tenants = await world.tenants(full, 2, utilization=0.9)
     tenants += await world.tenants(busy, 1, utilization=0.9)
-    await world.client.create(priority_class("urgent", 1000))
+    urgently = await world.priority_class("urgent", 1000)
     urgent = pod(
         "urgent",
         annotations={"idlegpu.io/require-idle": "true"},
-        priorityClassName="urgent",
+        priorityClassName=urgently,
     )
     await world.client.create(urgent)
 
@@ -47,12 +47,12 @@ async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(
     world.fleet.freeze()
     for victim in victims:
         await set_finalizers(world, victim, ["test.idlegpu.io/still-ending"])
-    await world.client.create(priority_class("urgent", 1000))
+    urgently = await world.priority_class("urgent", 1000)
     urgent = pod(
         "urgent",
         2,
         annotations={"idlegpu.io/gpu-memory": "20Gi"},
-        priorityClassName="urgent",
+        priorityClassName=urgently,
     )
     await world.client.create(urgent)
     await world.client.wait_pod(
@@ -102,8 +102,8 @@ async def test_a_preemptor_evicts_where_gpus_can_work(world: World) -> None:
     await world.tenants(sound, 1, gpus=2)
     kept = await world.tenants(dead, 1, gpus=2)
     await world.wait_state(dead, 1, "unhealthy")
-    await world.client.create(priority_class("urgent", 1000))
-    urgent = pod("urgent", 2, priorityClassName="urgent")
+    urgently = await world.priority_class("urgent", 1000)
+    urgent = pod("urgent", 2, priorityClassName=urgently)
 
     assert await world.place(urgent) == sound
     left = {item["metadata"]["name"] for item in await world.client.list_pods()}

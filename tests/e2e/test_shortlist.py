@@ -8,7 +8,7 @@ from aiohttp import web
 
 from simulation.devices import Loss
 from simulation.serving import serve
-from tests.controlplane.objects import GPU, Object, pod, priority_class
+from tests.controlplane.objects import GPU, Object, pod
 from tests.controlplane.scheduler import extender
 from tests.e2e.world import World, spread
 
@@ -60,6 +60,7 @@ async def test_where_our_best_nodes_are_ruled_out_the_pod_gets_the_next(world: W
         await world.client.patch(
             {"kind": "Node", "metadata": {"name": node}}, {"spec": {"taints": taints}}
         )
+    await world.heard(best, good)
     assert await world.place(pod("stock")) == last
     assert await world.place(tolerant("tolerant")) == best
 
@@ -94,10 +95,10 @@ async def test_so_does_one_while_kube_scheduler_looks_at_a_part_of_the_nodes(wor
 async def test_a_pod_preempts_although_it_is_offered_one_node(world: World) -> None:
     nodes = [world.add(f"full-{number}") for number in range(3)]
     await world.start(ONE)
-    await world.client.create(priority_class("urgent", 1000))
+    urgently = await world.priority_class("urgent", 1000)
     victims = [pod(f"victim-{number}") for number in range(6)]
     assert spread(await world.place_all(victims)) == dict.fromkeys(nodes, 2)
-    urgent = [pod(f"urgent-{number}", 2, priorityClassName="urgent") for number in range(2)]
+    urgent = [pod(f"urgent-{number}", 2, priorityClassName=urgently) for number in range(2)]
 
     placed = await world.place_all(urgent)
 
@@ -119,6 +120,7 @@ async def test_where_none_passes_each_node_is_counted_with_its_reason(world: Wor
         {"kind": "Node", "metadata": {"name": tainted}},
         {"spec": {"taints": [{"key": "reserved", "effect": "NoSchedule"}]}},
     )
+    await world.heard(tainted)
     big = pod("big", annotations={"idlegpu.io/gpu-memory": "100Gi"})
     await world.client.create(big)
 

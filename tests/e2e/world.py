@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from typing import Final
 
 import aiohttp
@@ -23,6 +24,8 @@ from tests.e2e.services import Services
 
 # Most of a node's CPU and memory, so that kube-scheduler by itself prefers any other node.
 BURDEN: Final = {"cpu": "110", "memory": "900Gi"}
+
+_marks: Final = count(1)
 
 SETTINGS: Final[Mapping[str, object]] = {
     "prometheus": {"interval_seconds": 0.5, "timeout_seconds": 2, "exporter_interval_seconds": 0},
@@ -165,6 +168,27 @@ class World:
             burden = pod(f"burden-{node}", 0, nodeName=node)
             burden["spec"]["containers"][0]["resources"] = {"requests": BURDEN}
             await self.client.create(burden)
+
+    async def priority_class(self, name: str, value: int) -> str:
+        """Have a priority class, and return its name, which no other scenario has."""
+        own = f"{self._prefix}-{name}"
+        await self.client.create_priority_class(own, value)
+        return own
+
+    async def heard(self, *nodes: str) -> None:
+        """Wait until kube-scheduler has heard of nodes as they are now.
+
+        It watches nodes and pods apart: a pod may reach it before what was changed earlier.
+        """
+        for node in nodes:
+            mark = {"test.idlegpu.io/heard": str(next(_marks))}
+            item = {"kind": "Node", "metadata": {"name": node}}
+            await self.client.patch(item, {"metadata": {"labels": mark}})
+            everything = [{"operator": "Exists"}]
+            probe = pod(f"probe-{node}", 0, nodeSelector=mark, tolerations=everything)
+            await self.place(probe)
+            await self.client.delete(probe)
+            await self.gone(probe)
 
     # --- pods ---------------------------------------------------------------------------------
 
