@@ -39,6 +39,7 @@ LIVE: Final = frozenset(
         "wire",
         "cluster",
         "events",
+        "prices",
         "wake",
         "unasked",
         "decisions",

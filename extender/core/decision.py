@@ -71,6 +71,16 @@ class Decision:
         """How many candidates pass."""
         return int(np.count_nonzero(self.codes == Code.PASSES))
 
+    def refused(self, count: int) -> list[int]:
+        """Return the indexes of so many candidates that do not pass, each reason in its turn."""
+        rows = np.flatnonzero(self.codes) if count > 0 else np.zeros(0, dtype=np.intp)
+        codes = self.codes[rows]
+        turns = np.zeros(len(rows), dtype=np.intp)
+        for code in np.unique(codes):
+            turns[codes == code] = np.arange(np.count_nonzero(codes == code))
+        chosen: list[int] = rows[np.argsort(turns, kind="stable")[:count]].tolist()
+        return chosen
+
     @property
     def best(self) -> str | None:
         """Name of our first choice, None where no candidate passes."""

@@ -177,11 +177,15 @@ class Placer:
         return record
 
     def detail(self, record: DecisionRecord) -> None:
-        """Fill in the full record of the best nodes; called once the answer is on its way."""
+        """Fill in the full record of the best nodes; called once the answer is on its way.
+
+        Where fewer pass than are remembered in full, so are some of the others, of each reason.
+        """
         decision = record.decision
         if record.gather is not None and not record.evidence:
-            best = [decision.candidates[at] for at in decision.order[: self.detailed]]
-            record.evidence = record.gather(best)
+            best = decision.order[: self.detailed].tolist()
+            rows = [*best, *decision.refused(self.detailed - len(best))]
+            record.evidence = record.gather([decision.candidates[at] for at in rows])
         record.decision = decision.slim(self.detailed, self._listed.get(record.verb))
         self._listed[record.verb] = record.decision.candidates
 

@@ -259,7 +259,6 @@ def test_only_what_is_made_once_needs_a_restart() -> None:
         "agents",
         "api",
         "admission",
-        "prices",
     }
 
 

@@ -1,5 +1,7 @@
 """Placeholders that keep GPU nodes warm, by clock and by demand, on a real control plane."""
 
+import re
+from math import ceil
 from pathlib import Path
 from typing import Final
 
@@ -140,7 +142,7 @@ async def test_the_autoscaler_finds_the_placeholders_and_asks_for_our_metric(
 
         assert conditions["AbleToScale"]["status"] == "True"
         # There is no adapter here: that the controller asked for the metric is all to be seen.
-        assert "idlegpu_waiting_gpus" in conditions["ScalingActive"]["message"]
+        assert "idlegpu_wanted_gpus" in conditions["ScalingActive"]["message"]
     finally:
         await remove(world, "by-demand", "placeholders")
         await controllers.stop()
@@ -187,10 +189,16 @@ def metric_query(**more: str) -> str:
     ]
     wanted = metric["external"]["metric"]
     assert rule["name"]["as"] == wanted["name"]
-    assert wanted["name"] in rule["seriesQuery"]
+    (series,) = re.findall(r'__name__="(\w+)"', rule["seriesQuery"])
     matchers = ",".join(f'{name}="{value}"' for name, value in more.items())
     query: str = rule["metricsQuery"]
-    return query.replace("<<.Series>>", wanted["name"]).replace("<<.LabelMatchers>>", matchers)
+    return query.replace("<<.Series>>", series).replace("<<.LabelMatchers>>", matchers)
+
+
+def replicas_for(metric: Object) -> int:
+    """Return how many replicas an AverageValue of an external metric makes, by Kubernetes' rule."""
+    (wanted,) = objects("by-demand")[0]["spec"]["metrics"]
+    return ceil(float(metric["value"][1]) / int(wanted["external"]["target"]["averageValue"]))
 
 
 async def test_the_query_gives_the_gpus_that_pods_wait_for_once_for_all_replicas(
@@ -215,11 +223,12 @@ async def test_the_query_gives_the_gpus_that_pods_wait_for_once_for_all_replicas
         finally:
             await process.stop()
 
-    assert every["value"][1] == "10"
-    assert h100["value"][1] == "8"
+    assert every["value"][1] == "18"
+    assert h100["value"][1] == "16"
+    assert (replicas_for(every), replicas_for(h100)) == (2 + 1, 1 + 1)
 
 
-async def test_the_query_gives_nought_while_nobody_waits(tmp_path: Path) -> None:
+async def test_one_node_is_kept_warm_while_nobody_waits(tmp_path: Path) -> None:
     async with serving(extender_of()) as extender, aiohttp.ClientSession() as session:
         process, url = prometheus(tmp_path, {EXTENDER_JOB: extender})
         await process.start()
@@ -232,7 +241,8 @@ async def test_the_query_gives_nought_while_nobody_waits(tmp_path: Path) -> None
         finally:
             await process.stop()
 
-    assert found["value"][1] == "0"
+    assert found["value"][1] == "8"
+    assert replicas_for(found) == 1
 
 
 # --- the files ------------------------------------------------------------------------------------

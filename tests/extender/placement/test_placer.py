@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.filtering import Code
+from extender.core.filtering import Code, Rejection
 from extender.core.inventory import PodRecord
 from extender.core.readings import Signal
 from tests.builders import GIB, GPU, pod_ref, rejected, request
@@ -328,3 +328,26 @@ def test_an_answer_that_was_explained_in_full_is_left_alone() -> None:
     world.placer.detail(record)
 
     assert record.evidence is evidence
+
+
+def test_where_few_nodes_pass_some_that_were_refused_are_remembered_in_full_too() -> None:
+    """One of each reason comes before a second one."""
+    world = World()
+    for name in ("broken-1", "broken-2", "busy-1", "busy-2", "idle"):
+        world.add_node(name, 1)
+        values = world.card(name).values
+        values[Signal.MEMORY_USED] = 0.0
+        values[Signal.GRAPHICS_ACTIVE] = 0.9 if name.startswith("busy") else 0.0
+        values[Signal.ROW_REMAP_FAILURE] = float(name.startswith("broken"))
+    world.read()
+    world.placer.detailed = 3
+    asked = request(requires_idle=True)
+    record = world.placer.place("filter", pod_ref("a"), asked, sorted(world.fleet.nodes))
+
+    world.placer.detail(record)
+
+    assert [(detail.node, detail.rejection) for detail in record.details] == [
+        ("idle", ""),
+        ("broken-1", Rejection.UNHEALTHY),
+        ("busy-1", Rejection.NOT_IDLE),
+    ]
