@@ -39,10 +39,10 @@ POLL_SECONDS: Final = 0.02
 ROUND_POLL_SECONDS: Final = 0.25
 CONTROL_SECONDS: Final = 120.0
 SAME_ROUND_SECONDS: Final = 0.4
-PAST_SECONDS: Final = 600.0
-PAST_QUIET_SECONDS: Final = 20.0
 SETTLE_SECONDS: Final = 60.0
 SETTLED: Final = "idlegpu_settings_loaded_timestamp_seconds"
+PAST_SECONDS: Final = 600.0
+PAST_QUIET_SECONDS: Final = 20.0
 """Two are asked for the past, one after the other: so long it may take until the second begins."""
 PAST_POLL_SECONDS: Final = 1.0
 STEPS: Final = "steps.json"

@@ -171,11 +171,11 @@ def _shared(
     batch: Batch, asks: Asks, estimates: Estimates, grounds: Grounds | None
 ) -> Steps[tuple["_Room", "_Load", "_Reach"]]:
     memo = batch.memo
-    room = memo.get(grounds and grounds[0], lambda: _room(batch, estimates))
+    room = memo.get(grounds and ("room", grounds[0]), lambda: _room(batch, estimates))
     yield
-    load = memo.get(grounds and grounds[:2], lambda: _load(batch, asks, estimates, room))
+    load = memo.get(grounds and ("load", grounds[:2]), lambda: _load(batch, asks, estimates, room))
     yield
-    reach = memo.get(grounds and grounds[2], lambda: _reach(batch, asks.count))
+    reach = memo.get(grounds and ("reach", grounds[2]), lambda: _reach(batch, asks.count))
     return room, load, reach
 
 

@@ -5,8 +5,9 @@ from typing import TypeVar, cast
 
 Found = TypeVar("Found")
 
-MOST = 48
-"""So many results are kept at most: each may be a column of all devices."""
+MOST = 24
+"""So many results are kept at most, those that were asked for last: each may be some columns of all
+devices."""
 
 
 class Memo:
@@ -26,10 +27,10 @@ class Memo:
         """
         if key is None:
             return make()
-        found = self._found.get(key)
+        found = self._found.pop(key, None)
         if found is None:
             found = make()
             if len(self._found) >= MOST:
                 del self._found[next(iter(self._found))]
-            self._found[key] = found
+        self._found[key] = found  # the latest stand last
         return cast("Found", found)

@@ -86,7 +86,8 @@ class Telemetry:
 
     def take_in_steps(self, slots: Rows) -> "Steps[Telemetry]":
         """Return them one in each step."""
-        absent, columns = slots == NO_DEVICE, {}
+        absent = slots == NO_DEVICE
+        columns = {}
         for column in fields(self):
             columns[column.name] = _take(getattr(self, column.name), slots, absent)
             yield

@@ -83,17 +83,14 @@ class Intake:
         is_new = np.isnan(led_at) | (measured_at > led_at)
         is_new &= measured_at > self._float["afresh_at"][rows]
         is_new &= leads
-        # Noted before what follows from it: where that is begun anew, nothing counts twice.
+        self._note_use(rows, used, busy, is_new, readings.own)
+        self._feed(readings, rows, busy, is_new)
         before = self._float["measured_at"][rows]
         self._float["measured_at"][rows] = np.fmax(before, measured_at)
         self._float["led_at"][rows[leads]] = np.fmax(led_at, measured_at)[leads]
         self._float["seen_at"][rows] = now
         self._count["source_row"][rows[leads]] = origin
         self._flag["disagrees"][rows[leads]] = disagree[leads]
-        yield
-        self._note_use(rows, used, busy, is_new, readings.own)
-        yield
-        self._feed(readings, rows, busy, is_new)
         return disagree
 
     def _take_others(

@@ -101,7 +101,7 @@ class Placer:
         return decision
 
     def guess(self, request: GpuRequest, candidates: Iterable[str]) -> Decision:
-        """Decide likewise for somebody who only wants to know: nothing is kept of it."""
+        """Decide likewise for somebody who only wants to know: that is not prepared again."""
         snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
         return decide(snapshot, request, tuple(candidates), self.policy, overlays=overlays)
 

@@ -1,7 +1,7 @@
 """One round of questions to Prometheus, reduced to columns. Lives in the worker process."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -170,13 +170,14 @@ class Collector:
         removed, added, scraped = self._sight(known_by, identity, now)
         if not len(self._devices):
             self._names_at = -np.inf  # nothing there: perhaps under new names
-        measuring = self._start_measuring(metrics)
-        # A scrape between two questions may bring a pod and its load. Who holds what is asked last:
-        # a device in use by nobody would count beside the one that is kept for a pod not yet shown.
-        wait(future for metric, future in measuring if metric.signal in USE_SIGNALS)
+        using = self._start_measuring(one for one in metrics if one.signal in USE_SIGNALS)
+        # A scrape between two questions may bring a pod and its load. Who holds what is asked last,
+        # for a device in use by nobody would count beside the one kept for a pod not yet shown.
+        wait([future for _, future in using], timeout=self._queries.left_seconds / 2)
         tenants_at = now + time.monotonic() - started
         finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
-        columns, failed = _measured(measuring)
+        rest = self._start_measuring(one for one in metrics if one.signal not in USE_SIGNALS)
+        columns, failed = _measured([*using, *rest])
         if error := outcome(finding_tenants):
             failed["tenants"] = str(error)
             tenants = None
@@ -286,7 +287,7 @@ class Collector:
         scraped = np.minimum(scraped - self._skew_seconds, now)
         return np.maximum(scraped - self._settings.exporter_interval_seconds, 0.0)
 
-    def _start_measuring(self, metrics: Sequence[Metric]) -> Measuring:
+    def _start_measuring(self, metrics: Iterable[Metric]) -> Measuring:
         """Ask for each metric in threads."""
         if not len(self._devices):
             return []

@@ -50,6 +50,11 @@ class Queries:
         """A text with which the server called an answer incomplete."""
         return next((client.last_warning for client in self._all if client.last_warning), "")
 
+    @property
+    def left_seconds(self) -> float:
+        """Time until the round is over; below 0 once it is."""
+        return self._deadline - time.monotonic()
+
     def begin(self, limit_seconds: float) -> None:
         """Start a round: no query begins after so long, and none runs beyond it."""
         self._deadline = time.monotonic() + limit_seconds
@@ -74,7 +79,7 @@ class Queries:
         Raises:
             PrometheusError: no usable answer came, or the round's time is over.
         """
-        left_seconds = self._deadline - time.monotonic()
+        left_seconds = self.left_seconds
         if left_seconds <= 0:
             raise PrometheusError(
                 "cannot ask Prometheus everything: the time of the round is over: raise "

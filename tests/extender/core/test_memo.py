@@ -33,13 +33,16 @@ def test_nothing_is_kept_without_a_key() -> None:
     assert memo.get(None, give("second")) == "second"
 
 
-def test_the_oldest_goes_where_there_are_too_many() -> None:
+def test_what_nobody_asked_for_longest_goes_where_there_is_too_much() -> None:
     memo = Memo()
-    for number in range(MOST + 1):
+    for number in range(MOST):
         memo.get(number, give(str(number)))
+    memo.get(0, refuse)
 
-    assert memo.get(1, refuse) == "1"
-    assert memo.get(0, give("again")) == "again"
+    memo.get("one more", give("..."))
+
+    assert memo.get(0, refuse) == "0"
+    assert memo.get(1, give("again")) == "again"
 
 
 def test_a_request_that_asks_for_other_memory_shares_the_rest(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from extender.core import standing
+from extender.core.memo import Memo
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import request
@@ -60,7 +61,9 @@ def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
     assert not pools_evaluated
 
 
-def test_who_asks_between_the_steps_gets_what_is_so_by_then(world: World) -> None:
+def test_who_asks_between_the_steps_gets_what_is_so_by_then(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for count in (1, 2, 3):
         world.rank(request(count))
     world.clock.now += RENEW_SECONDS
@@ -72,5 +75,7 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(world: World) -> Non
     names = sorted(world.fleet.nodes)
     for count in (1, 2, 3):
         warm = world.placer.rank(request(count), names)
-        afresh = world.placer.guess(request(count), names)
+        with monkeypatch.context() as patch:
+            patch.setattr(Memo, "get", lambda _, __, make: make())
+            afresh = world.placer.guess(request(count), names)
         assert warm.scores.tolist() == afresh.scores.tolist()

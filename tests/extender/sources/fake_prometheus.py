@@ -4,6 +4,7 @@ It understands the shapes of query that the extender sends, and no others; what 
 to a real Prometheus, the tests marked `prometheus` show.
 """
 
+import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from aiohttp.test_utils import TestServer
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+HANGING_SECONDS: Final = 30.0
 SAMPLES: Final = Path(__file__).parents[2] / "data" / "dcgm"
 _AGGREGATION: Final = re.compile(r"^(max|min|group) by \(([^)]*)\) \((.*)\)$")
 _SELECTOR: Final = re.compile(r"(\w*)\{([^}]*)\}")
@@ -58,6 +60,7 @@ class FakePrometheus:
     Attributes:
         series: what it has scraped.
         failing: queries that contain one of these are answered 503.
+        hanging: queries that contain one of these are not answered in time.
         warnings: what each answer warns of.
         clock: its clock.
         handler: answers everything in its place.
@@ -67,6 +70,7 @@ class FakePrometheus:
 
     series: list[Series] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
+    hanging: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
     clock: Callable[[], float] = time.time
     handler: Handler | None = None
@@ -88,6 +92,8 @@ class FakePrometheus:
         self.before_answer()
         if self.handler is not None:
             return await self.handler(request)
+        if any(text in query for text in self.hanging):
+            await asyncio.sleep(HANGING_SECONDS)
         if any(text in query for text in self.failing):
             return web.Response(status=503, text="store is down")
         if request.path.endswith("/values"):

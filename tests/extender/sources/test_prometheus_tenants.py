@@ -156,3 +156,16 @@ async def test_mapping_is_as_new_as_the_question_for_it(fake: FakePrometheus) ->
 
     asked_before = next(n for n, text in enumerate(fake.questions) if "exported_pod" in text)
     assert found.tenants_at >= NOW + 0.02 * asked_before
+
+
+async def test_metric_that_hangs_as_long_as_a_round_lasts_costs_no_tenants(
+    fake: FakePrometheus,
+) -> None:
+    hanging = "DCGM_FI_DEV_POWER_USAGE"
+    fake.series = [util(0, pod="a", namespace="ns"), series(hanging, 70, UUID="GPU-1")]
+    fake.hanging = {f"({hanging}"}
+
+    found = await Asked(fake.url, timeout_seconds=2, round_timeout_seconds=2).round(NOW)
+
+    assert set(found.failed) == {hanging}
+    assert found.tenants == {DeviceKey(("GPU-1", "")): ("ns/a",)}
