@@ -30,7 +30,7 @@ from extender.metrics import Metrics
 from extender.observe.access import make_access
 from extender.observe.api import Api
 from extender.observe.decisions import Decisions
-from extender.observe.exporting import export_state, metrics_route
+from extender.observe.exporting import export_ports, export_state, metrics_route
 from extender.observe.health import health_routes
 from extender.observe.page.routes import STREAM, Page
 from extender.observe.unasked import unasked_routes
@@ -360,6 +360,7 @@ async def start(
             extender.build_status_app(),
             extender.build_admission_app(),
         )
+        export_ports(extender.metrics, [*doors.ports, *extender.following.ports])
         if extender.peers is not None:
             extender.peers.tls = doors.client_context
         try:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -14,9 +15,11 @@ from agent.backend import Call, ProcessList, ProcessUse, Sample, XidEvent
 from agent.options import Options
 from agent.report import Foreign
 from agent.tenants import Tenants
+from extender.listening import Figures
 from extender.metrics import Metrics
 from extender.observe.certificates import CertificateCollector
 from extender.observe.collector import FleetCollector, SourceStatus
+from extender.observe.connections import ConnectionCollector
 from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard
 from tests.agent.test_exporter import TRAIN, Holders
 from tests.extender.served import BUSY, IDLE, World
@@ -40,6 +43,8 @@ def extender_registry() -> CollectorRegistry:
     )
     ends = {"webhooks": world.now + 86_400.0}
     world.metrics.registry.register(CertificateCollector(lambda: ends))
+    port = SimpleNamespace(name="webhooks", is_tls=True, figures=Figures())
+    world.metrics.registry.register(ConnectionCollector([port]))  # type: ignore[list-item] # no port
     return world.metrics.registry
 
 

@@ -1,12 +1,18 @@
 """The shipped extender and kube-scheduler: certificates made as the Job does, TLS both ways."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from base64 import b64decode
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Final
 
+import aiohttp
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 
-from extender.certs.storing import SECRETS
+from extender.certs.issuing import Files
+from extender.certs.storing import CA_SECRET, SECRETS
 from tests.controlplane.deployed import scheduler_config
 from tests.controlplane.fixtures import StartScheduler
 from tests.controlplane.objects import Object, node, pod
@@ -19,6 +25,9 @@ from tests.manifests.shipped import MANIFESTS, ROOT
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SIDE = "kube-scheduler"
+
+RENEWALS: Final = 3
+"""Certificates are replaced so often at least while pods are placed."""
 
 
 @pytest_asyncio.fixture
@@ -37,6 +46,14 @@ async def decided(shipped: RunningExtender) -> set[str]:
     """Return the names of pods that it has decided about."""
     answer = await shipped.server.get("/v1/decisions")
     return {each["pod"].partition("/")[2] for each in answer["decisions"]}
+
+
+async def counted(shipped: RunningExtender, name: str) -> list[tuple[Mapping[str, str], float]]:
+    """Return labels and values of one of its counters."""
+    async with aiohttp.ClientSession(shipped.status) as session, session.get("/metrics") as answer:
+        families = text_string_to_metric_families(await answer.text())
+        samples = [sample for family in families for sample in family.samples]
+    return [(sample.labels, sample.value) for sample in samples if sample.name == name]
 
 
 async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
@@ -78,20 +95,90 @@ async def test_the_guides_command_writes_what_kube_scheduler_reads(
         assert written.encode() == (shipped.mounted / SIDE / file).read_bytes()
 
 
-async def test_whoever_shows_a_certificate_of_another_ca_places_without_us(
-    shipped: RunningExtender, start_scheduler: StartScheduler, tmp_path: Path
+async def authority(shipped: RunningExtender) -> Files:
+    """Return the CA that the Job made."""
+    path = f"/api/v1/namespaces/idlegpu/secrets/{CA_SECRET}"
+    held = await shipped.installation.admin.request("GET", path)
+    return {name: b64decode(held["data"][name]) for name in ("ca.crt", "ca.key")}
+
+
+async def misconfigured(how: str, shipped: RunningExtender, folder: Path) -> Object:
+    """Return a configuration by which kube-scheduler is not let in."""
+    shown = folder / SIDE
+    if how == "expired-certificate":
+        issue(folder, days_ago=366, files=await authority(shipped))
+    elif how == "another side's":
+        shown = shipped.mounted / "extender"
+    else:
+        issue(folder)
+    if how != "another side's":
+        (shown / "ca.crt").write_bytes((shipped.mounted / SIDE / "ca.crt").read_bytes())
+    config = asking(shipped, shown)
+    (extender,) = config["extenders"]
+    if how == "no-certificate":
+        del extender["tlsConfig"]["certFile"], extender["tlsConfig"]["keyFile"]
+    elif how == "plain-http":
+        del extender["tlsConfig"], extender["enableHTTPS"]
+        extender["urlPrefix"] = extender["urlPrefix"].replace("https://", "http://")
+    return config
+
+
+@pytest.mark.parametrize(
+    "how", ["unknown-ca", "no-certificate", "expired-certificate", "plain-http", "another side's"]
+)
+async def test_whoever_is_not_let_in_places_without_us(
+    shipped: RunningExtender, start_scheduler: StartScheduler, tmp_path: Path, how: str
 ) -> None:
     admin = shipped.installation.admin
-    issue(tmp_path / "another")
-    folder = tmp_path / "another" / SIDE
-    (folder / "ca.crt").write_bytes((shipped.mounted / SIDE / "ca.crt").read_bytes())
-    await start_scheduler(asking(shipped, folder))
+    await start_scheduler(await misconfigured(how, shipped, tmp_path / "wrong"))
     await admin.create_all([node(name) for name in "ab"])
     await admin.create(pod("unasked"))
 
     await admin.wait_bound(pod("unasked"))
 
     assert await decided(shipped) == set()
+    failures = await counted(shipped, "idlegpu_tls_handshake_failures_total")
+    refused = {
+        labels["reason"] for labels, count in failures if labels["port"] == "webhooks" and count > 0
+    }
+    # The last one has a handshake, and is then refused for its name.
+    assert refused == (set() if how == "another side's" else {how})
+
+
+async def test_no_pod_is_left_waiting_while_certificates_are_renewed_under_load(
+    shipped: RunningExtender, start_scheduler: StartScheduler
+) -> None:
+    admin = shipped.installation.admin
+    await admin.create_all([node(name) for name in "abcde"])
+    config = asking(shipped, shipped.mounted / SIDE)
+    (extender,) = config["extenders"]
+    extender["ignorable"] = False  # an unanswered question leaves the pod waiting
+    scheduler = await start_scheduler(config)
+    logged = len(scheduler.log.read_text())  # by others of its name
+    pods = [pod(f"pod-{number}") for number in range(40)]
+
+    async def place() -> None:
+        for one in pods:
+            await admin.create(one)
+            await admin.wait_bound(one)
+
+    placing = asyncio.create_task(place())
+    renewed = 0
+    while not placing.done() or renewed < RENEWALS:
+        renewed += 1
+        await shipped.make_certificates("--renew-days=365")
+
+        async def took_over(times: int = renewed) -> bool:
+            return shipped.process.log.read_text().count("using new certificates") >= times
+
+        await wait_for(took_over, "the extender shows the new certificate")
+    await placing
+
+    assert await decided(shipped) == {one["metadata"]["name"] for one in pods}
+    answered = await counted(shipped, "idlegpu_requests_total")
+    assert {labels["outcome"] for labels, count in answered if count > 0} == {"answered"}
+    # What did not reach it, or its answer: an error of Go names the verb and the address.
+    assert "/filter" not in scheduler.log.read_text()[logged:]
 
 
 async def test_both_sides_go_on_when_a_new_ca_is_brought_in_by_a_bundle_and_a_restart(
