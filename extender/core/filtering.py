@@ -27,11 +27,6 @@ class Rejection(StrEnum):
         """Whether evicting pods there could help: only tenants' memory comes free that way."""
         return self is Rejection.NO_MEMORY
 
-    @property
-    def is_for_load(self) -> bool:
-        """Whether the node would do once its load falls."""
-        return self in {Rejection.NOT_IDLE, Rejection.BUSY}
-
 
 class Code(IntEnum):
     """A rejection as a number, for columns; 0 passes."""

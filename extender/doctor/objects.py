@@ -40,12 +40,6 @@ def key_of(item: Object) -> str:
     return f"{text_of(metadata.get('namespace')) or 'default'}/{text_of(metadata.get('name'))}"
 
 
-def flags_of(item: Object) -> str:
-    """Return how kubectl is told of an object: `-n NAMESPACE NAME`."""
-    namespace, _, name = key_of(item).partition("/")
-    return f"-n {namespace} {name}"
-
-
 def labels_of(item: Object) -> Mapping[str, str]:
     """Return an object's labels."""
     return _texts(mapping_of(item.get("metadata")).get("labels"))

@@ -249,11 +249,6 @@ class Connection(asyncio.Protocol):
     # --- what the desk calls ----------------------------------------------------------------------
 
     @property
-    def is_granted(self) -> bool:
-        """Whether updates are taken."""
-        return self._is_switched and not self._is_ended
-
-    @property
     def is_under_review(self) -> bool:
         """Whether it is being found out whose it is."""
         return self._review is not None and not self._review.done()

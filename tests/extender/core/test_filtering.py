@@ -178,9 +178,8 @@ def test_on_its_nominated_node_the_readings_may_still_show_a_pods_victims(
     assert verdict(described, **asked) is expected
 
 
-def test_only_memory_comes_free_by_preemption_and_only_load_falls() -> None:
+def test_only_memory_comes_free_by_preemption() -> None:
     assert [each for each in Rejection if each.is_resolvable] == [Rejection.NO_MEMORY]
-    assert [each for each in Rejection if each.is_for_load] == [Rejection.NOT_IDLE, Rejection.BUSY]
 
 
 def test_each_code_has_its_rejection_and_its_text() -> None:
