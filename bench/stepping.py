@@ -23,8 +23,8 @@ from typing import Any, Final
 import orjson
 
 from extender import logs
-from extender.app import serve
 from extender.config import load_settings
+from extender.serving import serve
 
 KEPT: Final = 60
 NOTED_SECONDS: Final = 0.001

@@ -77,9 +77,9 @@ def _serve(settings: Settings, path: Path | None) -> int:
     # Only now: checking settings is quick without what serving needs.
     import uvloop  # noqa: PLC0415 - checking a file needs none of these
 
-    from extender.app import serve  # noqa: PLC0415 - likewise
     from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
     from extender.listening import ask_for_descriptors  # noqa: PLC0415 - likewise
+    from extender.serving import serve  # noqa: PLC0415 - likewise
     from extender.settings_file import SettingsFile  # noqa: PLC0415 - likewise
     from extender.tls import TlsError  # noqa: PLC0415 - likewise
 

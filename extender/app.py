@@ -3,15 +3,15 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 
 from extender import logs
+from extender.admission.webhook import PATH as ADMISSION
 from extender.admission.webhook import make_webhook
 from extender.config import Settings
 from extender.doors import Doors
@@ -40,6 +40,7 @@ from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from extender.placement.unasked import UnaskedPods
+from extender.readiness import Readiness
 from extender.reload import Reloader
 from extender.settings_file import SettingsFile
 from extender.sources.prometheus_plots import Plots
@@ -84,7 +85,6 @@ class Extender:
         self.settings = settings
         self._clock = clock
         self.fleet = Fleet(settings.policy(), clock, in_steps=True)
-        self._is_laid_out = False
         self._touched = asyncio.Event()
         self.fleet.on_change = self._touched.set
         self.history = DecisionHistory(settings.decisions.history)
@@ -122,7 +122,7 @@ class Extender:
         self._client = client
         self.waker = self._build_waker(settings)
         self.tasks = Tasks()
-        self.in_flight = InFlight(urgent=VERBS, lasting=(STREAM,))
+        self.in_flight = InFlight(urgent=VERBS, lasting=(STREAM,), once=(*VERBS, ADMISSION))
         self.placed = PlacementEvents(
             self.events, lambda: self.settings.events.tells_placements, self.in_flight.calm
         )
@@ -140,13 +140,20 @@ class Extender:
             clock=clock,
             give_way=self.in_flight.give_way,
         )
+        self.readiness = Readiness(
+            lambda: self.settings,
+            self.in_flight,
+            states=self.following.states,
+            awaited=self._awaited,
+            others=lambda: self.peers.others_faults() if self.peers is not None else (),
+        )
         self.webhooks = Webhooks(
             placer=self.placer,
             resources=settings.resource_patterns,
             metrics=self.metrics,
             max_score=settings.wire.max_score,
             shortlist=settings.wire.shortlist,
-            is_ready=lambda: self._is_laid_out,
+            is_ready=lambda: self.readiness.is_laid_out,
             warn_annotation=Complaints(self.events, lambda: self.settings.events.enabled).warn,
             asked=self.asked,
         )
@@ -236,8 +243,14 @@ class Extender:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the inventory is complete and laid out, and questions are still taken."""
-        return self._is_laid_out and not self.in_flight.is_draining
+        """Whether kube-scheduler is to ask here."""
+        return self.readiness.is_ready
+
+    def _awaited(self) -> Iterable[str]:
+        """Return what a start still waits for."""
+        yield from self.following.awaited()
+        if self.peers is not None and self.peers.are_awaited:
+            yield "peers"
 
     def build_app(self) -> web.Application:
         """Return what kube-scheduler and replicas ask; the rest too, unless it has a port."""
@@ -277,7 +290,7 @@ class Extender:
         self.page.add_to(app)
         app.add_routes(
             [
-                *health_routes(lambda: self.is_ready, self._degraded),
+                *health_routes(lambda: self.readiness.standing, self._degraded),
                 self._metrics_route,
             ]
         )
@@ -290,18 +303,18 @@ class Extender:
             degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
         if self.reloader is not None and self.reloader.problem:
             degraded["settings"] = self.reloader.problem
-        return {**degraded, **self.trying.degraded()}
+        return {**degraded, **self.trying.degraded(), **self.readiness.causes()}
 
     async def _lay_out(self) -> None:
         """Lay out, believe and evaluate what changes, so that no question has to wait for it."""
         while True:
             self._touched.clear()
             await in_turns(self.fleet.settle_in_steps(), self.in_flight.give_way)
-            if self.following.cluster.is_synced and not self._is_laid_out:
+            if self.following.cluster.is_synced and not self.readiness.is_laid_out:
                 self.fleet.snapshot_of_all()
                 self.garbage.tidy()  # now, for it takes long: nobody is answered yet
-                self._is_laid_out = True
-            if self._is_laid_out:
+                self.readiness.lay_out()
+            if self.readiness.is_laid_out:
                 await in_turns(self.placer.warm_in_steps(), self.in_flight.give_way)
                 await self.following.renew(self.placer.prepare_in_steps)
             with contextlib.suppress(TimeoutError):
@@ -363,6 +376,7 @@ async def start(
         export_ports(extender.metrics, [*doors.ports, *extender.following.ports])
         if extender.peers is not None:
             extender.peers.tls = doors.client_context
+            extender.peers.faults = extender.readiness.faults
         try:
             await doors.open()
             extender.addresses = doors.urls
@@ -383,14 +397,3 @@ async def start(
             await doors.close()
     finally:
         await client.close()
-
-
-async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; what changes in the settings file is taken over."""
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopping.set)
-    async with start(settings, file=file):
-        await stopping.wait()
-        logger.info("shutting down")

@@ -107,6 +107,7 @@ class Settings(Section, BaseSettings):
     weights: decision.Weights = decision.Weights()
     load_filter: decision.LoadFilter = decision.LoadFilter()
     wire: service.Wire = service.Wire()
+    ready: service.Ready = service.Ready()
     cluster: service.Cluster = service.Cluster()
     events: service.Events = service.Events()
     wake: Wake = Wake()
@@ -133,11 +134,19 @@ class Settings(Section, BaseSettings):
         description="an idle connection is kept so long; kube-scheduler keeps its own for 90, and "
         "loses a call where the server closes first",
     )
-    shutdown_seconds: float = Field(
-        default=25.0,
+    drain_seconds: float = Field(
+        default=5.0,
         ge=0,
         le=300,
-        description="time for accepted requests to be answered at the end; less than the pod's "
+        description="at SIGTERM questions are taken for so long still, each as the last of its "
+        "connection: a Service needs a while to send new ones elsewhere; 0: end at once",
+    )
+    shutdown_seconds: float = Field(
+        default=95.0,
+        ge=0,
+        le=300,
+        description="after that, time for accepted requests to be answered, and for kube-scheduler "
+        "to close what is idle, as it does after 90; with drain_seconds less than the pod's "
         "terminationGracePeriodSeconds",
     )
 

@@ -229,6 +229,15 @@ class Following:
             refused=told.refused,
         )
 
+    def awaited(self) -> Iterable[str]:
+        """Return from which sources first readings are still to come."""
+        if self.prometheus is not None and self.prometheus.status().last_success_at is None:
+            yield PROMETHEUS
+        if self.agents is not None:
+            nodes = sum(any(node.allocatable.values()) for node in self.cluster.nodes.values())
+            if self.agents.status().agents < nodes:
+                yield AGENTS
+
     def states(self) -> Iterable[SourceStatus]:
         """Return how each source fares."""
         for resource, status in self.cluster.status.items():

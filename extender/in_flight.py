@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
@@ -20,6 +21,9 @@ CALM_SECONDS: Final = 0.25
 BURST_SECONDS: Final = 2.0
 """Work that waits for that goes on after so long, however long the burst is."""
 
+LOOK_SECONDS: Final = 0.1
+"""Time between looks whether somebody is left to ask."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -33,13 +37,22 @@ class InFlight:
     Args:
         urgent: paths of the questions that somebody waits for.
         lasting: paths of streams: nobody waits for their end, and they do not count.
+        once: paths of the questions that are not asked again where a connection breaks.
     """
 
-    def __init__(self, urgent: Collection[str] = (), lasting: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        urgent: Collection[str] = (),
+        lasting: Collection[str] = (),
+        once: Collection[str] = (),
+    ) -> None:
         self.is_draining = False
         self.requests = 0
         self._urgent = frozenset(urgent)
         self._lasting = frozenset(lasting)
+        self._once = frozenset(once)
+        self._askers: set[web.RequestHandler] = set()
+        self._ends_at = math.inf
         self._waiting = 0
         self._nobody_waits = asyncio.Event()
         self._answered_at = time.monotonic()
@@ -53,6 +66,8 @@ class InFlight:
             return await handler(request)
         self.requests += 1
         self._none.clear()
+        if request.path in self._once:
+            self._note_asker(request.protocol)
         is_urgent = request.path in self._urgent
         self._waiting += is_urgent
         try:
@@ -102,11 +117,43 @@ class InFlight:
         """For how long nothing has been under way."""
         return 0.0 if self.requests else time.monotonic() - self._answered_at
 
-    async def drain(self, timeout_seconds: float) -> None:
-        """Wait until every accepted request is answered, or the time is up."""
+    async def take_leave(self, at_least_seconds: float, at_most_seconds: float) -> None:
+        """Answer on, each time as the last on that connection, until nobody is left to ask.
+
+        Whoever keeps a connection may ask on it just when it is closed, and kube-scheduler does not
+        ask again. So nobody's is: an answer says that its connection ends, whereupon the next
+        question goes elsewhere, and who asks nothing closes it in the end.
+
+        Args:
+            at_least_seconds: somebody new may come for so long.
+            at_most_seconds: for idle connections to be closed by those who hold them, after that.
+        """
         self.is_draining = True
+        await asyncio.sleep(at_least_seconds)
+        self._ends_at = time.monotonic() + at_most_seconds
+        # Connections tell nobody of their end.
+        while self._is_somebody_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _note_asker(self, connection: web.RequestHandler) -> None:
+        """Remember who may ask again on the same connection; forget those that have ended."""
+        if connection not in self._askers:
+            self._askers = {one for one in self._askers if one.connected}
+            self._askers.add(connection)
+
+    def _is_somebody_left(self) -> bool:
+        return self.requests > 0 or any(one.connected for one in self._askers)
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Wait until every accepted request is answered, or the time is up.
+
+        Args:
+            timeout_seconds: what `take_leave` has waited counts.
+        """
+        self.is_draining = True
+        left_seconds = max(self._ends_at - time.monotonic(), 0.0)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with asyncio.timeout(min(timeout_seconds, left_seconds)):
                 await self._none.wait()
         except TimeoutError:
             logger.warning("requests left unanswered", extra={"requests": self.requests})

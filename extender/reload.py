@@ -37,6 +37,7 @@ LIVE: Final = frozenset(
         "decision_log",
         "regret",
         "wire",
+        "ready",
         "cluster",
         "events",
         "prices",
@@ -45,6 +46,7 @@ LIVE: Final = frozenset(
         "decisions",
         "log",
         "max_body_bytes",
+        "drain_seconds",
         "shutdown_seconds",
     }
 )

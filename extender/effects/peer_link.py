@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Final
 
@@ -58,6 +58,7 @@ class PeerLink:
         monotonic: the clock of the questions.
         count: takes the outcome of each message.
         scheme: of the other's address, http or https.
+        faults: what is wrong with us; see `Message`.
     """
 
     def __init__(  # noqa: PLR0913 - by name, but for the first two
@@ -70,6 +71,7 @@ class PeerLink:
         monotonic: Callable[[], float],
         count: Callable[[str], None],
         scheme: str = "http",
+        faults: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         host, port = address
         self.instance = ""
@@ -81,6 +83,7 @@ class PeerLink:
         self._interval_seconds = interval_seconds
         self._monotonic = monotonic
         self._count = count
+        self._faults = faults
         self._queue: deque[AnsweredQuestion] = deque()
         self._under_way: list[AnsweredQuestion] = []
         self._complete_since = monotonic()
@@ -91,6 +94,11 @@ class PeerLink:
     def is_self(self) -> bool:
         """Whether the address is our own."""
         return self.instance == self._own_instance
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether nothing is known of who is there, and whether somebody is."""
+        return not self.instance and not self._failures
 
     @property
     def is_answering(self) -> bool:
@@ -129,6 +137,7 @@ class PeerLink:
             complete_since=self._complete_since,
             complete_until=self._queue[0].at if self._queue else now,
             now=now,
+            faults=self._faults(),
         )
         try:
             receipt = await self._exchange(body)

@@ -3,7 +3,7 @@
 Times go as ages: replicas' clocks differ.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
@@ -26,6 +26,7 @@ MAX_NAME: Final = 320
 """Kubernetes' longest names have 253 characters; a resource has a domain besides its name."""
 MAX_KEY: Final = 384
 MAX_RESOURCES: Final = 16
+MAX_FAULTS: Final = 16
 
 _MAX_AGE_SECONDS: Final = 86_400.0
 _MAX_COUNT: Final = 1_000_000
@@ -65,6 +66,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
         complete_for_seconds: the receiver has been told of every question of so long ...
         untold_seconds: ... but for those of the last so many seconds.
         asked: the questions since the last message.
+        faults: what has failed for long with whoever tells; None where it is not to be asked.
     """
 
     version: int
@@ -72,6 +74,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     complete_for_seconds: _Age = 0.0
     untold_seconds: _Age = 0.0
     asked: Annotated[list[Asked], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
+    faults: Annotated[list[_Name], msgspec.Meta(max_length=MAX_FAULTS)] | None = None
 
 
 class Receipt(msgspec.Struct, kw_only=True, frozen=True):
@@ -115,6 +118,7 @@ def encode_message(
     complete_since: float,
     complete_until: float,
     now: float,
+    faults: Collection[str] | None = None,
 ) -> bytes:
     """Encode a message.
 
@@ -125,6 +129,7 @@ def encode_message(
             ...
         complete_until: ... and until then.
         now: the same clock's time.
+        faults: see `Message`.
     """
     asked = [
         Asked(
@@ -147,6 +152,7 @@ def encode_message(
             complete_for_seconds=_age(complete_since, now),
             untold_seconds=_age(complete_until, now),
             asked=asked,
+            faults=None if faults is None else list(faults),
         )
     )
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Collection
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -36,15 +36,20 @@ MAX_PEERS: Final = 32
 LAST_WORDS_SECONDS: Final = 0.5
 """Time at the end to tell what was asked last."""
 
+SILENT_SECONDS: Final = 5.0
+"""A replica tells every second: one that was silent for so long may be gone."""
+
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
-    """What one replica has told completely (monotonic seconds)."""
+    """What one replica has told completely, and when it did (monotonic seconds)."""
 
     since: float
     until: float
+    at: float
+    faults: frozenset[str] | None
 
 
 class Peers:
@@ -75,6 +80,8 @@ class Peers:
         self.instance = instance or make_identity()
         self.tls: ssl.SSLContext | None = None
         """How the others are asked, set before `run`; None for without TLS."""
+        self.faults: Callable[[], Collection[str] | None] = lambda: None
+        """What the others are told is wrong with us."""
         self._settings = settings
         self._take = take
         self._metrics = metrics
@@ -101,6 +108,23 @@ class Peers:
             return False
         heard = [self._heard.get(link.instance) for link in self._others()]
         return all(it is not None and it.since <= since and it.until >= until for it in heard)
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether somebody at one of the addresses has not told us anything yet, but may soon."""
+        return not self._is_resolved or any(
+            link.is_untried or (link.is_answering and link.instance not in self._heard)
+            for link in self._others()
+        )
+
+    def others_faults(self) -> list[frozenset[str]]:
+        """Return what is wrong with each replica that told of late, and is to be asked."""
+        now = self._monotonic()
+        return [
+            heard.faults
+            for heard in self._heard.values()
+            if heard.faults is not None and now - heard.at < SILENT_SECONDS
+        ]
 
     async def ask(self, path: str) -> dict[str, bytes | None]:
         """Return what each of the others answers, by its address; None where one does not.
@@ -170,6 +194,7 @@ class Peers:
                 monotonic=self._monotonic,
                 count=self._count_sent,
                 scheme="http" if self.tls is None else "https",
+                faults=self.faults,
             )
             self._tasks[address] = group.create_task(link.run(), name=f"peer {address[0]}")
 
@@ -216,7 +241,10 @@ class Peers:
                 self._take(question)
             self._heard.pop(message.instance, None)
             self._heard[message.instance] = _Heard(
-                since=now - message.complete_for_seconds, until=now - message.untold_seconds
+                since=now - message.complete_for_seconds,
+                until=now - message.untold_seconds,
+                at=now,
+                faults=None if message.faults is None else frozenset(message.faults),
             )
             if len(self._heard) > 2 * MAX_PEERS:
                 self._heard.popitem(last=False)

@@ -1,35 +1,34 @@
 """Tells kubelet and people whether this lives, and whether it can answer well."""
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Final
 
 import orjson
 from aiohttp import web
 
-STARTING: Final = 503
+READY: Final = "ready"
 
 
 def health_routes(
-    is_ready: Callable[[], bool], degraded: Callable[[], Mapping[str, str]]
+    standing: Callable[[], str], degraded: Callable[[], Mapping[str, str]]
 ) -> list[web.RouteDef]:
     """Return the routes.
 
     Args:
-        is_ready: whether questions can be answered well; telemetry that is down only degrades.
+        standing: whether questions are to come, and can be answered well: "ready", or what it is.
         degraded: what is wrong all the same, by what it is wrong with; no word of pods, for
             anybody may read it.
     """
 
     async def readyz(_: web.Request) -> web.Response:
         causes = dict(degraded())
-        ready = is_ready()
-        body = {
-            "status": ("degraded" if causes else "ready") if ready else "starting",
-            "degraded": causes,
-        }
+        stands = standing()
+        is_ready = stands == READY
+        body = {"status": "degraded" if causes and is_ready else stands, "degraded": causes}
         return web.Response(
             body=orjson.dumps(body),
-            status=200 if ready else STARTING,
+            status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,
             content_type="application/json",
         )
 

@@ -28,6 +28,25 @@ class Wire(Section):
     )
 
 
+class Ready(Section):
+    """When a replica is to be asked."""
+
+    wait_seconds: float = Field(
+        default=20.0,
+        ge=0,
+        le=300,
+        description="a replica that starts is ready once it knows nodes and pods, has first "
+        "readings, and hears of other replicas; for these two it waits no longer than that",
+    )
+    behind_seconds: float = Field(
+        default=30.0,
+        ge=1,
+        le=3600,
+        description="a replica that has not reached the API server, Prometheus or any agent for so "
+        "long is not ready while another one of `peers` reaches what it does, and that as well",
+    )
+
+
 class Cluster(Section):
     """How nodes and pods are followed."""
 

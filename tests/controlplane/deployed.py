@@ -124,7 +124,8 @@ class ExtenderServer:
         manner = manner or Manner(kubeconfig=plane.kubeconfig(EXTENDER))
         listen = status = f"127.0.0.1:{free_port()}"
         own = {"listen": listen, "kubeconfig": str(manner.kubeconfig)}
-        usual: Object = dict(manner.settings)
+        # Nobody waits for a Service here, nor for agents that come later, unless a test says so.
+        usual: Object = {"drain_seconds": 0, "ready": {"wait_seconds": 2}, **manner.settings}
         if "status_listen" in usual:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"
         if "peers" in usual:

@@ -112,13 +112,13 @@ class ServerProcess:
                     )
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_seconds: float = STOP_TIMEOUT_SECONDS) -> None:
         """Ask it to end, and kill it where it does not; nothing happens if it does not run."""
         if self._process is None:
             return
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, STOP_TIMEOUT_SECONDS)
+            await asyncio.to_thread(self._process.wait, timeout_seconds)
         self.kill()
 
     def kill(self) -> None:

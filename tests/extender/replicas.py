@@ -111,19 +111,24 @@ class Replicas:
         self._peers = peers
 
     @asynccontextmanager
-    async def start(self, number: int, peers: Peers | None = None) -> AsyncIterator[Replica]:
+    async def start(
+        self, number: int, peers: Peers | None = None, **changes: object
+    ) -> AsyncIterator[Replica]:
         """Run one of them, and wait until it is ready.
 
         Args:
             number: which of them.
             peers: its settings, None for those of all.
+            **changes: other settings.
         """
-        settings = Settings(
-            listen=self.addresses[number],
-            kubeconfig=self.cluster.kubeconfig,
-            peers=peers or Peers(addresses=self.addresses, **self._peers),  # type: ignore[arg-type] # a test's
-            unasked=Unasked(grace_seconds=2),
-        )
+        values: dict[str, object] = {
+            "listen": self.addresses[number],
+            "kubeconfig": self.cluster.kubeconfig,
+            "peers": peers or Peers(addresses=self.addresses, **self._peers),  # type: ignore[arg-type] # a test's
+            "unasked": Unasked(grace_seconds=2),
+            **changes,
+        }
+        settings = Settings(**values)  # type: ignore[arg-type] # likewise
         async with start(settings) as extender:
             await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
             yield Replica(extender, self._session)

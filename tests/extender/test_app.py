@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import Extender, start
 from extender.config import Prometheus, Settings
+from extender.settings.service import Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject, pod_object
@@ -91,7 +92,7 @@ async def test_ready_and_undegraded_once_inventory_and_telemetry_are_there() -> 
 async def test_telemetry_that_is_down_degrades_and_leaves_it_ready() -> None:
     down = Prometheus(url="http://127.0.0.1:1", interval_seconds=0.5)
 
-    async with running(prometheus=down) as part:
+    async with running(prometheus=down, ready=Ready(wait_seconds=0.5)) as part:
         body = await until_degraded(part, "prometheus", "http://127.0.0.1:1")
 
         assert body["status"] == "degraded"

@@ -105,3 +105,78 @@ async def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     over.set()
     await task
     await client.close()
+
+
+async def serving_verbs(in_flight: InFlight) -> TestClient[web.Request, web.Application]:
+    over = asyncio.Event()
+    over.set()
+    return await serving(in_flight, over)
+
+
+async def test_every_answer_at_the_end_is_the_last_of_its_connection() -> None:
+    in_flight = InFlight(once=["/filter"])
+    client = await serving_verbs(in_flight)
+    async with client.get("/filter") as before:
+        pass
+    leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
+    await eventually(lambda: in_flight.is_draining)
+
+    async with client.get("/filter") as answer:
+        assert answer.status == 200
+
+    assert before.headers.get("Connection") != "close"
+    assert answer.headers["Connection"] == "close"
+    await leaving
+    await client.close()
+
+
+async def test_an_idle_connection_is_left_to_whoever_may_ask_on_it() -> None:
+    in_flight = InFlight(once=["/filter"])
+    client = await serving_verbs(in_flight)
+    async with client.get("/filter"):
+        pass
+
+    leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
+    await asyncio.sleep(5 * module.LOOK_SECONDS)
+    assert not leaving.done()
+
+    await client.session.close()
+    await leaving
+    await client.close()
+
+
+async def test_who_asks_again_where_a_connection_breaks_is_not_waited_for() -> None:
+    in_flight = InFlight(once=["/filter"])
+    client = await serving_verbs(in_flight)
+    async with client.get("/metrics"):
+        pass
+
+    await in_flight.take_leave(0.0, 60.0)
+
+    await client.close()
+
+
+async def test_an_idle_connection_is_not_waited_for_for_ever() -> None:
+    in_flight = InFlight(once=["/filter"])
+    client = await serving_verbs(in_flight)
+    async with client.get("/filter"):
+        pass
+
+    await in_flight.take_leave(0.0, 0.2)
+
+    await client.close()
+
+
+async def test_what_was_waited_is_not_waited_twice() -> None:
+    in_flight, over = InFlight(once=["/filter"]), asyncio.Event()
+    client = await serving(in_flight, over)
+    task = await asked(in_flight, client, "/filter")
+
+    await in_flight.take_leave(0.0, 0.2)
+    async with asyncio.timeout(20):
+        await in_flight.drain(60.0)
+
+    assert in_flight.requests == 1
+    over.set()
+    await task
+    await client.close()

@@ -1,9 +1,12 @@
 import importlib.metadata
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,7 +179,11 @@ def test_a_missing_kubeconfig_ends_with_status_1_and_no_traceback(tmp_path: Path
 @pytest.mark.timeout(DEADLINE_SECONDS)
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_service_with_status_0(kubeconfig: Path, ending: signal.Signals) -> None:
-    with started(IDLEGPU_LISTEN="127.0.0.1:0", IDLEGPU_KUBECONFIG=str(kubeconfig)) as process:
+    with started(
+        IDLEGPU_LISTEN="127.0.0.1:0",
+        IDLEGPU_KUBECONFIG=str(kubeconfig),
+        IDLEGPU_DRAIN_SECONDS="0.5",
+    ) as process:
         written = wait_for_serving(process)
 
         process.send_signal(ending)
@@ -184,3 +191,42 @@ def test_a_signal_ends_the_service_with_status_0(kubeconfig: Path, ending: signa
 
     assert process.returncode == 0, written + rest
     assert "Traceback" not in written + rest
+
+
+def asked(url: str, body: object = None) -> tuple[int, str, dict[str, object]]:
+    """Ask; return status, what is said of the connection, and the answer."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data)  # noqa: S310 - our own address
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - likewise
+            return answer.status, answer.headers["Connection"], json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.headers["Connection"], json.load(refused)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("hurry", [False, True], ids=["in its own time", "hurried by SIGINT"])
+def test_who_is_told_to_end_answers_on_for_a_while(kubeconfig: Path, *, hurry: bool) -> None:
+    with started(
+        IDLEGPU_LISTEN="127.0.0.1:0",
+        IDLEGPU_KUBECONFIG=str(kubeconfig),
+        IDLEGPU_DRAIN_SECONDS="300" if hurry else "3",
+    ) as process:
+        written = wait_for_serving(process)
+        url = json.loads(written.splitlines()[-1])["urls"][0]
+        process.terminate()
+        assert process.stdout is not None
+        next(line for line in process.stdout if '"event":"draining"' in line)
+
+        question = {"Pod": {"metadata": {"name": "late"}}, "NodeNames": ["a"]}
+        status, connection, answer = asked(f"{url}/filter", question)
+        assert (status, connection.lower(), answer["NodeNames"]) == (200, "close", ["a"])
+        status, _, health = asked(f"{url}/readyz")
+        assert (status, health["status"]) == (503, "ending")
+
+        if hurry:
+            process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_SECONDS)
+
+    assert process.returncode == 0

@@ -13,6 +13,7 @@ from extender.effects.peer_link import PATH
 from extender.effects.peer_wire import MAX_BYTES
 from extender.placement.unasked import WATCH_SECONDS
 from extender.settings.peers import Peers
+from extender.settings.service import Ready
 from simulation.objects import JsonObject, pod_object
 from tests.extender.fake_kube import eventually
 from tests.extender.replicas import DEADLINE_SECONDS, NODES, Replica, described, running
@@ -185,7 +186,8 @@ async def test_name_that_stands_for_nobody_is_logged_once_and_nothing_is_taken_f
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     peers = Peers(service="peers.invalid:8888", resolve_seconds=0.1)
-    async with described(1) as replicas, replicas.start(0, peers) as first:
+    ready = Ready(wait_seconds=0)
+    async with described(1) as replicas, replicas.start(0, peers, ready=ready) as first:
         await eventually(
             lambda: "cannot look up the replicas" in caplog.messages,
             deadline_seconds=DEADLINE_SECONDS,

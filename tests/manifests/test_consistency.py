@@ -104,11 +104,14 @@ def test_replicas_and_agents_find_every_pod_and_kube_scheduler_only_those_that_a
     assert not services[EXTENDER].get("publishNotReadyAddresses")
 
 
-def test_the_extender_has_time_to_answer_what_it_accepted() -> None:
+def test_the_extender_has_time_to_take_leave_and_to_answer_what_it_accepted() -> None:
     spec = template("Deployment", EXTENDER)["spec"]
-    sleep = container_of("Deployment", EXTENDER)["lifecycle"]["preStop"]["sleep"]["seconds"]
+    settings = extender_settings()
 
-    assert sleep + extender_settings().shutdown_seconds < spec["terminationGracePeriodSeconds"]
+    assert settings.drain_seconds >= 5  # for its end to reach every node
+    assert settings.shutdown_seconds > 90  # when kube-scheduler closes what is idle
+    needed = settings.drain_seconds + settings.shutdown_seconds
+    assert needed < spec["terminationGracePeriodSeconds"]
 
 
 def test_the_agent_takes_its_settings_and_serves_where_it_is_scraped(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Serves until a signal ends it: SIGTERM in good order, SIGINT at once."""
+
+import asyncio
+import logging
+import signal
+
+from extender.app import Extender, start
+from extender.config import Settings
+from extender.settings_file import SettingsFile
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
+    """Serve until SIGTERM, or at once until SIGINT; take over what changes in the settings file."""
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    loop.add_signal_handler(signal.SIGINT, hurrying.set)
+    async with start(settings, file=file) as extender, asyncio.TaskGroup() as group:
+        hurry = group.create_task(hurrying.wait(), name="hurry")
+        leave = group.create_task(_leave(extender, stopping), name="leave")
+        await asyncio.wait([hurry, leave], return_when=asyncio.FIRST_COMPLETED)
+        logger.info("shutting down")
+        hurry.cancel()
+        leave.cancel()
+
+
+async def _leave(extender: Extender, stopping: asyncio.Event) -> None:
+    """Take leave of those who ask, once it is time to."""
+    await stopping.wait()
+    settings = extender.settings
+    if settings.drain_seconds:
+        logger.info("draining", extra={"seconds": settings.drain_seconds})
+        await extender.in_flight.take_leave(settings.drain_seconds, settings.shutdown_seconds)

@@ -1,0 +1,163 @@
+"""Two replicas behind a Service, one of which ends under load."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.controlplane.deployed import ExtenderServer
+from tests.controlplane.objects import pod
+from tests.controlplane.process import ServerProcess
+from tests.controlplane.service import Service, serving
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World, spread
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+BETWEEN_PODS_SECONDS = 0.05
+LAG_SECONDS = 1.0
+"""Every node knows so late that a replica is not ready any more."""
+DRAIN_SECONDS = 3
+GRACE_SECONDS = 40.0
+
+
+@asynccontextmanager
+async def two_replicas(world: World) -> AsyncIterator[Service]:
+    """Have kube-scheduler ask two replicas that know each other, and wait for an answer."""
+    services = world.services
+    second = services.replica("e2e-replica-2")
+    replicas = (services.extender, second)
+    service = Service(replicas, lag_seconds=LAG_SECONDS)
+    scheme = urlsplit(second.webhooks).scheme
+    settings = {
+        "peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]},
+        "drain_seconds": DRAIN_SECONDS,
+    }
+    asked = {"urlPrefix": f"{scheme}://{service.address}", "ignorable": False}
+    try:
+        async with serving(service):
+            await world.start(settings, extender=asked)
+            await second.ensure(services.extender.settings)
+
+            async def are_ready() -> bool:
+                return all(endpoint.is_ready for endpoint in service.endpoints)
+
+            await wait_for(are_ready, "both replicas are ready")
+            yield service
+    finally:
+        # A drain at the end is nobody's: what comes next starts them anew.
+        services.extender.process.kill()
+        second.process.kill()
+
+
+async def attempts(scheduler: ServerProcess, result: str) -> float:
+    """Return how many attempts of kube-scheduler to place a pod had such a result."""
+    url = scheduler.ready_url.replace("/readyz", "/metrics")
+    async with aiohttp.ClientSession() as session, session.get(url, ssl=False) as answer:
+        families = list(text_string_to_metric_families(await answer.text()))
+    return sum(
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "scheduler_schedule_attempts_total" and sample.labels["result"] == result
+    )
+
+
+async def placed_while(
+    world: World, disturb: Callable[[], Awaitable[None]], *, after: int = 10, beyond: int = 10
+) -> list[str]:
+    """Create pods one after another until some more are bound after a disturbance.
+
+    Args:
+        world: the cluster.
+        disturb: ends a replica, and returns when it has ended.
+        after: it is called when so many pods are bound.
+        beyond: so many come after it has returned.
+    """
+    pods = []
+    disturbing: asyncio.Task[None] | None = None
+
+    async def enough_bound() -> bool:
+        return await world.count_bound(pods) >= after
+
+    async def disturb_after_some() -> None:
+        await wait_for(enough_bound, f"{after} pods are bound")
+        await disturb()
+
+    async with asyncio.TaskGroup() as group:
+        disturbing = group.create_task(disturb_after_some())
+        while not disturbing.done() or beyond:
+            beyond -= disturbing.done()
+            pods.append(pod(f"under-load-{len(pods)}"))
+            await world.client.create(pods[-1])
+            await asyncio.sleep(BETWEEN_PODS_SECONDS)
+    return await world.bound(pods, deadline_seconds=60.0)
+
+
+def add_equal_nodes(world: World) -> list[str]:
+    return [world.add_shared(f"equal-{number}", cards=8, replicas=10) for number in range(4)]
+
+
+async def answered(server: ExtenderServer) -> int:
+    """Return how many decisions a replica remembers."""
+    return len(
+        (await server.get("/v1/decisions", {"limit": "1000", "peers": "false"}))["decisions"]
+    )
+
+
+async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World) -> None:
+    nodes = add_equal_nodes(world)
+    async with two_replicas(world) as service:
+        scheduler = world.services.scheduler
+        ended = list[str]()
+
+        async def roll() -> None:
+            endpoint = service.asked  # the one that kube-scheduler has a connection to
+            await service.delete(endpoint, GRACE_SECONDS)
+            ended.append(endpoint.server.process.describe())
+
+        placed = await placed_while(world, roll)
+
+        (description,) = ended
+        assert description.startswith("exit status 0")
+        assert (service.broken, service.refused) == (0, 0)
+        assert await attempts(scheduler, "error") == 0
+    assert spread(placed).keys() == set(nodes)
+
+
+async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bound_on_retry(
+    world: World,
+) -> None:
+    nodes = add_equal_nodes(world)
+    async with two_replicas(world) as service:
+        scheduler = world.services.scheduler
+        in_flight = list[int]()
+
+        async def die() -> None:
+            endpoint = service.asked
+            process = endpoint.server.process
+            process.pause()
+
+            async def is_asked() -> bool:
+                return endpoint.waiting > 0
+
+            await wait_for(is_asked, "a call is in flight")
+            in_flight.append(endpoint.waiting)
+            process.kill()
+
+            async def is_withdrawn() -> bool:
+                return not endpoint.is_ready
+
+            await wait_for(is_withdrawn, "the Service has withdrawn it")
+
+        placed = await placed_while(world, die)
+        errors = await attempts(scheduler, "error")
+
+        assert service.broken == in_flight[0] == 1
+        # Until every node knew, the Service led new connections there, too.
+        assert errors <= service.failed
+    assert spread(placed).keys() == set(nodes)

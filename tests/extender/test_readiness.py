@@ -1,0 +1,162 @@
+"""When a replica is ready: it knows enough, and no other one knows better."""
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.config import Settings
+from extender.in_flight import InFlight
+from extender.observe.collector import SourceStatus
+from extender.readiness import Readiness, Standing
+from extender.settings.service import Ready
+
+SETTINGS = Settings(ready=Ready(wait_seconds=20, behind_seconds=30))
+
+
+class Replica:
+    """A replica whose sources and companions are as a test says."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.errors: dict[str, str] = {"apiserver/pods": "", "prometheus": ""}
+        self.awaited: list[str] = []
+        self.others: list[Collection[str]] = []
+        self.in_flight = InFlight()
+        self.readiness = Readiness(
+            lambda: SETTINGS,
+            self.in_flight,
+            states=lambda: [
+                SourceStatus(name=name, last_success_at=None, failures=0, error=error)
+                for name, error in self.errors.items()
+            ],
+            awaited=lambda: self.awaited,
+            others=lambda: self.others,
+            monotonic=lambda: self.now,
+        )
+
+    @property
+    def standing(self) -> Standing:
+        return self.readiness.standing
+
+    def fail(self, *names: str) -> None:
+        """Have sources fail for long enough to count."""
+        self.errors |= dict.fromkeys(names, "connection refused")
+        assert self.readiness.faults() is not None  # somebody looks, as heartbeats do
+        self.now += 30.0
+
+
+@pytest.fixture
+def replica() -> Replica:
+    return Replica()
+
+
+@pytest.fixture
+def started(replica: Replica) -> Replica:
+    replica.readiness.lay_out()
+    assert replica.standing is Standing.READY
+    return replica
+
+
+def test_it_starts_until_nodes_and_pods_are_laid_out(replica: Replica) -> None:
+    replica.now += 1000
+
+    assert replica.standing is Standing.STARTING
+    assert replica.readiness.faults() is None
+    assert replica.readiness.causes() == {}
+
+
+def test_it_waits_for_first_readings(replica: Replica) -> None:
+    replica.awaited = ["prometheus"]
+    replica.readiness.lay_out()
+    replica.now += 19.9
+
+    assert replica.standing is Standing.STARTING
+    assert replica.readiness.causes() == {"start": "no readings yet, or no word: prometheus"}
+    assert replica.readiness.faults() is None
+
+    replica.awaited = []
+
+    assert replica.standing is Standing.READY
+
+
+def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
+    replica.awaited = ["prometheus"]
+    replica.readiness.lay_out()
+    replica.now += 20.0
+
+    assert replica.standing is Standing.READY
+    assert replica.readiness.causes() == {}
+
+
+def test_who_has_started_does_not_start_again(started: Replica) -> None:
+    started.awaited = ["prometheus"]
+
+    assert started.standing is Standing.READY
+
+
+def test_who_has_a_fault_steps_back_for_another_without_it(started: Replica) -> None:
+    started.others = [()]
+    started.fail("apiserver/pods")
+
+    assert started.standing is Standing.BEHIND
+    assert not started.readiness.is_ready
+    assert started.readiness.faults() == ("apiserver/pods",)
+    assert "apiserver/pods" in started.readiness.causes()["replica"]
+
+    started.errors["apiserver/pods"] = ""
+
+    assert started.standing is Standing.READY
+
+
+def test_a_fault_counts_once_it_has_lasted(started: Replica) -> None:
+    started.others = [()]
+    started.errors["prometheus"] = "timed out"
+    assert started.standing is Standing.READY
+    started.now += 29.9
+    assert started.standing is Standing.READY
+    started.errors["prometheus"] = ""  # a success between
+    assert started.standing is Standing.READY
+    started.errors["prometheus"] = "timed out"
+    started.now += 29.9
+
+    assert started.standing is Standing.READY
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([], id="there is no other, or it is silent"),
+        pytest.param([("prometheus",)], id="the other has the same fault"),
+        pytest.param([("prometheus", "agents")], id="the other has more"),
+        pytest.param([("apiserver/pods",)], id="the other has another fault"),
+    ],
+)
+def test_who_has_a_fault_stays_ready_where_no_other_is_better(
+    started: Replica, others: list[Collection[str]]
+) -> None:
+    started.others = others
+    started.fail("prometheus")
+
+    assert started.standing is Standing.READY
+
+
+def test_who_ends_is_not_ready_and_no_help_to_others(started: Replica) -> None:
+    started.in_flight.is_draining = True
+
+    assert started.standing is Standing.ENDING
+    assert started.readiness.faults() is None
+
+
+@given(st.lists(st.sets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5))
+def test_whatever_fails_somebody_is_ready(faults: list[set[str]]) -> None:
+    replicas = [Replica() for _ in faults]
+    for replica, failing in zip(replicas, faults, strict=True):
+        replica.readiness.lay_out()
+        replica.fail(*failing)
+    for replica in replicas:
+        told = [other.readiness.faults() for other in replicas if other is not replica]
+        replica.others = [one for one in told if one is not None]
+
+    assert any(replica.readiness.is_ready for replica in replicas)
