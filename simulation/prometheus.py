@@ -21,7 +21,7 @@ from simulation.exporter import instance_of
 from simulation.fleet import SimulatedFleet
 from simulation.nodes import SimulatedNode
 from simulation.promql import EvaluationError, Vector, evaluate, parse
-from simulation.samples import NAME, SampleStore, parse_scrape, with_target_labels
+from simulation.samples import NAME, SampleStore, keyed, parse_scrape, with_target_labels
 from simulation.serving import serve
 
 logger = logging.getLogger(__name__)
@@ -82,13 +82,14 @@ class SimulatedPrometheus:
         for node in self.fleet.nodes.values():
             end = now if node.silent_since is None else node.silent_since
             text = render(node.spec, self.fleet.views(node.name))
-            samples = self._samples(node, text)
+            samples = keyed(self._samples(node, text))
             sound = [
-                (labels, 0.0 if labels[NAME] == XID_METRIC else value) for labels, value in samples
+                (key, labels, 0.0 if labels[NAME] == XID_METRIC else value)
+                for key, labels, value in samples
             ]
             for at in (*(time for time in times if time < end), end):
                 is_young = at >= now - XID_AGE_SECONDS
-                self.store.ingest(node.name, at, samples if is_young else sound)
+                self.store.ingest_keyed(node.name, at, samples if is_young else sound)
 
     async def scrape(self, session: aiohttp.ClientSession) -> None:
         """Scrape every node once, one after the other."""

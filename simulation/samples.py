@@ -21,6 +21,9 @@ _TRIM_POINTS: Final = 10_000
 Labels = tuple[tuple[str, str], ...]
 """Labels of a series in the order of their names, the metric's name among them."""
 
+KeyedSample = tuple[Labels, Mapping[str, str], float]
+"""The labels of a sample twice, in order and by name, and its value."""
+
 
 @dataclass(slots=True)
 class Series:
@@ -94,10 +97,13 @@ class SampleStore:
         self, target: str, at: float, samples: Iterable[tuple[Mapping[str, str], float]]
     ) -> None:
         """Add one scrape of a target; its series that the scrape lacks end there."""
+        self.ingest_keyed(target, at, keyed(samples))
+
+    def ingest_keyed(self, target: str, at: float, samples: Iterable[KeyedSample]) -> None:
+        """Add one scrape of a target, as `ingest` does, whose samples `keyed` has prepared."""
         at = round(at, 3)  # Prometheus keeps milliseconds
         seen: set[Labels] = set()
-        for labels, value in samples:
-            key = tuple(sorted(labels.items()))
+        for key, labels, value in samples:
             seen.add(key)
             family = self.series.setdefault(labels[NAME], {})
             if key not in family:
@@ -112,6 +118,16 @@ class SampleStore:
         families = [self.series.get(name, {})] if name else self.series.values()
         for family in families:
             yield from family.values()
+
+
+def keyed(samples: Iterable[tuple[Mapping[str, str], float]]) -> list[KeyedSample]:
+    """Return samples with what finds their series: worked out once for all scrapes alike.
+
+    Example:
+        >>> keyed([({"job": "a", "__name__": "up"}, 1.0)])
+        [((('__name__', 'up'), ('job', 'a')), {'job': 'a', '__name__': 'up'}, 1.0)]
+    """
+    return [(tuple(sorted(labels.items())), labels, value) for labels, value in samples]
 
 
 def parse_scrape(text: str) -> Iterator[tuple[dict[str, str], float]]:
