@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from extender import reload, settings_file
 from extender.config import Settings
 from extender.reload import LIVE, LIVE_PARTS, Outcome
 from extender.settings.agents import Agents
@@ -24,6 +25,13 @@ def path(tmp_path: Path) -> Path:
     file = tmp_path / NAME
     file.write_text(threshold(30), encoding="utf-8")
     return file
+
+
+@pytest.fixture(autouse=True)
+def _settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What settles, and how, is for test_settings_file: here every change is waited for."""
+    monkeypatch.setattr(reload, "SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(settings_file, "STEP_MILLISECONDS", 20)
 
 
 # --- bad files ------------------------------------------------------------------------------------

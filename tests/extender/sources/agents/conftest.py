@@ -1,0 +1,11 @@
+"""A source that looks around sooner, for tests that wait until it has."""
+
+import pytest
+
+from extender.sources.agents import source
+
+
+@pytest.fixture(autouse=True)
+def _looks_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "QUIET_SECONDS", 0.2)
+    monkeypatch.setattr(source, "SWEEP_SECONDS", 0.1)
