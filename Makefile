@@ -4,9 +4,13 @@ CACHE ?= $(or $(IDLEGPU_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/idlegpu)
 VENV := .venv
 BIN := $(VENV)/bin
 export IDLEGPU_CACHE := $(CACHE)
+# Where it is set, each of hundreds of processes would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+UNIT := "not prometheus and not e2e and not gpu and not page"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit prometheus page e2e e2e-installed tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit coverage prometheus page e2e e2e-installed tools bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -44,7 +48,10 @@ imports: $(VENV)/.dev
 	@$(BIN)/lint-imports
 
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
-	@$(BIN)/pytest -n auto -m "not prometheus and not e2e and not gpu and not page" --cov --cov-report=term:skip-covered
+	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT)
+
+coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
+	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
 tools: $(VENV)/.dev ## build the newest and the oldest Kubernetes, kubectl, helm and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m tests.controlplane.tools
