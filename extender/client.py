@@ -166,7 +166,12 @@ class Client:
         return self._get(answers.Holders, "/v1/holders", asked)
 
     def explain(
-        self, pod: str | None = None, *, number: int | None = None, limit: int = 100
+        self,
+        pod: str | None = None,
+        *,
+        number: int | None = None,
+        limit: int = 100,
+        node: str | None = None,
     ) -> answers.Explanation:
         """Return why a pod went where it went, or waits.
 
@@ -174,21 +179,24 @@ class Client:
             pod: `namespace/name`, a name that is unique, or a UID.
             number: the number of a decision, instead.
             limit: so many of the nodes that are not kept in full.
+            node: say of this one whatever is known.
         """
-        asked = {"pod": pod, "number": number, "limit": limit}
+        asked = {"pod": pod, "number": number, "limit": limit, "node": node}
         return self._get(answers.Explanation, "/v1/explain", asked)
 
-    def foresee(self, pod: Mapping[str, object], *, limit: int = 100) -> answers.Explanation:
+    def foresee(
+        self, pod: Mapping[str, object], *, limit: int = 100, node: str | None = None
+    ) -> answers.Explanation:
         """Return what would happen to a pod that is not there.
 
         Args:
             pod: a Pod object.
             limit: so many of the nodes that are not told in full.
+            node: tell this one in full, whatever its place.
         """
         path, body = "/v1/explain", msgspec.json.encode(pod)
-        return _read(
-            answers.Explanation, self._way.ask("POST", path, {"limit": str(limit)}, body), path
-        )
+        asked = {"limit": str(limit), **({"node": node} if node else {})}
+        return _read(answers.Explanation, self._way.ask("POST", path, asked, body), path)
 
     def advice(
         self,

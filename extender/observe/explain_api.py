@@ -1,7 +1,7 @@
 """Why a pod went where it went, or waits; and what would happen to one that is not there."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from extender.core.annotations import AnnotationProblem
+from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.inventory import PodRecord
 from extender.core.request import GpuRequest, PodRef, parse_pod_ref, parse_request
@@ -20,12 +21,14 @@ from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import CONTENT_TYPE, error_answer, json_answer
 from extender.observe.decisions import Nobody, Others
+from extender.observe.explain_node import Wish, one_node
 from extender.observe.explain_views import (
     Ranking,
     closed_nodes,
     full_nodes,
     kept,
     rejected_nodes,
+    request_view,
     short_nodes,
 )
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
@@ -47,7 +50,6 @@ from extender.placement.placer import Placer
 PATH: Final = "/v1/explain"
 PEERS_PATH: Final = "/v1/peers/explain"
 """Where other replicas ask: under the prefix that only their certificates open."""
-DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
 MAX_BODY: Final = 1 << 20
 """The API server takes no larger object."""
 PIECE_EXPLAINED: Final = 16
@@ -101,15 +103,15 @@ class Explain:
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"pod", "number", "limit"}))
-        limit = read_number(query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
+        check_parameters(query, frozenset({"pod", "number", "limit", "node"}))
+        wish = Wish.read(query)
         number = read_number(query, "number", default=0, low=1, high=10**9)
         name = query.get("pod", "")
         if bool(name) == bool(number):
             raise QueryError("pod", name, "must be namespace/name, name or UID; or give number")
-        view, at = await self._own(name, number, limit)
+        view, at = await self._own(name, number, wish)
         if name:
-            told = await self._told(name, limit)
+            told = await self._told(name, wish)
             view = next((other for other, newer in told if newer > at), view)
         if view is None:
             return error_answer(
@@ -119,7 +121,7 @@ class Explain:
             )
         return json_answer(view)
 
-    async def _own(self, name: str, number: int, limit: int) -> tuple[Json | None, float]:
+    async def _own(self, name: str, number: int, wish: Wish) -> tuple[Json | None, float]:
         """Return what this replica knows, None for nothing, and when it decided, 0 for never.
 
         Raises:
@@ -129,11 +131,11 @@ class Explain:
         record = self._fleet.pods.get(decided.pod.uid) if decided else await self._known(name)
         if decided is None and record is None:
             return None, 0.0
-        return await self._view(decided, record, limit), decided.at if decided else 0.0
+        return await self._view(decided, record, wish), decided.at if decided else 0.0
 
-    async def _told(self, name: str, limit: int) -> list[tuple[Json, float]]:
+    async def _told(self, name: str, wish: Wish) -> list[tuple[Json, float]]:
         """Return what the other replicas decided of pods that the caller sees, the newest first."""
-        query = urlencode({"pod": name, "limit": limit})
+        query = urlencode({"pod": name, **wish.query})
         found = []
         for body in (await self._others.ask(f"{PEERS_PATH}?{query}")).values():
             view = _read(body)
@@ -152,12 +154,11 @@ class Explain:
                 403, "without TLS (tls.*) nobody can be known as a replica: decisions stay here"
             )
         query = request.query
-        check_parameters(query, frozenset({"pod", "limit"}))
-        limit = read_number(query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
+        check_parameters(query, frozenset({"pod", "limit", "node"}))
         # For this answer alone: the next one on this connection may be for somebody else.
         whose = VIEWER.set(SEES_ALL)
         try:
-            view, at = await self._own(query.get("pod", ""), 0, limit)
+            view, at = await self._own(query.get("pod", ""), 0, Wish.read(query))
         finally:
             VIEWER.reset(whose)
         body = write_json_in_full(view if view is not None and at else {})
@@ -197,7 +198,7 @@ class Explain:
         return next(iter(found.values()), None)
 
     async def _view(
-        self, decided: DecisionRecord | None, record: PodRecord | None, limit: int
+        self, decided: DecisionRecord | None, record: PodRecord | None, wish: Wish
     ) -> Json:
         """Return the record of a decision, and how the pod fares."""
         pod = decided.pod if decided else _ref(record)
@@ -221,6 +222,7 @@ class Explain:
             "others": [],
             "others_left": 0,
             "rejected": [],
+            "asked_node": None,
         }
         if decided is None:
             return view
@@ -229,7 +231,7 @@ class Explain:
         asked = (filtered or decided).decision
         details = decided.details
         await asyncio.sleep(0)
-        others, left = short_nodes(asked, (verdict.node for verdict in details), limit)
+        others, left = short_nodes(asked, (verdict.node for verdict in details), wish.limit)
         await asyncio.sleep(0)
         ranking = Ranking(decision=decided.decision, details=details, bound_node=bound)
         return view | {
@@ -240,7 +242,22 @@ class Explain:
             "others": others,
             "others_left": left,
             "rejected": rejected_nodes(asked),
+            "asked_node": self._one(wish.node, asked, details),
         }
+
+    def _one(
+        self, name: str, decision: Decision, details: Iterable[NodeVerdict], closed_by: str = ""
+    ) -> Json | None:
+        """Return what is known of the node that somebody asks for, None where nobody does."""
+        if not name:
+            return None
+        return one_node(
+            name,
+            decision,
+            (verdict.node for verdict in details),
+            is_known=name in self._fleet.nodes,
+            closed_by=closed_by,
+        )
 
     def _filter_of(self, decided: DecisionRecord) -> DecisionRecord | None:
         """Return what filter said in the same attempt, None where that is not remembered."""
@@ -255,8 +272,8 @@ class Explain:
     # --- a pod that is not there ----------------------------------------------------------------
 
     async def _foresee(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"limit"}))
-        limit = read_number(request.query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
+        check_parameters(request.query, frozenset({"limit", "node"}))
+        wish = Wish.read(request.query)
         body = bytearray()
         async for part in request.content.iter_any():
             body += part
@@ -277,24 +294,27 @@ class Explain:
         if parsed.request is None:
             return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
         ref = parse_pod_ref(pod)
-        seen = await self._foreseen(parsed.request, pod, limit)
+        seen = await self._foreseen(parsed.request, pod, wish)
         problems = [_problem(problem) for problem in parsed.problems]
         # The pod is the caller's own text: whoever sent it may read it.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
         return json_answer(seen | own)
 
-    async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], limit: int) -> Json:
+    async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Return what would happen to a pod; nothing is assumed or remembered."""
         selection = read_selection(pod, self._fleet.nodes)
         names, closed = await open_nodes(self._fleet, wanted, selection)
         decision = self._placer.guess(wanted, names)
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
+        if wish.node in names and wish.node not in best:
+            best.append(wish.node)
         details: list[NodeVerdict] = []
         for start in range(0, len(best), PIECE_EXPLAINED):
             some = best[start : start + PIECE_EXPLAINED]
             details += self._placer.explain_nodes(wanted, some)
             await asyncio.sleep(0)
-        others, left = short_nodes(decision, best, limit)
+        others, left = short_nodes(decision, best, wish.limit)
+        reasons = [reason for reason, shut in closed.items() if wish.node in shut]
         ordered = decision.order.tolist()
         return {
             "uid": None,
@@ -304,7 +324,7 @@ class Explain:
             "is_followed": None,
             "pending": None,
             "decision": {
-                "request": _request_view(wanted),
+                "request": request_view(wanted),
                 "candidates": len(decision.candidates),
                 "feasible": decision.feasible,
                 "node": decision.best,
@@ -318,6 +338,7 @@ class Explain:
             "rejected": rejected_nodes(decision),
             "closed": closed_nodes(closed),
             "not_checked": list(selection.not_checked),
+            "asked_node": self._one(wish.node, decision, details, "".join(reasons)),
         }
 
 
@@ -368,15 +389,3 @@ def _not_asked(resources: ResourceNames, *, is_disabled: bool) -> str:
 
 def _problem(problem: AnnotationProblem) -> Json:
     return asdict(problem) | {"message": problem.message}
-
-
-def _request_view(request: GpuRequest) -> Json:
-    return {
-        "resources": dict(request.resources),
-        "gpu_memory_bytes": request.memory_bytes,
-        "require_idle": request.requires_idle,
-        "max_utilization_ratio": request.thresholds.utilization,
-        "max_memory_ratio": request.thresholds.memory,
-        "strategy": request.strategy.value,
-        "prefer_models": list(request.preferred_models),
-    }

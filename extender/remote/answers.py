@@ -319,6 +319,17 @@ class Kept(Answer):
     note: str
 
 
+class AskedNode(Answer):
+    """What a decision says of one node; `why` tells why that is not more."""
+
+    node: str
+    kept: str
+    rank: int | None
+    score: float | None
+    rejection: str | None
+    why: str | None
+
+
 class Problem(Answer):
     """An annotation that cannot be used."""
 
@@ -349,6 +360,7 @@ class Explanation(Answer):
     closed: list[Counted] = []
     problems: list[Problem] = []
     not_checked: list[str] = []
+    asked_node: AskedNode | None = None
 
 
 class UnaskedGroup(Answer):

@@ -1,7 +1,6 @@
 """`idlegpu explain`: why a pod went where it went, or waits; what would happen to another."""
 
 import click
-from rich.console import RenderableType
 
 from extender.cli.commands.explain_tables import render
 from extender.cli.manifests import read_pods
@@ -19,7 +18,8 @@ from extender.remote.answers import Explanation
     help="Say what would happen to the pods of this manifest (- for standard input).",
 )
 @click.option("--number", type=click.IntRange(1), metavar="N", help="Explain decision N instead.")
-@click.option("--node", metavar="NAME", help="Show this node in detail, not the chosen one.")
+@click.option("--node", metavar="NAME",
+              help="Show this node in detail, or what is kept of it.")  # fmt: skip
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(0, 10_000),
               help="How many nodes to list.")  # fmt: skip
 def command(
@@ -35,26 +35,25 @@ def command(
 
     Shown is the record that the decision was made from: the readings, their source and age, and
     the pods that were assumed by then. With -f nothing is created: the answer says what would
-    happen now; status 1 where no node would do.
+    happen now; status 1 where no node would do, and where nothing is known of --node.
     """
     given = [one for one in (pod, filename, number) if one is not None]
     if len(given) != 1:
         raise click.UsageError("name one of: POD, --filename FILE, --number N")
     if filename is None:
-        found = [session.client.explain(pod, number=number, limit=limit)]
+        found = [session.client.explain(pod, number=number, limit=limit, node=node)]
     else:
-        found = [session.client.foresee(one, limit=limit) for one in read_pods(filename)]
+        found = [session.client.foresee(one, limit=limit, node=node) for one in read_pods(filename)]
     for answer in found:
-        session.show(answer, lambda answer=answer: _shown(answer, node, limit, session))  # type: ignore[misc] # bound at once
-    if any(answer.state == "unplaceable" for answer in found):
+        session.show(
+            answer,
+            lambda answer=answer: render(answer, node=node, limit=limit, is_wide=session.is_wide),  # type: ignore[misc] # bound at once
+        )
+    if any(answer.state == "unplaceable" or _is_missed(answer, node) for answer in found):
         click.get_current_context().exit(1)
 
 
-def _shown(answer: Explanation, node: str | None, limit: int, session: Session) -> RenderableType:
-    known = [verdict.node for verdict in answer.nodes]
-    if node is not None and node not in known:
-        some = ", ".join(known[:5]) or "none"
-        raise click.UsageError(
-            f"--node {node}: that node is not kept in full: must be one of {some}"
-        )
-    return render(answer, node=node, limit=limit, is_wide=session.is_wide)
+def _is_missed(answer: Explanation, node: str | None) -> bool:
+    """Whether nothing is known of the node that was asked for."""
+    one = answer.asked_node
+    return node is not None and (one is None or one.kept not in {"in-full", "in-short"})

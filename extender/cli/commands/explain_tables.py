@@ -31,7 +31,8 @@ def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) 
 
     Args:
         answer: the explanation.
-        node: the node to show in detail, None for the one bound to, else our first choice.
+        node: the node to show in detail, or of which to say why that cannot be; None for the one
+            bound to, else our first choice.
         limit: so many nodes are listed.
         is_wide: every node that is kept in full is shown in detail.
     """
@@ -43,6 +44,8 @@ def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) 
     parts += [*_reasons("not asked about", answer.closed)]
     for verdict in _detailed(answer, node, is_wide=is_wide):
         parts += [Text(""), *_detail(verdict)]
+    if node is not None and (why := _why_no_detail(answer, node)):
+        parts += [Text(""), line(why, "yellow")]
     if answer.not_checked:
         parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
     if answer.kept is not None and answer.kept.in_short:
@@ -161,6 +164,15 @@ def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[V
     chosen = answer.decision.node if answer.decision else None
     bound = [verdict for verdict in answer.nodes if verdict.is_bound]
     return bound or [verdict for verdict in answer.nodes if verdict.node == chosen]
+
+
+def _why_no_detail(answer: Explanation, node: str) -> str:
+    """Return why a node is not shown in detail, "" where it is."""
+    if any(verdict.node == node for verdict in answer.nodes):
+        return ""
+    one = answer.asked_node
+    told = one.why if one is not None and one.why else "no decision about this pod is remembered"
+    return f"{node}: {told}"
 
 
 def _detail(verdict: Verdict) -> Iterable[RenderableType]:

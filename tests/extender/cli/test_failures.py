@@ -28,7 +28,6 @@ from tests.extender.cli.serving import Run, runner, serving
         (["explain"], 2, "name one of: POD, --filename FILE, --number N"),
         (["explain", "a", "--number", "1"], 2, "name one of: POD"),
         (["explain", "-f", "/nowhere"], 2, "cannot read /nowhere"),
-        (["explain", "fresh", "--node", "n"], 2, "must be one of node-1, node-2, node-3"),
         (["nodes", "-o", "xml"], 2, "is not one of 'table', 'wide', 'json', 'yaml'"),
         (["gpuss"], 2, "'gpuss' is no command: must be one of nodes, gpus"),
         (["nodes", "--url", "ftp://x"], 2, "must be like http://127.0.0.1:8889"),

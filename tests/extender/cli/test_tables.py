@@ -13,7 +13,7 @@ from rich.console import Console
 
 from extender.cli.sheets import sheet
 from extender.client import Client
-from tests.extender.cli.serving import Run, ask, runner, serving
+from tests.extender.cli.serving import Run, ask, build_fleet, runner, serving
 from tests.extender.observe.test_holders import HoldersWorld
 from tests.extender.observe.whys import WhyWorld
 from tests.extender.served import IDLE
@@ -122,6 +122,59 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
     assert text.count("PART OF THE SCORE") == 3
     assert one.count("PART OF THE SCORE") == 1
     assert "node-3, nvidia.com/gpu: 2 idle of 2 GPUs" in one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told", "status"),
+    [
+        pytest.param("short --node node-3", "node-3: it passed, in place ", 0, id="passed"),
+        pytest.param(
+            "none --node node-4",
+            "node-4: it was refused: node(s) had too few working GPUs; its GPUs and readings as",
+            0,
+            id="refused",
+        ),
+        pytest.param(
+            "short --node node-4", "node-4: kube-scheduler did not ask about it", 1, id="not-asked"
+        ),
+        pytest.param("short --node n", "n: it was no candidate, and no node", 1, id="unknown"),
+        pytest.param(
+            "train --node node-1", "node-1: no decision about this pod is", 1, id="undecided"
+        ),
+    ],
+)
+def test_of_a_node_that_is_not_kept_it_is_said_what_is_known_and_why_not_more(
+    arguments: str, told: str, status: int
+) -> None:
+    world = build_fleet()
+    world.placer.detailed = 1
+    asyncio.run(ask(world, "prioritize", "node-1", "node-2", "node-3", name="short"))
+    asyncio.run(ask(world, "filter", "node-1", "node-4", name="none"))
+
+    with serving(world.build_app()) as url:
+        result = runner(url)("explain", *arguments.split())
+
+    assert told in result.stdout
+    assert result.exit_code == status
+
+
+def test_what_would_happen_on_one_node_is_told_in_full_or_why_it_would_not_be_asked() -> None:
+    world = build_fleet()
+    world.placer.detailed = 1
+    manifest = yaml.safe_dump(
+        {"kind": "Pod", "metadata": {"name": "p"}, "spec": _spec(1)},
+    )
+
+    with serving(world.build_app()) as url:
+        run = runner(url)
+        last = run("explain", "-f", "-", "--node", "node-4", standard_input=manifest)
+        full = run("explain", "-f", "-", "--node", "node-1", standard_input=manifest)
+
+    assert "node-4, nvidia.com/gpu: 0 idle of 2 GPUs that the pod could land on" in last.stdout
+    assert last.stdout.count("PART OF THE SCORE") == 1
+    assert last.exit_code == 0
+    assert "node-1: kube-scheduler would not ask about it: node(s) had too few free" in full.stdout
+    assert full.exit_code == 1
 
 
 def test_what_would_happen_is_told_of_every_pod_of_a_manifest(run: Run) -> None:

@@ -127,6 +127,37 @@ async def test_what_is_not_kept_in_full_is_said_and_still_there(
     assert (len(some["others"]), some["others_left"]) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("node", "kept", "rank", "rejection"),
+    [
+        ("idle", "in-full", 1, None),
+        ("busy", "in-short", 3, None),
+        ("dead", "in-short", None, "node(s) had too few working GPUs"),
+        ("other", "not-asked", None, None),
+        ("gone", "unknown", None, None),
+    ],
+)
+async def test_of_any_node_it_says_what_is_known_and_why_not_more(
+    world: WhyWorld,
+    client: Client,
+    node: str,
+    kept: str,
+    rank: int | None,
+    rejection: str | None,
+) -> None:
+    world.add_node("other")
+    world.placer.detailed = 1
+    await ask(client, "filter", "idle", "half", "busy", "dead", name="p")
+    await ask(client, "prioritize", "idle", "half", "busy", name="p")
+
+    one = (await get(client, "/v1/explain", pod="p", node=node))["asked_node"]
+
+    assert (one["node"], one["kept"], one["rank"]) == (node, kept, rank)
+    assert one["rejection"] == rejection
+    assert (one["why"] is None) == (kept == "in-full")
+    assert (one["score"] is None) == (kept in {"not-asked", "unknown"})
+
+
 async def test_the_node_bound_to_is_explained_whatever_its_rank(
     world: WhyWorld, client: Client
 ) -> None:
@@ -203,7 +234,7 @@ def _renamed(world: WhyWorld, uid: str, name: str) -> Any:  # noqa: ANN401 - a r
         ({}, 400, "must be namespace/name, name or UID"),
         ({"pod": "a", "number": "1"}, 400, "must be namespace/name, name or UID"),
         ({"number": "x"}, 400, "must be a whole number from 1"),
-        ({"uid": "a"}, 400, "is no parameter of this path: use limit, number, pod"),
+        ({"uid": "a"}, 400, "is no parameter of this path: use limit, node, number, pod"),
     ],
 )
 async def test_what_cannot_be_explained_says_why(

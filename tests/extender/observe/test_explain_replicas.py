@@ -82,6 +82,12 @@ async def test_a_pod_that_another_replica_decided_about_is_explained(client: Cli
     assert answer["nodes"][0]["parts"]
 
 
+async def test_of_one_node_the_replica_that_decided_says_what_it_knows(client: Client) -> None:
+    answer = await get(client, "/v1/explain", pod="theirs", node="b")
+
+    assert (answer["asked_node"]["kept"], answer["asked_node"]["rank"]) == ("in-full", 1)
+
+
 async def test_the_last_decision_counts_whose_ever_it_is(client: Client) -> None:
     assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
     assert (await get(client, "/v1/explain", pod="both"))["decision"]["node"] == "b"

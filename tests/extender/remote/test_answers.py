@@ -39,6 +39,7 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
     "/v1/explain?pod=fresh": answers.Explanation,
     "/v1/explain?pod=big": answers.Explanation,
     "/v1/explain?pod=team/short": answers.Explanation,
+    "/v1/explain?pod=team/short&node=node-3": answers.Explanation,
     "/v1/unasked": answers.Unasked,
     "/v1/regret": regret.Regret,
     "advising/v1/advice": advice.Advice,
