@@ -141,6 +141,7 @@ def show_table(console: "Console", table: "RenderableType") -> None:
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    sys.stdout.flush()  # whoever reads the pipe may be shown more later
 
 
 def dump(document: object, output: str) -> str:

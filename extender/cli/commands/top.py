@@ -1,8 +1,8 @@
 """`idlegpu top`: the busiest GPUs, live."""
 
 import contextlib
-import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 import click
@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from extender.cli.commands.gpus import STATES, table
-from extender.cli.session import Session, connected
+from extender.cli.keys import pressed_keys
+from extender.cli.session import Session, connected, show_table
 from extender.cli.sheets import STYLES, line, stack
 from extender.cli.words import UNKNOWN
 from extender.remote.answers import Gpu
@@ -21,6 +22,8 @@ AROUND = 4
 """Lines of the screen that are no GPU's: what stands above the table, and the last one."""
 WITHOUT_SCREEN = 20
 """So many GPUs are shown where the output is no terminal."""
+
+QUIT = "q"
 
 
 @click.command("top")
@@ -36,21 +39,31 @@ WITHOUT_SCREEN = 20
     help="Time between two looks.",
 )
 def command(session: Session, *, node: str | None, once: bool, interval: float) -> None:
-    """The busiest GPUs of the cluster, or of NODE, live; Ctrl-C ends it."""
+    """The busiest GPUs of the cluster, or of NODE, live.
+
+    q or Ctrl-C ends it, any other key looks again at once.
+    """
     if once or not session.is_table:
         answer = session.client.gpus(node)
         answer.gpus = busiest_first(answer.gpus)
         session.show(answer, lambda: _screen(answer.gpus, _lines(session), is_wide=session.is_wide))
         return
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(
-            console=session.console, auto_refresh=False, screen=session.console.is_terminal
-        ) as live,
-    ):
+    with contextlib.suppress(KeyboardInterrupt), pressed_keys() as wait, _view(session) as show:
         while True:
-            live.update(_look(session, node), refresh=True)
-            time.sleep(interval)
+            show(_look(session, node))
+            if QUIT in wait(interval):
+                return
+
+
+@contextlib.contextmanager
+def _view(session: Session) -> Iterator[Callable[[RenderableType], None]]:
+    """Yield what shows a look in place of the last one; without a screen, one after the other."""
+    console = session.console
+    if not console.is_terminal:
+        yield lambda look: show_table(console, look)
+        return
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        yield lambda look: live.update(look, refresh=True)
 
 
 def _look(session: Session, node: str | None) -> RenderableType:

@@ -1,0 +1,48 @@
+"""Keys that are pressed at a terminal while something is shown there."""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+MOST_BYTES = 64
+"""Read at a time: a key that is held down, or something that is pasted."""
+
+
+@contextmanager
+def pressed_keys() -> Iterator[Callable[[float], str]]:
+    """Yield what waits for keys so many seconds at most, and returns those that were pressed.
+
+    Where the input is no terminal there are none. Afterwards the terminal is as it was before.
+    """
+    try:
+        import termios  # noqa: PLC0415 - there is none on Windows
+        import tty  # noqa: PLC0415 - likewise
+    except ImportError:
+        yield _wait
+        return
+    if not sys.stdin.isatty():
+        yield _wait
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)  # Ctrl-C still interrupts
+        yield lambda seconds: _read(descriptor, seconds)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def _read(descriptor: int, seconds: float) -> str:
+    ready, _, _ = select.select([descriptor], [], [], seconds)
+    if not ready:
+        return ""
+    # The end of the input is ready all the time.
+    return os.read(descriptor, MOST_BYTES).decode(errors="replace") or _wait(seconds)

@@ -1,0 +1,149 @@
+"""`idlegpu top` at a real terminal, while the fleet changes."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.request import Request, urlopen
+
+import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from tests.extender.cli.serving import NO_ENVIRONMENT, serving
+from tests.extender.cli.terminal import LINES, Terminal, at_terminal
+from tests.extender.served import Gpu, World
+
+NODE = "node-1"
+ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
+
+
+@dataclass
+class Changing:
+    """An extender whose only GPU does something else when that is wanted."""
+
+    url: str
+
+    def work(self, busy: str) -> None:
+        """Have the GPU be that busy; "off" has the extender answer nothing any more."""
+        request = Request(f"{self.url}/work/{busy}", method="POST")  # noqa: S310 - our own
+        with urlopen(request, timeout=10) as response:  # noqa: S310 - our own
+            assert response.status == 200
+
+
+@pytest.fixture
+def fleet() -> Iterator[Changing]:
+    world = World()
+    world.add({NODE: [Gpu()]})
+    is_off = False
+
+    async def work(request: web.Request) -> web.Response:
+        nonlocal is_off
+        busy = request.match_info["busy"]
+        is_off = busy == "off"
+        if not is_off:
+            world.now += 1
+            world.tell({NODE: [Gpu(busy=float(busy))]})
+        return web.Response()
+
+    @web.middleware
+    async def unless_off(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if is_off and request.method == "GET":
+            return web.json_response({"error": "starts"}, status=503)
+        return await handler(request)
+
+    app = world.build_app()
+    app.router.add_post("/work/{busy}", work)
+    app.middlewares.append(unless_off)
+    with serving(app) as url:
+        yield Changing(url)
+
+
+@pytest.fixture
+def top(fleet: Changing) -> Iterator[Terminal]:
+    command = (sys.executable, "-m", "extender.cli", "top", "--interval", "0.2")
+    environment = {**dict.fromkeys(NO_ENVIRONMENT, ""), "IDLEGPU_URL": fleet.url}
+    with at_terminal(*command, environment=environment) as terminal:
+        yield terminal
+
+
+def test_it_shows_what_changes_without_being_asked(fleet: Changing, top: Terminal) -> None:
+    top.read_until("1 GPUs, 0% busy on average:  1 idle")
+
+    for busy, words in (("0.95", "95% busy on average"), ("0.4", "40% busy on average")):
+        since = len(top.raw)
+        fleet.work(busy)
+        shown = top.read_until(words, since=since)
+        assert f"{NODE}::0" in shown
+
+
+def test_an_extender_that_goes_away_is_told_of_and_comes_back(
+    fleet: Changing, top: Terminal
+) -> None:
+    top.read_until("0% busy on average")
+
+    fleet.work("off")
+    top.read_until("answers 503", since=len(top.raw))
+    fleet.work("0.3")
+
+    top.read_until("30% busy on average", since=len(top.raw))
+
+
+@pytest.mark.parametrize("key", [pytest.param("q", id="q"), pytest.param("\x03", id="ctrl-c")])
+def test_it_ends_with_status_0_and_leaves_the_terminal_as_it_was(top: Terminal, key: str) -> None:
+    before = top.settings
+    top.read_until("busy on average")
+    assert top.settings != before
+
+    top.press(key)
+
+    assert top.wait() == 0
+    assert top.settings == before
+    assert ENTER_SCREEN in top.raw
+    assert top.raw.rindex(LEAVE_SCREEN) > top.raw.rindex(b"busy on average")
+    assert SHOW_CURSOR in top.raw[top.raw.rindex(b"busy on average") :]
+    assert b"Traceback" not in top.raw
+
+
+def test_another_key_looks_again_at_once(fleet: Changing) -> None:
+    command = (sys.executable, "-m", "extender.cli", "top", "--interval", "3600")
+    environment = {**dict.fromkeys(NO_ENVIRONMENT, ""), "IDLEGPU_URL": fleet.url}
+    with at_terminal(*command, environment=environment) as top:
+        top.read_until("0% busy on average")
+        fleet.work("0.7")
+        top.press(" ")
+        top.read_until("70% busy on average")
+
+
+def test_no_more_is_shown_than_the_screen_has_lines() -> None:
+    world = World()
+    world.add({NODE: [Gpu()] * (LINES + 5)})
+    with serving(world.build_app()) as url:
+        command = (sys.executable, "-m", "extender.cli", "top", "--interval", "0.2")
+        environment = {**dict.fromkeys(NO_ENVIRONMENT, ""), "IDLEGPU_URL": url}
+        with at_terminal(*command, environment=environment) as top:
+            shown = top.read_until("less busy")
+
+    assert f"and {LINES + 5 - (LINES - 4)} less busy" in shown
+    assert shown.count(f"{NODE}::") == LINES - 4
+
+
+@pytest.mark.timeout(60)
+def test_without_a_terminal_it_writes_one_look_after_the_other(fleet: Changing) -> None:
+    process = subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-m", "extender.cli", "top", "--interval", "0.2", "--url", fleet.url],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert next(line for line in process.stdout if " 0% busy on average" in line)
+        fleet.work("0.6")
+        assert next(line for line in process.stdout if " 60% busy on average" in line)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.communicate()
