@@ -9,7 +9,7 @@ import pytest
 from simulation.kubelet import MEMORY_ANNOTATION, UTILIZATION_ANNOTATION
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
-from tests.e2e.test_command_line import by_url
+from tests.e2e.console import by_url
 from tests.e2e.world import World
 from tests.extender.sources.backfilling import Line, backfill
 

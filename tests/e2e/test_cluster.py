@@ -1,6 +1,7 @@
 """`make cluster`, as a newcomer uses it."""
 
 import asyncio
+import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -74,6 +76,9 @@ async def test_its_commands_work_as_printed_and_ctrl_c_leaves_nothing_behind() -
             for line in said.splitlines()
             if line.startswith(("  export ", "  kubectl apply"))
         ]
+        (link,) = re.findall(r"^ +(http://\S+/page/)$", said, re.MULTILINE)
+        async with aiohttp.ClientSession() as session, session.get(link) as response:
+            assert "<title>idlegpu" in await response.text()
         folder = commands[0].partition("=")[2].rpartition("/")[0]
         wait = "kubectl wait --for=condition=PodScheduled --timeout=30s pod/example"
         shell = await asyncio.create_subprocess_shell(

@@ -1,21 +1,20 @@
 """The console commands against a real cluster: by URL, and through the API server's proxy."""
 
 import asyncio
-import json
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
 
-from tests.controlplane.objects import Object, pod
-from tests.controlplane.plane import ADMIN, SCHEDULER
-from tests.controlplane.waiting import wait_for
+from tests.controlplane.objects import GPU, Object, pod
+from tests.controlplane.plane import SCHEDULER
+from tests.controlplane.tools import binary
+from tests.e2e.console import CommandLine, by_kubectl, by_proxy, by_url
 from tests.e2e.ways import Way, opted_in
 from tests.e2e.world import World
 
@@ -23,70 +22,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 NAMESPACE: Final = "idlegpu"
 SERVICE: Final = "idlegpu-extender"
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a command came to."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:  # noqa: ANN401 - JSON
-        return json.loads(self.out)
-
-
-class CommandLine:
-    """Runs `idlegpu` as a user does: a process of its own."""
-
-    def __init__(self, **environment: str) -> None:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("IDLEGPU_")}
-        self._environment = {**own, **environment}
-
-    async def __call__(self, *arguments: str, status: int = 0) -> Done:
-        """Run a command that is to end with a status."""
-        done = await self.run(*arguments)
-        assert done.status == status, f"{arguments}: {done}"
-        return done
-
-    async def run(self, *arguments: str) -> Done:
-        """Run a command, however it ends."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "extender.cli", *arguments,
-            env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        out, err = await process.communicate()
-        return Done(process.returncode or 0, out.decode(), err.decode())
-
-    async def until(self, words: str, *arguments: str) -> Done:
-        """Run a command until it shows these words."""
-        last = Done(0, "", "")
-
-        async def is_shown() -> bool:
-            nonlocal last
-            last = await self(*arguments)
-            return words in last.out
-
-        try:
-            await wait_for(is_shown, f"{arguments} shows {words!r}")
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}: {last}") from error
-        return last
-
-
-def by_url(world: World) -> CommandLine:
-    return by_proxy(world, IDLEGPU_URL=world.services.extender.url)
-
-
-def by_proxy(world: World, user: str = ADMIN, **environment: str) -> CommandLine:
-    services = world.services
-    return CommandLine(
-        KUBECONFIG=str(services.plane.kubeconfig(user)),
-        IDLEGPU_TOKEN=services.setup.token,
-        **environment,
-    )
 
 
 def machine_address() -> str:
@@ -250,6 +185,43 @@ async def test_a_pod_that_waits_says_what_for(world: World) -> None:
     assert found["default/large"]["by_us"] == []
 
 
+async def test_what_kube_schedulers_own_filters_refused_is_told_pod_by_pod(world: World) -> None:
+    world.add("open", 2)
+    tainted = world.add("tainted", 2)
+    await world.start()
+    await world.services.plane.kubectl("taint", "node", tainted, "team=red:NoSchedule")
+    elsewhere = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
+    required = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [elsewhere]}
+    }
+    await world.client.create_all(
+        [
+            pod("cpu", {GPU: 1, "cpu": "1000"}),
+            pod("memory", {GPU: 1, "memory": "100Ti"}),
+            pod("affinity", 1, affinity={"nodeAffinity": required}),
+        ]
+    )
+    idlegpu = by_url(world)
+    wanted = {
+        "cpu": "Insufficient cpu",
+        "memory": "Insufficient memory",
+        "affinity": "node(s) didn't match Pod's node affinity/selector",
+    }
+    for name, reason in wanted.items():
+        await idlegpu.until(reason, "explain", name)
+
+    pods = (await idlegpu("pending", "-o", "json")).json["pods"]
+
+    told = {one["pod"].partition("/")[2]: one for one in pods}
+    assert told.keys() == wanted.keys()
+    for name, reason in wanted.items():
+        counted = {one["reason"]: one["count"] for one in told[name]["by_scheduler"]}
+        (taint,) = (text for text in counted if text != reason)
+        assert counted == {reason: 1, taint: 1}
+        assert taint.startswith("node(s) had untolerated taint")
+        assert told[name]["by_us"] == []
+
+
 async def test_what_we_refuse_is_told_apart_from_what_kube_scheduler_does(world: World) -> None:
     free = world.add("free", 2)
     world.add("other", 1)
@@ -295,10 +267,20 @@ async def test_a_job_is_submitted(world: World) -> None:
     await world.services.plane.kubectl("delete", "job", "job")
 
 
+async def test_kubectl_knows_it_by_the_name_of_its_script(world: World) -> None:
+    kubectl = by_kubectl(world)
+    listed = CommandLine((str(binary("kubectl")), "plugin", "list"), PATH=kubectl.path)
+
+    assert f"{Path(sys.executable).parent}/kubectl-idlegpu\n" in (await listed()).out
+    assert (await kubectl("--help")).out.startswith("Usage: kubectl idlegpu [OPTIONS] COMMAND")
+
+
 async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> None:
     idle, busy, _ = await placed(world)
     idlegpu = by_proxy(world)
     async with exposed(world):
+        plugin = await by_kubectl(world)("nodes", "-o", "json")
+        failing = await by_kubectl(world)("gpus", "gone", status=1)
         nodes = await idlegpu("nodes", "-o", "json")
         gpus = await idlegpu("gpus", idle)
         best = await idlegpu("best", "-o", "json")
@@ -311,6 +293,8 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
     gone = await idlegpu("nodes", status=1)
 
     assert {node["name"] for node in nodes.json["nodes"]} == {idle, busy}
+    assert {node["name"] for node in plugin.json["nodes"]} == {idle, busy}
+    assert "node 'gone' is not known" in failing.err
     assert f"{idle}::0" in gpus.out
     assert best.json["feasible"] >= 1
     assert f"is on {idle}" in explained.out

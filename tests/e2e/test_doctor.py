@@ -18,7 +18,7 @@ from tests.controlplane.deployed import grant_rights
 from tests.controlplane.objects import node, pod
 from tests.controlplane.plane import EXTENDER
 from tests.controlplane.waiting import wait_for
-from tests.e2e.test_command_line import by_url
+from tests.e2e.console import by_url
 from tests.e2e.world import World
 from tests.extender.certificates import issue
 

@@ -1,0 +1,103 @@
+"""`idlegpu` and `kubectl idlegpu` as a user runs them, against the cluster of a scenario."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.controlplane.plane import ADMIN
+from tests.controlplane.tools import binary
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command came to."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(self.out)
+
+
+class CommandLine:
+    """Runs `idlegpu` as a user does: a process of its own.
+
+    Args:
+        program: what is run, and what stands before the arguments.
+        **environment: variables besides those of this process.
+    """
+
+    def __init__(
+        self, program: Sequence[str] = (sys.executable, "-m", "extender.cli"), **environment: str
+    ) -> None:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("IDLEGPU_")}
+        self._environment = {**own, **environment}
+        self._program = program
+
+    @property
+    def path(self) -> str:
+        """Where programs are looked for."""
+        return self._environment["PATH"]
+
+    async def __call__(self, *arguments: str, status: int = 0) -> Done:
+        """Run a command that is to end with a status."""
+        done = await self.run(*arguments)
+        assert done.status == status, f"{arguments}: {done}"
+        return done
+
+    async def run(self, *arguments: str) -> Done:
+        """Run a command, however it ends."""
+        process = await asyncio.create_subprocess_exec(
+            *self._program, *arguments,
+            env=self._environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        return Done(process.returncode or 0, out.decode(), err.decode())
+
+    async def until(self, words: str, *arguments: str) -> Done:
+        """Run a command until it shows these words."""
+        last = Done(0, "", "")
+
+        async def is_shown() -> bool:
+            nonlocal last
+            last = await self(*arguments)
+            return words in last.out
+
+        try:
+            await wait_for(is_shown, f"{arguments} shows {words!r}")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {last}") from error
+        return last
+
+
+def by_url(world: World) -> CommandLine:
+    return by_proxy(world, IDLEGPU_URL=world.services.extender.url)
+
+
+def by_proxy(world: World, user: str = ADMIN, **environment: str) -> CommandLine:
+    services = world.services
+    return CommandLine(
+        KUBECONFIG=str(services.plane.kubeconfig(user)),
+        IDLEGPU_TOKEN=services.setup.token,
+        **environment,
+    )
+
+
+def by_kubectl(world: World) -> CommandLine:
+    """Return what runs `kubectl idlegpu`: the real kubectl, which finds the script on PATH."""
+    services, kubectl = world.services, binary("kubectl")
+    return CommandLine(
+        (str(kubectl), "idlegpu"),
+        KUBECONFIG=str(services.plane.kubeconfig()),
+        IDLEGPU_TOKEN=services.setup.token,
+        PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    )
