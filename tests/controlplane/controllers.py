@@ -23,9 +23,15 @@ WORKLOADS: Final = (
 
 
 def kube_controller_manager(
-    plane: ControlPlane, controllers: Sequence[str] = WORKLOADS
+    plane: ControlPlane, controllers: Sequence[str] = WORKLOADS, *, options: Sequence[str] = ()
 ) -> ServerProcess:
-    """Describe a kube-controller-manager with some of its controllers; `start` it."""
+    """Describe a kube-controller-manager with some of its controllers; `start` it.
+
+    Args:
+        plane: whose objects they look at.
+        controllers: which of them run.
+        options: what else it is told.
+    """
     port = free_port()
     command = [
         str(binary("kube-controller-manager")),
@@ -39,6 +45,7 @@ def kube_controller_manager(
         "--authorization-always-allow-paths=/*",
         "--kube-api-qps=2000",
         "--kube-api-burst=4000",
+        *options,
     ]
     return ServerProcess(
         name="kube-controller-manager",

@@ -15,7 +15,7 @@ import yaml
 from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
 from tests.controlplane.deployed import grant_rights
-from tests.controlplane.objects import node, pod
+from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.plane import EXTENDER
 from tests.controlplane.waiting import wait_for
 from tests.e2e.console import by_url
@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 NAMESPACE: Final = "idlegpu"
 SHARED: Final = "nvidia.com/gpu.shared"
+TOO_NEW: Final = "cuda>=13.9"
 
 
 @asynccontextmanager
@@ -120,10 +121,32 @@ async def test_nothing_is_found_in_a_healthy_cluster(world: World) -> None:
     )
 
 
+def _is_running(item: Object) -> bool:
+    return bool(item["status"]["phase"] == "Running")
+
+
+async def broken_by_driver(world: World) -> None:
+    """Have a pod whose container the runtime does not start, as the kubelet would tell of it."""
+    item = pod("new", 1)
+    await world.place(item)
+    await world.client.wait_pod(item, _is_running, "runs")
+    message = f"requirement error: unsatisfied condition: {TOO_NEW}, please update your driver"
+    status = {
+        "name": "main",
+        "image": "main",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 3,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": message}},
+    }
+    await world.client.set_phase(item, "Running", containerStatuses=[status])
+
+
 @asynccontextmanager
 async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
     """Plant faults in nodes, pods and rights while the context is open."""
     client, plane = world.client, world.services.plane
+    await broken_by_driver(world)
     # A node that nothing measures, whose clock is late and that offers other GPUs than it says.
     bare = node("bare", {"nvidia.com/mig-9g.99gb": 1})
     bare["metadata"]["labels"]["nvidia.com/gpu.present"] = "true"
@@ -147,9 +170,11 @@ async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
     server["spec"]["containers"][0] |= {
         "command": ["vllm", "serve", "model", "--tensor-parallel-size", "4"],
         "env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "3"}],
-        "image": "nvidia/cuda:99.0-base",
     }
     await client.create(server)
+    rare = pod("dcgm-exporter-rare", 0)
+    rare["spec"]["containers"][0]["env"] = [{"name": "DCGM_EXPORTER_INTERVAL", "value": "180000"}]
+    await client.create(rare)
     await plane.kubectl("delete", "-n", NAMESPACE, "role", "idlegpu-extender")
     try:
         yield
@@ -171,18 +196,22 @@ async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
 
     found = shown(done.json)
     assert found.keys() == {
-        "IG003", "IG004", "IG005", "IG006", "IG104", "IG105", "IG201", "IG202", "IG203", "IG204",
-        "IG302", "IG303", "IG402", "IG403",
+        "IG003", "IG004", "IG005", "IG006", "IG103", "IG104", "IG105", "IG201", "IG202", "IG203",
+        "IG204", "IG301", "IG302", "IG303", "IG402", "IG403",
     }  # fmt: skip
     assert "nodeCacheCapable: false" in found["IG003"]
     assert "ConfigMap kube-system/kube-scheduler kube-scheduler.yaml: weight: 1" in found["IG004"]
     assert "nvidia.com/mig-9g.99gb on bare" in found["IG006"]
+    assert found["IG103"].startswith("default/dcgm-exporter-rare: collects every 180 s")
     assert re.search(r"^bare: 3[56]\d\d s behind$", found["IG104"])
     assert "bare: no pod of dcgm-exporter or idlegpu-agent" in found["IG105"]
     assert "empty: capacity nvidia.com/gpu: none" in found["IG201"]
     assert f"{shared}: nvidia.com/gpu.count=2, nvidia.com/gpu.replicas=9" in found["IG202"]
     assert found["IG203"] == f"{whole}: nvidia.com/gpu: capacity 4, allocatable 3"
     assert f"{shared}: nvidia.com/gpu.sharing-strategy=mps" in found["IG204"]
+    assert found["IG301"] == (
+        f"default/new on {whole}: the container runtime says: unsatisfied condition {TOO_NEW}"
+    )
     assert "default/server: CUDA_VISIBLE_DEVICES='3', 1 GPUs asked for" in found["IG302"]
     assert "--tensor-parallel-size 4, so 4 GPUs; it asks for 1" in found["IG303"]
     assert "Secret idlegpu/idlegpu-extender-tls tls.crt" in found["IG402"]

@@ -1,6 +1,5 @@
 """Placeholders that keep GPU nodes warm, by clock and by demand, on a real control plane."""
 
-import re
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -9,6 +8,7 @@ import aiohttp
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from yarl import URL
 
 from extender.core.cards import NAMES
 from extender.observe.collector import FleetCollector
@@ -20,6 +20,7 @@ from tests.extender.observe.advising import SHARED
 from tests.extender.observe.whys import WhyWorld
 from tests.extender.served import GPU, IDLE
 from tests.manifests.exported import EXTENDER_JOB, serving
+from tests.manifests.metrics_adapter import external_metrics, query_of
 from tests.manifests.shipped import EXAMPLES, address_of, find
 from tests.manifests.test_monitoring import ask, prometheus
 
@@ -27,6 +28,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 FOLDER: Final = EXAMPLES / "autoscaling"
 NAMESPACE: Final = "gpu-warm"
+AUTOSCALING: Final = (
+    "deployment-controller",
+    "garbage-collector-controller",
+    "horizontal-pod-autoscaler-controller",
+    "replicaset-controller",
+    "serviceaccount-controller",
+)
 CLOCK: Final = f"--as=system:serviceaccount:{NAMESPACE}:clock"
 
 
@@ -116,43 +124,64 @@ async def test_a_real_pod_takes_a_placeholders_node_and_the_clock_scales_them(
         await controllers.stop()
 
 
-async def test_the_autoscaler_finds_the_placeholders_and_asks_for_our_metric(
-    world: World,
+@pytest.mark.timeout(300)
+async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it_away_again(
+    world: World, tmp_path: Path
 ) -> None:
-    world.add("one", 8)
+    one = world.add("one", 8)
     await world.start()
     plane = world.services.plane
     controllers = kube_controller_manager(
-        plane,
-        (
-            "deployment-controller",
-            "garbage-collector-controller",
-            "horizontal-pod-autoscaler-controller",
-            "replicaset-controller",
-            "serviceaccount-controller",
-        ),
+        plane, AUTOSCALING, options=["--horizontal-pod-autoscaler-sync-period=1s"]
     )
-    await controllers.start()
+    process, url = prometheus(tmp_path, {EXTENDER_JOB: URL(world.services.extender.url).authority})
+    await process.start()
     try:
-        for name in ("placeholders", "by-demand"):
-            path = str(FOLDER / f"{name}.yaml")
-            await plane.kubectl("apply", "--server-side", "--validate=strict", "-f", path)
-        (item,) = objects("by-demand")
-        conditions = await wait_for(lambda: judged(world, item), "the autoscaler has looked")
+        async with external_metrics(plane, tmp_path, rules(), url):
+            await controllers.start()
+            for name in ("placeholders", "by-demand"):
+                path = str(FOLDER / f"{name}.yaml")
+                await plane.kubectl("apply", "--server-side", "--validate=strict", "-f", path)
+            await placed(world, {one})
+            # One of them takes the placeholder's node, and so the other waits.
+            await world.client.create_all([pod("first", 8), pod("second", 8)])
+            status = await scaled_to(world, 2)
+            assert status["currentMetrics"][0]["external"]["current"]["averageValue"] == "8"
 
-        assert conditions["AbleToScale"]["status"] == "True"
-        # There is no adapter here: that the controller asked for the metric is all to be seen.
-        assert "idlegpu_wanted_gpus" in conditions["ScalingActive"]["message"]
+            # As shipped it would be two minutes until fewer are enough.
+            quick = '{"spec":{"behavior":{"scaleDown":{"stabilizationWindowSeconds":0}}}}'
+            await plane.kubectl(
+                "patch", "hpa", "placeholder", "-n", NAMESPACE, "--type=merge", "-p", quick
+            )
+            for name in ("first", "second"):
+                await world.client.delete(pod(name))
+            await scaled_to(world, 1)
+            await placed(world, {one})
     finally:
         await remove(world, "by-demand", "placeholders")
         await controllers.stop()
+        await process.stop()
 
 
-async def judged(world: World, item: Object) -> dict[str, Object] | None:
-    """Return the conditions of a HorizontalPodAutoscaler, None before it was looked at."""
-    status = (await world.client.request("GET", address_of(item))).get("status", {})
-    conditions = {one["type"]: one for one in status.get("conditions", [])}
-    return conditions if {"AbleToScale", "ScalingActive"} <= conditions.keys() else None
+async def scaled_to(world: World, replicas: int) -> Object:
+    """Wait until the autoscaler wants so many placeholders, and they are there; return its status.
+
+    Raises:
+        TimeoutError: it does not; the message says what it last said.
+    """
+    (item,) = objects("by-demand")
+    last: Object = {}
+
+    async def is_scaled() -> Object | None:
+        nonlocal last
+        last = (await world.client.request("GET", address_of(item))).get("status", {})
+        wanted = last.get("desiredReplicas")
+        return last if wanted == replicas == len(await placeholders(world)) else None
+
+    try:
+        return await wait_for(is_scaled, f"{replicas} placeholders", deadline_seconds=90)
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {last}") from error
 
 
 # --- the metric -----------------------------------------------------------------------------------
@@ -180,19 +209,22 @@ def extender_of(*waiting: tuple[int, str, bool]) -> CollectorRegistry:
     return world.metrics.registry
 
 
+def rules() -> list[Object]:
+    """Return the rules of the example's adapter."""
+    (config,) = objects("prometheus-adapter")
+    found: list[Object] = yaml.safe_load(config["data"]["config.yaml"])["externalRules"]
+    return found
+
+
 def metric_query(**more: str) -> str:
     """Return what prometheus-adapter asks for the autoscaler's metric, with further labels."""
-    (config,) = (item for item in objects("prometheus-adapter"))
-    (rule,) = yaml.safe_load(config["data"]["config.yaml"])["externalRules"]
+    (rule,) = rules()
     (metric,) = find(objects("by-demand"), "HorizontalPodAutoscaler", "placeholder")["spec"][
         "metrics"
     ]
     wanted = metric["external"]["metric"]
     assert rule["name"]["as"] == wanted["name"]
-    (series,) = re.findall(r'__name__="(\w+)"', rule["seriesQuery"])
-    matchers = ",".join(f'{name}="{value}"' for name, value in more.items())
-    query: str = rule["metricsQuery"]
-    return query.replace("<<.Series>>", series).replace("<<.LabelMatchers>>", matchers)
+    return query_of(rule, ",".join(f'{name}="{value}"' for name, value in more.items()))
 
 
 def replicas_for(metric: Object) -> int:
