@@ -151,7 +151,7 @@ async def _answer(reader: asyncio.StreamReader, protocol: h11.Connection) -> tup
     while True:
         event = protocol.next_event()
         if event is h11.NEED_DATA:
-            chunk = await reader.read(_READ_BYTES)
+            chunk = await (reader.read(_READ_BYTES) if status else _read_head(reader))
             if not chunk and not status:
                 raise ConnectionError("the connection was closed before an answer")
             protocol.receive_data(chunk)
@@ -166,6 +166,20 @@ async def _answer(reader: asyncio.StreamReader, protocol: h11.Connection) -> tup
                 return status, _shown(body)
         else:
             return status, _shown(body)
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
+    """Return the head of an answer, and nothing beyond: frames may follow at once.
+
+    Raises:
+        ConnectionError: it has no end.
+    """
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        raise ConnectionError("the answer is no HTTP: its head has no end") from error
 
 
 def _shown(body: bytearray) -> str:

@@ -3,9 +3,11 @@
 `python -m tests.contract.reports` records what this checkout's agent says, as its version.
 """
 
+import asyncio
 import json
 import math
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -30,6 +32,7 @@ from agent.report import (
 )
 from extender.core.policy import Foreign as ForeignPolicy
 from extender.sources.agents.states import AgentState, readings_of
+from tests.contract.handshake import handshake
 
 ROOT: Final = Path(__file__).parents[2]
 RECORDINGS: Final = ROOT / "tests" / "data" / "reports"
@@ -194,18 +197,18 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
                 "xid_age": own.xid_age.tolist(),
             }
         )
-    return [_plain(one) for one in told]
+    return [plain(one) for one in told]
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - anything that JSON can say
+def plain(value: Any) -> Any:  # noqa: ANN401 - anything that JSON can say
     """Return a value as JSON has it: NaN as null, keys as text."""
     if isinstance(value, dict):
         return {
-            "/".join(key) if isinstance(key, tuple) else key: _plain(each)
+            "/".join(key) if isinstance(key, tuple) else key: plain(each)
             for key, each in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -215,7 +218,7 @@ def rest_report() -> bytes:
 
 
 def main() -> int:
-    """Record what this checkout's agent says."""
+    """Record what this checkout's agent says, and how it and the extender greet each other."""
     folder = RECORDINGS / project_version()
     folder.mkdir(parents=True, exist_ok=True)
     content = stream()
@@ -223,6 +226,9 @@ def main() -> int:
     text = json.dumps(meaning(frames(content)), indent=1)
     (folder / MEANING).write_text(f"{text}\n")
     (folder / REPORT).write_bytes(rest_report() + b"\n")
+    with tempfile.TemporaryDirectory() as name:
+        for file, said in asyncio.run(handshake(Path(name))).items():
+            (folder / file).write_bytes(said)
     sys.stdout.write(f"recorded {folder.relative_to(ROOT)}\n")
     return 0
 
