@@ -182,6 +182,7 @@ class Extender:
             clock,
             others=self.peers,
             tells_others=tells_others,
+            prices=settings.prices,
         )
         self.page = Page(
             self.fleet,
@@ -190,7 +191,6 @@ class Extender:
             clock=clock,
             give_way=self.in_flight.give_way,
             plots=Plots(lambda: self.settings.prometheus, clock),
-            prices=settings.prices,
         )
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         dropped, follower = (lambda: self.events.counts.dropped), self.following
@@ -229,7 +229,7 @@ class Extender:
         self.webhooks.max_body_bytes = settings.max_body_bytes
         self.events.settings = EventSettings(per_second=settings.events.rate_per_second)
         self.unasked.change(settings.unasked)
-        self.page.hub.fleet.set_prices(settings.prices)
+        self.why.set_prices(settings.prices)
         if settings.log != before.log:
             logs.configure(settings.log.level, settings.log.format, in_background=True)
         await self.trying.adopt(settings)

@@ -13,6 +13,7 @@ import msgspec
 from extender.remote import answers
 from extender.remote.advice import Advice
 from extender.remote.errors import ClientError, Failure
+from extender.remote.holding import Costs, Holders
 from extender.remote.regret import Regret
 from extender.remote.ways import Login, UrlWay, Way
 
@@ -155,7 +156,7 @@ class Client:
         namespace: str | None = None,
         some: bool = False,
         limit: int = 200,
-    ) -> answers.Holders:
+    ) -> Holders:
         """Return the pods that hold GPUs and do not use them."""
         asked = {
             "idle_for": idle_for_seconds,
@@ -163,7 +164,34 @@ class Client:
             "some": "true" if some else None,
             "limit": limit,
         }
-        return self._get(answers.Holders, "/v1/holders", asked)
+        return self._get(Holders, "/v1/holders", asked)
+
+    def costs(
+        self,
+        *,
+        by: str = "owner",
+        idle_for_seconds: int = 0,
+        namespace: str | None = None,
+        some: bool = False,
+        limit: int = 200,
+    ) -> Costs:
+        """Return what the GPUs that pods hold cost, used and idle.
+
+        Args:
+            by: `pod`, `owner` or `namespace`: what is summed up together.
+            idle_for_seconds: only of pods whose GPUs are idle for so long; 0 for all that hold any.
+            namespace: only of its pods.
+            some: also of pods that use some of their GPUs.
+            limit: so many sums.
+        """
+        asked = {
+            "by": by,
+            "idle_for": idle_for_seconds,
+            "namespace": namespace,
+            "some": "true" if some else None,
+            "limit": limit,
+        }
+        return self._get(Costs, "/v1/costs", asked)
 
     def explain(
         self,

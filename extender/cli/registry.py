@@ -14,6 +14,7 @@ COMMANDS: Final = {
     "explain": "Why a pod went where it went, or waits; with -f what would happen.",
     "pending": "GPU pods that wait, and what each waits for.",
     "holders": "Pods that hold GPUs and do not use them.",
+    "costs": "What GPUs that pods hold cost, used and idle, by pod, owner or namespace.",
     "decisions": "The last decisions.",
     "replay": "Decide again, by other settings, what a log of decisions tells.",
     "regret": "How placements turned out, against our choice and the best in hindsight.",

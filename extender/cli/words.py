@@ -50,6 +50,16 @@ def gib(count: float | None) -> str:
     return f"{value:.0f}" if value >= 10 or not value else f"{value:.1f}"  # noqa: PLR2004
 
 
+def money(amount: float | None) -> str:
+    """Return what something costs, in whatever money the price list is.
+
+    Example:
+        >>> money(12345.678), money(None)
+        ('12,345.68', '?')
+    """
+    return UNKNOWN if amount is None else f"{amount:,.2f}"
+
+
 def span(seconds: float | None) -> str:
     """Return a time span as kubectl writes ages.
 

@@ -1,8 +1,8 @@
 """Pods that hold GPUs and have not used them, for how long, and what that came to."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -12,7 +12,8 @@ from extender.core.inventory import PodRecord
 from extender.core.readings import DeviceInfo
 from extender.core.snapshot import Snapshot
 from extender.fleet.fleet import Fleet
-from extender.observe.answers import stream_answer
+from extender.observe.answers import chunks, stream_answer
+from extender.observe.holding import HeldDevice, Holder, Sums
 from extender.observe.idleness import ACTIVE_FROM, SWEEP_SECONDS, Idleness
 from extender.observe.parameters import (
     check_parameters,
@@ -21,8 +22,10 @@ from extender.observe.parameters import (
     refusing,
 )
 from extender.observe.pending import moment
+from extender.observe.prices import PriceList, card_share
 from extender.observe.seen import of_pod, pod_name, sees
-from extender.observe.views import GIB, Json
+from extender.observe.shared import Shared
+from extender.observe.views import GIB, PRODUCT_LABEL, Json
 
 PATH = "/v1/holders"
 DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
@@ -32,55 +35,12 @@ PIECE_ROWS = 1000
 PIECE_NODES = 8
 PIECE_PODS = 500
 PIECE_SHOWN = 16
+SHARED_SECONDS = 5.0
+"""What was found is told to whoever asks so soon after: ten open pages cost no more than one."""
 LEAST_SECONDS = 2 * SWEEP_SECONDS
 """A device that was active at the last look but one is in use, whatever is asked."""
 EMPTY_BYTES = 64 << 20
 """Less than this on a device is no process's: drivers keep a little for themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldDevice:
-    """A device that a pod holds.
-
-    Attributes:
-        row: its row in the telemetry.
-        info: what is known of it besides numbers.
-        idle_seconds: since it was last active, and no longer than the pod holds it.
-        is_at_least: nobody knows whether it was active before that.
-        tenants: pods on it.
-    """
-
-    row: int
-    info: DeviceInfo
-    idle_seconds: float
-    is_at_least: bool
-    tenants: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """A pod that holds devices.
-
-    Attributes:
-        record: the pod.
-        devices: those that it is known to hold.
-        missing: so many more it holds, and nobody knows which.
-        cards: how many whole devices that comes to: a share of a shared one counts in part.
-        idle: of `devices`, those idle for as long as was asked.
-        idle_seconds: for how long all of these have been idle.
-    """
-
-    record: PodRecord
-    devices: tuple[HeldDevice, ...]
-    missing: int
-    cards: float
-    idle: tuple[HeldDevice, ...]
-    idle_seconds: float
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it uses none of them."""
-        return not self.missing and len(self.idle) == len(self.devices)
 
 
 class Holders:
@@ -96,6 +56,24 @@ class Holders:
         self._fleet = fleet
         self._idleness = idleness
         self._clock = clock
+        self._prices = PriceList({})
+        self._found = Shared[Sequence[Holder]](clock, SHARED_SECONDS)
+        self._unknown = Shared[Mapping[str, int]](clock, SHARED_SECONDS)
+
+    @property
+    def prices(self) -> PriceList:
+        """What a GPU-hour costs."""
+        return self._prices
+
+    @prices.setter
+    def prices(self, prices: PriceList) -> None:
+        self._prices = prices
+        self._found.clear()
+
+    @property
+    def watched_since(self) -> float | None:
+        """Since when it is noted which devices are used, None for not yet."""
+        return self._idleness.began_at
 
     def routes(self) -> list[web.RouteDef]:
         """Return the route."""
@@ -110,8 +88,7 @@ class Holders:
         is_any = read_boolean(query, "some")
         seconds = float(idle_for)
         found = await self.find(seconds, namespace, is_any=is_any)
-        idle = np.fromiter((one.idle_seconds for one in found), np.float64, len(found))
-        longest = [found[at] for at in np.argsort(-idle, kind="stable")[:limit].tolist()]
+        longest = found[:limit]
         snapshot = self._fleet.snapshot()
         pieces = (
             [self._view(one, snapshot) for one in longest[start : start + PIECE_SHOWN]]
@@ -119,18 +96,20 @@ class Holders:
         )
         rest = {
             "at": moment(self._clock()),
-            "watched_since": moment(self._idleness.began_at),
+            "watched_since": moment(self.watched_since),
             "idle_for_seconds": seconds,
             "active_from_ratio": ACTIVE_FROM,
             "total": len(found),
-            "unknown": await self._unknown(namespace),
+            "unknown": await self.unknown(namespace),
+            "is_priced": bool(self.prices),
+            "sums": (await sum_seen(found)).view(),
         }
         return await stream_answer(request, "holders", pieces, rest)
 
     async def find(
         self, seconds: float, namespace: str | None = None, *, is_any: bool = False
-    ) -> list[Holder]:
-        """Return the pods whose devices are idle for so long.
+    ) -> Sequence[Holder]:
+        """Return the pods whose devices are idle for so long, the longest first.
 
         Args:
             seconds: how long at least; 0 for all that hold devices.
@@ -138,22 +117,31 @@ class Holders:
             is_any: those as well that use some of their devices.
         """
         if namespace is not None and not sees(namespace):
-            return []
+            return ()
+        found = await self._found.get((seconds, is_any), lambda: self._find(seconds, is_any=is_any))
+        if namespace is None:
+            return found
+        return [holder for holder in found if holder.record.namespace == namespace]
+
+    async def _find(self, seconds: float, *, is_any: bool) -> Sequence[Holder]:
+        """Return the pods of all namespaces; whoever asks hides what is not the caller's."""
         nodes: dict[str, None] = {}
         rows = iter(self._idleness.idle_rows(seconds))
         while some := list(islice(rows, PIECE_ROWS)):
             nodes.update(dict.fromkeys(self._nodes_of(some)))
             await asyncio.sleep(0)
         found: list[Holder] = []
-        names = iter(nodes)
-        while few := list(islice(names, PIECE_NODES)):
+        for few in chunks(nodes, PIECE_NODES):
             for node in few:
-                for holder in self._on(node, seconds):
-                    is_wanted = holder.is_idle or not seconds or (is_any and bool(holder.idle))
-                    if is_wanted and namespace in {None, holder.record.namespace}:
-                        found.append(holder)
+                found += (
+                    holder
+                    for holder in self._on(node, seconds)
+                    if holder.is_idle or not seconds or (is_any and bool(holder.idle))
+                )
             await asyncio.sleep(0)
-        return found
+        idle = np.fromiter((one.idle_seconds for one in found), np.float64, len(found))
+        await asyncio.sleep(0)
+        return [found[at] for at in np.argsort(-idle, kind="stable").tolist()]
 
     def _nodes_of(self, rows: Iterable[int]) -> Iterator[str]:
         """Yield the nodes of those devices that pods hold."""
@@ -185,22 +173,34 @@ class Holders:
             pool = snapshot.pools.get(resource)
             at = pool.row_of.get(record.node) if pool is not None else None
             row = pool.rows[at] if pool is not None and at is not None else None
-            if row is not None and row.is_shared:
-                shared += 1
-                cards += count / max(row.replicas, 1)
-            else:
-                whole += count
-                cards += count
+            is_shared = row is not None and row.is_shared
+            shared += is_shared
+            whole += 0 if is_shared else count
+            slots = set(row.slots) if row is not None else set()
+            infos = [device.info for device in devices if device.row in slots]
+            replicas = max(row.replicas, 1) if row is not None and is_shared else 1
+            cards += count * _mean_share(infos) / replicas
         least = max(seconds, LEAST_SECONDS)
         idle = tuple(device for device in devices if device.idle_seconds >= least)
         return Holder(
             record=record,
             devices=devices,
             missing=0 if shared else max(whole - len(devices), 0),
-            cards=cards or float(len(devices)),  # those of claims no resource counts
+            # Those of claims no resource counts.
+            cards=cards or len(devices) * _mean_share([device.info for device in devices]),
             idle=idle,
             idle_seconds=min((device.idle_seconds for device in idle), default=0.0),
+            held_seconds=max(self._clock() - (record.bound_at or record.created_at), 0.0),
+            price=self._price(record, devices),
         )
+
+    def _price(self, record: PodRecord, devices: Iterable[HeldDevice]) -> float | None:
+        """Return what an hour of a card costs that a pod holds; those of a node are all alike."""
+        if not self.prices:
+            return None
+        model = next((device.info.model for device in devices if device.info.model), "")
+        node = self._fleet.nodes.get(record.node)
+        return self.prices.of(model or (node.labels.get(PRODUCT_LABEL, "") if node else ""))
 
     def _device(self, record: PodRecord, row: int) -> HeldDevice | None:
         info = self._fleet.store.info(row)
@@ -216,32 +216,33 @@ class Holders:
             tenants=len(self._fleet.tenants_of(row)),
         )
 
-    async def _unknown(self, namespace: str | None) -> int:
+    async def unknown(self, namespace: str | None) -> int:
         """Return how many pods hold devices of which no source says which they are."""
         if namespace is not None and not sees(namespace):
             return 0
-        count = 0
-        records = iter(tuple(self._fleet.pods.values()))
-        while some := list(islice(records, PIECE_PODS)):
-            count += sum(
-                record.holds_devices
-                and bool(record.resources)
-                and namespace in {None, record.namespace}
-                and not self._fleet.is_shown(record.uid)
+        counts = await self._unknown.get(None, self._count_unknown)
+        return sum(counts.values()) if namespace is None else counts.get(namespace, 0)
+
+    async def _count_unknown(self) -> Mapping[str, int]:
+        """Return the number of these pods by namespace."""
+        counts: Counter[str] = Counter()
+        for some in chunks(tuple(self._fleet.pods.values()), PIECE_PODS):
+            counts.update(
+                record.namespace
                 for record in some
+                if record.holds_devices
+                and record.resources
+                and not self._fleet.is_shown(record.uid)
             )
             await asyncio.sleep(0)
-        return count
+        return counts
 
     def _view(self, holder: Holder, snapshot: Snapshot) -> Json:
         record, hidden = holder.record, holder.record.namespace
-        bound_at = record.bound_at or record.created_at
-        held_seconds = max(self._clock() - bound_at, 0.0)
         devices = [_device_view(device, snapshot) for device in holder.devices]
         known = [device["memory_used_bytes"] for device in devices]
         memory = sum(one for one in known if isinstance(one, int))
-        gpus = len(holder.devices) + holder.missing
-        idle_share = len(holder.idle) / max(gpus, 1)
+        gpus = holder.gpus
         is_at_least = any(device.is_at_least for device in holder.idle)
         return {
             "pod": pod_name(record.namespace, record.name),
@@ -252,16 +253,36 @@ class Holders:
             "gpus": gpus,
             "gpus_idle": len(holder.idle),
             "gpus_in_use": gpus - len(holder.idle),
-            "bound_at": moment(bound_at),
-            "held_seconds": held_seconds,
+            "bound_at": moment(record.bound_at or record.created_at),
+            "held_seconds": holder.held_seconds,
             "idle_seconds": holder.idle_seconds,
             "is_at_least": is_at_least,
-            "gpu_hours": holder.cards * held_seconds / 3600,
-            "gpu_hours_idle": holder.cards * idle_share * holder.idle_seconds / 3600,
+            "gpu_hours": holder.gpu_hours,
+            "gpu_hours_idle": holder.gpu_hours_idle,
+            "cost": of_pod(hidden, holder.cost),
+            "cost_used": of_pod(hidden, holder.cost_used),
+            "cost_idle": of_pod(hidden, holder.cost_idle),
             "memory_used_bytes": memory if any(one is not None for one in known) else None,
             "why": _why(holder, gpus, memory, is_at_least=is_at_least),
             "devices": devices,
         }
+
+
+async def sum_seen(holders: Iterable[Holder]) -> Sums:
+    """Return the sums over those pods that the caller may read: what others cost is theirs."""
+    sums = Sums()
+    for some in chunks(holders, PIECE_PODS):
+        for holder in some:
+            if sees(holder.record.namespace):
+                sums.add(holder)
+        await asyncio.sleep(0)
+    return sums
+
+
+def _mean_share(infos: Sequence[DeviceInfo]) -> float:
+    """Return how much of a card the devices are on average; 1 where none is known."""
+    shares = [card_share(info.model, info.mig_profile) for info in infos]
+    return sum(shares) / len(shares) if shares else 1.0
 
 
 def _device_view(device: HeldDevice, snapshot: Snapshot) -> Json:

@@ -1,20 +1,26 @@
-"""What answers why: pods that wait, pods that hold GPUs unused, and decisions explained."""
+"""What answers why: pods that wait, GPUs held unused and their cost, and decisions explained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 from aiohttp import web
 
 from extender.core.resources import ResourceNames
+from extender.observe.costs import Costs
 from extender.observe.decisions import Others
 from extender.observe.explain_api import Explain
 from extender.observe.holders import Holders
 from extender.observe.idleness import Idleness
 from extender.observe.pending import Pending
+from extender.observe.prices import PriceList
 from extender.placement.placer import Placer
+
+NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class Why:
-    """The routes /v1/pending, /v1/holders and /v1/explain.
+    """The routes /v1/pending, /v1/holders, /v1/costs and /v1/explain.
 
     Args:
         placer: ranks, and remembers decisions.
@@ -22,6 +28,7 @@ class Why:
         clock: seconds since the epoch.
         others: the other replicas.
         tells_others: whether they may be told all, as `Decisions` has it.
+        prices: of a GPU-hour by words of the model.
     """
 
     def __init__(
@@ -32,11 +39,14 @@ class Why:
         *,
         others: Others | None = None,
         tells_others: bool = False,
+        prices: Mapping[str, float] = NO_PRICES,
     ) -> None:
         fleet = placer.fleet
         self.idleness = Idleness(fleet, clock)
         self.pending = Pending(fleet, placer.history, clock)
         self.holders = Holders(fleet, self.idleness, clock)
+        self._costs = Costs(self.holders, clock)
+        self.set_prices(prices)
         self.explain = Explain(
             fleet,
             placer,
@@ -48,7 +58,12 @@ class Why:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        return [*self.pending.routes(), *self.holders.routes(), *self.explain.routes()]
+        parts = (self.pending, self.holders, self._costs, self.explain)
+        return [route for part in parts for route in part.routes()]
+
+    def set_prices(self, prices: Mapping[str, float]) -> None:
+        """Go by other prices of a GPU-hour from now on."""
+        self.holders.prices = PriceList(prices)
 
     async def run(self) -> None:
         """Watch which GPUs are used until cancelled."""

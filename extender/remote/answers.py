@@ -257,52 +257,6 @@ class Pending(Answer):
     nodes: int
 
 
-class HeldDevice(Answer):
-    """A device that a pod holds."""
-
-    index: int | None
-    uuid: str
-    gpu_instance_id: str
-    utilization_ratio: float | None
-    memory_used_bytes: int | None
-    idle_seconds: float
-    tenants: int
-
-
-class Holder(Answer):
-    """A pod that holds GPUs, and for how long it has not used them."""
-
-    pod: str
-    uid: str | None
-    owner: str | None
-    node: str
-    resources: dict[str, int]
-    gpus: int
-    gpus_idle: int
-    gpus_in_use: int
-    bound_at: str
-    held_seconds: float
-    idle_seconds: float
-    is_at_least: bool
-    gpu_hours: float
-    gpu_hours_idle: float
-    memory_used_bytes: int | None
-    why: str
-    devices: list[HeldDevice]
-
-
-class Holders(Answer):
-    """The pods that hold GPUs and do not use them, the longest idle first."""
-
-    at: str
-    watched_since: str | None
-    idle_for_seconds: float
-    active_from_ratio: float
-    total: int
-    unknown: int
-    holders: list[Holder]
-
-
 class Other(Answer):
     """A candidate that is not kept in full."""
 

@@ -110,8 +110,9 @@ class Decisions(Section):
 Prices = dict[str, Annotated[float, Field(ge=0)]]
 
 PRICES: Final = (
-    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}: the page then "
-    "tells what pods cost, in whatever money that is; where several fit, the longest counts"
+    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}: page, API and "
+    "`idlegpu costs` then tell what pods cost, in whatever money that is; where several fit, the "
+    "longest counts"
 )
 
 

@@ -6,9 +6,10 @@ from rich.console import RenderableType
 from extender.cli import words
 from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack
-from extender.remote.answers import Holder, Holders
+from extender.remote.holding import Holder, Holders, Sums
 
 COLUMNS = ["POD", "NODE", ">IDLE GPUS", ">IDLE FOR", ">GPU-HOURS", ">IDLE", ">MEMORY GiB", "OWNER"]
+COST_COLUMNS = [">COST USED", ">COST IDLE"]
 WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
 
 
@@ -44,13 +45,17 @@ def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
     span = words.span(answer.idle_for_seconds)
     parts: list[RenderableType | None] = []
     if answer.holders:
-        columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
-        parts.append(sheet(columns, (_row(one, is_wide=is_wide) for one in answer.holders)))
+        costs = COST_COLUMNS if answer.is_priced else []
+        columns = COLUMNS + costs + (WIDE_COLUMNS if is_wide else [])
+        rows = (_row(one, is_wide=is_wide, is_priced=answer.is_priced) for one in answer.holders)
+        parts.append(sheet(columns, rows))
     else:
         parts.append(line(f"no pod is known to hold GPUs unused for {span}"))
     left = answer.total - len(answer.holders)
     if left > 0:
         parts.append(line(f"and {left} more (--limit)", "dim"))
+    if answer.sums is not None and answer.sums.pods > 1:
+        parts.append(line(f"in all {summed(answer.sums)}", "dim"))
     if answer.unknown:
         parts.append(
             line(f"not judged, for nobody says which GPUs are theirs: {answer.unknown}", "dim")
@@ -60,7 +65,15 @@ def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
     return stack(parts)
 
 
-def _row(holder: Holder, *, is_wide: bool) -> list[Cell]:
+def summed(sums: Sums) -> str:
+    """Return what some pods hold, in words."""
+    told = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
+    if sums.cost is None:
+        return told
+    return f"{told}: {words.money(sums.cost)}, {words.money(sums.cost_idle)} of it idle"
+
+
+def _row(holder: Holder, *, is_wide: bool, is_priced: bool) -> list[Cell]:
     least = "+" if holder.is_at_least else ""
     row: list[Cell] = [
         holder.pod,
@@ -72,6 +85,8 @@ def _row(holder: Holder, *, is_wide: bool) -> list[Cell]:
         words.gib(holder.memory_used_bytes),
         holder.owner or words.NOTHING,
     ]
+    if is_priced:
+        row += [words.money(holder.cost_used), words.money(holder.cost_idle)]
     if is_wide:
         on = ["?" if device.index is None else str(device.index) for device in holder.devices]
         row += [holder.why, words.span(holder.held_seconds), words.listed(on, 16)]

@@ -59,13 +59,11 @@ class FleetFeed:
 
     Args:
         fleet: the fleet.
-        prices: price of a GPU-hour by words of the model, as the settings say.
     """
 
-    def __init__(self, fleet: Fleet, prices: Mapping[str, float]) -> None:
+    def __init__(self, fleet: Fleet) -> None:
         self.version = 0
         self.roster_version = 0
-        self._prices = dict(prices)
         self._fleet = fleet
         self._roster: Roster | None = None
         self._looks = Looks.blank(0)
@@ -135,14 +133,6 @@ class FleetFeed:
         self._seen, self._at = (snapshot.version, snapshot.at), snapshot.at
         self._looked, self._policy, self._looks = looked_at(snapshot), policy, looks
 
-    def set_prices(self, prices: Mapping[str, float]) -> None:
-        """Go by other prices from now on, and tell all viewers."""
-        if prices != self._prices:
-            self._prices = dict(prices)
-            if self._roster is not None:
-                self.version += 1
-                self.roster_version, self._delta = self.version, b""
-
     def forget(self) -> None:
         """Keep nothing while nobody looks."""
         self._roster, self._looks, self._looked = None, Looks.blank(0), {}
@@ -196,7 +186,6 @@ class FleetFeed:
                 "looks": LOOKS,
                 "thresholds": {"utilization": limits.utilization, "memory": limits.memory},
                 "memory_unit_bytes": MEMORY_UNIT_BYTES,
-                "prices": self._prices,
                 **self._fixed,
                 **_columns(self._looks, slice(None)),
             },

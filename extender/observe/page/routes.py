@@ -1,9 +1,8 @@
 """The page's routes: its files, the stream of what is new, a node in full and its last hour."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Final
 
 from aiohttp import web
@@ -25,8 +24,6 @@ from extender.placement.history import DecisionHistory
 STREAM: Final = "/v1/page/stream"
 """Stays open: it is no question that waits for its answer."""
 
-NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
-
 
 class Page:
     """What a browser shows of an extender; nothing of it changes anything.
@@ -38,10 +35,9 @@ class Page:
         clock: seconds since the epoch.
         give_way: lets others have a turn.
         plots: asks Prometheus for the last hour; None for never.
-        prices: price of a GPU-hour by words of the model.
     """
 
-    def __init__(  # noqa: PLR0913 - what it joins
+    def __init__(
         self,
         fleet: Fleet,
         history: DecisionHistory,
@@ -50,7 +46,6 @@ class Page:
         clock: Callable[[], float],
         give_way: GiveWay,
         plots: Plots | None = None,
-        prices: Mapping[str, float] = NO_PRICES,
     ) -> None:
         self._fleet = fleet
         self._give_way = give_way
@@ -58,7 +53,7 @@ class Page:
         self._past = Past(fleet, self.memory, plots)
         self.advice = Advice(fleet, self.memory, plots, clock)  # rests on the same memory
         self.hub = Hub(
-            FleetFeed(fleet, prices),
+            FleetFeed(fleet),
             DecisionFeed(history),
             states=states,
             clock=clock,

@@ -71,6 +71,7 @@ def build_fleet() -> HoldersWorld:
     world.add({"node-4": [Gpu(xid=79.0), IDLE]})
     world.add_waiting("big", is_unscheduled=True, is_refused=True, message=MESSAGE, owner="Job big")
     asyncio.run(_place_one(world))
+    world.why.set_prices({"H100": 2.5})
     return world
 
 

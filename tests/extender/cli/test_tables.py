@@ -65,6 +65,7 @@ def test_a_wide_table_has_all_its_columns_and_more(run: Run, arguments: str) -> 
         ("best", "best"),
         ("pending", "pods"),
         ("holders", "holders"),
+        ("costs", "costs"),
         ("decisions", "decisions"),
         ("explain fresh", "nodes"),
     ],

@@ -165,6 +165,9 @@ async def test_no_route_names_another_tenants_pods(cluster: Cluster) -> None:
 PARAMETERS = (
     "/v1/holders?idle_for=0",
     "/v1/holders?idle_for=0&some=true",
+    "/v1/costs?by=pod",
+    "/v1/costs?by=owner",
+    "/v1/costs?by=namespace",
     "/v1/explain?pod=team/asker",
     "/v1/explain?number=1",
     "/v1/explain?number=2",
@@ -191,13 +194,13 @@ async def test_no_parameter_has_another_tenants_pods_named(cluster: Cluster) -> 
 
 
 async def test_who_may_read_them_sees_the_same_pods_by_name(cluster: Cluster) -> None:
+    cluster.extender.why.idleness.look()
     by_path = {path: (await cluster.read(path, FRIEND))[1] for path in cluster.paths()}
 
     naming = {path for path, text in by_path.items() if leaks(text)}
     paths = {"nodes", "nodes/node-a", "gpus", "decisions", "unasked", "pending"}
     assert {f"/v1/{path}" for path in paths} <= naming
-    cluster.extender.why.idleness.look()
-    for path in ("/v1/holders?idle_for=0", "/v1/explain?number=1"):
+    for path in ("/v1/holders?idle_for=0", "/v1/costs?by=pod", "/v1/explain?number=1"):
         assert leaks((await cluster.read(path, FRIEND))[1]), path
 
 

@@ -17,7 +17,7 @@ from extender.observe.regret import regret_routes
 from extender.observe.unasked import unasked_routes
 from extender.placement.regret import RegretWatch
 from extender.placement.unasked import UnaskedReport
-from extender.remote import advice, answers, regret
+from extender.remote import advice, answers, holding, regret
 from extender.remote.answers import Answer
 from tests.extender.cli.serving import ask, build_fleet, serving
 from tests.extender.cli.test_advise import build as build_advising
@@ -35,7 +35,9 @@ QUESTIONS: Final[dict[str, type[Answer]]] = {
     "/v1/decisions": answers.Decisions,
     "/v1/decisions?brief=true": answers.Decisions,
     "/v1/pending": answers.Pending,
-    "/v1/holders?idle_for=0": answers.Holders,
+    "/v1/holders?idle_for=0": holding.Holders,
+    "/v1/costs": holding.Costs,
+    "/v1/costs?by=pod": holding.Costs,
     "/v1/explain?pod=fresh": answers.Explanation,
     "/v1/explain?pod=big": answers.Explanation,
     "/v1/explain?pod=team/short": answers.Explanation,

@@ -50,7 +50,6 @@ export class Fleet {
     this.nodeCard = new Uint32Array(1);
     this.models = [];
     this.labels = {};
-    this.prices = {};
     this.thresholds = { utilization: 0.3, memory: 0.5 };
   }
 
@@ -61,7 +60,6 @@ export class Fleet {
     this.names = event.nodes;
     this.lower = event.nodes.map((name) => name.toLowerCase());
     this.thresholds = event.thresholds;
-    this.prices = event.prices;
     this.unit = event.memory_unit_bytes;
     this.models = event.models;
     this.profiles = event.profiles;

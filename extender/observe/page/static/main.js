@@ -15,12 +15,12 @@ const VIEWS = ["fleet", "decisions", "pending", "holders"];
 
 const fleet = new Fleet();
 const fleetView = new FleetView(fleet);
-const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders"), fleet) };
+const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders")) };
 const detail = new Detail(byId("detail"), fleet, fleetView);
 const told = { state: "connecting", why: "", beat: null, beatAt: 0 };
 
 const feed = new Feed({
-  fleet: (event) => { fleet.take(event); fleetView.isNew(); views.holders.isPriced(); },
+  fleet: (event) => { fleet.take(event); fleetView.isNew(); },
   looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
   delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(event); },
   decisions: (event) => views.decisions.take(event),

@@ -1,7 +1,7 @@
 """The page behind a real server, and a real browser that looks at it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,6 @@ class Server:
         world: what it shows.
         viewer: what whoever asks may see.
         sources: how the sources fare.
-        prices: of a GPU-hour.
         plots: asks a Prometheus.
         access: who needs a token; None for nobody.
         port: of 127.0.0.1.
@@ -40,7 +39,6 @@ class Server:
     world: World
     viewer: Viewer = SEES_ALL
     sources: list[SourceStatus] = field(default_factory=list)
-    prices: Mapping[str, float] = field(default_factory=dict)
     plots: Any = None
     access: Access | None = None
     port: int = field(default_factory=free_port)
@@ -67,7 +65,6 @@ class Server:
             clock=lambda: self.world.now,
             give_way=lambda: asyncio.sleep(0),
             plots=self.plots,
-            prices=self.prices,
         )
         self.page.add_to(app)
         self._runner = web.AppRunner(app, shutdown_timeout=0.5)

@@ -29,7 +29,7 @@ def column(document: dict[str, Any], name: str, kind: str = "u1") -> list[int]:
 
 
 def fresh_feed(world: World) -> FleetFeed:
-    feed = FleetFeed(world.fleet, {})
+    feed = FleetFeed(world.fleet)
     assert finish(feed.refresh_in_steps())
     return feed
 

@@ -1,7 +1,5 @@
-import asyncio
-
 import pytest
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, Locator, expect
 
 from extender.core.inventory import PodPhase, PodRecord
 from tests.extender.observe.page.acting import decide, live
@@ -95,46 +93,77 @@ def _leave_idle(world: WhyWorld) -> None:
     world.watch(120.0)
 
 
-async def test_idle_holders_show_with_their_cost(browser: Browser, why_world: WhyWorld) -> None:
-    _leave_idle(why_world)
-    async with (
-        serving(why_world, prices={"H100": 2.5, "A100": 9.0}) as server,
-        looking(browser, server, "?view=holders&idle=0") as (page, _),
-    ):
-        row = page.get_by_role("row", name="team/notebook")
-        await expect(row).to_contain_text("StatefulSet notebook")
-        await expect(row).to_contain_text("5.08")
-
-        await page.locator("#holders select").nth(1).select_option("owner")
-
-        await expect(page.get_by_role("row", name="team/StatefulSet notebook")).to_contain_text(
-            "5.08"
-        )
+COST = 2.5 * 7320 / 3600
+"""Of a GPU for as long as the pod has held it; it was idle for two minutes less the first look."""
 
 
-async def test_holders_that_came_before_the_fleet_get_their_cost_with_it(
+async def _figures(row: Locator) -> list[str]:
+    """Return the last figures of a row: hours, hours idle, cost used, cost idle."""
+    return (await row.locator("td.num").all_inner_texts())[-4:]
+
+
+async def test_idle_holders_show_what_they_used_and_what_was_idle(
     browser: Browser, why_world: WhyWorld
 ) -> None:
     _leave_idle(why_world)
-    is_fleet_told, is_over = asyncio.Event(), asyncio.Event()
-
-    async def wait(route: Route) -> None:
-        await (is_over if is_fleet_told.is_set() else is_fleet_told).wait()
-        await route.continue_()
-
+    why_world.why.set_prices({"H100": 2.5, "A100": 9.0})
     async with (
-        serving(why_world, prices={"H100": 2.5}) as server,
+        serving(why_world) as server,
         looking(browser, server, "?view=holders&idle=0") as (page, _),
     ):
-        await page.route("**/v1/page/stream", wait)
-        await page.reload()
         row = page.get_by_role("row", name="team/notebook")
         await expect(row).to_contain_text("StatefulSet notebook")
-        await expect(row).not_to_contain_text("5.08")
+        used, idle = COST - 2.5 * 60 / 3600, 2.5 * 60 / 3600
+        figures = ["2.0", "0.0", f"{used:.2f}", f"{idle:.2f}"]
+        assert await _figures(row) == figures
+        head = await page.locator("#holders thead th").all_inner_texts()
+        assert head[-3:] == ["Cost used", "Cost idle", "Why"]
+        said = f"cost {used:.2f} used, {idle:.2f} idle"
+        await expect(page.locator("#holders [role=status]")).to_contain_text(said)
 
-        # Once it has a stream, the page asks for the holders again: those stay away.
-        await page.route("**/v1/holders*", wait)
-        is_fleet_told.set()
+        for by, name in (
+            ("owner", "team/StatefulSet notebook"),
+            ("namespace", "team"),
+        ):
+            await page.locator("#holders select").nth(1).select_option(by)
+            row = page.get_by_role("row").filter(has=page.get_by_role("rowheader", name=name))
+            await expect(row).to_be_visible()
+            assert await _figures(row) == figures
+            await expect(page.locator("#holders [role=status]")).to_contain_text(said)
 
-        await expect(row).to_contain_text("5.08")
-        is_over.set()
+
+async def test_without_a_price_list_no_cost_is_shown(browser: Browser, why_world: WhyWorld) -> None:
+    _leave_idle(why_world)
+    async with (
+        serving(why_world) as server,
+        looking(browser, server, "?view=holders&idle=0") as (page, _),
+    ):
+        await expect(page.get_by_role("row", name="team/notebook")).to_be_visible()
+        await expect(page.locator("#holders")).not_to_contain_text("ost")
+
+
+async def test_more_holders_than_are_listed_are_in_the_sums(
+    browser: Browser, why_world: WhyWorld
+) -> None:
+    cards = {f"many-{node}": [Gpu(tenants=(f"team/held-{node}",))] for node in range(310)}
+    why_world.add(cards, readings=1)
+    for node in range(310):
+        why_world.add_pod(f"held-{node}", f"many-{node}", started=why_world.now - 3600.0)
+    why_world.tell(cards)
+    why_world.fleet.snapshot()
+    why_world.why.idleness.look()
+    why_world.why.set_prices({"H100": 2.0})
+    async with (
+        serving(why_world) as server,
+        looking(browser, server, "?view=holders&idle=0") as (page, _),
+    ):
+        note = page.locator("#holders [role=status]")
+        await expect(note).to_contain_text("310 pods: 310.0 GPU-hours")
+        await expect(note).to_contain_text("cost 620.00 used")
+        await expect(note).to_contain_text("the first 300 of 310 are listed")
+        await expect(page.locator("#holders tbody tr")).to_have_count(300)
+
+        await page.locator("#holders select").nth(1).select_option("namespace")
+
+        await expect(page.locator("#holders tbody tr")).to_have_count(1)
+        await expect(page.locator("#holders tbody tr")).to_contain_text("620.00")

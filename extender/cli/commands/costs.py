@@ -1,0 +1,90 @@
+"""`idlegpu costs`: what the GPUs that pods hold cost, used and idle."""
+
+import click
+from rich.console import RenderableType
+
+from extender.cli import words
+from extender.cli.commands.holders import summed
+from extender.cli.session import Session, connected
+from extender.cli.sheets import Cell, line, sheet, stack
+from extender.remote.holding import CostGroup, Costs
+
+COLUMNS = [">PODS", ">IDLE GPUS", ">GPU-HOURS", ">IDLE HOURS"]
+COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
+
+
+@click.command("costs")
+@connected
+@click.option(
+    "--by",
+    default="owner",
+    show_default=True,
+    type=click.Choice(["pod", "owner", "namespace"]),
+    help="What is summed up together.",
+)
+@click.option(
+    "--idle-for",
+    default="0",
+    show_default=True,
+    type=words.Span(),
+    metavar="TIME",
+    help="Only pods whose GPUs are idle for so long (30m, 1h, 1d12h); 0 for every holder.",
+)
+@click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
+@click.option(
+    "--some", is_flag=True, help="With --idle-for, also pods that use some of their GPUs."
+)
+@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+              help="How many sums to show.")  # fmt: skip
+def command(
+    session: Session, *, by: str, idle_for: int, namespace: str | None, some: bool, limit: int
+) -> None:
+    """What the GPUs that pods hold cost since they hold them; what costs most for nothing first.
+
+    COST IDLE is since the GPUs that are idle now were last used, COST USED all the rest. Costs need
+    a price list in the extender's settings (prices); without it GPU-hours are shown alone.
+    """
+    answer = session.client.costs(
+        by=by, idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit
+    )
+    session.show(answer, lambda: _render(answer))
+
+
+def _render(answer: Costs) -> RenderableType:
+    parts: list[RenderableType | None] = []
+    if answer.costs:
+        columns = [answer.by.upper(), *COLUMNS, *(COST_COLUMNS if answer.is_priced else [])]
+        rows = (_row(one, answer.by, is_priced=answer.is_priced) for one in answer.costs)
+        parts.append(sheet(columns, rows))
+        parts.append(line(f"in all {summed(answer.sums)}"))
+    else:
+        parts.append(line("no pod is known to hold GPUs"))
+    left = answer.total - len(answer.costs)
+    notes = {
+        "and {} more (--limit)": left,
+        "no price is known for what {} pods hold": answer.sums.unpriced_pods * answer.is_priced,
+        "left out, for you may not read them: {} pods": answer.hidden_pods,
+        "left out, for nobody says which GPUs are theirs: {} pods": answer.unknown,
+    }
+    parts += [line(text.format(count), "dim") for text, count in notes.items() if count > 0]
+    if not answer.is_priced:
+        parts.append(line("no cost: the extender has no price list (prices)", "dim"))
+    return stack(parts)
+
+
+def _row(one: CostGroup, by: str, *, is_priced: bool) -> list[Cell]:
+    name = {
+        "pod": one.pod or words.NOTHING,
+        "owner": f"{one.namespace}/{one.owner or words.NOTHING}",
+        "namespace": one.namespace,
+    }[by]
+    row: list[Cell] = [
+        name,
+        str(one.pods),
+        f"{one.gpus_idle}/{one.gpus}",
+        f"{one.gpu_hours:.1f}",
+        f"{one.gpu_hours_idle:.1f}",
+    ]
+    if is_priced:
+        row += [words.money(one.cost), words.money(one.cost_used), words.money(one.cost_idle)]
+    return row

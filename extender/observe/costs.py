@@ -1,0 +1,137 @@
+"""What the GPUs that pods hold cost, used and idle, by pod, owner or namespace."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from aiohttp import web
+
+from extender.observe.answers import chunks, stream_answer
+from extender.observe.holders import MAX_SECONDS, PIECE_PODS, PIECE_SHOWN, Holders
+from extender.observe.holding import Holder, Sums
+from extender.observe.parameters import (
+    QueryError,
+    check_parameters,
+    read_boolean,
+    read_number,
+    refusing,
+)
+from extender.observe.pending import moment
+from extender.observe.seen import sees
+from extender.observe.views import Json
+
+PATH = "/v1/costs"
+DEFAULT_GROUPS, MAX_GROUPS = 200, 1000
+
+
+class By(StrEnum):
+    """What is summed up together."""
+
+    POD = "pod"
+    OWNER = "owner"
+    NAMESPACE = "namespace"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """Pods that are summed up together.
+
+    Attributes:
+        namespace: theirs.
+        name: of the pod or the owner; "" where they have none, or the namespace is the group.
+        sums: over them.
+    """
+
+    namespace: str
+    name: str
+    sums: Sums = field(default_factory=Sums)
+
+    @property
+    def rank(self) -> tuple[float, float, str, str]:
+        """What costs most for nothing comes first, then what is idle for most hours."""
+        return -self.sums.cost_idle, -self.sums.gpu_hours_idle, self.namespace, self.name
+
+
+class Costs:
+    """Tells what pods cost; of those alone that the caller may read, and in no sum of others.
+
+    Args:
+        holders: finds the pods.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, holders: Holders, clock: Callable[[], float]) -> None:
+        self._holders = holders
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        query = request.query
+        check_parameters(query, frozenset({"by", "namespace", "limit", "idle_for", "some"}))
+        by = _read_by(query.get("by", By.OWNER))
+        namespace = query.get("namespace")
+        limit = read_number(query, "limit", default=DEFAULT_GROUPS, low=1, high=MAX_GROUPS)
+        seconds = float(read_number(query, "idle_for", default=0, low=0, high=MAX_SECONDS))
+        found = await self._holders.find(seconds, namespace, is_any=read_boolean(query, "some"))
+        groups, total, hidden = await _grouped(found, by)
+        shown = sorted(groups, key=lambda group: group.rank)[:limit]
+        rest: Json = {
+            "at": moment(self._clock()),
+            "watched_since": moment(self._holders.watched_since),
+            "idle_for_seconds": seconds,
+            "by": by.value,
+            "is_priced": bool(self._holders.prices),
+            "total": len(groups),
+            "sums": total.view(),
+            "hidden_pods": hidden,
+            "unknown": await self._holders.unknown(namespace),
+        }
+        pieces = ([_view(group, by) for group in some] for some in chunks(shown, PIECE_SHOWN))
+        return await stream_answer(request, "costs", pieces, rest)
+
+
+async def _grouped(found: Sequence[Holder], by: By) -> tuple[list[_Group], Sums, int]:
+    """Return the groups, the sums over all of them, and how many pods the caller may not read."""
+    groups: dict[tuple[str, str], _Group] = {}
+    total, hidden = Sums(), 0
+    for some in chunks(found, PIECE_PODS):
+        for holder in some:
+            record = holder.record
+            if not sees(record.namespace):
+                hidden += 1
+                continue
+            name = {By.POD: record.name, By.OWNER: record.owner, By.NAMESPACE: ""}[by]
+            key = (record.namespace, name)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group(namespace=record.namespace, name=name)
+            group.sums.add(holder)
+            total.add(holder)
+        await asyncio.sleep(0)
+    return list(groups.values()), total, hidden
+
+
+def _view(group: _Group, by: By) -> Json:
+    """Return a group of pods that the caller may read."""
+    return {
+        "namespace": group.namespace,
+        "pod": f"{group.namespace}/{group.name}" if by is By.POD else None,
+        "owner": group.name or None if by is By.OWNER else None,
+        **group.sums.view(),
+    }
+
+
+def _read_by(text: str) -> By:
+    """Read what is to be summed up together.
+
+    Raises:
+        QueryError: it is none of these.
+    """
+    try:
+        return By(text)
+    except ValueError as error:
+        raise QueryError("by", text, f"must be one of {', '.join(By)}") from error
