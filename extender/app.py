@@ -33,6 +33,7 @@ from extender.observe.decisions import Decisions
 from extender.observe.exporting import export_ports, export_state, metrics_route
 from extender.observe.health import health_routes
 from extender.observe.page.routes import STREAM, Page
+from extender.observe.replicas import Replicas
 from extender.observe.unasked import unasked_routes
 from extender.observe.why import Why
 from extender.placement.asked import AskedLog
@@ -92,14 +93,12 @@ class Extender:
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
         self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
-        host, _, replica = (identity := make_identity()).rpartition("_")
         self.peers = (
             Peers(
                 settings.peers,
                 self.asked.take,
                 self.metrics,
                 listen=settings.listen_address[0],
-                instance=identity,
             )
             if settings.peers.is_used
             else None
@@ -168,20 +167,19 @@ class Extender:
             policy=lambda: self.fleet.policy,
             admissions=self.metrics.admissions,
         )
-        decisions = Decisions(
-            self.history,
-            replica=replica,
-            host=host,
-            others=self.peers,
-            tells_others=(tells_others := settings.tls.is_used or self.access.is_open),
+        replicas = Replicas.of(
+            self.peers.instance if self.peers is not None else make_identity(),
+            self.peers,
+            tells=settings.tls.is_used or self.access.is_open,
         )
-        self.api = Api(self.fleet, self.placer, settings.resource_patterns, decisions)
+        decided = Decisions(self.history, replicas)
+        self.api = Api(self.fleet, self.placer, settings.resource_patterns, decided)
+        self._regret = self.trying.table(replicas)
         self.why = Why(
             self.placer,
             lambda: self.api.resources,
             clock,
-            others=self.peers,
-            tells_others=tells_others,
+            replicas=replicas,
             prices=settings.prices,
         )
         self.page = Page(
@@ -193,9 +191,13 @@ class Extender:
             plots=Plots(lambda: self.settings.prometheus, clock),
         )
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
-        dropped, follower = (lambda: self.events.counts.dropped), self.following
-        state = export_state(self.metrics, settings, self.fleet, follower, dropped, clock)
+        state = export_state(
+            self.metrics, settings, self.fleet, self.following, self._dropped, clock
+        )
         self._metrics_route = metrics_route(self.metrics, state, self.in_flight.give_way)
+
+    def _dropped(self) -> int:
+        return self.events.counts.dropped
 
     def _build_waker(self, settings: Settings, before: Waker | None = None) -> Waker | None:
         if not settings.wake.enabled:
@@ -258,8 +260,8 @@ class Extender:
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
             middlewares.insert(0, only_known(settings.tls))
-        routes = [*self.webhooks.routes(), *self.api.decisions.peer_routes()]
-        routes += self.why.explain.peer_routes()
+        routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
+        routes += [*self.api.decisions.peer_routes(), *self.why.explain.peer_routes()]
         if self.peers is not None:
             routes += self.peers.routes()
         if not settings.status_listen:
@@ -285,7 +287,7 @@ class Extender:
         return self.admission.build_app([self.in_flight.count])
 
     def _add_status(self, app: web.Application) -> None:
-        app.add_routes([*unasked_routes(self.unasked), *self.trying.routes()])
+        app.add_routes([*unasked_routes(self.unasked), *self._regret.routes()])
         app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
         self.page.add_to(app)
         app.add_routes(

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -13,7 +12,8 @@ from typing_extensions import override
 from extender.config import Settings
 from extender.in_flight import InFlight
 from extender.metrics import Metrics
-from extender.observe.regret import RegretMetrics, regret_routes
+from extender.observe.regret import RegretMetrics, RegretTable
+from extender.observe.replicas import Replicas
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.placement.regret import RegretWatch
@@ -89,9 +89,9 @@ class Trying:
         if self.log is not None:
             self.log.note_bound(record.pod.uid, record.bound_node, self._clock())
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
-        return regret_routes(lambda: self.regret)
+    def table(self, replicas: Replicas) -> RegretTable:
+        """Return what tells of regret, here and at the other replicas."""
+        return RegretTable(lambda: self.regret, replicas)
 
     def degraded(self) -> Mapping[str, str]:
         """Return what is wrong although questions are answered."""

@@ -4,20 +4,22 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol
+from itertools import takewhile
+from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
 
 from extender.core.untyped import text_of
-from extender.observe.answers import CONTENT_TYPE, chunks, error_answer, json_answer, stream_answer
+from extender.observe.answers import CONTENT_TYPE, chunks, json_answer, stream_answer
 from extender.observe.parameters import (
     check_parameters,
     read_boolean,
     read_number,
     refusing,
 )
+from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import VIEWER, namespace_of, sees, write_json_in_full
 from extender.observe.views import Json, decision_view, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
@@ -31,30 +33,6 @@ PIECE_DECISIONS: Final = 32
 
 VERSION: Final = 1
 """Grows where an older replica would misread what is told."""
-
-ALONE: Final = "here"
-
-
-class Others(Protocol):
-    """The way to the other replicas."""
-
-    async def ask(self, path: str) -> Mapping[str, bytes | None]:
-        """Return what each of them answers, by its address; None where one does not."""
-
-    async def ask_one(self, address: str, path: str) -> bytes | None:
-        """Return what one of them answers, None where it does not."""
-
-
-class Nobody:
-    """There is no other replica."""
-
-    async def ask(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
-        """Return nothing."""
-        return {}
-
-    async def ask_one(self, address: str, path: str) -> bytes | None:  # noqa: ARG002 - see Others
-        """Return nothing."""
-        return None
 
 
 class Told(msgspec.Struct, kw_only=True, frozen=True):
@@ -103,27 +81,12 @@ class Decisions:
 
     Args:
         history: the decisions of this replica.
-        replica: a short name of this process that no other has, without hyphens.
-        host: which pod that is, for people.
-        others: the other replicas.
-        tells_others: whether it is known of those who come to the peers' path that they are
-            replicas, or nothing is hidden from anybody.
+        replicas: this one and the others.
     """
 
-    def __init__(
-        self,
-        history: DecisionHistory,
-        *,
-        replica: str = ALONE,
-        host: str = "",
-        others: Others | None = None,
-        tells_others: bool = False,
-    ) -> None:
+    def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:
         self._history = history
-        self._replica = replica
-        self._host = host
-        self._others = others or Nobody()
-        self._tells_others = tells_others
+        self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes for people and programs."""
@@ -167,8 +130,10 @@ class Decisions:
             view = None
             if not brief:
                 query = urlencode({"id": text_of(decision.view["id"])})
-                body = await self._others.ask_one(decision.address, f"{PEERS_PATH}?{query}")
-                told = _read(body)
+                body = await self._replicas.others.ask_one(
+                    decision.address, f"{PEERS_PATH}?{query}"
+                )
+                told = read_told(body)
                 view = told.decisions[0] if told and told.decisions else None
             # Forgotten meanwhile: then what it said in short.
             yield [veiled(view or decision.view)]
@@ -178,7 +143,7 @@ class Decisions:
         wanted = request.match_info["id"]
         near = [self._view(it, brief=False) for it in self._history if self._is(it, wanted)]
         heard = _Heard(decisions=(), unreachable=())
-        if not wanted.startswith(f"{self._replica}-"):
+        if not self._replicas.is_ours(wanted):
             heard = await self._hear({"id": wanted})
         found = [*near, *(veiled(it.view) for it in heard.decisions)]
         rest: Json = {"unreachable": heard.unreachable} if heard.unreachable else {}
@@ -193,16 +158,17 @@ class Decisions:
 
     async def _tell(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica."""
-        if not self._tells_others:
-            return error_answer(
-                403, "without TLS (tls.*) nobody can be known as a replica: decisions stay here"
-            )
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
         query = request.query
-        check_parameters(query, frozenset({"limit", "pod", "id"}))
+        check_parameters(query, frozenset({"limit", "pod", "id", "after"}))
         limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
-        wanted = query.get("id")
+        wanted, after = query.get("id"), query.get("after")
         if wanted is not None:
             records = [record for record in self._history if self._is(record, wanted)]
+        elif after is not None:
+            records = self._after(after)[:limit]
         else:
             records = self._near(query.get("pod"))[:limit]
         written: list[bytes] = []
@@ -213,7 +179,7 @@ class Decisions:
             await asyncio.sleep(0)
         body = b'{"version":%d,"replica":%b,"decisions":[%b]}' % (
             VERSION,
-            write_json_in_full(self._replica),
+            write_json_in_full(self._replicas.name),
             b",".join(written),
         )
         return web.Response(body=body, content_type=CONTENT_TYPE)
@@ -226,24 +192,33 @@ class Decisions:
             if pod is None or pod in {record.pod.key, record.pod.uid, record.pod.name}
         ]
 
-    def _is(self, record: DecisionRecord, wanted: str) -> bool:
-        return wanted in {str(record.number), self._id(record)}
+    def _after(self, known: str) -> list[DecisionRecord]:
+        """Return the decisions of this replica after the last one of them that is known.
 
-    def _id(self, record: DecisionRecord) -> str:
-        return f"{self._replica}-{record.number}"
+        Args:
+            known: decisions of any replicas, by commas.
+        """
+        ours = (one for one in known.split(",") if self._replicas.is_ours(one))
+        numbers = (one.rpartition("-")[2] for one in ours)
+        last = max((int(one) for one in numbers if one.isdecimal()), default=0)
+        return list(takewhile(lambda record: record.number > last, self._history))
+
+    def _is(self, record: DecisionRecord, wanted: str) -> bool:
+        return wanted in {str(record.number), self._replicas.id_of(record.number)}
 
     def _view(self, record: DecisionRecord, *, brief: bool) -> Json:
-        own: Json = {"id": self._id(record), "replica": self._host}
-        return own | decision_view(record, brief=brief)
+        return named(self._replicas, record) | decision_view(record, brief=brief)
 
     async def _hear(self, query: Mapping[str, str]) -> _Heard:
         """Ask the others, and find out what of it the caller may see."""
-        answers = await self._others.ask(f"{PEERS_PATH}?{urlencode(query)}")
+        answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(query)}")
         decisions: list[_Far] = []
         unreachable: list[str] = []
-        heard = {self._replica}  # a replica may have two addresses, and we have one of our own
+        heard = {
+            self._replicas.name
+        }  # a replica may have two addresses, and we have one of our own
         for address, body in sorted(answers.items()):
-            told = _read(body)
+            told = read_told(body)
             if told is None:
                 unreachable.append(address)
             elif told.replica not in heard:
@@ -253,7 +228,12 @@ class Decisions:
         return _Heard(decisions=decisions, unreachable=unreachable)
 
 
-def _read(body: bytes | None) -> Told | None:
+def named(replicas: Replicas, record: DecisionRecord) -> Json:
+    """Return what a decision of ours is called, and who made it."""
+    return {"id": replicas.id_of(record.number), "replica": replicas.host}
+
+
+def read_told(body: bytes | None) -> Told | None:
     """Return what another replica told, None where it is nothing that can be read."""
     if body is None:
         return None

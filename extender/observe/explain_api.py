@@ -1,8 +1,7 @@
-"""Why a pod went where it went, or waits; and what would happen to one that is not there."""
+"""Why a pod went where it went, or waits, whichever replica decided it."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Final
@@ -11,28 +10,23 @@ from urllib.parse import urlencode
 import orjson
 from aiohttp import web
 
-from extender.core.annotations import AnnotationProblem
-from extender.core.decision import Decision
-from extender.core.explain import NodeVerdict
 from extender.core.inventory import PodRecord
-from extender.core.request import GpuRequest, PodRef, parse_pod_ref, parse_request
-from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_containers
+from extender.core.request import PodRef
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import CONTENT_TYPE, error_answer, json_answer
-from extender.observe.decisions import Nobody, Others
-from extender.observe.explain_node import Wish, one_node
+from extender.observe.decisions import named
+from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
     Ranking,
-    closed_nodes,
     full_nodes,
     kept,
     rejected_nodes,
-    request_view,
     short_nodes,
 )
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.pending import PIECE_SCANNED, Pending, waits
+from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import (
     SEES_ALL,
     VIEWER,
@@ -43,17 +37,12 @@ from extender.observe.seen import (
     write_json_in_full,
 )
 from extender.observe.views import Json, decision_view
-from extender.observe.what_if import open_nodes, read_selection
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 
 PATH: Final = "/v1/explain"
 PEERS_PATH: Final = "/v1/peers/explain"
 """Where other replicas ask: under the prefix that only their certificates open."""
-MAX_BODY: Final = 1 << 20
-"""The API server takes no larger object."""
-PIECE_EXPLAINED: Final = 16
-"""Nodes that are explained between two turns of the event loop."""
 ATTEMPT_SECONDS: Final = 5.0
 """Filter and prioritize of one attempt are asked so close together."""
 
@@ -65,10 +54,7 @@ class Explain:
         fleet: the fleet.
         placer: ranks, and remembers decisions.
         pending: tells of the pods that wait.
-        resources: says which resources are GPUs.
-        others: the other replicas: one of them may have decided.
-        tells_others: whether it is known of those who come to the peers' path that they are
-            replicas, or nothing is hidden from anybody.
+        replicas: this one and the others: one of them may have decided.
     """
 
     def __init__(
@@ -77,70 +63,97 @@ class Explain:
         placer: Placer,
         pending: Pending,
         *,
-        resources: Callable[[], ResourceNames],
-        others: Others | None = None,
-        tells_others: bool = False,
+        replicas: Replicas = ONE,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
         self._pending = pending
-        self._resources = resources
-        self._others = others or Nobody()
-        self._tells_others = tells_others
+        self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get(PATH, refusing(self._explain)),
-            web.post(PATH, refusing(self._foresee)),
-        ]
+        """Return the route."""
+        return [web.get(PATH, refusing(self._explain))]
 
     def peer_routes(self) -> list[web.RouteDef]:
         """Return the route for other replicas."""
         return [web.get(PEERS_PATH, refusing(self._tell))]
 
-    # --- a pod that is there ------------------------------------------------------------------
-
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
-        check_parameters(query, frozenset({"pod", "number", "limit", "node"}))
+        check_parameters(query, frozenset({"pod", "number", "id", "limit", "node"}))
         wish = Wish.read(query)
         number = read_number(query, "number", default=0, low=1, high=10**9)
-        name = query.get("pod", "")
-        if bool(name) == bool(number):
-            raise QueryError("pod", name, "must be namespace/name, name or UID; or give number")
-        view, at = await self._own(name, number, wish)
-        if name:
-            told = await self._told(name, wish)
-            view = next((other for other, newer in told if newer > at), view)
+        name, wanted = query.get("pod", ""), query.get("id", "") or (str(number) if number else "")
+        if bool(name) == bool(wanted) or (number and "id" in query):
+            raise QueryError(
+                "pod", name, "must be namespace/name, name or UID; or give number, or id"
+            )
+        if wanted:
+            return await self._explain_one(wanted, wish)
+        view, at = await self._own(name, "", wish)
+        told = await self._told({"pod": name} | wish.query)
+        view = next((other for other, newer in told if newer > at), view)
         if view is None:
             return error_answer(
                 404,
-                f"no decision about {name or f'number {number}'!r} is remembered, and there is no "
-                "such GPU pod: GET /v1/decisions and /v1/pending list what is known",
+                f"no decision about {name!r} is remembered, and there is no such GPU pod: "
+                "GET /v1/decisions and /v1/pending list what is known",
             )
         return json_answer(view)
 
-    async def _own(self, name: str, number: int, wish: Wish) -> tuple[Json | None, float]:
+    async def _explain_one(self, wanted: str, wish: Wish) -> web.StreamResponse:
+        """Explain one decision, whoever made it.
+
+        Args:
+            wanted: its id, or its number, which several replicas may have.
+            wish: what of the nodes is told.
+        """
+        own, _ = await self._own("", wanted, wish)
+        found = [] if own is None else [own]
+        if not self._replicas.is_ours(wanted):
+            told = await self._told({"id": wanted} | wish.query)
+            found += [view for view, _ in told]
+        if len(found) == 1:
+            return json_answer(found[0])
+        if found:
+            ids = ", ".join(sorted(text_of(mapping_of(one["decision"]).get("id")) for one in found))
+            return error_answer(
+                409, f"several replicas have a decision {wanted!r}: ask for the id, one of {ids}"
+            )
+        return error_answer(
+            404, f"decision {wanted!r} is not remembered: GET /v1/decisions lists the last"
+        )
+
+    async def _own(self, name: str, wanted: str, wish: Wish) -> tuple[Json | None, float]:
         """Return what this replica knows, None for nothing, and when it decided, 0 for never.
+
+        Args:
+            name: a pod's, "" where a decision is meant.
+            wanted: a decision's id or number, "" where a pod is meant.
+            wish: what of the nodes is told.
 
         Raises:
             QueryError: several pods have that name.
         """
-        decided = self._find(name, number)
-        record = self._fleet.pods.get(decided.pod.uid) if decided else await self._known(name)
+        decided = self._find(name, wanted)
+        record = self._fleet.pods.get(decided.pod.uid) if decided else None
+        if decided is None and name:
+            record = await self._known(name)
         if decided is None and record is None:
             return None, 0.0
         return await self._view(decided, record, wish), decided.at if decided else 0.0
 
-    async def _told(self, name: str, wish: Wish) -> list[tuple[Json, float]]:
+    async def _told(self, asked: Mapping[str, str]) -> list[tuple[Json, float]]:
         """Return what the other replicas decided of pods that the caller sees, the newest first."""
-        query = urlencode({"pod": name, **wish.query})
-        found = []
-        for body in (await self._others.ask(f"{PEERS_PATH}?{query}")).values():
+        found: list[tuple[Json, float]] = []
+        ids = {""}  # a replica may have two addresses, and we have one of our own
+        answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(asked)}")
+        for body in answers.values():
             view = _read(body)
             at = _decided_at(view)
-            if at:
+            name = text_of(mapping_of(view.get("decision")).get("id"))
+            if at and name not in ids and not self._replicas.is_ours(name):
+                ids.add(name)
                 namespace = namespace_of(text_of(view.get("pod")))
                 await VIEWER.get().learn({namespace})
                 if sees(namespace):
@@ -149,23 +162,23 @@ class Explain:
 
     async def _tell(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which hides what its caller may not see."""
-        if not self._tells_others:
-            return error_answer(
-                403, "without TLS (tls.*) nobody can be known as a replica: decisions stay here"
-            )
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
         query = request.query
-        check_parameters(query, frozenset({"pod", "limit", "node"}))
+        check_parameters(query, frozenset({"pod", "id", "limit", "node"}))
+        wish = Wish.read(query)
         # For this answer alone: the next one on this connection may be for somebody else.
         whose = VIEWER.set(SEES_ALL)
         try:
-            view, at = await self._own(query.get("pod", ""), 0, Wish.read(query))
+            view, at = await self._own(query.get("pod", ""), query.get("id", ""), wish)
         finally:
             VIEWER.reset(whose)
         body = write_json_in_full(view if view is not None and at else {})
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
-    def _find(self, name: str, number: int) -> DecisionRecord | None:
-        """Return the last decision about a pod, or that of a number, None where there is none.
+    def _find(self, name: str, wanted: str) -> DecisionRecord | None:
+        """Return the last decision about a pod, or that of an id or number, None for none.
 
         Raises:
             QueryError: several pods have that name.
@@ -173,7 +186,11 @@ class Explain:
         found: dict[str, DecisionRecord] = {}
         for record in self._placer.history:
             pod = record.pod
-            is_meant = record.number == number or (name and name in {pod.key, pod.uid, pod.name})
+            is_meant = (
+                name in {pod.key, pod.uid, pod.name}
+                if name
+                else wanted in {str(record.number), self._replicas.id_of(record.number)}
+            )
             if is_meant and sees(pod.namespace):
                 found.setdefault(pod.key, record)
         _require_one("pod", name, found)
@@ -235,29 +252,20 @@ class Explain:
         await asyncio.sleep(0)
         ranking = Ranking(decision=decided.decision, details=details, bound_node=bound)
         return view | {
-            "decision": decision_view(decided, brief=True),
-            "filter": decision_view(filtered, brief=True) if filtered else None,
+            "decision": self._brief(decided),
+            "filter": self._brief(filtered) if filtered else None,
             "kept": kept(asked, details),
             "nodes": full_nodes(ranking),
             "others": others,
             "others_left": left,
             "rejected": rejected_nodes(asked),
-            "asked_node": self._one(wish.node, asked, details),
+            "asked_node": asked_node(
+                wish, asked, (verdict.node for verdict in details), self._fleet.nodes
+            ),
         }
 
-    def _one(
-        self, name: str, decision: Decision, details: Iterable[NodeVerdict], closed_by: str = ""
-    ) -> Json | None:
-        """Return what is known of the node that somebody asks for, None where nobody does."""
-        if not name:
-            return None
-        return one_node(
-            name,
-            decision,
-            (verdict.node for verdict in details),
-            is_known=name in self._fleet.nodes,
-            closed_by=closed_by,
-        )
+    def _brief(self, record: DecisionRecord) -> Json:
+        return named(self._replicas, record) | decision_view(record, brief=True)
 
     def _filter_of(self, decided: DecisionRecord) -> DecisionRecord | None:
         """Return what filter said in the same attempt, None where that is not remembered."""
@@ -268,78 +276,6 @@ class Explain:
                 is_same = decided.at - record.at < ATTEMPT_SECONDS and record.verb == "filter"
                 return record if is_same else None
         return None
-
-    # --- a pod that is not there ----------------------------------------------------------------
-
-    async def _foresee(self, request: web.Request) -> web.StreamResponse:
-        check_parameters(request.query, frozenset({"limit", "node"}))
-        wish = Wish.read(request.query)
-        body = bytearray()
-        async for part in request.content.iter_any():
-            body += part
-            if len(body) > MAX_BODY:
-                return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
-        try:
-            pod = mapping_of(orjson.loads(body))
-        except orjson.JSONDecodeError as error:
-            return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
-        if not mapping_of(pod.get("spec")).get("containers"):
-            return error_answer(400, "the body is no pod: spec.containers must name its containers")
-        if (count := count_containers(pod)) > MOST_CONTAINERS:
-            return error_answer(
-                400, f"the pod has {count} containers: must be at most {MOST_CONTAINERS}"
-            )
-        resources = self._resources()
-        parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
-        if parsed.request is None:
-            return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
-        ref = parse_pod_ref(pod)
-        seen = await self._foreseen(parsed.request, pod, wish)
-        problems = [_problem(problem) for problem in parsed.problems]
-        # The pod is the caller's own text: whoever sent it may read it.
-        own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
-        return json_answer(seen | own)
-
-    async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
-        """Return what would happen to a pod; nothing is assumed or remembered."""
-        selection = read_selection(pod, self._fleet.nodes)
-        names, closed = await open_nodes(self._fleet, wanted, selection)
-        decision = self._placer.guess(wanted, names)
-        best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
-        if wish.node in names and wish.node not in best:
-            best.append(wish.node)
-        details: list[NodeVerdict] = []
-        for start in range(0, len(best), PIECE_EXPLAINED):
-            some = best[start : start + PIECE_EXPLAINED]
-            details += self._placer.explain_nodes(wanted, some)
-            await asyncio.sleep(0)
-        others, left = short_nodes(decision, best, wish.limit)
-        reasons = [reason for reason, shut in closed.items() if wish.node in shut]
-        ordered = decision.order.tolist()
-        return {
-            "uid": None,
-            "is_hypothetical": True,
-            "state": "placeable" if ordered else "unplaceable",
-            "bound_node": None,
-            "is_followed": None,
-            "pending": None,
-            "decision": {
-                "request": request_view(wanted),
-                "candidates": len(decision.candidates),
-                "feasible": decision.feasible,
-                "node": decision.best,
-                "runner_up": decision.candidates[ordered[1]] if len(ordered) > 1 else None,
-            },
-            "filter": None,
-            "kept": kept(decision, details),
-            "nodes": full_nodes(Ranking(decision=decision, details=tuple(details))),
-            "others": others,
-            "others_left": left,
-            "rejected": rejected_nodes(decision),
-            "closed": closed_nodes(closed),
-            "not_checked": list(selection.not_checked),
-            "asked_node": self._one(wish.node, decision, details, "".join(reasons)),
-        }
 
 
 def _require_one(
@@ -377,15 +313,3 @@ def _ref(record: PodRecord | None) -> PodRef:
     if record is None:
         return PodRef(uid="", namespace="", name="")
     return PodRef(uid=record.uid, namespace=record.namespace, name=record.name)
-
-
-def _not_asked(resources: ResourceNames, *, is_disabled: bool) -> str:
-    """Return why nobody would ask us about a pod."""
-    if is_disabled:
-        return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"
-    names = ", ".join(resources.names)
-    return f"the pod asks for no GPU: one of its containers must limit one of {names}"
-
-
-def _problem(problem: AnnotationProblem) -> Json:
-    return asdict(problem) | {"message": problem.message}

@@ -1,6 +1,6 @@
 """What a decision keeps of one node that somebody asks for, and why that is not more."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -52,9 +52,9 @@ class Wish:
         return cls(limit, query.get("node", ""))
 
     @property
-    def query(self) -> dict[str, str | int]:
+    def query(self) -> dict[str, str]:
         """As parameters; without a node none that an older replica would refuse."""
-        return {"limit": self.limit} | ({"node": self.node} if self.node else {})
+        return {"limit": str(self.limit)} | ({"node": self.node} if self.node else {})
 
 
 class Kept(StrEnum):
@@ -69,18 +69,25 @@ class Kept(StrEnum):
     """There is no such node."""
 
 
-def one_node(
-    name: str, decision: Decision, in_full: Iterable[str], *, is_known: bool, closed_by: str = ""
-) -> Json:
-    """Return what a decision says of one node.
+def asked_node(
+    wish: Wish,
+    decision: Decision,
+    in_full: Iterable[str],
+    nodes: Container[str],
+    closed_by: str = "",
+) -> Json | None:
+    """Return what a decision says of the node that is asked about, None where none is.
 
     Args:
-        name: the node.
+        wish: names the node.
         decision: the verdict on every candidate.
         in_full: nodes that are kept in full.
-        is_known: whether there is a node of that name now.
+        nodes: those that there are now.
         closed_by: why kube-scheduler would not ask about it, "" where that is not known.
     """
+    name, is_known = wish.node, wish.node in nodes
+    if not name:
+        return None
     try:
         at = decision.candidates.index(name)
     except ValueError:

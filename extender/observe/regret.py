@@ -1,18 +1,22 @@
-"""Tells how placements turned out: a table, and metrics."""
+"""Tells how placements turned out, of all replicas: a table, and metrics of this one."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from extender.observe.answers import json_answer
+from extender.observe.answers import CONTENT_TYPE, chunks, json_answer
 from extender.observe.parameters import check_parameters, read_number, refusing
 from extender.observe.pending import moment
-from extender.observe.seen import of_pod, pod_name, sees
+from extender.observe.replicas import ONE, Replicas
+from extender.observe.seen import VIEWER, of_pod, pod_name, sees
 from extender.observe.views import Json
 from extender.placement.regret import Outcome, RegretWatch
 
@@ -20,7 +24,37 @@ PATH = "/v1/regret"
 DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
 
 _ACTIVITY_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
+PEERS_PATH = "/v1/peers/regret"
+"""Where other replicas ask: under the prefix that only their certificates open."""
+MOST_TOLD = 10_000
+"""Outcomes that are told to another replica, the newest: some megabytes."""
+PIECE_OUTCOMES = 100
+"""Outcomes that are written for it between two turns of the event loop."""
+VERSION = 1
+"""Grows where an older replica would misread what is told."""
+
 _REGRET_BUCKETS = (-0.5, -0.2, -0.1, -0.05, -0.01, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class _Told(msgspec.Struct, kw_only=True, frozen=True):
+    """What a replica tells another; it hides nothing from a replica.
+
+    Attributes:
+        version: of this form.
+        replica: who tells, short.
+        watched: pods that it watches.
+        left_out: pods that it did not compare.
+        outcomes: the newest first.
+    """
+
+    version: int
+    replica: str
+    watched: int
+    left_out: int
+    outcomes: list[Outcome]
+
+
+_TOLD = msgspec.json.Decoder(_Told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,39 +139,112 @@ class RegretMetrics(Collector):
             self.regret.labels("choice", followed).observe(outcome.regret)
 
 
-def regret_routes(watch: Callable[[], RegretWatch]) -> list[web.RouteDef]:
-    """Return the route.
+class RegretTable:
+    """The route /v1/regret, and the one at which other replicas ask.
 
     Args:
         watch: returns what is watching by now.
+        replicas: this one and the others: each watches the pods that it decided about.
     """
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    def __init__(self, watch: Callable[[], RegretWatch], replicas: Replicas = ONE) -> None:
+        self._watch = watch
+        self._replicas = replicas
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route for people and programs."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route for other replicas."""
+        return [web.get(PEERS_PATH, refusing(self._tell))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"limit", "namespace"}))
         namespace = request.query.get("namespace")
         limit = read_number(
             request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
         )
-        watching = watch()
+        watching = self._watch()
+        told, unreachable = await self._hear()
+        known = _newest(
+            [*reversed(watching.outcomes), *(one for each in told for one in each.outcomes)]
+        )
+        await VIEWER.get().learn({one.pod.namespace for one in known})
         shown = [
             one
-            for one in reversed(watching.outcomes)
+            for one in known
             if namespace is None or (sees(namespace) and one.pod.namespace == namespace)
         ]
         return json_answer(
             {
                 "after_seconds": watching.after_seconds,
-                "watched": len(watching),
-                "left_out": watching.left_out,
+                "watched": len(watching) + sum(each.watched for each in told),
+                "left_out": watching.left_out + sum(each.left_out for each in told),
                 "total": len(shown),
                 "all": _means_view(shown),
                 "followed": _means_view([one for one in shown if one.is_followed]),
                 "not_followed": _means_view([one for one in shown if not one.is_followed]),
                 "placements": [_view(one) for one in shown[:limit]],
+                "unreachable": unreachable,
             }
         )
 
-    return [web.get(PATH, refusing(answer))]
+    async def _tell(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which hides what its caller may not see."""
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
+        check_parameters(request.query, frozenset())
+        watching = self._watch()
+        written: list[bytes] = []
+        for some in chunks(islice(reversed(watching.outcomes), MOST_TOLD), PIECE_OUTCOMES):
+            written += map(msgspec.json.encode, some)
+            await asyncio.sleep(0)
+        head = msgspec.json.encode(
+            {
+                "version": VERSION,
+                "replica": self._replicas.name,
+                "watched": len(watching),
+                "left_out": watching.left_out,
+            }
+        )
+        body = b'%b,"outcomes":[%b]}' % (head[:-1], b",".join(written))
+        return web.Response(body=body, content_type=CONTENT_TYPE)
+
+    async def _hear(self) -> tuple[list[_Told], list[str]]:
+        """Return what the others tell, and the addresses of those that do not answer."""
+        told: list[_Told] = []
+        unreachable: list[str] = []
+        heard = {self._replicas.name}  # a replica may have two addresses, and we have one of ours
+        for address, body in sorted((await self._replicas.others.ask(PEERS_PATH)).items()):
+            one = _read(body)
+            if one is None:
+                unreachable.append(address)
+            elif one.replica not in heard:
+                heard.add(one.replica)
+                told.append(one)
+            await asyncio.sleep(0)
+        return told, unreachable
+
+
+def _read(body: bytes | None) -> _Told | None:
+    """Return what another replica told, None where it is nothing that can be read."""
+    try:
+        told = _TOLD.decode(body or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return told if told.version == VERSION else None
+
+
+def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes, the newest first; of one pod that decided last."""
+    last: dict[str, Outcome] = {}
+    for one in outcomes:
+        other = last.get(one.pod.uid)
+        if other is None or one.decided_at > other.decided_at:
+            last[one.pod.uid] = one
+    return sorted(last.values(), key=lambda one: -(one.bound_at + one.seconds))
 
 
 def _view(one: Outcome) -> Json:

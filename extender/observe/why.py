@@ -8,12 +8,13 @@ from aiohttp import web
 
 from extender.core.resources import ResourceNames
 from extender.observe.costs import Costs
-from extender.observe.decisions import Others
 from extender.observe.explain_api import Explain
+from extender.observe.foresee import Foresight
 from extender.observe.holders import Holders
 from extender.observe.idleness import Idleness
 from extender.observe.pending import Pending
 from extender.observe.prices import PriceList
+from extender.observe.replicas import ONE, Replicas
 from extender.placement.placer import Placer
 
 NO_PRICES: Final[Mapping[str, float]] = MappingProxyType({})
@@ -26,8 +27,7 @@ class Why:
         placer: ranks, and remembers decisions.
         resources: says which resources are GPUs.
         clock: seconds since the epoch.
-        others: the other replicas.
-        tells_others: whether they may be told all, as `Decisions` has it.
+        replicas: this one and the others.
         prices: of a GPU-hour by words of the model.
     """
 
@@ -37,8 +37,7 @@ class Why:
         resources: Callable[[], ResourceNames],
         clock: Callable[[], float],
         *,
-        others: Others | None = None,
-        tells_others: bool = False,
+        replicas: Replicas = ONE,
         prices: Mapping[str, float] = NO_PRICES,
     ) -> None:
         fleet = placer.fleet
@@ -47,18 +46,12 @@ class Why:
         self.holders = Holders(fleet, self.idleness, clock)
         self._costs = Costs(self.holders, clock)
         self.set_prices(prices)
-        self.explain = Explain(
-            fleet,
-            placer,
-            self.pending,
-            resources=resources,
-            others=others,
-            tells_others=tells_others,
-        )
+        self.explain = Explain(fleet, placer, self.pending, replicas=replicas)
+        self._foresight = Foresight(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        parts = (self.pending, self.holders, self._costs, self.explain)
+        parts = (self.pending, self.holders, self._costs, self.explain, self._foresight)
         return [route for part in parts for route in part.routes()]
 
     def set_prices(self, prices: Mapping[str, float]) -> None:

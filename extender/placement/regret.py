@@ -37,6 +37,7 @@ class Outcome:
     Attributes:
         pod: the pod.
         bound_at: when its binding was seen, seconds since the epoch.
+        decided_at: when it was decided: of two replicas that did so the later one counts.
         seconds: for how long it was watched: less than was wanted where it ended before.
         node: where it is.
         choice: our first choice, "" where no node passed.
@@ -53,6 +54,7 @@ class Outcome:
 
     pod: PodRef
     bound_at: float
+    decided_at: float
     seconds: float
     node: str
     choice: str
@@ -107,6 +109,7 @@ class _Watched:
 
     pod: PodRef
     bound_at: float
+    decided_at: float
     node: str
     choice: str
     is_shadow: bool
@@ -183,6 +186,7 @@ class RegretWatch:
         self._watched[record.pod.uid] = _Watched(
             pod=record.pod,
             bound_at=at,
+            decided_at=record.at,
             node=node,
             choice=record.decision.best or "",
             is_shadow=record.is_shadow,
@@ -239,6 +243,7 @@ class RegretWatch:
         outcome = Outcome(
             pod=watched.pod,
             bound_at=watched.bound_at,
+            decided_at=watched.decided_at,
             seconds=now - watched.bound_at,
             node=watched.node,
             choice=watched.choice,

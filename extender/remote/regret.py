@@ -38,7 +38,7 @@ class TurnedOut(Answer):
 
 
 class Regret(Answer):
-    """How placements turned out, the newest first."""
+    """How placements turned out, the newest first; replicas that did not answer are named."""
 
     after_seconds: float
     watched: int
@@ -48,3 +48,4 @@ class Regret(Answer):
     followed: RegretMeans
     not_followed: RegretMeans
     placements: list[TurnedOut]
+    unreachable: list[str] = []  # noqa: RUF012 - msgspec makes a new one each time

@@ -34,6 +34,9 @@ def _render(answer: Regret, *, is_wide: bool) -> RenderableType:
     notes = [line(f"watched until {after} after they are bound: {answer.watched} pods", "dim")]
     if answer.left_out:
         notes.append(line(f"left out: {answer.left_out} pods", "dim"))
+    if answer.unreachable:
+        away = words.listed(answer.unreachable)
+        notes.append(line(f"replicas that do not answer: {away}", "yellow"))
     if not answer.placements:
         return stack([line("no placement was compared yet"), *notes])
     means = [

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from extender.observe.decisions import PEERS_PATH, Decisions
+from extender.observe.replicas import Nobody, Replicas
 from extender.observe.seen import SEES_ALL, VIEWER, Viewer, write_json_in_full
 from tests.extender.observe.asking import get
 from tests.extender.served import IDLE, Client, MakeClient, World, names_question, pod
@@ -70,9 +71,9 @@ def application(world: World, decisions: Decisions, viewer: Viewer = SEES_ALL) -
 def replica(name: str, far: Far | None = None) -> tuple[World, Decisions]:
     world = World()
     world.add({"a": [IDLE], "b": [IDLE]})
-    decisions = Decisions(
-        world.history, replica=name, host=f"pod-{name}", others=far, tells_others=True
-    )
+    others = far or Nobody()
+    replicas = Replicas(name=name, host=f"pod-{name}", others=others, tells=True)
+    decisions = Decisions(world.history, replicas)
     return world, decisions
 
 

@@ -230,11 +230,13 @@ def _renamed(world: WhyWorld, uid: str, name: str) -> Any:  # noqa: ANN401 - a r
     ("query", "status", "words"),
     [
         ({"pod": "team/gone"}, 404, "no decision about 'team/gone' is remembered"),
-        ({"number": "77"}, 404, "number 77"),
+        ({"number": "77"}, 404, "decision '77' is not remembered"),
+        ({"id": "here-77"}, 404, "decision 'here-77' is not remembered"),
+        ({"number": "1", "id": "here-1"}, 400, "or give number, or id"),
         ({}, 400, "must be namespace/name, name or UID"),
         ({"pod": "a", "number": "1"}, 400, "must be namespace/name, name or UID"),
         ({"number": "x"}, 400, "must be a whole number from 1"),
-        ({"uid": "a"}, 400, "is no parameter of this path: use limit, node, number, pod"),
+        ({"uid": "a"}, 400, "is no parameter of this path: use id, limit, node, number, pod"),
     ],
 )
 async def test_what_cannot_be_explained_says_why(

@@ -7,6 +7,7 @@ from aiohttp import web
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.observe.explain_api import PEERS_PATH
+from extender.observe.replicas import Replicas
 from extender.observe.seen import SEES_ALL, VIEWER, Viewer
 from extender.observe.why import Why
 from tests.extender.observe.asking import decide, get
@@ -24,10 +25,12 @@ class Replica(WhyWorld):
     Attributes:
         far: the others.
         tells: whether it tells them.
+        name: its short name.
     """
 
     far: Far = field(default_factory=Far)
     tells: bool = True
+    name: str = "near"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -35,8 +38,7 @@ class Replica(WhyWorld):
             self.placer,
             lambda: self.resources,
             lambda: self.now,
-            others=self.far,
-            tells_others=self.tells,
+            replicas=Replicas(name=self.name, others=self.far, tells=self.tells),
         )
         self.add({"a": [IDLE], "b": [IDLE]})
 
@@ -52,7 +54,7 @@ class Replica(WhyWorld):
 @pytest.fixture
 async def other(aiohttp_client: MakeClient) -> Client:
     """Another replica, that decided a minute later than we."""
-    world = Replica()
+    world = Replica(name="far")
     world.now += 60
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", "b", name="theirs")
@@ -91,6 +93,42 @@ async def test_of_one_node_the_replica_that_decided_says_what_it_knows(client: C
 async def test_the_last_decision_counts_whose_ever_it_is(client: Client) -> None:
     assert (await get(client, "/v1/explain", pod="ours"))["decision"]["node"] == "a"
     assert (await get(client, "/v1/explain", pod="both"))["decision"]["node"] == "b"
+
+
+async def test_another_replicas_decision_is_explained_by_its_id(client: Client) -> None:
+    answer = await get(client, "/v1/explain", id="far-1")
+
+    assert (answer["pod"], answer["decision"]["id"]) == ("team/theirs", "far-1")
+    assert answer["nodes"][0]["parts"]
+    await get(client, "/v1/explain", 404, id="far-7")
+
+
+async def test_our_own_decision_is_explained_without_asking_anybody(
+    client: Client, far: Far
+) -> None:
+    assert (await get(client, "/v1/explain", id="near-1"))["pod"] == "team/ours"
+    assert far.asked == []
+
+
+async def test_a_number_finds_whoevers_it_is_unless_several_have_it(
+    client: Client, other: Client
+) -> None:
+    await decide(other, "a", name="third")
+
+    assert (await get(client, "/v1/explain", number="3"))["pod"] == "team/third"
+    several = (await get(client, "/v1/explain", 409, number="1"))["error"]
+    assert "ask for the id, one of far-1, near-1" in several
+
+
+async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
+    far: Far, aiohttp_client: MakeClient
+) -> None:
+    sees = SeesTeam()
+    client = await aiohttp_client(Replica(far=far).build_app(viewer=sees))
+    sees.sees = lambda _: False  # type: ignore[method-assign] # nobody's pods
+
+    for wanted in ({"id": "far-1"}, {"number": "1"}):
+        await get(client, "/v1/explain", 404, **wanted)
 
 
 async def test_a_caller_who_may_not_read_the_pod_is_told_nothing(

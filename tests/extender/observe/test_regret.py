@@ -8,7 +8,7 @@ from click.testing import Result
 from prometheus_client import CollectorRegistry
 
 from extender.core.request import PodRef
-from extender.observe.regret import PATH, RegretMetrics, regret_routes
+from extender.observe.regret import PATH, RegretMetrics, RegretTable
 from extender.observe.seen import SEES_ALL, SeesNone, Viewer
 from extender.placement.regret import Outcome, RegretWatch
 from tests.extender.cli.serving import runner, serving
@@ -20,6 +20,7 @@ def outcome(name: str, *, got: float, choice: float | None, followed: bool) -> O
     return Outcome(
         pod=PodRef(uid=f"uid-{name}", namespace="team", name=name),
         bound_at=1_800_000_000.0,
+        decided_at=1_799_999_999.0,
         seconds=3600.0,
         node="node-1",
         choice="node-1" if followed else "node-2",
@@ -52,7 +53,7 @@ def watch() -> RegretWatch:
 
 def app_for(watch: RegretWatch, viewer: Viewer = SEES_ALL) -> web.Application:
     app = World().build_app(viewer=viewer)
-    app.add_routes(regret_routes(lambda: watch))
+    app.add_routes(RegretTable(lambda: watch).routes())
     return app
 
 

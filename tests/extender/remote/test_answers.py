@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from extender.core.unasked import BoundPods, Cause, CauseKind, Verdict
-from extender.observe.regret import regret_routes
+from extender.observe.regret import RegretTable
 from extender.observe.unasked import unasked_routes
 from extender.placement.regret import RegretWatch
 from extender.placement.unasked import UnaskedReport
@@ -72,7 +72,7 @@ def documents() -> Iterator[dict[str, Any]]:
     watch = RegretWatch(fleet.fleet, lambda: fleet.now, pods=100, after_seconds=3600.0)
     watch.outcomes.extend(OUTCOMES)
     app = fleet.build_app()
-    app.add_routes(regret_routes(lambda: watch))
+    app.add_routes(RegretTable(lambda: watch).routes())
     app.add_routes(unasked_routes(Unasked()))  # type: ignore[arg-type] # it only reports
     wish = pod("what-if", gpus=2, **{"gpu-memory": "much", "prefer-models": "H100"})
     with ExitStack() as stack:

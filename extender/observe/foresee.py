@@ -1,0 +1,142 @@
+"""What would happen to a pod that is not there."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from extender.core.annotations import AnnotationProblem
+from extender.core.explain import NodeVerdict
+from extender.core.request import GpuRequest, parse_pod_ref, parse_request
+from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_containers
+from extender.core.untyped import mapping_of
+from extender.fleet.fleet import Fleet
+from extender.observe.answers import error_answer, json_answer
+from extender.observe.explain_api import PATH
+from extender.observe.explain_node import Wish, asked_node
+from extender.observe.explain_views import (
+    Ranking,
+    closed_nodes,
+    full_nodes,
+    kept,
+    rejected_nodes,
+    request_view,
+    short_nodes,
+)
+from extender.observe.parameters import check_parameters, refusing
+from extender.observe.views import Json
+from extender.observe.what_if import open_nodes, read_selection
+from extender.placement.placer import Placer
+
+MAX_BODY: Final = 1 << 20
+"""The API server takes no larger object."""
+PIECE_EXPLAINED: Final = 16
+"""Nodes that are explained between two turns of the event loop."""
+
+
+class Foresight:
+    """Says where a pod would go now.
+
+    Args:
+        fleet: the fleet.
+        placer: ranks.
+        resources: says which resources are GPUs.
+    """
+
+    def __init__(
+        self, fleet: Fleet, placer: Placer, resources: Callable[[], ResourceNames]
+    ) -> None:
+        self._fleet = fleet
+        self._placer = placer
+        self._resources = resources
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route."""
+        return [web.post(PATH, refusing(self._answer))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        check_parameters(request.query, frozenset({"limit", "node"}))
+        wish = Wish.read(request.query)
+        body = bytearray()
+        async for part in request.content.iter_any():
+            body += part
+            if len(body) > MAX_BODY:
+                return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
+        try:
+            pod = mapping_of(orjson.loads(body))
+        except orjson.JSONDecodeError as error:
+            return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
+        if not mapping_of(pod.get("spec")).get("containers"):
+            return error_answer(400, "the body is no pod: spec.containers must name its containers")
+        if (count := count_containers(pod)) > MOST_CONTAINERS:
+            return error_answer(
+                400, f"the pod has {count} containers: must be at most {MOST_CONTAINERS}"
+            )
+        resources = self._resources()
+        parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
+        if parsed.request is None:
+            return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
+        ref = parse_pod_ref(pod)
+        seen = await self._foreseen(parsed.request, pod, wish)
+        problems = [_problem(problem) for problem in parsed.problems]
+        # The pod is the caller's own text: whoever sent it may read it.
+        own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
+        return json_answer(seen | own)
+
+    async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
+        """Return what would happen to a pod; nothing is assumed or remembered."""
+        selection = read_selection(pod, self._fleet.nodes)
+        names, closed = await open_nodes(self._fleet, wanted, selection)
+        decision = self._placer.guess(wanted, names)
+        best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
+        if wish.node in names and wish.node not in best:
+            best.append(wish.node)
+        details: list[NodeVerdict] = []
+        for start in range(0, len(best), PIECE_EXPLAINED):
+            some = best[start : start + PIECE_EXPLAINED]
+            details += self._placer.explain_nodes(wanted, some)
+            await asyncio.sleep(0)
+        others, left = short_nodes(decision, best, wish.limit)
+        shut = "".join(reason for reason, nodes in closed.items() if wish.node in nodes)
+        ordered = decision.order.tolist()
+        return {
+            "uid": None,
+            "is_hypothetical": True,
+            "state": "placeable" if ordered else "unplaceable",
+            "bound_node": None,
+            "is_followed": None,
+            "pending": None,
+            "decision": {
+                "request": request_view(wanted),
+                "candidates": len(decision.candidates),
+                "feasible": decision.feasible,
+                "node": decision.best,
+                "runner_up": decision.candidates[ordered[1]] if len(ordered) > 1 else None,
+            },
+            "filter": None,
+            "kept": kept(decision, details),
+            "nodes": full_nodes(Ranking(decision=decision, details=tuple(details))),
+            "others": others,
+            "others_left": left,
+            "rejected": rejected_nodes(decision),
+            "closed": closed_nodes(closed),
+            "not_checked": list(selection.not_checked),
+            "asked_node": asked_node(
+                wish, decision, (verdict.node for verdict in details), self._fleet.nodes, shut
+            ),
+        }
+
+
+def _not_asked(resources: ResourceNames, *, is_disabled: bool) -> str:
+    """Return why nobody would ask us about a pod."""
+    if is_disabled:
+        return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"
+    names = ", ".join(resources.names)
+    return f"the pod asks for no GPU: one of its containers must limit one of {names}"
+
+
+def _problem(problem: AnnotationProblem) -> Json:
+    return asdict(problem) | {"message": problem.message}
