@@ -189,6 +189,7 @@ class Extender:
             clock=clock,
             give_way=self.in_flight.give_way,
             plots=Plots(lambda: self.settings.prometheus, clock),
+            replicas=replicas,
         )
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         state = export_state(

@@ -15,6 +15,7 @@ from extender.fleet.fleet import Fleet
 from extender.observe.answers import stream_answer
 from extender.observe.parameters import check_parameters, read_number, refusing
 from extender.observe.reasons import Counted, hints, of_nodes, read_message
+from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import OfPod, of_pod, pod_name, sees
 from extender.observe.views import Json
 from extender.placement.history import DecisionHistory, DecisionRecord
@@ -38,9 +39,17 @@ class Pending:
         fleet: the fleet.
         history: the decisions about them.
         clock: seconds since the epoch.
+        replicas: says what decisions are called.
     """
 
-    def __init__(self, fleet: Fleet, history: DecisionHistory, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        history: DecisionHistory,
+        clock: Callable[[], float],
+        replicas: Replicas = ONE,
+    ) -> None:
+        self._replicas = replicas
         self._fleet = fleet
         self._history = history
         self._clock = clock
@@ -103,7 +112,18 @@ class Pending:
             "message": of_pod(hidden, record.message or None),
             "preemption": of_pod(hidden, told.preemption or None),
             "hints": OfPod(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
-            "decision": None if decided is None else _brief(decided),
+            "decision": None if decided is None else self._brief(decided),
+        }
+
+    def _brief(self, record: DecisionRecord) -> Json:
+        return {
+            "id": self._replicas.id_of(record.number),
+            "number": record.number,
+            "at": moment(record.at),
+            "verb": record.verb,
+            "candidates": len(record.decision.candidates),
+            "feasible": record.decision.feasible,
+            "node": record.decision.best,
         }
 
     def state(self, record: PodRecord) -> str:
@@ -168,17 +188,6 @@ def moment(at: float | None) -> str | None:
     if at is None:
         return None
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
-def _brief(record: DecisionRecord) -> Json:
-    return {
-        "number": record.number,
-        "at": moment(record.at),
-        "verb": record.verb,
-        "candidates": len(record.decision.candidates),
-        "feasible": record.decision.feasible,
-        "node": record.decision.best,
-    }
 
 
 def _pieces(records: Iterable[PodRecord]) -> Iterable[list[PodRecord]]:

@@ -42,7 +42,7 @@ class Why:
     ) -> None:
         fleet = placer.fleet
         self.idleness = Idleness(fleet, clock)
-        self.pending = Pending(fleet, placer.history, clock)
+        self.pending = Pending(fleet, placer.history, clock, replicas)
         self.holders = Holders(fleet, self.idleness, clock)
         self._costs = Costs(self.holders, clock)
         self.set_prices(prices)

@@ -1,10 +1,12 @@
-"""Decisions as they are made, a batch a look, each with why the runner-up lost."""
+"""Decisions of this replica as they are made, a batch a look."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
 
+from extender.observe.decisions import named
+from extender.observe.replicas import ONE, Replicas
 from extender.observe.views import Json, decision_view
 from extender.placement.history import DecisionHistory, DecisionRecord
 
@@ -21,10 +23,12 @@ class DecisionFeed:
 
     Args:
         history: the last decisions.
+        replicas: says what they are called.
     """
 
-    def __init__(self, history: DecisionHistory) -> None:
+    def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:
         self._history = history
+        self._replicas = replicas
         self._last = 0
         self._open: OrderedDict[int, DecisionRecord] = OrderedDict()
 
@@ -50,7 +54,7 @@ class DecisionFeed:
             return
         views: list[Json] = []
         for record in shown:
-            views.append(decision_view(record, brief=True))
+            views.append(named(self._replicas, record) | decision_view(record, brief=True))
             if len(views) % PIECE == 0:
                 yield None
         for record in shown:
@@ -69,7 +73,7 @@ class DecisionFeed:
             del self._open[record.number]
         return [
             {
-                "number": record.number,
+                "id": self._replicas.id_of(record.number),
                 "bound_node": record.bound_node,
                 "is_followed": record.bound_node == record.decision.best,
             }

@@ -11,6 +11,7 @@ from typing import Final
 
 from extender.observe.collector import SourceStatus
 from extender.observe.page.decision_feed import DecisionFeed
+from extender.observe.page.far_feed import FarFeed
 from extender.observe.page.fleet_feed import FleetFeed, event
 from extender.observe.seen import SEES_ALL, VIEWER
 from extender.observe.views import Json
@@ -20,6 +21,8 @@ LOOK_SECONDS: Final = 1.0
 """Time between two looks."""
 LOOKS_A_FLEET: Final = 2
 """The fleet is looked at in every such look."""
+HEAR_SECONDS: Final = 2.0
+"""Time between two questions to the other replicas."""
 LOOKS_A_BEAT: Final = 5
 """A sign of life comes with every such look."""
 MOST_BATCHES: Final = 64
@@ -74,7 +77,8 @@ class Hub:
 
     Args:
         fleet: what the fleet looks like.
-        decisions: the decisions.
+        decisions: the decisions of this replica.
+        far: those of the others.
         states: how each source fares.
         clock: seconds since the epoch.
         give_way: lets others have a turn.
@@ -84,6 +88,7 @@ class Hub:
         self,
         fleet: FleetFeed,
         decisions: DecisionFeed,
+        far: FarFeed,
         *,
         states: Callable[[], Iterable[SourceStatus]],
         clock: Callable[[], float],
@@ -91,6 +96,7 @@ class Hub:
     ) -> None:
         self.fleet = fleet
         self._decisions = decisions
+        self._far = far
         self._states = states
         self._clock = clock
         self._give_way = give_way
@@ -166,6 +172,27 @@ class Hub:
             self.fleet.forget()
             self._batches.clear()
 
+    async def hear(self) -> None:
+        """Ask the other replicas again and again while there are viewers, until cancelled."""
+        while True:
+            await self._is_watched.wait()
+            self._far.start()
+            while self._viewers:
+                batch = await self._far.batch()
+                if batch is not None:
+                    self._add(batch)
+                    await self._wake()
+                await asyncio.sleep(HEAR_SECONDS)
+
+    def _add(self, batch: Json) -> None:
+        self._batches.append(_Batch(batch))
+        self._batch += 1
+
+    async def _wake(self) -> None:
+        for viewer in tuple(self._viewers):
+            viewer.news.set()  # one after the other: each of them writes in its turn
+            await self._give_way()
+
     async def _look(self, looks: int) -> None:
         is_new = False
         if looks % LOOKS_A_FLEET == 0:
@@ -179,17 +206,14 @@ class Hub:
                 await self._give_way()
         for batch in self._decisions.batch_in_steps():
             if batch is not None:
-                self._batches.append(_Batch(batch))
-                self._batch += 1
+                self._add(batch)
                 is_new = True
             await self._give_way()
         if looks and looks % LOOKS_A_BEAT == 0:
             self._make_beat()
             is_new = True
         if is_new:
-            for viewer in tuple(self._viewers):
-                viewer.news.set()  # one after the other: each of them writes in its turn
-                await self._give_way()
+            await self._wake()
 
     def _make_beat(self) -> None:
         now = self._clock()

@@ -13,12 +13,14 @@ from extender.observe.answers import error_answer, json_answer
 from extender.observe.collector import SourceStatus
 from extender.observe.page.decision_feed import DecisionFeed
 from extender.observe.page.detail import node_detail
+from extender.observe.page.far_feed import FarFeed
 from extender.observe.page.files import file_routes
 from extender.observe.page.fleet_feed import FleetFeed
 from extender.observe.page.history import ShortMemory
 from extender.observe.page.hub import GiveWay, Hub
 from extender.observe.page.past import Past, Plots
 from extender.observe.page.stream import stream
+from extender.observe.replicas import ONE, Replicas
 from extender.placement.history import DecisionHistory
 
 STREAM: Final = "/v1/page/stream"
@@ -35,9 +37,10 @@ class Page:
         clock: seconds since the epoch.
         give_way: lets others have a turn.
         plots: asks Prometheus for the last hour; None for never.
+        replicas: this one and the others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it joins
         self,
         fleet: Fleet,
         history: DecisionHistory,
@@ -46,6 +49,7 @@ class Page:
         clock: Callable[[], float],
         give_way: GiveWay,
         plots: Plots | None = None,
+        replicas: Replicas = ONE,
     ) -> None:
         self._fleet = fleet
         self._give_way = give_way
@@ -54,7 +58,8 @@ class Page:
         self.advice = Advice(fleet, self.memory, plots, clock)  # rests on the same memory
         self.hub = Hub(
             FleetFeed(fleet),
-            DecisionFeed(history),
+            DecisionFeed(history, replicas),
+            FarFeed(fleet, replicas),
             states=states,
             clock=clock,
             give_way=give_way,
@@ -77,6 +82,7 @@ class Page:
         """Tell viewers what is new, and keep the last hour, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.hub.run(), name="page news")
+            group.create_task(self.hub.hear(), name="page replicas")
             group.create_task(self.memory.run(self._give_way), name="page memory")
 
     async def _close(self, _: web.Application) -> None:

@@ -8,7 +8,7 @@ const KEPT = 300, FIRST = 200, REST_MS = 700, AT_ONCE = 2;
 
 export class Decisions {
   constructor(box) {
-    Object.assign(this, { box, rows: new Map(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), asking: 0, wanted: [], filter: "", last: 0 });
+    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), asking: 0, wanted: [], filter: "" });
     this.body = h("tbody", {});
     this.note = h("p", { class: "muted", role: "status" });
     this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
@@ -64,46 +64,51 @@ export class Decisions {
     show(this.note, this.isPaused ? `${plural(missed, "decision")} since` : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
   }
 
-  /** Put decisions on top, the newest last. */
+  /** Put decisions on top, the newest last; those of other replicas come some seconds later. */
   add(decisions, passedOver = 0) {
-    if (passedOver) this.body.prepend(h("tr", { class: "gap" }, h("td", { colspan: 8 }, `${plural(passedOver, "decision")} more, too many to show`)));
+    if (passedOver) this.body.prepend(h("tr", { class: "gap", "data-at": Date.parse(decisions[0]?.at) - 1 }, h("td", { colspan: 8 }, `${plural(passedOver, "decision")} more, too many to show`)));
     for (const one of decisions) {
-      if (one.number <= this.last) continue;
-      this.last = one.number;
+      if (this.rows.has(one.id) || this.joined.has(one.id)) continue;
       this.join(one);
-      const row = this.row(one);
-      this.rows.set(one.number, { row, one });
+      const at = Date.parse(one.at);
+      let below = this.body.firstElementChild;
+      while (below && !(Number(below.dataset.at) <= at)) below = below.nextElementSibling;
+      if (!below && this.body.children.length >= KEPT) continue; // older than all that is kept
+      const row = this.row(one, at);
+      this.rows.set(one.id, { row, one });
       row.hidden = !this.isWanted(one);
-      this.body.prepend(row);
+      this.body.insertBefore(row, below);
       this.eye.observe(row);
     }
-    while (this.body.children.length > KEPT) {
-      const last = this.body.lastElementChild;
-      this.eye.unobserve(last);
-      this.rows.delete(Number(last.dataset.number));
-      this.reasons.delete(Number(last.dataset.number));
-      last.remove();
-    }
+    while (this.body.children.length > KEPT) this.drop(this.body.lastElementChild);
+  }
+
+  drop(row) {
+    const { id } = row.dataset;
+    this.eye.unobserve(row);
+    clearTimeout(this.rows.get(id)?.timer);
+    this.joined.delete(this.rows.get(id)?.one.filter?.id);
+    this.rows.delete(id);
+    this.reasons.delete(id);
+    row.remove();
   }
 
   /** kube-scheduler asks filter and then prioritize about the same pod: that is one line. */
   join(one) {
-    const before = this.rows.get(one.number - 1);
+    const before = this.rows.get(one.id.replace(/\d+$/, (number) => String(number - 1)));
     if (one.verb !== "prioritize" || before?.one.verb !== "filter" || before.one.uid !== one.uid || before.one.pod !== one.pod) return;
+    this.drop(before.row);
     one.filter = before.one;
-    clearTimeout(before.timer);
-    this.eye.unobserve(before.row);
-    before.row.remove();
-    this.rows.delete(one.number - 1);
+    this.joined.add(before.one.id);
   }
 
-  row(one) {
+  row(one, at) {
     const first = one.filter ?? one;
     const took = one.duration_seconds + (one.filter?.duration_seconds ?? 0);
     const asked = Object.entries(one.request?.resources ?? {}).map(([name, number]) => `${number} ${name.replace("nvidia.com/", "")}`).join(", ");
     const cells = [
       h("td", { class: "time" }, clock(one.at)),
-      h("td", {}, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: String(one.number) }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
+      h("td", {}, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: one.id }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
       h("td", {}, asked),
       h("td", {}, one.node ? h("button", { type: "button", class: "link", onclick: () => go({ node: one.node, gpu: "0" }, true) }, one.node) : h("span", { class: "trouble" }, "none")),
       h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : h("span", { class: "muted" }, one.feasible === 1 ? "no other node would do" : "")),
@@ -111,11 +116,11 @@ export class Decisions {
       h("td", { class: "num" }, `${count(first.feasible)} of ${count(first.candidates)}`),
       h("td", { class: "followed" }, ...followed(one)),
     ];
-    return h("tr", { "data-number": one.number }, cells);
+    return h("tr", { "data-id": one.id, "data-at": at }, cells);
   }
 
   tellBound(bound) {
-    const kept = this.rows.get(bound.number);
+    const kept = this.rows.get(bound.id);
     if (!kept) return;
     Object.assign(kept.one, bound);
     show(kept.row.querySelector(".followed"), ...followed(kept.one));
@@ -133,43 +138,43 @@ export class Decisions {
 
   see(entries) {
     for (const entry of entries) {
-      const number = Number(entry.target.dataset.number);
-      const kept = this.rows.get(number);
-      if (!kept?.one.runner_up || this.reasons.has(number)) continue;
+      const { id } = entry.target.dataset;
+      const kept = this.rows.get(id);
+      if (!kept?.one.runner_up || this.reasons.has(id)) continue;
       clearTimeout(kept.timer);
-      if (entry.isIntersecting) kept.timer = setTimeout(() => this.want(number), REST_MS);
+      if (entry.isIntersecting) kept.timer = setTimeout(() => this.want(id), REST_MS);
     }
   }
 
-  want(number) {
+  want(id) {
     if (!this.isShown) return;
-    this.wanted.push(number);
+    this.wanted.push(id);
     this.next();
   }
 
   async next() {
     while (this.asking < AT_ONCE && this.wanted.length) {
-      const number = this.wanted.pop();
-      if (!this.rows.has(number) || this.reasons.has(number)) continue;
+      const id = this.wanted.pop();
+      if (!this.rows.has(id) || this.reasons.has(id)) continue;
       this.asking++;
       try {
-        await this.reason(number);
+        await this.reason(id);
       } finally {
         this.asking--;
       }
     }
   }
 
-  async reason(number) {
-    const { row, one } = this.rows.get(number);
+  async reason(id) {
+    const { row, one } = this.rows.get(id);
     let why = "";
     try {
-      const told = await ask(`explain?number=${number}`);
+      const told = await ask(`explain?id=${encodeURIComponent(id)}&limit=0`);
       why = told.nodes.find((node) => node.node === one.runner_up)?.lost_by ?? "";
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;
     }
-    this.reasons.set(number, why);
+    this.reasons.set(id, why);
     const box = row.querySelector(".reason");
     if (box) show(box, why ? ` ${why}` : "");
   }
@@ -180,7 +185,8 @@ export class Decisions {
     if (this.side.hidden) return;
     show(this.side, h("p", { class: "muted" }, "Loading"));
     try {
-      const told = await ask(`explain?number=${encodeURIComponent(now.decision)}`);
+      const asked = /^\d+$/.test(now.decision) ? "number" : "id";
+      const told = await ask(`explain?${asked}=${encodeURIComponent(now.decision)}`);
       if (now.decision === state.decision) show(this.side, explained(told));
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;

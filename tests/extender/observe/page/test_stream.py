@@ -97,7 +97,7 @@ async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
         bound = await event(content, "decisions")
 
     assert [one["pod"] for one in told["decisions"]] == ["team/p"]  # type: ignore[attr-defined]
-    assert bound["bound"] == [{"number": 1, "bound_node": "node-b", "is_followed": False}]
+    assert bound["bound"] == [{"id": "here-1", "bound_node": "node-b", "is_followed": False}]
 
 
 async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counted(
