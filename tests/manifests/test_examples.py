@@ -233,19 +233,7 @@ def test_an_example_is_complete_and_explained(path: Path) -> None:
         assert re.search(r":\d", container["image"]), "an image without a version"
         assert any("nvidia.com/" in name for name in container["resources"]["limits"])
     if item["kind"] == "Job":
-        assert item["spec"]["ttlSecondsAfterFinished"] == 3600
-        assert item["spec"]["backoffLimit"] >= 3
         assert container["resources"]["requests"]["memory"]
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "memory"),
-    [("gpus-4-a100", 4, "64Gi"), ("gpu-a100", 1, "32Gi"), ("gpu-v100", 1, "16Gi")],
-)
-def test_memory_matches_the_card(name: str, gpus: int, memory: str) -> None:
-    (container,) = template(workload(EXAMPLES / f"{name}.yaml"))["spec"]["containers"]
-
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus, "memory": memory}
 
 
 def test_every_annotation_of_an_example_is_one_that_idlegpu_knows() -> None:
