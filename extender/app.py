@@ -291,12 +291,8 @@ class Extender:
         app.add_routes([*unasked_routes(self.unasked), *self._regret.routes()])
         app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
         self.page.add_to(app)
-        app.add_routes(
-            [
-                *health_routes(lambda: self.readiness.standing, self._degraded),
-                self._metrics_route,
-            ]
-        )
+        app.add_routes(health_routes(lambda: self.readiness.standing, self._degraded))
+        app.add_routes([self._metrics_route])
 
     def _degraded(self) -> dict[str, str]:
         """Return what is wrong although questions are answered."""
