@@ -4,16 +4,19 @@
     python -m extender.certs --secrets            (in a pod, or with --kubeconfig)
     python -m extender.certs --secrets --webhook idlegpu-scheduler-name
 
-Run it as often as you like: what is good stays. A new CA is brought in without a gap: --next-ca,
-then restart every kube-scheduler, which reads its CA once; --switch-ca; a day later --drop-ca.
+Run it as often as you like, several at a time, too: what is good stays, and there is one CA. A new
+one is brought in without a gap: --next-ca, then restart every kube-scheduler, which reads its CA
+once; --switch-ca; a day later --drop-ca.
 """
 
 import argparse
 import asyncio
 import ipaddress
+import random
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +36,7 @@ from extender.certs.storing import (
     CA_CONFIG_MAP,
     SIDES,
     Secrets,
+    alone_in,
     publish,
     read_folder,
     write_folder,
@@ -42,6 +46,10 @@ from extender.kube import KubeClient, KubeError
 from extender.kube_config import SERVICE_ACCOUNT, KubeConfigError
 
 DEFAULT_NAMESPACE: Final = "idlegpu"
+
+TRIES: Final = 10
+"""Where another changes what is kept at the same time."""
+PAUSE_SECONDS: Final = (0.1, 0.5)
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -70,9 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if arguments.folder is not None:
-            before: Files = read_folder(arguments.folder)
-            after = changed(before, wanted, arguments.step)
-            write_folder(arguments.folder, after)
+            with alone_in(arguments.folder):
+                before: Files = read_folder(arguments.folder)
+                after = changed(before, wanted, arguments.step)
+                write_folder(arguments.folder, after)
         else:
             before, after = asyncio.run(_keep_secrets(arguments, namespace, wanted))
     except (CertsError, KubeError, KubeConfigError, OSError) as error:
@@ -116,18 +125,37 @@ async def _keep_secrets(
     try:
         secrets = Secrets(client, namespace)
         before = await secrets.read()
-        after = changed(before, wanted, arguments.step)
-        if before != after:
-            await secrets.write(after)
-        for other in arguments.ca_namespace:
-            if told := await publish(client, other, after):
-                sys.stdout.write(f"ConfigMap {other}/{CA_CONFIG_MAP}: {told}\n")
-        webhook = arguments.webhook
-        if webhook and await write_ca_bundle(client, webhook, trusted(after)):
-            sys.stdout.write(f"MutatingWebhookConfiguration {webhook}: new\n")
+        after: Files | None = None
+        step = arguments.step
+        for _ in range(TRIES):
+            found = before if after is None else await secrets.read()
+            after = changed(found, wanted, step)
+            try:
+                await secrets.write_authority(after)
+                step = ""  # done, whatever becomes of the rest
+                await secrets.write_sides(after)
+                await _tell(arguments, client, after)
+            except KubeError as error:
+                if error.status != HTTPStatus.CONFLICT:
+                    raise
+            else:
+                if await secrets.is_current():
+                    return before, after
+            # Another does the same at the same time: what it made is good for us, too.
+            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - jitter is no secret
     finally:
         await client.close()
-    return before, after
+    raise CertsError(f"others changed them at the same time, {TRIES} times: run it again")
+
+
+async def _tell(arguments: argparse.Namespace, client: KubeClient, files: Files) -> None:
+    """Tell the CAs those who have no certificate of ours."""
+    for other in arguments.ca_namespace:
+        if told := await publish(client, other, files):
+            sys.stdout.write(f"ConfigMap {other}/{CA_CONFIG_MAP}: {told}\n")
+    webhook = arguments.webhook
+    if webhook and await write_ca_bundle(client, webhook, trusted(files)):
+        sys.stdout.write(f"MutatingWebhookConfiguration {webhook}: new\n")
 
 
 def _own_namespace() -> str:

@@ -2,11 +2,16 @@
 
 import base64
 import binascii
+import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
+
+import orjson
 
 from extender.certs.issuing import EXTENDER, SCHEDULER, CertsError, Files, trusted
 from extender.core.untyped import mapping_of, text_of
@@ -25,6 +30,18 @@ _LABELS: Final = {"app.kubernetes.io/part-of": "idlegpu"}
 
 TIMEOUT_SECONDS: Final = 10.0
 LIMIT_BYTES: Final = 1 << 20
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep others, who do the same, from changing a folder meanwhile: they wait."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
@@ -62,8 +79,19 @@ def side_of(files: Files, side: str) -> dict[str, bytes]:
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What a Secret held when it was read or written last; `version` is "" while there is none."""
+
+    version: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
 class Secrets:
     """The Secrets that hold certificates, in one namespace.
+
+    Several may write them at once: each change is of what was read, and is refused (409) where
+    another was faster. So there is one CA, which issued what both sides have.
 
     Args:
         client: the API server.
@@ -73,7 +101,7 @@ class Secrets:
     def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client = client
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
-        self._present: set[str] = set()
+        self._held: dict[str, _Held] = {}
 
     async def read(self) -> dict[str, bytes]:
         """Return what they hold; nothing where there are none.
@@ -82,11 +110,9 @@ class Secrets:
             KubeError: the API server could not be asked, or refused.
             CertsError: what they hold is damaged.
         """
-        files = {
-            name: content
-            for name, content in (await self._read(CA_SECRET)).items()
-            if name in AUTHORITY
-        }
+        # The CA first: who changes it changes what it issued later, and is noticed.
+        authority = await self._read(CA_SECRET)
+        files = {name: content for name, content in authority.items() if name in AUTHORITY}
         for side, secret in SECRETS.items():
             held = await self._read(secret)
             files |= {
@@ -94,18 +120,51 @@ class Secrets:
             }
         return files
 
-    async def write(self, files: Files) -> None:
-        """Make them hold what they should; the CA first, for without it nothing can be renewed.
+    async def write_authority(self, files: Files) -> None:
+        """Make the CA's hold what it should, before what it issues: else nothing can be renewed.
+
+        Where that is what it holds, and what it issued is to change, it is written all the same:
+        that is refused where another has changed it.
+
+        Raises:
+            KubeError: it was not done; with status 409 where another was faster.
+        """
+        wanted = _encoded({name: files.get(name) for name in AUTHORITY})
+        sides = ((name, _encoded(side_of(files, side))) for side, name in SECRETS.items())
+        if self._is_news(CA_SECRET, wanted) or any(self._is_news(*one) for one in sides):
+            await self._write(CA_SECRET, "Opaque", wanted)
+
+    async def write_sides(self, files: Files) -> None:
+        """Make those of both sides hold what they should.
+
+        Raises:
+            KubeError: it was not done; with status 409 where another was faster.
+        """
+        for side, secret in SECRETS.items():
+            wanted = _encoded(side_of(files, side))
+            if self._is_news(secret, wanted):
+                await self._write(secret, "kubernetes.io/tls", wanted)
+
+    async def is_current(self) -> bool:
+        """Tell whether the CA's is as it was read or written last.
 
         Raises:
             KubeError: the API server could not be asked, or refused.
         """
-        authority: dict[str, bytes | None] = {name: files.get(name) for name in AUTHORITY}
-        await self._write(CA_SECRET, "Opaque", authority)
-        for side, secret in SECRETS.items():
-            await self._write(secret, "kubernetes.io/tls", side_of(files, side))
+        return (await self._get(CA_SECRET)).version == self._held[CA_SECRET].version
+
+    def _is_news(self, name: str, wanted: Mapping[str, str | None]) -> bool:
+        data = self._held[name].data
+        return any(data.get(key) != text for key, text in wanted.items())
 
     async def _read(self, name: str) -> dict[str, bytes]:
+        held = self._held[name] = await self._get(name)
+        try:
+            return {key: base64.b64decode(text) for key, text in held.data.items()}
+        except binascii.Error as error:
+            raise CertsError(f"cannot read Secret {name}: {error}") from error
+
+    async def _get(self, name: str) -> _Held:
         try:
             secret = await self._client.get(
                 f"{self._path}/{name}",
@@ -116,35 +175,45 @@ class Secrets:
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                return {}
+                return _Held()
             raise
-        self._present.add(name)
-        data = mapping_of(secret.get("data"))
-        try:
-            return {key: base64.b64decode(text_of(value)) for key, value in data.items()}
-        except binascii.Error as error:
-            raise CertsError(f"cannot read Secret {name}: {error}") from error
+        return _held(secret)
 
-    async def _write(self, name: str, kind: str, data: Mapping[str, bytes | None]) -> None:
-        """Create a Secret or change it; what is None is removed."""
-        encoded = {
-            key: None if content is None else base64.b64encode(content).decode()
-            for key, content in data.items()
-        }
-        if name in self._present:
-            await self._send("PATCH", f"{self._path}/{name}", {"data": encoded}, "patch secrets")
-            return
-        body = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "labels": _LABELS},
-            "type": kind,
-            "data": {key: text for key, text in encoded.items() if text is not None},
-        }
-        await self._send("POST", self._path, body, "create secrets")
+    async def _write(self, name: str, kind: str, wanted: Mapping[str, str | None]) -> None:
+        """Create a Secret, or change the one that was read; what is None is removed."""
+        if version := self._held[name].version:
+            change = {"metadata": {"resourceVersion": version}, "data": wanted}
+            answer = await self._send("PATCH", f"{self._path}/{name}", change, "patch secrets")
+        else:
+            body = {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name, "labels": _LABELS},
+                "type": kind,
+                "data": {key: text for key, text in wanted.items() if text is not None},
+            }
+            answer = await self._send("POST", self._path, body, "create secrets")
+        self._held[name] = _held(mapping_of(orjson.loads(answer)))
 
-    async def _send(self, method: str, path: str, body: object, action: str) -> None:
-        await self._client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+    async def _send(self, method: str, path: str, body: object, action: str) -> bytes:
+        return await self._client.send(
+            method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS
+        )
+
+
+def _held(secret: Mapping[str, object]) -> _Held:
+    data = mapping_of(secret.get("data"))
+    return _Held(
+        version=text_of(mapping_of(secret.get("metadata")).get("resourceVersion")),
+        data={key: text_of(value) for key, value in data.items()},
+    )
+
+
+def _encoded(data: Mapping[str, bytes | None]) -> dict[str, str | None]:
+    return {
+        key: None if content is None else base64.b64encode(content).decode()
+        for key, content in data.items()
+    }
 
 
 async def publish(client: KubeClient, namespace: str, files: Files) -> str:
@@ -159,7 +228,7 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
         What was done, in words; "" for nothing.
 
     Raises:
-        KubeError: the API server could not be asked, or refused.
+        KubeError: it was not done; with status 409 where another was faster.
     """
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     data = {"ca.crt": trusted(files).decode("ascii")}
@@ -170,11 +239,14 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
         "data": data,
     }
     try:
-        held = await _config_map(client, f"{path}/{CA_CONFIG_MAP}")
-        if held == data:
-            return ""
-        method, path = ("POST", path) if held is None else ("PATCH", f"{path}/{CA_CONFIG_MAP}")
-        action = f"{'create' if held is None else 'patch'} configmaps"
+        found = await _config_map(client, f"{path}/{CA_CONFIG_MAP}")
+        method, action = "POST", "create configmaps"
+        if found is not None:
+            held = _held(found)
+            if held.data == data:
+                return ""
+            method, action, path = "PATCH", "patch configmaps", f"{path}/{CA_CONFIG_MAP}"
+            body = {"metadata": {"resourceVersion": held.version}, "data": data}
         await client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
     except KubeError as error:
         # Who has no agents has neither their namespace nor the right to write there.
@@ -185,9 +257,9 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
 
 
 async def _config_map(client: KubeClient, path: str) -> Mapping[str, object] | None:
-    """Return what a ConfigMap holds, None where there is none."""
+    """Return a ConfigMap, None where there is none."""
     try:
-        found = await client.get(
+        return await client.get(
             path,
             {},
             action="get configmaps",
@@ -198,7 +270,6 @@ async def _config_map(client: KubeClient, path: str) -> Mapping[str, object] | N
         if error.status == HTTPStatus.NOT_FOUND:
             return None
         raise
-    return mapping_of(found.get("data"))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,0 +1,145 @@
+"""Several Jobs make certificates at once, at the real API server: one CA comes of it."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+import pytest_asyncio
+from cryptography import x509
+
+from extender.certs.__main__ import changed, main
+from extender.certs.issuing import Wanted, expires_at
+from extender.certs.storing import CA_SECRET, SECRETS, Secrets
+from extender.kube import KubeClient, KubeError
+from tests.manifests.installing import Installation
+from tests.manifests.running import CA_PATH, SECRETS_PATH, remove_certificates, wait_account
+from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, MANIFESTS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+AT_ONCE: Final = 4
+WANTED: Final = Wanted(names=("idlegpu-extender",))
+
+Held = dict[str, dict[str, bytes]]
+"""What each Secret holds."""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Runs what the Job runs, with the rights of its account."""
+
+    installation: Installation
+    kubeconfig: Path
+
+    async def run(self, *arguments: str, times: int = AT_ONCE) -> None:
+        """Run some at once; all of them go well."""
+        given = [
+            "--secrets",
+            f"--namespace={EXTENDER_NAMESPACE}",
+            f"--kubeconfig={self.kubeconfig}",
+        ]
+        given += [f"--ca-namespace={AGENT_NAMESPACE}", *arguments]
+        async with asyncio.TaskGroup() as group:
+            runs = [group.create_task(asyncio.to_thread(main, given)) for _ in range(times)]
+        assert [one.result() for one in runs] == [0] * times
+
+    async def held(self) -> Held:
+        """Return what the Secrets hold."""
+        found: Held = {}
+        for name in (CA_SECRET, *SECRETS.values()):
+            secret = await self.installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
+            found[name] = {key: base64.b64decode(text) for key, text in secret["data"].items()}
+        return found
+
+    async def agree(self) -> Held:
+        """Return what the Secrets hold, once it is seen to fit together."""
+        held = await self.held()
+        authority = held[CA_SECRET]
+        names = [name for name in ("ca.crt", "next.crt", "previous.crt") if name in authority]
+        bundle = b"".join(authority[name] for name in names)
+        issuer = x509.load_pem_x509_certificate(authority["ca.crt"])
+        for name in SECRETS.values():
+            certificate = x509.load_pem_x509_certificate(held[name]["tls.crt"])
+            certificate.verify_directly_issued_by(issuer)
+            assert held[name]["ca.crt"] == bundle
+        told = await self.installation.admin.request("GET", CA_PATH)
+        assert told["data"]["ca.crt"].encode() == bundle
+        return held
+
+
+@pytest_asyncio.fixture
+async def jobs(installation: Installation) -> AsyncIterator[Jobs]:
+    await installation.apply(MANIFESTS)
+    here = {"namespace": EXTENDER_NAMESPACE}
+    await wait_account(installation, "certs", "create", "secrets", **here)
+    await wait_account(installation, "certs", "patch", "secrets", **here, name=CA_SECRET)
+    await wait_account(installation, "certs", "create", "configmaps", namespace=AGENT_NAMESPACE)
+    kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
+    yield Jobs(installation, kubeconfig)
+    await remove_certificates(installation)
+
+
+async def test_several_at_once_make_one_ca_and_bring_in_another(jobs: Jobs) -> None:
+    await jobs.run()
+    seen = [await jobs.agree()]
+    for step in ("--next-ca", "--drop-ca", "--renew-days=365"):
+        await jobs.run(step)
+        seen.append(await jobs.agree())
+    await jobs.run("--switch-ca", times=1)
+    seen.append(await jobs.agree())
+
+    made, following, *_, last = (held[CA_SECRET] for held in seen)
+    assert following["ca.crt"] == made["ca.crt"]
+    assert (last["ca.crt"], last["previous.crt"]) == (following["next.crt"], made["ca.crt"])
+    renewed = SECRETS["extender"]
+    assert expires_at(seen[3][renewed]["tls.crt"]) > datetime.now(UTC)
+    assert all(
+        before[renewed]["tls.crt"] != after[renewed]["tls.crt"]
+        for before, after in pairwise(seen[2:])
+    )
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["there is none yet", "it is there"])
+async def test_who_is_slower_overwrites_nothing(jobs: Jobs, *, is_there: bool) -> None:
+    if is_there:
+        await jobs.run(times=1)
+    client = await KubeClient.connect(jobs.kubeconfig)
+    try:
+        slower = Secrets(client, EXTENDER_NAMESPACE)
+        outdated = changed(await slower.read(), WANTED, "next")
+        await jobs.run("--next-ca", times=1)
+        before = await jobs.agree()
+
+        with pytest.raises(KubeError) as refused:
+            await slower.write_authority(outdated)
+        with pytest.raises(KubeError) as refused_too:
+            await slower.write_sides(outdated)
+
+        assert (refused.value.status, refused_too.value.status) == (409, 409)
+        assert await jobs.agree() == before
+        assert not await slower.is_current()
+    finally:
+        await client.close()
+
+
+async def test_what_one_that_died_has_left_undone_is_done_by_the_next(jobs: Jobs) -> None:
+    await jobs.run(times=1)
+    client = await KubeClient.connect(jobs.kubeconfig)
+    try:
+        dying = Secrets(client, EXTENDER_NAMESPACE)
+        await dying.write_authority(changed(await dying.read(), WANTED, "next"))
+    finally:
+        await client.close()
+    held = await jobs.held()
+    assert held[SECRETS["extender"]]["ca.crt"].count(b"BEGIN") == 1
+
+    await jobs.run(times=1)
+
+    held = await jobs.agree()
+    assert held[SECRETS["extender"]]["ca.crt"].count(b"BEGIN") == 2
