@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.controlplane.deployed import ExtenderServer
 from tests.controlplane.objects import pod
 from tests.controlplane.process import ServerProcess
 from tests.controlplane.service import Service, serving
@@ -102,13 +101,6 @@ def add_equal_nodes(world: World) -> list[str]:
     return [world.add_shared(f"equal-{number}", cards=8, replicas=10) for number in range(4)]
 
 
-async def answered(server: ExtenderServer) -> int:
-    """Return how many decisions a replica remembers."""
-    return len(
-        (await server.get("/v1/decisions", {"limit": "1000", "peers": "false"}))["decisions"]
-    )
-
-
 async def test_a_replica_that_is_ended_in_good_order_costs_no_call(world: World) -> None:
     nodes = add_equal_nodes(world)
     async with two_replicas(world) as service:
@@ -160,4 +152,30 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
         assert service.broken == in_flight[0] == 1
         # Until every node knew, the Service led new connections there, too.
         assert errors <= service.failed
+    assert spread(placed).keys() == set(nodes)
+
+
+async def test_a_replica_that_hangs_is_left_alone_until_it_answers_again(world: World) -> None:
+    nodes = add_equal_nodes(world)
+    async with two_replicas(world) as service:
+        hung = service.endpoints[1]
+        process = hung.server.process
+
+        async def hang() -> None:
+            process.pause()
+
+            async def is_withdrawn() -> bool:
+                return not hung.is_ready
+
+            await wait_for(is_withdrawn, "the Service has withdrawn it")
+
+        try:
+            placed = await placed_while(world, hang)
+        finally:
+            process.resume()
+
+        async def is_back() -> bool:
+            return hung.is_ready
+
+        await wait_for(is_back, "the replica is ready again")
     assert spread(placed).keys() == set(nodes)
