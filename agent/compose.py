@@ -139,6 +139,11 @@ def _columns(
     }
     if any(xid is not None for xid in xids):
         columns[Signal.XID.value] = tuple(None if xid is None else float(xid) for xid in xids)
+    listed = [reading.processes for reading in readings]
+    if any(processes is not None for processes in listed):
+        columns[Signal.PROCESSES.value] = tuple(
+            None if processes is None else float(len(processes)) for processes in listed
+        )
     return columns
 
 

@@ -69,6 +69,8 @@ class Signal(StrEnum):
     INFOROM_CORRUPTED = "inforom_corrupted"
     TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
     """From here the card switches itself off."""
+    PROCESSES = "processes"
+    """How many processes use it, whoever's they are."""
 
 
 GROWING = frozenset(
@@ -88,6 +90,7 @@ NVML_ONLY = frozenset(
         Signal.NVLINKS_DOWN,
         Signal.INFOROM_CORRUPTED,
         Signal.TEMPERATURE_SHUTDOWN,
+        Signal.PROCESSES,
     }
 )
 """Signals that the node agent alone can tell."""

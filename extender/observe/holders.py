@@ -9,7 +9,7 @@ import numpy as np
 from aiohttp import web
 
 from extender.core.inventory import PodRecord
-from extender.core.readings import DeviceInfo
+from extender.core.readings import DeviceInfo, Signal
 from extender.core.snapshot import Snapshot
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import chunks, stream_answer
@@ -40,7 +40,7 @@ SHARED_SECONDS = 5.0
 LEAST_SECONDS = 2 * SWEEP_SECONDS
 """A device that was active at the last look but one is in use, whatever is asked."""
 EMPTY_BYTES = 64 << 20
-"""Less than this on a device is no process's: drivers keep a little for themselves."""
+"""Less than this on a device may be the driver's own."""
 
 
 class Holders:
@@ -239,9 +239,10 @@ class Holders:
 
     def _view(self, holder: Holder, snapshot: Snapshot) -> Json:
         record, hidden = holder.record, holder.record.namespace
-        devices = [_device_view(device, snapshot) for device in holder.devices]
-        known = [device["memory_used_bytes"] for device in devices]
-        memory = sum(one for one in known if isinstance(one, int))
+        devices = [
+            _device_view(device, snapshot, self._processes(device.row)) for device in holder.devices
+        ]
+        memory = _sum_known(device["memory_used_bytes"] for device in devices)
         gpus = holder.gpus
         is_at_least = any(device.is_at_least for device in holder.idle)
         return {
@@ -262,10 +263,19 @@ class Holders:
             "cost": of_pod(hidden, holder.cost),
             "cost_used": of_pod(hidden, holder.cost_used),
             "cost_idle": of_pod(hidden, holder.cost_idle),
-            "memory_used_bytes": memory if any(one is not None for one in known) else None,
-            "why": _why(holder, gpus, memory, is_at_least=is_at_least),
+            "memory_used_bytes": memory,
+            "why": _why(holder, gpus, devices, is_at_least=is_at_least),
             "devices": devices,
         }
+
+    def _processes(self, row: int) -> int | None:
+        """Return how many processes use a device, None where nobody lists them, or not lately."""
+        told = self._fleet.store.told((Signal.PROCESSES,), row)
+        count = self._fleet.store.value(Signal.PROCESSES, row)
+        if told is None or count is None:
+            return None
+        is_fresh = self._clock() - told[1] <= self._fleet.policy.freshness.max_age_seconds
+        return int(count) if is_fresh else None
 
 
 async def sum_seen(holders: Iterable[Holder]) -> Sums:
@@ -285,7 +295,7 @@ def _mean_share(infos: Sequence[DeviceInfo]) -> float:
     return sum(shares) / len(shares) if shares else 1.0
 
 
-def _device_view(device: HeldDevice, snapshot: Snapshot) -> Json:
+def _device_view(device: HeldDevice, snapshot: Snapshot, processes: int | None) -> Json:
     telemetry, row = snapshot.telemetry, device.row
     is_there = row < len(telemetry.latest)
     used = None
@@ -298,22 +308,41 @@ def _device_view(device: HeldDevice, snapshot: Snapshot) -> Json:
         "gpu_instance_id": device.info.gpu_instance_id,
         "utilization_ratio": float(telemetry.latest[row]) if is_known else None,
         "memory_used_bytes": used,
+        "processes": processes,
         "idle_seconds": device.idle_seconds,
         "tenants": device.tenants,
     }
 
 
-def _why(holder: Holder, gpus: int, memory: int, *, is_at_least: bool) -> str:
-    """Return in one line why a pod is believed not to use its devices."""
+def _sum_known(values: Iterable[object]) -> int | None:
+    """Return the sum of the values that are known, None where none is."""
+    known = [one for one in values if isinstance(one, int)]
+    return sum(known) if known else None
+
+
+def _why(holder: Holder, gpus: int, devices: list[Json], *, is_at_least: bool) -> str:
+    """Return in one line why a pod is believed not to use its devices: what was seen, no more."""
     if not holder.idle:
         return "uses its GPUs"
     least = "at least " if is_at_least else ""
-    told = f"no activity on {len(holder.idle)} of {gpus} GPUs for {least}" + span(
-        holder.idle_seconds
-    )
-    if memory < EMPTY_BYTES * len(holder.devices):
-        return f"{told}, and no process has memory there"
-    return f"{told}, {memory / GIB:.1f} GiB of memory held"
+    told = [
+        f"no activity on {len(holder.idle)} of {gpus} GPUs for {least}" + span(holder.idle_seconds)
+    ]
+    processes = [one["processes"] for one in devices]
+    if None not in processes:
+        # Whose they are is not told: on a shared device they may be another pod's.
+        count = _sum_known(processes) or 0
+        told.append(
+            {0: "no process there", 1: "1 process there"}.get(count, f"{count} processes there")
+        )
+    memory = _sum_known(one["memory_used_bytes"] for one in devices)
+    if memory is None:
+        told.append("memory unknown")
+    elif memory < EMPTY_BYTES * len(devices):
+        told.append("no memory held to speak of")
+    else:
+        told.append(f"{memory / GIB:.1f} GiB of memory held")
+    return ", ".join(told)
 
 
 def span(seconds: float) -> str:

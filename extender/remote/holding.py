@@ -13,6 +13,7 @@ class HeldDevice(Answer):
     memory_used_bytes: int | None
     idle_seconds: float
     tenants: int
+    processes: int | None = None
 
 
 class Holder(Answer):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.backend import Call, Code, XidEvent
+from agent.backend import Call, Code, ProcessList, ProcessUse, XidEvent
 from agent.options import Options
 from agent.report import Problem, Report, Tenant
 from agent.sampler import Sampler
@@ -94,6 +94,18 @@ async def test_a_report_says_what_was_read(rig: Rig) -> None:
     assert report.signals[Signal.POWER] == (80.0, 80.0, 80.0)
     assert all(one.age_seconds is not None and one.age_seconds < 5 for one in report.devices)
     assert (await rig.sampler.sample()).sequence == 2
+
+
+async def test_a_report_counts_the_processes_of_each_device_where_the_driver_lists_them(
+    rig: Rig,
+) -> None:
+    two = tuple(ProcessUse(pid=pid, memory_bytes=1 << 30) for pid in (7, 8))
+    rig.cards[1].processes[ProcessList.COMPUTE] = two
+
+    report = await rig.sampler.sample()
+
+    assert report.signals[Signal.PROCESSES] == (0.0, 2.0, 0.0)
+    assert [len(one.used_by or ()) for one in report.devices] == [0, 2, 0]
 
 
 async def test_who_waits_gets_the_next_report(rig: Rig) -> None:

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from extender.core.inventory import PodPhase, PodRecord
+from extender.core.readings import Signal
 from extender.observe.holders import span
 from tests.extender.observe.asking import get
 from tests.extender.observe.whys import SeesTeam, WhyWorld
@@ -87,6 +88,51 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(
     )
     assert [device["index"] for device in holder["devices"]] == [0, 1]
     assert holder["devices"][0]["memory_used_bytes"] == 2 << 30
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_gib", "told"),
+    [
+        pytest.param(0.0, 0.0, "no process there, no memory held to speak of", id="none"),
+        pytest.param(1.0, 3.0, "1 process there, 3.0 GiB of memory held", id="one"),
+        pytest.param(2.0, None, "2 processes there, memory unknown", id="two"),
+        # Who lists no processes has not seen that there are none.
+        pytest.param(None, 0.0, "no memory held to speak of", id="nobody-lists-them"),
+        pytest.param(None, None, "memory unknown", id="nothing-known"),
+    ],
+)
+async def test_why_it_is_idle_says_what_was_seen_and_no_more(
+    world: HoldersWorld,
+    client: Client,
+    processes: float | None,
+    used_gib: float | None,
+    told: str,
+) -> None:
+    signs = {} if processes is None else {Signal.PROCESSES: processes}
+    cards = {"n": [Gpu(used_gib=used_gib, tenants=("team/nb",), signs=signs)]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 2 * HOUR)
+
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert holder["why"] == f"no activity on 1 of 1 GPUs for at least 1 h 59 min, {told}"
+    assert holder["devices"][0]["processes"] == processes
+    assert (holder["memory_used_bytes"] is None) == (used_gib is None)
+
+
+async def test_processes_that_were_listed_long_ago_are_not_told(
+    world: HoldersWorld, client: Client
+) -> None:
+    cards = {"n": [Gpu(tenants=("team/nb",), signs={Signal.PROCESSES: 0.0})]}
+    world.add(cards)
+    world.hold("nb", "n", 1)
+    world.live(cards, 2 * HOUR)
+    world.live({"n": [card("team/nb")]}, 10 * 60)  # by one that lists none
+
+    (holder,) = (await get(client, "/v1/holders"))["holders"]
+
+    assert "process" not in holder["why"]
 
 
 async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
