@@ -122,6 +122,29 @@ def test_a_log_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> Non
     assert f"{path}:1: this decision rests on lines that are missing" in shown.stderr
 
 
+@pytest.mark.parametrize("version", [b"0", b"2", b'"1"'])
+def test_a_log_of_another_version_is_refused_and_nothing_of_it_is_told(
+    log: Path, version: bytes
+) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    at = len(lines) // 2
+    lines[at] = lines[at].replace(b'"version":1', b'"version":' + version)
+    log.write_bytes(b"".join(lines))
+
+    shown = run(str(log), "-o", "json")
+
+    assert shown.exit_code == 2
+    assert shown.stdout == ""
+    told = version.decode().replace('"', "'")
+    assert f"{log}:{at + 1}: version {told} of the log cannot be read: must be 1" in shown.stderr
+
+
+def test_a_line_of_a_kind_that_is_not_known_yet_is_passed_over(log: Path) -> None:
+    log.write_bytes(log.read_bytes() + b'{"kind":"weather","version":1,"is":"fine"}\n')
+
+    assert "6 of 6 decisions come out exactly" in run(str(log)).stdout
+
+
 def test_a_file_without_decisions_is_told(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_text('{"event":"serving"}\n', encoding="utf-8")

@@ -1,5 +1,6 @@
 """What the route that gives advice says of a fleet that was watched."""
 
+import numpy as np
 import pytest
 
 from tests.extender.observe.advising import SHARED, AdvisingWorld
@@ -10,6 +11,8 @@ from tests.extender.served import Client, Gpu, MakeClient
 
 HOUR = 3600.0
 GIB = 1 << 30
+KEPT = 0.0026
+"""The short memory keeps ratios in steps of half a percent."""
 
 
 @pytest.fixture
@@ -85,6 +88,32 @@ async def test_a_peak_in_twenty_does_not_count_and_two_do(
 
     assert (calm["activity_ratio"], calm["recommended_replicas"]) == (0.5, 7)
     assert (busy["activity_ratio"], busy["verdict"]) == (1.0, "fewer")
+
+
+async def test_the_figures_are_those_of_what_was_measured_minute_by_minute(
+    world: AdvisingWorld, client: Client
+) -> None:
+    """An hour of two tenants, no minute like another, reckoned here in another way."""
+    minutes = np.random.default_rng(7)
+    busy = minutes.beta(2, 5, 60).round(3)
+    used_gib = minutes.uniform(8, 30, 60).round(2)
+    world.add_shared("s", 4)
+    names = [world.have(f"p{number}", "s", resource=SHARED) for number in range(2)]
+    for share, gib in zip(busy.tolist(), used_gib.tolist(), strict=True):
+        world.live({"s": [card(*names, busy=share, used_gib=gib)]}, 60)
+
+    (found,) = (await get(client, "/v1/advice", all="true"))["cards"]
+
+    # 57 of 60 do not exceed it: activity and memory of all tenants together, peaks left out.
+    p95 = {name: float(np.sort(one)[56]) for name, one in (("busy", busy), ("gib", used_gib))}
+    by_activity = int(0.9 * 2 / p95["busy"])
+    by_memory = int((80 - 1) * 2 / p95["gib"])
+    assert found["activity_ratio"] == pytest.approx(p95["busy"], abs=KEPT)
+    assert found["memory_bytes"] == pytest.approx(p95["gib"] * GIB, abs=KEPT * 80 * GIB)
+    assert found["memory_most_bytes"] == pytest.approx(used_gib.max() * GIB, abs=KEPT * 80 * GIB)
+    assert (found["samples"], found["replicas_used"]) == (60, 2)
+    assert found["recommended_replicas"] == min(by_activity, by_memory)
+    assert found["bound_by"] == ("activity" if by_activity < by_memory else "memory")
 
 
 @pytest.mark.parametrize(

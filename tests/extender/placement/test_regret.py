@@ -1,5 +1,6 @@
 """How placements turned out, against others."""
 
+import numpy as np
 import pytest
 
 from extender.core.inventory import PodRecord
@@ -43,11 +44,12 @@ class Watched:
             for _ in self.watch.judge_in_steps():
                 pass
 
-    def busy(self, node: str, share: float) -> None:
+    def busy(self, node: str, share: float, index: int = 0) -> None:
         values = BUSY if share else IDLE
-        self.world.card(node).values.update(values)
+        card = self.world.card(node, index)
+        card.values.update(values)
         for signal in list(values)[:2]:
-            self.world.card(node).values[signal] = share
+            card.values[signal] = share
 
 
 def test_a_placement_is_judged_once_its_time_is_up() -> None:
@@ -107,6 +109,35 @@ def test_only_what_was_measured_after_the_binding_counts() -> None:
 
     (outcome,) = part.outcomes
     assert outcome.got == pytest.approx(0.1)
+
+
+def test_the_figures_of_an_hour_are_means_over_it_of_whatever_happened() -> None:
+    """Three nodes of two GPUs that do something else in each quarter of the hour."""
+    part = Watched(cards=2)
+    busy = {
+        "node-0": [(0.0, 0.2), (0.4, 0.2), (0.0, 0.2), (0.0, 0.2)],
+        "node-1": [(0.8, 0.4), (0.4, 0.4), (0.8, 0.0), (0.4, 0.4)],
+        "node-2": [(0.0, 0.0), (0.0, 0.0), (0.2, 0.2), (0.0, 0.0)],
+    }
+    pod = part.place("a", "node-1")  # on its first GPU, and none beside it
+    for quarter in range(4):
+        for node, quarters in busy.items():
+            for index, share in enumerate(quarters[quarter]):
+                part.busy(node, share, index)
+        part.live(AFTER / 4)
+    part.live(120)
+
+    (outcome,) = part.outcomes
+    assert (outcome.pod.uid, outcome.seconds) == (pod.uid, pytest.approx(AFTER, abs=60))
+    assert outcome.is_known
+    # A pod of one GPU could have got either of a node's.
+    mean = {name: np.mean(quarters) for name, quarters in busy.items()}
+    assert outcome.got == pytest.approx(np.mean([first for first, _ in busy["node-1"]]), abs=0.01)
+    assert (outcome.choice, outcome.best) == ("node-0", "node-2")
+    assert outcome.choice_since == pytest.approx(mean["node-0"], abs=0.01)
+    assert outcome.best_since == pytest.approx(mean["node-2"], abs=0.01)
+    assert outcome.regret == pytest.approx(0.6 - 0.15, abs=0.01)
+    assert outcome.hindsight == pytest.approx(0.6 - 0.05, abs=0.01)
 
 
 def test_a_pod_that_ends_early_is_judged_by_the_time_that_it_ran() -> None:
