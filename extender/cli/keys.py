@@ -15,7 +15,8 @@ MOST_BYTES = 64
 def pressed_keys() -> Iterator[Callable[[float], str]]:
     """Yield what waits for keys so many seconds at most, and returns those that were pressed.
 
-    Where the input is no terminal there are none. Afterwards the terminal is as it was before.
+    Where the input is no terminal there are none, and none in the background. Afterwards the
+    terminal is as it was before.
     """
     try:
         import termios  # noqa: PLC0415 - there is none on Windows
@@ -23,16 +24,26 @@ def pressed_keys() -> Iterator[Callable[[float], str]]:
     except ImportError:
         yield _wait
         return
-    if not sys.stdin.isatty():
+    descriptor = _terminal()
+    if descriptor is None:
         yield _wait
         return
-    descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)  # Ctrl-C still interrupts
         yield lambda seconds: _read(descriptor, seconds)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _terminal() -> int | None:
+    """Return the terminal that listens to us; None in its background: to set it would stop us."""
+    try:
+        descriptor = sys.stdin.fileno()
+        is_ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:  # there is no such file, or it is nobody's terminal
+        return None
+    return descriptor if is_ours else None
 
 
 def _wait(seconds: float) -> str:

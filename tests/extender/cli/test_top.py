@@ -3,8 +3,10 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
@@ -127,6 +129,21 @@ def test_no_more_is_shown_than_the_screen_has_lines() -> None:
 
     assert f"and {LINES + 5 - (LINES - 4)} less busy" in shown
     assert shown.count(f"{NODE}::") == LINES - 4
+
+
+@pytest.mark.timeout(60)
+def test_in_the_background_it_goes_on_writing(fleet: Changing, tmp_path: Path) -> None:
+    file = tmp_path / "looks"
+    command = f"{sys.executable} -m extender.cli top --interval 0.2 --url {fleet.url}"
+    # As an interactive shell runs it: what sets the terminal there is stopped.
+    shell = f"set -m; timeout 40 {command} > {file} & read key; kill %1; wait; echo over"
+    with at_terminal("/bin/sh", "-c", shell, environment={}) as terminal:
+        until = time.monotonic() + 30
+        while not file.exists() or file.read_text().count("busy on average") < 2:
+            assert time.monotonic() < until, "it was stopped"
+            time.sleep(0.05)
+        terminal.press("\n")
+        terminal.read_until("over")
 
 
 @pytest.mark.timeout(60)
