@@ -10,6 +10,7 @@ import pytest
 from extender.core.inventory import Taint
 from extender.core.parts import Breakdown, Factor, Part
 from extender.observe.what_if import NOT_SELECTED
+from tests.extender.observe.advising import SHARED
 from tests.extender.observe.asking import decide, get, strict
 from tests.extender.observe.whys import MESSAGE, SeesTeam, WhyWorld
 from tests.extender.served import (
@@ -79,6 +80,8 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
     assert answer["nodes"][1]["lost_by"] == "chance to get idle ones: 50% against 100%"
     device = answer["nodes"][0]["devices"][0]
     assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
+    told = {"source": "prometheus", "age_seconds": 0}
+    assert device["signals"] == {"utilization": told, "memory": told}
     assert answer["rejected"] == [
         {"count": 1, "reason": "node(s) had too few working GPUs", "nodes": ["dead"]}
     ]
@@ -109,6 +112,28 @@ async def test_assumed_pods_are_counted(client: Client) -> None:
     by_name = {node["node"]: node for node in answer["nodes"]}
 
     assert (by_name["idle"]["taken"], by_name["half"]["taken"]) == (1, 0)
+
+
+async def test_pods_assumed_on_a_shared_device_are_counted_on_it(
+    world: WhyWorld, client: Client
+) -> None:
+    world.add_node(
+        "shared",
+        allocatable={SHARED: 4},
+        capacity={SHARED: 4},
+        labels={
+            "nvidia.com/gpu.count": "1",
+            "nvidia.com/gpu.replicas": "4",
+            "nvidia.com/gpu.sharing-strategy": "time-slicing",
+        },
+    )
+    world.tell({"shared": [IDLE]})
+    for name in ("first", "second", "third"):
+        await decide(client, "shared", name=name, resource=SHARED)
+
+    (node,) = (await get(client, "/v1/explain", pod="third"))["nodes"]
+
+    assert (node["assumed"], node["devices"][0]["assumed"]) == (2, 2)
 
 
 async def test_what_is_not_kept_in_full_is_said_and_still_there(
