@@ -133,7 +133,7 @@ async def external_metrics(
     await runner.setup()
     file = folder / "registration.yaml"
     try:
-        site = web.TCPSite(runner, "localhost", 0, ssl_context=context)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
         file.write_text(yaml.safe_dump_all(registration(runner.addresses[0][1])))
         await plane.kubectl("apply", "-f", str(file))

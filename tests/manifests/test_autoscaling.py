@@ -145,8 +145,7 @@ async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it
             await placed(world, {one})
             # One of them takes the placeholder's node, and so the other waits.
             await world.client.create_all([pod("first", 8), pod("second", 8)])
-            status = await scaled_to(world, 2)
-            assert status["currentMetrics"][0]["external"]["current"]["averageValue"] == "8"
+            await scaled_to(world, 2)
 
             # As shipped it would be two minutes until fewer are enough.
             quick = '{"spec":{"behavior":{"scaleDown":{"stabilizationWindowSeconds":0}}}}'
@@ -163,8 +162,8 @@ async def test_the_autoscaler_adds_a_placeholder_for_pods_that_wait_and_takes_it
         await process.stop()
 
 
-async def scaled_to(world: World, replicas: int) -> Object:
-    """Wait until the autoscaler wants so many placeholders, and they are there; return its status.
+async def scaled_to(world: World, replicas: int) -> None:
+    """Wait until the autoscaler wants so many placeholders, they are there, and it is content.
 
     Raises:
         TimeoutError: it does not; the message says what it last said.
@@ -172,14 +171,18 @@ async def scaled_to(world: World, replicas: int) -> Object:
     (item,) = objects("by-demand")
     last: Object = {}
 
-    async def is_scaled() -> Object | None:
+    async def is_scaled() -> bool:
         nonlocal last
         last = (await world.client.request("GET", address_of(item))).get("status", {})
+        found = [
+            one["external"]["current"]["averageValue"] for one in last.get("currentMetrics") or ()
+        ]
         wanted = last.get("desiredReplicas")
-        return last if wanted == replicas == len(await placeholders(world)) else None
+        # The GPUs that pods wait for and a node's more, by placeholder.
+        return found == ["8"] and wanted == replicas == len(await placeholders(world))
 
     try:
-        return await wait_for(is_scaled, f"{replicas} placeholders", deadline_seconds=90)
+        await wait_for(is_scaled, f"{replicas} placeholders", deadline_seconds=90)
     except TimeoutError as error:
         raise TimeoutError(f"{error}: {last}") from error
 
