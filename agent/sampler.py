@@ -5,7 +5,7 @@ import contextlib
 import importlib.metadata
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -84,7 +84,7 @@ class Sampler:
         passes: passes that were made.
         pass_seconds: time that they took, together.
         library_seconds: part of it spent in the library.
-        hung: calls that were given up, by name.
+        hung: how often a call was given up, by its name; 0 for those that were made and never were.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Sampler:
         while True:
             skipped = self._worker.hung_subjects()
             try:
-                found, seconds = await self._worker.run(partial(self._pass, skipped))
+                found, seconds, calls = await self._worker.run(partial(self._pass, skipped))
             except HungError as error:
                 self._give_up(error)
             except ExhaustedError:
@@ -180,11 +180,13 @@ class Sampler:
                 return self.session.last_pass(), False
             else:
                 self.library_seconds += seconds
+                # A counter that starts at 0 lets its first event be seen.
+                self.hung = dict.fromkeys(calls, 0) | self.hung
                 return found, NO_CARD not in skipped
 
-    def _pass(self, skipped: frozenset[str], lane: Lane) -> tuple[Pass, float]:
+    def _pass(self, skipped: frozenset[str], lane: Lane) -> tuple[Pass, float, Collection[str]]:
         found = self.session.read(lane, skipped)
-        return found, lane.take_busy_seconds()
+        return found, lane.take_busy_seconds(), lane.names
 
     def _give_up(self, error: HungError) -> None:
         self.hung[error.call] = self.hung.get(error.call, 0) + 1

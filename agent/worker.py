@@ -57,12 +57,14 @@ class Lane:
 
     Attributes:
         busy_seconds: time spent in calls since `take_busy_seconds`.
+        names: calls that were made so far.
     """
 
     def __init__(self, limit_seconds: float) -> None:
         self.step: _Step | None = None
         self.is_given_up = False
         self.busy_seconds = 0.0
+        self.names: set[str] = set()
         self._limit_seconds = limit_seconds
         self._lock = threading.Lock()
 
@@ -89,6 +91,7 @@ class Lane:
         since = time.monotonic()
         limit = self._limit_seconds if limit_seconds is None else limit_seconds
         self.step = _Step(subject, name, since, limit)
+        self.names.add(name)
         try:
             return function(*arguments)
         finally:

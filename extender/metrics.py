@@ -1,5 +1,7 @@
 """Counters and timings of the extender, in Prometheus' form; labels only from small sets."""
 
+from typing import Final
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -13,6 +15,14 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _NODE_BUCKETS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+
+PEER_STATES: Final = ("known", "answering")
+PEER_MESSAGES: Final = (
+    ("sent", "taken"),
+    ("sent", "failed"),
+    ("received", "taken"),
+    ("received", "refused"),
+)
 
 
 class Metrics:
@@ -122,6 +132,11 @@ class Metrics:
             ["state"],
             registry=self.registry,
         )
+        # Without other replicas nobody else sets these.
+        for state in PEER_STATES:
+            self.peers.labels(state)
+        for direction, outcome in PEER_MESSAGES:
+            self.peer_messages.labels(direction, outcome)
         self.api_requests = Counter(
             "idlegpu_api_requests",
             "Questions to the API and the page, by whether who asks may read.",

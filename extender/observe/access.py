@@ -88,6 +88,8 @@ class Access:
         self.is_open = is_open
         self.callers = Callers(client, settings, namespaces=namespaces, monotonic=monotonic)
         self._requests = requests
+        for outcome in Outcome:
+            requests.labels(outcome)
         self._networks = settings.networks
         self._hosts = hosts
 

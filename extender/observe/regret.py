@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 
 import msgspec
 from aiohttp import web
@@ -23,7 +23,6 @@ from extender.placement.regret import Outcome, RegretWatch
 PATH = "/v1/regret"
 DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
 
-_ACTIVITY_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 PEERS_PATH = "/v1/peers/regret"
 """Where other replicas ask: under the prefix that only their certificates open."""
 MOST_TOLD = 10_000
@@ -33,6 +32,10 @@ PIECE_OUTCOMES = 100
 VERSION = 1
 """Grows where an older replica would misread what is told."""
 
+_GPUS = ("got", "choice", "best")
+_AGAINST = ("choice", "best")
+_FOLLOWED = ("yes", "no")
+_ACTIVITY_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 _REGRET_BUCKETS = (-0.5, -0.2, -0.1, -0.05, -0.01, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -109,6 +112,10 @@ class RegretMetrics(Collector):
             buckets=_REGRET_BUCKETS,
             registry=registry,
         )
+        for gpus in _GPUS:
+            self.activity.labels(gpus)
+        for against, followed in product(_AGAINST, _FOLLOWED):
+            self.regret.labels(against, followed)
         self.watched = Gauge(
             "idlegpu_regret_watched_pods",
             "Bound pods whose GPUs are watched to be compared later.",

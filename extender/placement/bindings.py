@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
@@ -10,6 +11,10 @@ from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.placement.unasked import UnaskedPods
 
 logger = logging.getLogger(__name__)
+
+FIRST: Final = "first"
+OTHER: Final = "other"
+"""Whether kube-scheduler took our first choice, as labels."""
 
 
 class InventoryTap:
@@ -35,6 +40,8 @@ class InventoryTap:
         self._fleet = fleet
         self._history = history
         self._metrics = metrics
+        for choice in (FIRST, OTHER):
+            metrics.followed.labels(choice)
         self._unasked = unasked
         self.replace_nodes = fleet.replace_nodes
         self.apply_node = fleet.apply_node
@@ -65,7 +72,7 @@ class InventoryTap:
         decided = self._history.note_bound(record.uid, record.node)
         if decided is not None:
             self._on_bound(decided)
-            choice = "first" if decided.decision.best == record.node else "other"
+            choice = FIRST if decided.decision.best == record.node else OTHER
             self._metrics.followed.labels(choice).inc()
             logger.info(
                 "bound",

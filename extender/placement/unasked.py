@@ -41,6 +41,8 @@ MAX_GROUPS: Final = 200
 MAX_BOUND: Final = 20_000
 MAX_SCHEDULERS: Final = 10
 OTHER: Final = "other"
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+"""Of pods that name none."""
 
 
 class Hearing(Protocol):
@@ -122,7 +124,8 @@ class UnaskedPods:
         self._waiting: dict[str, float] = {}
         self._bound: deque[_Bound] = deque()
         self._groups: OrderedDict[_Likeness, BoundPods] = OrderedDict()
-        self._schedulers: set[str] = set(settings.schedulers)
+        self._schedulers: set[str] = set()
+        self._expect(settings)
         self._untold = 0
         self._example: tuple[PodRecord, Verdict] | None = None
         self._told_at = float("-inf")
@@ -130,7 +133,7 @@ class UnaskedPods:
     def change(self, settings: Unasked) -> None:
         """Judge by other settings from now on."""
         self._settings = settings
-        self._schedulers |= set(settings.schedulers)
+        self._expect(settings)
 
     def see(self, record: PodRecord) -> None:
         """Take a GPU pod that was added or changed."""
@@ -218,10 +221,7 @@ class UnaskedPods:
             return
         self._asked.forget(record.uid)
         self._group(bound, verdict)
-        for reason in (each for each in Verdict if each is not Verdict.ASKED):
-            # A series that starts at 0 lets its first pod be seen.
-            counter = self._metrics.unasked.labels(self._label(record.scheduler_name), reason)
-            counter.inc(reason is verdict)
+        self._count(record.scheduler_name, verdict)
         if verdict is not Verdict.ASKED:
             self._untold += 1
             self._example = record, verdict
@@ -248,6 +248,21 @@ class UnaskedPods:
         self.unjudged += 1
         self._metrics.unjudged.inc()
         self._asked.forget(bound.record.uid)
+
+    def _expect(self, settings: Unasked) -> None:
+        """Have the series of the schedulers that are known beforehand."""
+        if not settings.enabled:
+            return
+        for scheduler in settings.schedulers or (DEFAULT_SCHEDULER,):
+            self._schedulers.add(scheduler)  # a settings file may name more than invented ones
+            self._count(scheduler, Verdict.ASKED)
+
+    def _count(self, scheduler: str, verdict: Verdict) -> None:
+        """Count a pod; the other series of its scheduler are there then, too."""
+        label = self._label(scheduler)
+        for reason in (each for each in Verdict if each is not Verdict.ASKED):
+            # A series that starts at 0 lets its first pod be seen.
+            self._metrics.unasked.labels(label, reason).inc(reason is verdict)
 
     def _label(self, scheduler: str) -> str:
         """Return a scheduler's name as a label; anybody can invent names, so they are bounded."""

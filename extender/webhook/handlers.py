@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from operator import is_not
 from time import perf_counter
 from typing import Final
@@ -23,6 +22,7 @@ from extender.placement.placer import Placer, Victims, Weighed
 from extender.webhook import wire
 from extender.webhook.foresight import Filtered, Foresight
 from extender.webhook.lost import is_gone
+from extender.webhook.outcomes import UNKNOWN, Outcome, create_series, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,24 +37,6 @@ BETWEEN_VERBS_SECONDS: Final = 0.02
 
 ABOUT: Final = web.ResponseKey("about", AnsweredQuestion)
 """What an answer is about, where it is about a pod."""
-
-
-class Outcome(StrEnum):
-    """How a question ended, for metrics."""
-
-    ANSWERED = "answered"
-    NO_GPU = "no-gpu"
-    """The pod asks for no GPU: every candidate passes."""
-    DISABLED = "disabled"
-    """The pod says that it is to be left to kube-scheduler."""
-    NOT_READY = "not-ready"
-    """The inventory is not complete yet: every candidate passes."""
-    MALFORMED = "malformed"
-    FAULT = "fault"
-    DISCONNECTED = "disconnected"
-    """The client went away before its question was complete."""
-    UNREAD = "unread"
-    """The client went away before the answer was complete: kube-scheduler, after httpTimeout."""
 
 
 Answer = tuple[Outcome, web.Response]
@@ -89,6 +71,9 @@ class Webhooks:
     """The last pod that was read, and by what: prioritize asks about the same as filter."""
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        create_series(self.metrics)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the verbs."""
@@ -280,7 +265,7 @@ class Webhooks:
         """Read what the pod asks for; what cannot be used is told to its owner."""
         pod, parsed = self._read(pod_object)
         for problem in parsed.problems:
-            known = problem.annotation if problem.annotation in KNOWN else "unknown"
+            known = problem.annotation if problem.annotation in KNOWN else UNKNOWN
             self.metrics.annotation_problems.labels(known).inc()
             self.warn_annotation(pod, problem)
         return pod, parsed
@@ -312,7 +297,7 @@ class Webhooks:
         self.metrics.feasible.observe(int(counts[Code.PASSES]))
         for code in np.flatnonzero(counts).tolist():
             if code != Code.PASSES:
-                self.metrics.rejections.labels(Code(code).name.lower()).inc(int(counts[code]))
+                self.metrics.rejections.labels(reason_of(Code(code))).inc(int(counts[code]))
 
     def _note_fault(self, verb: str) -> None:
         logger.exception("fault", extra={"verb": verb})  # noqa: LOG004 - called while handling

@@ -1,6 +1,7 @@
 """Pods that a real kube-scheduler binds without asking, and replicas that tell each other."""
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -40,7 +41,7 @@ class Watched:
         log = self._server.process.log
         self._written = log.stat().st_size if log.exists() else 0
 
-    async def counted(self) -> dict[str, float]:
+    async def counted(self) -> dict[str, int]:
         """Return the counted pods by reason."""
         async with (
             aiohttp.ClientSession(self._server.url) as session,
@@ -50,7 +51,10 @@ class Watched:
         found = re.findall(
             r'^idlegpu_pods_bound_unasked_total\{reason="(.+?)",.*\} (.+)$', text, re.MULTILINE
         )
-        return {reason: float(number) for reason, number in found}
+        counts: Counter[str] = Counter()
+        for reason, number in found:  # of each scheduler
+            counts[reason] += int(float(number))
+        return dict(counts)
 
     async def judged(self, pods: int) -> Object:
         """Wait until so many pods are judged; return what is said of them."""

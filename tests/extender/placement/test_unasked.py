@@ -54,6 +54,23 @@ def test_series_of_a_scheduler_starts_at_zero(part: Part) -> None:
     assert registry.get_sample_value("idlegpu_pods_bound_unasked_total", labels) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        pytest.param(Unasked(), {DEFAULT}, id="all-schedulers"),
+        pytest.param(Unasked(schedulers=("a", "b")), {"a", "b"}, id="named-schedulers"),
+        pytest.param(Unasked(enabled=False), set(), id="switched-off"),
+    ],
+)
+def test_series_of_expected_schedulers_are_there_before_the_first_pod(
+    settings: Unasked, expected: set[str]
+) -> None:
+    (family,) = Part(settings).world.metrics.unasked.collect()
+
+    assert {sample.labels["scheduler"] for sample in family.samples} == expected
+    assert {sample.value for sample in family.samples} <= {0.0}
+
+
 def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
     part.ask()
     part.create(part.pod())
@@ -159,7 +176,7 @@ def test_invented_scheduler_names_make_no_series_without_end(part: Part) -> None
         part.bind(record)
     part.judge()
 
-    assert part.counted(scheduler="other") == 3
+    assert part.counted(scheduler="other") == 4  # one is kept for the default scheduler
     assert part.counted(scheduler="s0") == 1
 
 
