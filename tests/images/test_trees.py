@@ -4,7 +4,6 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -153,11 +152,17 @@ def test_nothing_in_an_image_is_compiled_when_it_starts(
     assert all(str(tree).encode() not in file.read_bytes() for (file,) in compiled)
 
 
-def test_the_same_lock_file_makes_the_same_files(agent: Path, tmp_path: Path) -> None:
-    again = partial(build, "agent")(tmp_path / "elsewhere")
+@pytest.mark.timeout(600)  # two builds
+@pytest.mark.parametrize("program", ["extender", "agent"])
+def test_the_same_lock_file_makes_the_same_files(
+    program: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    tree: Path = request.getfixturevalue(program)
 
-    assert hashes(again) == hashes(agent)
-    assert len(hashes(agent)) > 1000
+    again = build(program, tmp_path / "elsewhere")
+
+    assert hashes(again) == hashes(tree)
+    assert len(hashes(tree)) > 1000
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -1,5 +1,6 @@
 """The files fit each other and the programs: what would else be noticed on the cluster alone."""
 
+import ipaddress
 from pathlib import Path
 from typing import Final
 
@@ -168,6 +169,22 @@ def test_network_policies_name_pods_namespaces_and_ports_that_exist() -> None:
                 ("namespaceSelector", namespaces | {"monitoring"}),
             ):
                 assert set(peer.get(selector, {}).get("matchLabels", {}).values()) <= among
+
+
+def test_a_static_pods_node_reaches_the_webhooks_and_nothing_else() -> None:
+    path = COMPONENTS / "fixed-address" / "network-policy.yaml"
+    policy = read(path)
+    labels = template("Deployment", EXTENDER)["metadata"]["labels"]
+    (rule,) = policy["spec"]["ingress"]
+
+    assert policy["metadata"]["namespace"] == "idlegpu"
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    # kube-scheduler's pod has its node's address: no label of a pod or namespace fits it.
+    assert [set(peer) for peer in rule["from"]] == [{"ipBlock"}]
+    assert rule["ports"] == [{"port": "webhooks"}]
+    network = ipaddress.ip_network(rule["from"][0]["ipBlock"]["cidr"])
+    assert network.subnet_of(ipaddress.ip_network("192.0.2.0/24")), "until it is set: nobody's"
 
 
 def test_every_namespace_refuses_what_no_policy_allows() -> None:
