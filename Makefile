@@ -8,9 +8,11 @@ export IDLEGPU_CACHE := $(CACHE)
 unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
+# Tests with real parts mostly wait: three processes keep two cores busy.
+REAL := -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit coverage prometheus page e2e e2e-installed tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit coverage real prometheus page e2e e2e-installed tools bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -33,7 +35,7 @@ demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why 
 
 check: format lint types imports unit ## everything that needs no cluster, in seconds
 
-test: check tools prometheus page e2e ## everything, against a real control plane, Prometheus and Chromium
+test: check real ## everything, against a real control plane, Prometheus and Chromium
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
@@ -57,18 +59,21 @@ tools: $(VENV)/.dev ## build the newest and the oldest Kubernetes, kubectl, helm
 	@$(BIN)/python -m tests.controlplane.tools
 	@$(BIN)/python -m tests.extender.observe.page.chromium
 
+real: tools ## all that need real parts: the next three at once
+	@$(BIN)/pytest $(REAL) -m "prometheus or page or e2e"
+
 prometheus: tools ## tests against a real Prometheus
-	@$(BIN)/pytest -m prometheus
+	@$(BIN)/pytest $(REAL) -m prometheus
 
 page: tools ## tests of the page in a real headless Chromium
-	@$(BIN)/pytest -m page
+	@$(BIN)/pytest $(REAL) -m page
 
 e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
-	@$(BIN)/pytest -m e2e -n 2 --dist loadfile
+	@$(BIN)/pytest $(REAL) -m e2e
 
 e2e-installed: tools ## its scenarios as the manifests say, with the default and with the second scheduler
-	@E2E_WAY=default $(BIN)/pytest -m e2e -n 2 --dist loadfile tests/e2e
-	@E2E_WAY=second $(BIN)/pytest -m e2e -n 2 --dist loadfile tests/e2e
+	@E2E_WAY=default $(BIN)/pytest $(REAL) -m e2e tests/e2e
+	@E2E_WAY=second $(BIN)/pytest $(REAL) -m e2e tests/e2e
 
 test-gpu: $(VENV)/.dev ## tests of the node agent on a machine with an NVIDIA GPU; prints its figures
 	@$(BIN)/pytest -m gpu -s -v tests/agent

@@ -1,10 +1,17 @@
 """Fixtures that more than one folder of tests uses."""
 
 import asyncio
+from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, settings
+from typing_extensions import override
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 pytest_plugins = ["tests.controlplane.fixtures"]
+
+SCENARIOS: Final = "tests/e2e/"
 
 # hypothesis asks for the current loop, and asyncio makes one that nobody closes unless told that
 # there is none: each async test brings its own.
@@ -15,3 +22,32 @@ settings.register_profile(
     "idlegpu", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("idlegpu")
+
+
+class FilesAndScenarios(LoadScopeScheduling):
+    """Has one process run all tests of a file, which may share what they start; not of scenarios.
+
+    Each process has what scenarios need running anyway. They go one by one, after all files: so no
+    process has much left to do when the others are done.
+    """
+
+    @override
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(SCENARIOS) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
+    """Go so wherever tests of a file stay together."""
+    return FilesAndScenarios(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the scenarios that may take longest."""
+    scenarios = [item for item in items if item.nodeid.startswith(SCENARIOS)]
+    others = [item for item in items if not item.nodeid.startswith(SCENARIOS)]
+    items[:] = [*others, *sorted(scenarios, key=_limit_seconds, reverse=True)]
+
+
+def _limit_seconds(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 0.0
