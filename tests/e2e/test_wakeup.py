@@ -53,7 +53,7 @@ async def refused(world: World, name: str = "patient") -> Object:
     await world.client.create(patient)
     assert "node(s) had" in await world.client.wait_unschedulable(patient)
     await world.decided(patient, more_than=0)
-    longest_backoff_seconds = 2.0
+    longest_backoff_seconds = 1.0
 
     async def is_backed_off() -> bool:
         latest = (await world.decisions(patient))[0]

@@ -112,7 +112,7 @@ class World:
             {
                 **services.scheduler_config(extender),
                 "podInitialBackoffSeconds": 1,
-                "podMaxBackoffSeconds": 2,
+                "podMaxBackoffSeconds": 1,
             }
         )
         await self.settled()
