@@ -99,7 +99,7 @@ async def cluster(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[C
         extender.fleet.apply_pod(hush_pod("hush-waiting", ""))
         world.tell({"node-a": [BUSY, Gpu(tenants=(f"{NAMESPACE}/hush-running",))]})
         world.fleet.snapshot()
-        extender._is_laid_out = True
+        extender.readiness.lay_out()
         _bind_unasked(extender)
         app = extender.build_app()
         client = await aiohttp_client(app)
