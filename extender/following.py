@@ -234,8 +234,9 @@ class Following:
         if self.prometheus is not None and self.prometheus.status().last_success_at is None:
             yield PROMETHEUS
         if self.agents is not None:
-            nodes = sum(any(node.allocatable.values()) for node in self.cluster.nodes.values())
-            if self.agents.status().agents < nodes:
+            nodes = self.cluster.nodes.values()
+            alive = sum(node.is_ready and any(node.allocatable.values()) for node in nodes)
+            if self.agents.status().agents < alive:
                 yield AGENTS
 
     def states(self) -> Iterable[SourceStatus]:

@@ -57,6 +57,17 @@ def message(**changes: object) -> bytes:
     ).encode()
 
 
+@pytest.mark.parametrize("faults", [None, [], ["apiserver/pods", "prometheus"]])
+def test_a_replica_tells_what_fails_with_it_or_that_it_is_no_help(faults: list[str] | None) -> None:
+    body = encode_message("a", [], complete_since=0.0, complete_until=0.0, now=0.0, faults=faults)
+
+    assert decode_message(body).faults == faults
+
+
+def test_a_replica_that_tells_nothing_of_it_is_no_help() -> None:
+    assert decode_message(message()).faults is None  # as one of an older release
+
+
 def test_unknown_fields_are_ignored() -> None:
     (question,) = questions_in(decode_message(message(colour="red")), now=10.0)
 
