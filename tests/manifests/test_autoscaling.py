@@ -174,9 +174,9 @@ async def scaled_to(world: World, replicas: int) -> None:
     async def is_scaled() -> bool:
         nonlocal last
         last = (await world.client.request("GET", address_of(item))).get("status", {})
-        found = [
-            one["external"]["current"]["averageValue"] for one in last.get("currentMetrics") or ()
-        ]
+        # Without a value, before the first scrape, it says nothing of the metric.
+        told = [one.get("external", {}) for one in last.get("currentMetrics") or ()]
+        found = [one.get("current", {}).get("averageValue") for one in told]
         wanted = last.get("desiredReplicas")
         # The GPUs that pods wait for and a node's more, by placeholder.
         return found == ["8"] and wanted == replicas == len(await placeholders(world))
