@@ -45,6 +45,7 @@ class PrometheusServer:
         self.url = f"http://127.0.0.1:{port}"
         self._exporter_url = urlsplit(exporter_url)
         self._targets = folder / f"{name}.targets.json"
+        self._besides: list[dict[str, object]] = []
         self._data = folder / name
         config = folder / f"{name}.config"
         config.write_text(json.dumps(self._config(interval_seconds), indent=2))
@@ -70,7 +71,7 @@ class PrometheusServer:
             nodes: the nodes' names.
             labels: labels of a node's target, by node, on top of `instance`, or in its place.
         """
-        targets = [
+        targets = self._besides + [
             {
                 "targets": [self._exporter_url.netloc],
                 "labels": {
@@ -84,6 +85,16 @@ class PrometheusServer:
         partial = self._targets.with_suffix(".partial")
         partial.write_text(json.dumps(targets, indent=2))
         partial.replace(self._targets)  # Prometheus must never read half a file
+
+    def add_job(self, job: str, *addresses: str, **labels: str) -> None:
+        """Have others than exporters scraped from the next `set_targets` on.
+
+        Args:
+            job: their label `job`.
+            addresses: host:port of each; the path is the exporter's.
+            **labels: further labels of theirs.
+        """
+        self._besides.append({"targets": list(addresses), "labels": {"job": job, **labels}})
 
     async def start_anew(self) -> None:
         """Start it, again where it runs, without what it has stored.

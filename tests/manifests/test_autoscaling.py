@@ -19,10 +19,10 @@ from tests.e2e.world import World
 from tests.extender.observe.advising import SHARED
 from tests.extender.observe.whys import WhyWorld
 from tests.extender.served import GPU, IDLE
-from tests.manifests.exported import EXTENDER_JOB, serving
 from tests.manifests.metrics_adapter import external_metrics, query_of
+from tests.manifests.monitoring import EXTENDER_JOB
+from tests.manifests.scraping import ask, prometheus, serving
 from tests.manifests.shipped import EXAMPLES, address_of, find
-from tests.manifests.test_monitoring import ask, prometheus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 

@@ -1,123 +1,87 @@
-"""Alerts and dashboard ask for what extender and agent really export."""
+"""Alerts and dashboard as files; what they find in running programs is in test_monitored."""
 
 import json
-import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import pytest
 import yaml
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.controlplane.objects import Object
-from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.tools import binary
-from tests.controlplane.waiting import wait_for
-from tests.manifests.exported import (
-    AGENT_JOB,
-    EXTENDER_JOB,
-    agent_registry,
-    extender_registry,
-    serving,
-)
+from tests.manifests.monitoring import AGENT_JOB, EXTENDER_JOB, alerts, dashboard, groups
 from tests.manifests.shipped import OVERLAYS, built, find
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
-SCRAPE_SECONDS: Final = 0.25
-RATE_INTERVAL: Final = "5s"
-OURS: Final = re.compile(r"\bidlegpu_[a-z0-9_]+")
+FIRST_EVENTS: Final = {
+    "IdlegpuPodsBoundUnasked": (
+        'idlegpu_pods_bound_unasked_total{scheduler="volcano",reason="not-asked",instance="a"}'
+    ),
+    "IdlegpuXidErrors": 'idlegpu_agent_xid_errors_total{node="gpu-7",uuid="GPU-0",xid="79"}',
+    "IdlegpuAgentDriverHangs": 'idlegpu_agent_hung_calls_total{node="gpu-7",call="nvmlInit"}',
+}
+"""Alerts of counters that appear with their first event, and such a series."""
 
 
-def groups() -> list[Object]:
-    rule = find(built(OVERLAYS / "monitoring"), "PrometheusRule", "idlegpu")
-    found: list[Object] = rule["spec"]["groups"]
-    return found
-
-
-def alerts() -> list[Object]:
-    return [rule for group in groups() for rule in group["rules"]]
-
-
-def dashboard() -> Object:
-    item = find(built(OVERLAYS / "monitoring"), "ConfigMap", "idlegpu-dashboard")
-    found: Object = json.loads(item["data"]["idlegpu.json"])
-    return found
-
-
-def panel_queries() -> Iterator[str]:
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", []):
-            yield target["expr"].replace("$__rate_interval", RATE_INTERVAL)
-
-
-def always(expression: str) -> str:
-    """Return an alert's expression as one that has a result while nothing is wrong, too."""
-    inner = re.sub(r"^absent\((.*)\)$", r"\1", expression)
-    return re.sub(r"(>|==) (?=[\d.]+$)", r"\1 bool ", inner).replace("[15m]", f"[{RATE_INTERVAL}]")
-
-
-async def exported_names() -> set[str]:
-    names = set()
-    for registry in (extender_registry(), await agent_registry()):
-        for family in text_string_to_metric_families(generate_latest(registry).decode()):
-            names |= {sample.name for sample in family.samples}
-    return names
-
-
-async def test_every_metric_that_is_asked_for_is_exported() -> None:
-    asked = {name for query in panel_queries() for name in OURS.findall(query)}
-    asked |= {name for alert in alerts() for name in OURS.findall(alert["expr"])}
-
-    assert len(asked) > 30
-    assert asked - await exported_names() == set()
-
-
-async def test_every_query_has_a_result_in_a_real_prometheus(tmp_path: Path) -> None:
-    queries = {query: query for query in panel_queries()}
-    queries |= {alert["alert"]: always(alert["expr"]) for alert in alerts()}
-    async with (
-        serving(extender_registry()) as extender,
-        serving(await agent_registry()) as agent,
-        aiohttp.ClientSession() as session,
-    ):
-        process, url = prometheus(tmp_path, {EXTENDER_JOB: extender, AGENT_JOB: agent})
-        await process.start()
-        try:
-            empty = dict(queries)
-
-            async def all_answered() -> bool:
-                for name, query in list(empty.items()):
-                    if await ask(session, url, query):
-                        del empty[name]
-                return not empty
-
-            try:
-                await wait_for(all_answered, "every query has a result", deadline_seconds=20)
-            except TimeoutError as error:
-                raise TimeoutError(f"{error}: not these: {list(empty)}") from error
-        finally:
-            await process.stop()
-
-
-def test_promtool_finds_nothing_wrong_with_the_alerts(tmp_path: Path) -> None:
-    path = tmp_path / "rules.yaml"
-    path.write_text(yaml.safe_dump({"groups": groups()}))
-
-    checked = subprocess.run(  # noqa: S603 - our own command, no shell
-        [str(binary("promtool")), "check", "rules", "--lint=all", "--lint-fatal", str(path)],
+def promtool(*arguments: str) -> str:
+    """Run the real promtool, and return what it says."""
+    done = subprocess.run(  # noqa: S603 - our own command, no shell
+        [str(binary("promtool")), *arguments],
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
-    assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert f"SUCCESS: {len(alerts())} rules found" in checked.stdout
+
+def rule_file(folder: Path) -> Path:
+    path = folder / "rules.yaml"
+    path.write_text(yaml.safe_dump({"groups": groups()}))
+    return path
+
+
+def test_promtool_finds_nothing_wrong_with_the_alerts(tmp_path: Path) -> None:
+    path = rule_file(tmp_path)
+
+    said = promtool("check", "rules", "--lint=all", "--lint-fatal", str(path))
+
+    assert f"SUCCESS: {len(alerts())} rules found" in said
+
+
+@pytest.mark.parametrize("name", FIRST_EVENTS)
+def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
+    name: str, tmp_path: Path
+) -> None:
+    (alert,) = [each for each in alerts() if each["alert"] == name]
+    series = FIRST_EVENTS[name]
+    # It appears after half an hour with its first event, and nothing more happens.
+    values = "_x30 1x60"
+    at = {"appeared": "37m", "later": "60m"}
+
+    def told(moment: str, count: int) -> Object:
+        expression = f"count({alert['expr']}) or vector(0)"
+        sample = {"labels": "{}", "value": count}
+        return {"expr": expression, "eval_time": moment, "exp_samples": [sample]}
+
+    case = {
+        "rule_files": [str(rule_file(tmp_path))],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": series, "values": values}],
+                "promql_expr_test": [told("20m", 0), told(at["appeared"], 1), told(at["later"], 0)],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(json.dumps(case))
+
+    assert "SUCCESS" in promtool("test", "rules", str(path))
 
 
 def test_every_alert_says_how_grave_it_is_and_what_is_wrong() -> None:
@@ -158,41 +122,3 @@ def test_jobs_are_named_as_alerts_expect_and_each_pod_is_scraped_once() -> None:
     assert pod_monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     (container,) = pod["spec"]["containers"]
     assert agent_endpoint["port"] in {port["name"] for port in container["ports"]}
-
-
-async def ask(session: aiohttp.ClientSession, url: str, query: str) -> list[Object]:
-    async with session.get(f"{url}/api/v1/query", params={"query": query}) as response:
-        answer = await response.json()
-        assert answer["status"] == "success", (query, answer)
-        found: list[Object] = answer["data"]["result"]
-        return found
-
-
-def prometheus(folder: Path, targets: dict[str, str]) -> tuple[ServerProcess, str]:
-    """Describe a Prometheus that scrapes as the monitors say: job, node and instance."""
-    interval = f"{round(SCRAPE_SECONDS * 1000)}ms"
-    jobs = [
-        {
-            "job_name": job,
-            "static_configs": [{"targets": [address], "labels": {"node": "gpu-7"}}],
-        }
-        for job, address in targets.items()
-    ]
-    config = {
-        "global": {"scrape_interval": interval, "scrape_timeout": interval},
-        "scrape_configs": jobs,
-    }
-    (folder / "prometheus.config").write_text(json.dumps(config))
-    port = free_port()
-    process = ServerProcess(
-        name="monitoring-prometheus",
-        command=[
-            str(binary("prometheus")),
-            f"--config.file={folder / 'prometheus.config'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        folder=folder,
-        ready_url=f"http://127.0.0.1:{port}/-/ready",
-    )
-    return process, f"http://127.0.0.1:{port}"

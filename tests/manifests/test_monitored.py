@@ -1,0 +1,195 @@
+"""Every question of dashboard and alerts has an answer in a real Prometheus, and a true one.
+
+It scrapes two extenders that run as their manifests say, a real agent and the fleet's exporters;
+kube-scheduler asks the extenders. Nothing is put into a metric by hand.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from simulation.agents import run_agents
+from simulation.models import H100
+from simulation.nodes import NodeSpec
+from tests.controlplane.deployed import merged
+from tests.controlplane.objects import pod
+from tests.controlplane.plane import ControlPlane
+from tests.controlplane.waiting import wait_for
+from tests.e2e.services import Services
+from tests.e2e.ways import Way, set_up, take_down
+from tests.e2e.world import World, open_world
+from tests.manifests.monitoring import alerts, always, asked_metrics, panel_queries
+from tests.manifests.watched import Watched, everything_watched
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+INTERVAL: Final = "2m"
+"""Longer than a test: what happened in it has not been forgotten."""
+
+NOBODY_KNOWS_BEFOREHAND: Final = {
+    "IdlegpuXidErrors": "which XID errors will happen: the first of its kind makes the series",
+}
+"""Queries that are rightly empty while nothing has happened yet."""
+
+STILL: Final = {
+    "idlegpu_assumed_pods": "lasts milliseconds: no scrape falls between choice and binding",
+    "idlegpu_faults_total": "a fault of ours would be a bug",
+    "idlegpu_events_dropped_total": "takes more events than the API server lets through",
+    "idlegpu_pods_bound_unjudged_total": "takes a replica that is silent for half a minute",
+    "idlegpu_source_failed_queries": "takes a Prometheus that answers some queries only",
+    "idlegpu_source_partial_answers_total": "takes a Thanos that has lost a store",
+    "idlegpu_source_worker_restarts_total": "takes a worker process that dies",
+    "idlegpu_signal_disagreements": "takes a GPU whose sensors contradict each other",
+}
+"""Metrics that stay 0 here, and why; their series are there all the same."""
+
+
+@pytest.fixture(scope="module")
+def services(control_plane: ControlPlane) -> Iterator[Services]:
+    """Everything, run as the manifests say."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        setup = runner.run(set_up(control_plane, Way.DEFAULT))
+        running = Services(control_plane, setup)
+        yield running
+        running.stop()
+        runner.run(running.ensure_plane())
+        runner.run(take_down(control_plane, setup))
+
+
+@pytest_asyncio.fixture
+async def world(services: Services) -> AsyncIterator[World]:
+    async with open_world(services, "w") as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture
+async def watched(world: World, tmp_path: Path) -> AsyncIterator[Watched]:
+    world.add("a-node")
+    world.add("b-node")
+    async with everything_watched(world, tmp_path) as running:
+        yield running
+
+
+def every_query() -> dict[str, str]:
+    """Return what panels and alerts ask, by a name; of alerts what they compare."""
+    queries = {query: query for query in panel_queries(INTERVAL)}
+    for alert in alerts():
+        expression = alert["expr"].replace("[5m]", f"[{INTERVAL}]")
+        queries[alert["alert"]] = always(expression)
+    return queries
+
+
+async def test_each_query_has_a_true_answer_before_and_after_the_first_pods(
+    watched: Watched,
+) -> None:
+    queries = every_query()
+    fresh = await watched.answers(queries)
+
+    assert {name for name, values in fresh.items() if not values} == set(NOBODY_KNOWS_BEFOREHAND)
+
+    await have_work_done(watched)
+    await have_trouble(watched)
+
+    async def all_numbers() -> bool:
+        return not await without_number(watched, queries)
+
+    with suppress(TimeoutError):  # what is missing says more
+        await wait_for(all_numbers, "every query gives a number")
+    assert await without_number(watched, queries) == set()
+
+    async def are_moved() -> bool:
+        return await unmoved(watched) <= set(STILL)
+
+    with suppress(TimeoutError):
+        await wait_for(are_moved, "what happened is counted")
+    assert await unmoved(watched) == set(STILL)
+
+
+async def without_number(watched: Watched, queries: dict[str, str]) -> set[str]:
+    """Return the queries without a result that is a number: quantiles of nothing are none."""
+    found = await watched.answers(queries)
+    return {name for name, values in found.items() if all(map(math.isnan, values))}
+
+
+async def unmoved(watched: Watched) -> set[str]:
+    """Return the metrics that are asked for and were never anything but 0."""
+    queries = {
+        name: f'max(max_over_time({{__name__=~"{name}(_count)?"}}[10m])) != 0'
+        for name in asked_metrics()
+    }
+    assert len(queries) > 30
+    return {name for name, values in (await watched.answers(queries)).items() if not values}
+
+
+async def have_work_done(watched: Watched) -> None:
+    """Have kube-scheduler ask about pods: some are placed, one no node suits, one asks badly."""
+    world = watched.world
+    worded = pod("badly-worded", annotations={"idlegpu.io/strategy": "sideways"})
+    await world.place_all([pod("first"), pod("second"), worded])
+    too_large = pod("too-large", annotations={"idlegpu.io/gpu-memory": "500Gi"})
+    await world.client.create(too_large)
+    await world.decided(too_large, more_than=0)
+    await bind_unasked(world)
+
+
+async def bind_unasked(world: World) -> None:
+    """Have a pod bound as a scheduler does that does not ask us."""
+    unasked = pod("unasked", schedulerName="another")
+    await world.client.create(unasked)
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "unasked"},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": next(iter(world.fleet.nodes))},
+    }
+    await world.client.request("POST", "/api/v1/namespaces/default/pods/unasked/binding", binding)
+
+
+async def have_trouble(watched: Watched) -> None:
+    """Have happen what administrators want to be told."""
+    services = watched.world.services
+    watched.let_xid_happen()
+    watched.let_call_hang()
+    # An exporter on a node that the cluster does not have.
+    watched.world.fleet.add(
+        NodeSpec(name="w-unregistered", model=H100, cards=1, address="10.20.9.9")
+    )
+    services.prometheus.set_targets(sorted(watched.world.fleet.nodes))
+    # Somebody who speaks no TLS, to the port of the webhooks.
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(f"http://{urlsplit(services.extender.webhooks).netloc}/filter")
+    # An agent whose token is no good.
+    stranger = next(name for name in watched.world.fleet.nodes if name != watched.node)
+    watched.tokens.file(stranger).write_text("nonsense")
+    async with run_agents(
+        watched.world.fleet,
+        [stranger],
+        watched.tokens.address,
+        watched.tokens.file,
+        reports=watched.tokens.reporting(),
+    ):
+        await moved(watched, 'idlegpu_source_failures_total{source="agents"}')
+    # A setting that waits for a restart, and then a file that cannot be used.
+    slower = merged(watched.settings, {"peers": {"interval_seconds": 0.02}})
+    services.extender.write(slower)
+    await moved(watched, "idlegpu_settings_restart_needed")
+    services.extender.write(merged(slower, {"peers": {"interval_seconds": "soon"}}))
+    await moved(watched, "idlegpu_settings_file_bad")
+
+
+async def moved(watched: Watched, metric: str) -> None:
+    """Wait until Prometheus has seen a metric that is not 0."""
+
+    async def is_seen() -> bool:
+        return bool((await watched.answers({"it": f"max({metric}) > 0"}))["it"])
+
+    await wait_for(is_seen, f"{metric} is counted")
