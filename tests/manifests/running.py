@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,9 @@ from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, find
 SECRETS_PATH: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
 CA_PATH: Final = f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/{CA_CONFIG_MAP}"
 AUDIENCE: Final = "idlegpu-api"
+
+Certify = Callable[[Installation], Awaitable[None]]
+"""Has the Secrets made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +75,21 @@ class RunningExtender:
 
 @asynccontextmanager
 async def running_extender(
-    installation: Installation, folder: Path, variables: Mapping[str, str] | None = None
+    installation: Installation,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    certify: Certify | None = None,
 ) -> AsyncIterator[RunningExtender]:
     """Run it, once what was applied is in force.
 
     Args:
-        installation: with the base and the component certs-job applied.
+        installation: with the base applied; and the component certs-job, unless `certify` is given.
         folder: an empty one.
         variables: of its environment, beside or in place of those that its container has.
+        certify: has the Secrets made; the Job unless given.
     """
     mounted = folder / "mounted"
-    manner = await shipped_manner(installation, mounted, variables)
+    manner = await shipped_manner(installation, mounted, variables, certify)
     server = ExtenderServer(
         installation.plane, name="running-extender", manner=manner, folder=folder
     )
@@ -95,26 +102,35 @@ async def running_extender(
 
 
 async def shipped_manner(
-    installation: Installation, mounted: Path, variables: Mapping[str, str] | None = None
+    installation: Installation,
+    mounted: Path,
+    variables: Mapping[str, str] | None = None,
+    certify: Certify | None = None,
 ) -> Manner:
     """Wait until what was applied is in force, have certificates, and say how the extender runs.
 
     Args:
-        installation: with the base and the component certs-job applied.
-        mounted: a folder for the certificates: see `run_job`.
+        installation: with the base applied; and the component certs-job, unless `certify` is given.
+        mounted: a folder for the certificates: see `show_secrets`.
         variables: of its environment, beside or in place of those that its container has.
+        certify: has the Secrets made; the Job unless given.
     """
     here = {"namespace": EXTENDER_NAMESPACE}
-    await wait_account(installation, "certs", "create", "secrets", **here)
     await wait_account(installation, "extender", "list", "pods", **here)
     for resource, group in (
         ("tokenreviews", "authentication.k8s.io"),
         ("subjectaccessreviews", "authorization.k8s.io"),
     ):
         await wait_account(installation, "extender", "create", resource, group=group)
-    if _is_published(installation):
-        await wait_account(installation, "certs", "create", "configmaps", namespace=AGENT_NAMESPACE)
-    await run_job(installation, mounted)
+    if certify is None:
+        await wait_account(installation, "certs", "create", "secrets", **here)
+        if _is_published(installation):
+            there = {"namespace": AGENT_NAMESPACE}
+            await wait_account(installation, "certs", "create", "configmaps", **there)
+        await run_job(installation, mounted)
+    else:
+        await certify(installation)
+        await show_secrets(installation, mounted)
     config = find(installation.items, "ConfigMap", "idlegpu-extender")
     settings: Object = yaml.safe_load(config["data"]["settings.yaml"])
     settings["tls"] = {
@@ -139,7 +155,7 @@ async def run_job(installation: Installation, mounted: Path, *arguments: str) ->
 
     Args:
         installation: with the component certs-job applied.
-        mounted: where Secrets are shown as volumes would show them: a folder for each side.
+        mounted: see `show_secrets`.
         arguments: on top of the Job's.
     """
     kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
@@ -148,6 +164,11 @@ async def run_job(installation: Installation, mounted: Path, *arguments: str) ->
     own = [f"--kubeconfig={kubeconfig}", "--address=127.0.0.1"]
     given = [*container["args"], *own, *arguments]
     assert await asyncio.to_thread(make_certificates, given) == 0
+    await show_secrets(installation, mounted)
+
+
+async def show_secrets(installation: Installation, mounted: Path) -> None:
+    """Write both sides' Secrets as volumes would show them: a folder for each side."""
     for side, name in SECRETS.items():
         secret = await installation.admin.request("GET", f"{SECRETS_PATH}/{name}")
         (mounted / side).mkdir(parents=True, exist_ok=True)
