@@ -1,0 +1,100 @@
+"""Drains and upgrades of nodes never take the last replica that can answer."""
+
+from functools import partial
+from typing import Final
+
+import pytest
+
+from tests.controlplane.client import ApiError
+from tests.controlplane.fixtures import StartScheduler
+from tests.controlplane.objects import Object, node
+from tests.controlplane.process import ServerProcess
+from tests.controlplane.scheduler import scheduler_config
+from tests.controlplane.waiting import wait_for
+from tests.manifests.installing import Installation
+from tests.manifests.shipped import EXTENDER_NAMESPACE, MANIFESTS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+NAME: Final = "idlegpu-extender"
+PODS: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/pods"
+BUDGET: Final = f"/apis/policy/v1/namespaces/{EXTENDER_NAMESPACE}/poddisruptionbudgets/{NAME}"
+TOO_MANY_REQUESTS: Final = 429
+
+
+async def replicas(installation: Installation) -> list[Object]:
+    """Return the extender's pods, by name."""
+    found = [
+        pod
+        for pod in await installation.admin.list_pods(EXTENDER_NAMESPACE)
+        if pod["metadata"]["labels"]["app.kubernetes.io/name"] == NAME
+    ]
+    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+
+
+async def set_ready(installation: Installation, pod: Object, *, is_ready: bool) -> None:
+    """Say of a pod what its kubelet would."""
+    condition = {"type": "Ready", "status": str(is_ready)}
+    await installation.admin.patch(
+        {"kind": "Pod", **pod}, {"status": {"conditions": [condition]}}, "status"
+    )
+
+
+async def budget_allows(installation: Installation, count: int) -> bool:
+    status = (await installation.admin.request("GET", BUDGET)).get("status", {})
+    return (status.get("disruptionsAllowed"), status.get("expectedPods")) == (count, 2)
+
+
+async def evict(installation: Installation, pod: Object) -> int:
+    """Ask for an eviction as a drain does; return the API server's answer."""
+    metadata = {name: pod["metadata"][name] for name in ("name", "namespace")}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    try:
+        await installation.admin.request("POST", f"{PODS}/{metadata['name']}/eviction", eviction)
+    except ApiError as error:
+        return error.status
+    return 201
+
+
+async def test_the_second_replica_is_not_evicted_while_the_first_is_not_ready(
+    installation: Installation,
+    controllers: ServerProcess,  # noqa: ARG001 - makes the pods and counts them
+    kubelets: ServerProcess,
+    start_scheduler: StartScheduler,
+) -> None:
+    await start_scheduler(scheduler_config())
+    await installation.admin.create_all([node("a", 0), node("b", 0)])
+    await installation.apply(MANIFESTS)
+    await wait_for(partial(budget_allows, installation, 1), "both replicas are ready")
+    await kubelets.stop()  # from here on the test says who is ready
+    first, second = await replicas(installation)
+
+    await set_ready(installation, first, is_ready=False)
+    await wait_for(partial(budget_allows, installation, 0), "one replica is not ready")
+
+    assert await evict(installation, second) == TOO_MANY_REQUESTS
+
+    await set_ready(installation, first, is_ready=True)
+    await wait_for(partial(budget_allows, installation, 1), "both replicas are ready again")
+
+    assert await evict(installation, second) == 201
+    assert await evict(installation, first) == TOO_MANY_REQUESTS
+
+
+async def test_a_replica_that_is_not_ready_may_go_so_that_no_drain_waits_for_it(
+    installation: Installation,
+    controllers: ServerProcess,  # noqa: ARG001 - makes the pods and counts them
+    kubelets: ServerProcess,
+    start_scheduler: StartScheduler,
+) -> None:
+    await start_scheduler(scheduler_config())
+    await installation.admin.create_all([node("a", 0), node("b", 0)])
+    await installation.apply(MANIFESTS)
+    await wait_for(partial(budget_allows, installation, 1), "both replicas are ready")
+    await kubelets.stop()
+    first, _ = await replicas(installation)
+
+    await set_ready(installation, first, is_ready=False)
+    await wait_for(partial(budget_allows, installation, 0), "one replica is not ready")
+
+    assert await evict(installation, first) == 201
