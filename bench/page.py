@@ -1,9 +1,11 @@
 """What kube-scheduler's questions cost while people look at the page.
 
 `python -m bench.page` asks filter and prioritize of 5,000 nodes as `bench.webhooks` does, in turns
-with and without ten open pages. The pages read all that they are told, as browsers do, in a process
-that stands back behind all others: browsers run elsewhere. Prometheus has other values for every
-device each ten seconds, so each of them gets a whole fleet's looks again and again.
+with and without ten open pages. The pages read all that they are told and ask all that real ones
+do, each view at its own pace (`bench.page_viewers`): two show the fleet, two a node, two the
+decisions with why each runner-up lost, two the waiting pods and two the idle holders. They run in a
+process that stands back behind all others: browsers run elsewhere. Prometheus has other values for
+every device each ten seconds, so each of them gets a whole fleet's looks again and again.
 
 A percentile of latencies on a busy machine says much of the machine. So the same is done once more
 with each step of the extender's loop timed in CPU time (`bench.stepping`): what the pages' tasks
@@ -17,8 +19,9 @@ from typing import Final
 
 from bench.asking import percentile
 from bench.machine import Bound, report, table
-from bench.page_viewers import pages
+from bench.page_viewers import Told, pages
 from bench.questions import EVERYDAY
+from bench.stepping import QUESTION_TASK
 from bench.webhooks import Asker, Times, trivial_handler
 from bench.world import FleetSpec, World, open_world
 
@@ -32,8 +35,8 @@ RATIO_LIMIT: Final = 1.1
 CORE_LIMIT_PERCENT: Final = 3.0
 STEP_LIMIT_MS: Final = 1.0
 STEP_SECONDS: Final = 60.0
-TASKS: Final = ("page news", "page viewer")
-"""Tasks of `bench.stepping` that run for open pages alone."""
+TASKS: Final = ("page news", "page replicas", "page viewer", QUESTION_TASK)
+"""Beginnings of the names of tasks of `bench.stepping` that run for open pages alone."""
 
 Turns = dict[bool, dict[str, Times]]
 """Times by whether pages were open, and by verb."""
@@ -51,12 +54,12 @@ def _opened(world: World, trivial_url: str) -> Asker:
     return asker
 
 
-def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, int]:
-    """Return what questions took, and how many bytes the pages were told."""
+def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, Told]:
+    """Return what questions took, and what the pages were told."""
     times: Turns = {
         is_open: {verb: Times() for verb in ("filter", "prioritize")} for is_open in (False, True)
     }
-    told = 0
+    told = Told()
     with (
         open_world(FleetSpec(nodes=nodes, gpu_pods=2 * nodes)) as world,
         trivial_handler() as trivial_url,
@@ -68,7 +71,9 @@ def measure(nodes: int, turns: int, tries: int) -> tuple[Turns, int]:
                 time.sleep(SETTLE_SECONDS)
                 for number in range(tries):
                     asker.place(EVERYDAY[number % len(EVERYDAY)], times[is_open])
-            told += read.bytes
+            told.bytes += read.bytes
+            told.questions += read.questions
+            told.failures += read.failures
     return times, told
 
 
@@ -102,7 +107,7 @@ def measure_steps(nodes: int, seconds: float) -> list[dict[str, object]]:
                     "steps/s": task["steps"] / passed,
                 }
                 for name, task in sorted(steps["by_task"].items())
-                if name in TASKS
+                if name.startswith(TASKS)
             ]
     return rows
 
@@ -162,7 +167,9 @@ def main() -> int:
         )
     )
     notes = [
-        f"The pages were told {told / 1e6:.0f} MB in all.",
+        f"The pages were told {told.bytes / 1e6:.0f} MB in all, and asked "
+        + ", ".join(f"{path} {count} times" for path, count in sorted(told.questions.items()))
+        + f"; {told.failures} of that were not answered.",
         f"What the pages' tasks take, in CPU time:\n\n{table(steps)}",
     ]
     is_met = report("page", "Questions while people look", rows=rows, bounds=bounds, notes=notes)

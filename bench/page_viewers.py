@@ -1,29 +1,45 @@
-"""Open pages as far as the extender sees them: streams that are read to the end, in a process.
+"""Open pages as far as the extender sees them: all that they ask, as often, in a process of theirs.
 
 `python -m bench.page_viewers --url URL --count 10` says "ready" once each of them was told the
-fleet, and how many bytes they were told once its standard input ends. It is as nice as can be:
-browsers are not on the machine of the extender, and must not take its cores in a measurement.
+fleet, and what they were told and asked, as JSON, once its standard input ends. What each view asks
+and when is what `extender/observe/page/static` does: the stream everywhere; a node that is open at
+each news, every five seconds at least; why the runner-up lost for each decision in sight; waiting
+pods every 5 s, idle holders every 15 s. It is as nice as can be: browsers are not on the machine of
+the extender, and must not take its cores in a measurement.
 """
 
 import argparse
-import contextlib
+import asyncio
 import os
-import selectors
-import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
-from urllib.parse import urlsplit
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import quote
+
+import aiohttp
+import orjson
 
 from bench.world import ROOT, BenchError
 
-READ_BYTES: Final = 1 << 20
 WAIT_SECONDS: Final = 60.0
-STREAM: Final = "/v1/page/stream"
+STREAM: Final = "page/stream"
+VIEWS: Final = ("fleet", "node", "decisions", "pending", "holders")
+"""Pages show these in turn: of ten two each."""
+
+NODE_SECONDS, NODE_LEAST_SECONDS, PAST_SECONDS = 5.0, 1.5, 60.0
+PENDING_SECONDS: Final = 5.0
+HOLDERS_SECONDS: Final = 15.0
+LISTED_HOLDERS: Final = 300
+LISTED_DECISIONS: Final = 200
+ROWS: Final = 25
+"""Decisions in sight on a desk's screen."""
+REST_SECONDS: Final = 0.7
+"""So long a decision is in sight before a page asks why its runner-up lost."""
 
 
 @dataclass(slots=True)
@@ -32,9 +48,13 @@ class Told:
 
     Attributes:
         bytes: of all pages; 0 until they are closed.
+        questions: what they asked by path, but for the stream.
+        failures: questions that were not answered with 200.
     """
 
     bytes: int = 0
+    questions: Counter[str] = field(default_factory=Counter)
+    failures: int = 0
 
 
 @contextmanager
@@ -62,50 +82,201 @@ def pages(url: str, count: int) -> Iterator[Told]:
         yield told
     finally:
         rest, _ = process.communicate(timeout=WAIT_SECONDS)
-        told.bytes = int(rest or 0)
+        document = orjson.loads(rest or "{}")
+        told.bytes = document.get("bytes", 0)
+        told.questions.update(document.get("questions", {}))
+        told.failures = document.get("failures", 0)
 
 
-def _opened(url: str) -> socket.socket:
-    parts = urlsplit(url)
-    connection = socket.create_connection((parts.hostname, parts.port), WAIT_SECONDS)
-    connection.sendall(f"GET {STREAM} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
-    connection.setblocking(False)  # noqa: FBT003 - the name of the call says it
-    return connection
+class Viewer:
+    """One open page.
+
+    Args:
+        session: for its questions.
+        url: of the extender.
+        view: what it shows.
+        told: where it counts.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, view: str, told: Told) -> None:
+        self.is_begun = asyncio.Event()
+        self._session = session
+        self._base = f"{url}/v1/"
+        self._view = view
+        self._told = told
+        self._news = asyncio.Event()
+        self._node = ""
+        self._in_sight: dict[str, float] = {}
+        self._explained: set[str] = set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            await self.is_begun.wait()
+            await self._ask("session")
+            if self._view == "node":
+                group.create_task(self._look_at_node())
+            elif self._view == "pending":
+                group.create_task(self._ask_again("pending", PENDING_SECONDS))
+            elif self._view == "holders":
+                path = f"holders?idle_for=3600&limit={LISTED_HOLDERS}"
+                group.create_task(self._ask_again(path, HOLDERS_SECONDS))
+            elif self._view == "decisions":
+                path = f"decisions?brief=true&limit={LISTED_DECISIONS}"
+                self._show(reversed(orjson.loads(await self._ask(path) or "{}")["decisions"]))
+                group.create_task(self._ask_why())
+
+    async def _listen(self) -> None:
+        """Read the stream to its end."""
+        rest = b""
+        async with self._session.get(self._base + STREAM) as response:
+            async for some in response.content.iter_any():
+                self._told.bytes += len(some)
+                rest = self._take(rest + some)
+        raise BenchError("the stream of a page has ended")
+
+    def _take(self, text: bytes) -> bytes:
+        """Look at whole events; return what is left."""
+        *events, rest = text.split(b"\n\n")
+        for event in events:
+            if event.startswith(b"event: fleet\n"):
+                if not self._node:
+                    self._node = orjson.loads(event.partition(b"data: ")[2])["nodes"][0]
+                self.is_begun.set()
+            elif event.startswith((b"event: looks\n", b"event: delta\n")):
+                self._news.set()
+            elif event.startswith(b"event: decisions\n") and self._view == "decisions":
+                self._show(orjson.loads(event.partition(b"data: ")[2])["decisions"])
+        return rest
+
+    async def _look_at_node(self) -> None:
+        """Ask for the node that is open, as the page does it."""
+        name, past_at = quote(self._node, safe=""), 0.0
+        while True:
+            began = time.monotonic()
+            await self._ask(f"page/nodes/{name}")
+            if time.monotonic() - past_at > PAST_SECONDS:
+                past_at = time.monotonic()
+                await self._ask(f"page/past/{name}")
+            await asyncio.sleep(max(began + NODE_LEAST_SECONDS - time.monotonic(), 0.0))
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(began + NODE_SECONDS - time.monotonic(), 0.0)):
+                    await self._news.wait()
+
+    async def _ask_again(self, path: str, seconds: float) -> None:
+        while True:
+            await self._ask(path)
+            await asyncio.sleep(seconds)
+
+    def _show(self, decisions: Any) -> None:  # noqa: ANN401 - JSON
+        """Put decisions on top, the newest last; what prioritize says takes the place of filter."""
+        for one in decisions:
+            name, _, number = one["id"].rpartition("-")
+            if one["verb"] == "prioritize":
+                self._in_sight.pop(f"{name}-{int(number) - 1}", None)
+            if one["runner_up"]:
+                self._in_sight[one["id"]] = time.monotonic()
+        while len(self._in_sight) > ROWS:
+            del self._in_sight[next(iter(self._in_sight))]
+
+    async def _ask_why(self) -> None:
+        """Ask why the runners-up in sight lost."""
+        while True:
+            rested = time.monotonic() - REST_SECONDS
+            due = [
+                name
+                for name, at in self._in_sight.items()
+                if at <= rested and name not in self._explained
+            ]
+            if not due:
+                await asyncio.sleep(0.05)
+                continue
+            self._explained.update(due)
+            await self._ask(f"page/lost?ids={quote(','.join(due))}")
+            await asyncio.sleep(REST_SECONDS)
+
+    async def _ask(self, path: str) -> bytes:
+        """Return an answer, empty where there is none."""
+        self._told.questions["/".join(path.partition("?")[0].split("/")[:2])] += 1
+        async with self._session.get(self._base + path) as response:
+            body = await response.read()
+            self._told.bytes += len(body)
+            if response.status != 200:  # noqa: PLR2004 - HTTP's OK
+                self._told.failures += 1
+                return b""
+            return body
+
+
+async def look(url: str, count: int) -> Told:
+    """Keep pages open until standard input ends.
+
+    Raises:
+        BenchError: they did not open, or one ended.
+    """
+    told = Told()
+    # As six connections a page at most, as browsers have them: none waits for another's.
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=WAIT_SECONDS)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        viewers = [
+            Viewer(session, url, VIEWS[number % len(VIEWS)], told) for number in range(count)
+        ]
+        looking = [asyncio.create_task(viewer.run()) for viewer in viewers]
+        over = asyncio.create_task(_input_ended())
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                begun = asyncio.create_task(_all_begun(viewers))
+                await asyncio.wait([begun, *looking], return_when=asyncio.FIRST_COMPLETED)
+                if not begun.done():
+                    raise BenchError("a page did not open")
+            sys.stdout.write("ready\n")
+            sys.stdout.flush()
+            await asyncio.wait([over, *looking], return_when=asyncio.FIRST_COMPLETED)
+            if not over.done():
+                raise BenchError("a page has ended")
+        finally:
+            for task in (over, *looking):
+                task.cancel()
+            await asyncio.wait([over, *looking])
+    return told
+
+
+async def _input_ended() -> None:
+    """Wait until whoever opened the pages closes them."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, ended.set)  # nothing is ever written there
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(sys.stdin)
+
+
+async def _all_begun(viewers: list[Viewer]) -> None:
+    for viewer in viewers:
+        await viewer.is_begun.wait()
 
 
 def main() -> int:
-    """Read until standard input ends; return 1 where the pages did not open."""
+    """Read until standard input ends; return 1 where the pages did not open or stay."""
     parser = argparse.ArgumentParser(prog="python -m bench.page_viewers", description=__doc__)
     parser.add_argument("--url", required=True, help="of the extender")
     parser.add_argument("--count", type=int, required=True)
     options = parser.parse_args()
     os.nice(19)
-    selector = selectors.DefaultSelector()
-    selector.register(sys.stdin, selectors.EVENT_READ)
-    read_bytes = {_opened(options.url): 0 for _ in range(options.count)}
-    for connection in read_bytes:
-        selector.register(connection, selectors.EVENT_READ)
-    deadline = time.monotonic() + WAIT_SECONDS
-    begun: set[socket.socket] = set()
-    is_ready = False
-    while True:
-        for key, _ in selector.select(WAIT_SECONDS):
-            if key.fileobj is sys.stdin:
-                sys.stdout.write(f"{sum(read_bytes.values())}\n")
-                return 0
-            reader = key.fileobj
-            assert isinstance(reader, socket.socket)  # noqa: S101 - nothing else is registered
-            with contextlib.suppress(BlockingIOError):
-                some = reader.recv(READ_BYTES)
-                read_bytes[reader] += len(some)
-                if b"event: fleet\n" in some:
-                    begun.add(reader)
-        if not is_ready and len(begun) == len(read_bytes):
-            is_ready = True
-            sys.stdout.write("ready\n")
-            sys.stdout.flush()
-        if not is_ready and time.monotonic() > deadline:
-            return 1
+    try:
+        told = asyncio.run(look(options.url, options.count))
+    except (BenchError, OSError) as error:  # a time limit that ran out is an OSError
+        sys.stderr.write(f"pages: {str(error) or 'they did not open in time'}\n")
+        return 1
+    document = {
+        "bytes": told.bytes,
+        "questions": dict(told.questions),
+        "failures": told.failures,
+    }
+    sys.stdout.write(orjson.dumps(document).decode() + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ import signal
 import sys
 import time
 from asyncio import events
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
+from aiohttp import web
 
 from extender import logs
 from extender.config import load_settings
+from extender.observe.page.routes import STREAM
 from extender.serving import serve
 
 KEPT: Final = 60
@@ -31,6 +33,10 @@ NOTED_SECONDS: Final = 0.001
 STREAM_FILE: Final = "observe/page/stream.py"
 VIEWER_TASK: Final = "page viewer"
 """What a request's task is called that tells an open page what is new."""
+QUESTION_TASK: Final = "question"
+"""How the name of a request's task begins that answers a question of the API; its path follows."""
+Handle = Callable[[web.Application, web.Request], Coroutine[Any, Any, web.StreamResponse]]
+
 _NUMBER: Final = re.compile(r"-\d+$")
 
 
@@ -116,9 +122,33 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
         try:
             original(handle)
         finally:
-            steps.note(time.thread_time() - began, name)
+            seconds = time.thread_time() - began
+            # A question that began in this step has named its task meanwhile.
+            task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined] # noqa: SLF001 - as above
+            if isinstance(task, asyncio.Task) and task.get_name().startswith(QUESTION_TASK):
+                name = f"{task.get_name()}:{name.partition(':')[2]}"
+            steps.note(seconds, name)
 
     return run
+
+
+def naming_questions() -> Handle:
+    """Return a replacement of aiohttp's way to handle a request, which names the request's task.
+
+    A connection has one task for all its requests: those that are none of the API's get back a name
+    that says nothing.
+    """
+    original = web.Application._handle  # noqa: SLF001 - every request goes through it
+
+    async def handle(app: web.Application, request: web.Request) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this runs in one
+        is_question = request.path.startswith("/v1/") and request.path != STREAM
+        path = "/".join(request.path.split("/")[:4]) if "/page/" in request.path else request.path
+        task.set_name(f"{QUESTION_TASK} {path}" if is_question else "Task-0")
+        return await original(app, request)
+
+    return handle
 
 
 def noting_garbage(steps: Steps) -> Callable[[str, dict[str, int]], None]:
@@ -145,6 +175,7 @@ def main() -> None:
     logs.configure(settings.log.level, settings.log.format)
     steps = Steps(options.out)
     events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
+    web.Application._handle = naming_questions()  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
     gc.callbacks.append(noting_garbage(steps))
     signal.signal(signal.SIGUSR1, lambda *_: steps.write())
     sys.exit(asyncio.run(serve(settings)))

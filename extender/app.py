@@ -262,6 +262,7 @@ class Extender:
         if settings.tls.is_used:
             middlewares.insert(0, only_known(settings.tls))
         routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
+        routes += self.page.lost.peer_routes()
         routes += [*self.api.decisions.peer_routes(), *self.why.explain.peer_routes()]
         if self.peers is not None:
             routes += self.peers.routes()

@@ -117,6 +117,10 @@ class DecisionHistory:
         if self._by_pod.get(oldest.pod.uid) == oldest.number:
             del self._by_pod[oldest.pod.uid]
 
+    def get(self, number: int) -> DecisionRecord | None:
+        """Return the decision of a number, None where it is not remembered."""
+        return self._records.get(number)
+
     def last_of(self, uid: str) -> DecisionRecord | None:
         """Return the last decision about a pod, None where it is not remembered."""
         return self._records.get(self._by_pod.get(uid, -1))

@@ -1,24 +1,36 @@
 """The pages of a benchmark read what they are told, and say how much that was."""
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
 
 import pytest
+from playwright.async_api import Browser, expect
 
-from bench.page_viewers import pages
+from bench.page_viewers import VIEWS, Told, pages
 from bench.world import BenchError
 from tests.controlplane.process import free_port
+from tests.extender.observe.page.acting import decide, live
 from tests.extender.observe.page.conftest import small_world
-from tests.extender.observe.page.serving import serving
+from tests.extender.observe.page.serving import Server, browsing, looking, serving
+from tests.extender.observe.whys import WhyWorld
+from tests.extender.served import IDLE
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with browsing() as browser:
+        yield browser
 
 
 async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() -> None:
     async with serving(small_world()) as server:
 
-        def look() -> int:
+        def look() -> Told:
             with pages(server.url, 3) as told:
                 assert len(server.page.hub) == 3
                 assert told.bytes == 0
-            return told.bytes
+            return told
 
         read = await asyncio.to_thread(look)
 
@@ -26,7 +38,45 @@ async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() ->
             while len(server.page.hub):  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0.01)
 
-    assert read > 3 * 1000  # each was told the fleet
+    assert read.bytes > 3 * 500  # each was told the fleet
+
+
+@pytest.mark.page
+async def test_pages_ask_what_the_real_ones_ask(browser: Browser) -> None:
+    world = WhyWorld()
+    world.add({"a": [IDLE] * 3, "b": [IDLE]})
+    await decide(world, "asker", "a", "b")
+    queries = ("", "?node=a&gpu=0", "?view=decisions", "?view=pending", "?view=holders")
+    asked: dict[str, set[str]] = {}
+    async with serving(world) as server:
+        for query in queries:
+            async with looking(browser, server, query) as (page, _):
+                await live(page)
+                if "decisions" in query:
+                    await expect(page.locator(".reason").first).not_to_be_empty()
+                if "node" in query:
+                    await expect(page.locator(".plots")).to_be_visible()
+        asked["real"] = _paths(server)
+        server.asked.clear()
+
+        def look() -> Told:
+            with pages(server.url, len(VIEWS)) as told:
+                deadline = time.monotonic() + 20
+                while not asked["real"] <= _paths(server) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            return told
+
+        told = await asyncio.to_thread(look)
+        asked["ours"] = _paths(server)
+
+    assert asked["ours"] == asked["real"]
+    assert {path.split("/")[0] for path in told.questions} >= {"page", "holders", "pending"}
+    assert told.failures == 0
+
+
+def _paths(server: Server) -> set[str]:
+    """Return what was asked of the API."""
+    return {path for path in server.asked if path.startswith("GET /v1/")}
 
 
 def test_an_extender_that_is_not_there_is_said() -> None:

@@ -18,6 +18,7 @@ from extender.observe.page.files import file_routes
 from extender.observe.page.fleet_feed import FleetFeed
 from extender.observe.page.history import ShortMemory
 from extender.observe.page.hub import GiveWay, Hub
+from extender.observe.page.lost import Lost
 from extender.observe.page.past import Past, Plots
 from extender.observe.page.stream import stream
 from extender.observe.replicas import ONE, Replicas
@@ -56,6 +57,7 @@ class Page:
         self.memory = ShortMemory(fleet, clock)
         self._past = Past(fleet, self.memory, plots)
         self.advice = Advice(fleet, self.memory, plots, clock)  # rests on the same memory
+        self.lost = Lost(history, replicas, give_way)
         self.hub = Hub(
             FleetFeed(fleet),
             DecisionFeed(history, replicas),
@@ -71,6 +73,7 @@ class Page:
             [
                 *file_routes(),
                 *self.advice.routes(),
+                *self.lost.routes(),
                 web.get(STREAM, self._stream),
                 web.get("/v1/page/nodes/{name:.+}", self._node),
                 web.get("/v1/page/past/{name:.+}", self._hour),

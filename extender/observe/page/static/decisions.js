@@ -4,11 +4,11 @@ import { AnswerError, ask } from "./feed.js";
 import { clean, clock, count, duration, h, percent, plural, show } from "./dom.js";
 import { go, state } from "./url.js";
 
-const KEPT = 300, FIRST = 200, REST_MS = 700, AT_ONCE = 2;
+const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40;
 
 export class Decisions {
   constructor(box) {
-    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), asking: 0, wanted: [], filter: "" });
+    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), isAsking: false, wanted: [], filter: "" });
     this.body = h("tbody", {});
     this.note = h("p", { class: "muted", role: "status" });
     this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
@@ -149,33 +149,31 @@ export class Decisions {
   want(id) {
     if (!this.isShown) return;
     this.wanted.push(id);
-    this.next();
+    this.askWhy();
   }
 
-  async next() {
-    while (this.asking < AT_ONCE && this.wanted.length) {
-      const id = this.wanted.pop();
-      if (!this.rows.has(id) || this.reasons.has(id)) continue;
-      this.asking++;
-      try {
-        await this.reason(id);
-      } finally {
-        this.asking--;
-      }
-    }
-  }
-
-  async reason(id) {
-    const { row, one } = this.rows.get(id);
-    let why = "";
+  /** Why the runners-up in sight lost, of many at once: one question at a time. */
+  async askWhy() {
+    if (this.isAsking) return;
+    this.isAsking = true;
     try {
-      const told = await ask(`explain?id=${encodeURIComponent(id)}&limit=0`);
-      why = told.nodes.find((node) => node.node === one.runner_up)?.lost_by ?? "";
+      while (this.wanted.length) {
+        const ids = this.wanted.splice(0).filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
+        if (!ids.length) break;
+        const told = await ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`);
+        for (const id of ids) this.tellWhy(id, told.lost_by[id] ?? "");
+        await new Promise((resolve) => setTimeout(resolve, REST_MS));
+      }
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;
+    } finally {
+      this.isAsking = false;
     }
+  }
+
+  tellWhy(id, why) {
     this.reasons.set(id, why);
-    const box = row.querySelector(".reason");
+    const box = this.rows.get(id)?.row.querySelector(".reason");
     if (box) show(box, why ? ` ${why}` : "");
   }
 

@@ -27,7 +27,9 @@ export class FleetTable {
 
   render() {
     this.last = Date.now();
-    const nodes = this.view.groups.flatMap((group) => group.nodes);
+    const { groups } = this.view;
+    const nodes = groups.flatMap((group) => group.nodes);
+    const firsts = new Map(groups.filter((group) => group.name).map((group) => [group.nodes[0], group]));
     const pages = Math.max(1, Math.ceil(nodes.length / PAGE));
     this.page = Math.min(this.page, pages - 1);
     const some = nodes.slice(this.page * PAGE, (this.page + 1) * PAGE);
@@ -35,7 +37,7 @@ export class FleetTable {
       h("table", { class: "grid" },
         h("caption", {}, `${plural(nodes.length, "node")}, ${this.page + 1} of ${plural(pages, "page")}`),
         h("thead", {}, h("tr", {}, ["Node", "Model", "GPUs", ...KINDS.map((kind) => kind.name), "Mean activity", "Mean memory"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "num" : null }, name)))),
-        h("tbody", {}, some.map((node) => this.row(node)))),
+        h("tbody", {}, some.map((node) => [firsts.has(node) ? groupRow(firsts.get(node)) : null, this.row(node)]))),
       pages > 1 ? h("div", { class: "row pages" }, this.button("Previous", -1, this.page > 0), this.button("Next", 1, this.page < pages - 1)) : null);
   }
 
@@ -68,3 +70,5 @@ export class FleetTable {
       h("td", { class: "num" }, mean(sums.activity)), h("td", { class: "num" }, mean(sums.memory)));
   }
 }
+
+const groupRow = (group) => h("tr", { class: "group-row" }, h("th", { scope: "rowgroup", colspan: 5 + KINDS.length }, group.name, h("span", { class: "muted" }, `, ${plural(group.nodes.length, "node")}`)));

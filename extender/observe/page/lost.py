@@ -1,0 +1,147 @@
+"""Why runners-up lost, for the decisions that a page shows: in words once, whoever asks.
+
+To explain a decision in full takes some ten milliseconds; this looks at two nodes of it alone.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+from urllib.parse import urlencode
+
+import orjson
+from aiohttp import web
+
+from extender.core.explain import NodeVerdict, explain, only
+from extender.core.untyped import mapping_of, text_of
+from extender.observe.answers import CONTENT_TYPE, json_answer
+from extender.observe.explain_views import lost_by
+from extender.observe.parameters import QueryError, check_parameters, refusing
+from extender.observe.replicas import Replicas
+from extender.observe.seen import VIEWER, namespace_of, sees
+from extender.observe.views import Json
+from extender.placement.history import DecisionHistory, DecisionRecord
+
+PATH: Final = "/v1/page/lost"
+PEERS_PATH: Final = "/v1/peers/lost"
+"""Where other replicas ask: under the prefix that only their certificates open."""
+MOST_IDS: Final = 50
+"""Decisions in one question: more are in sight on no screen."""
+MOST_KEPT: Final = 1000
+
+Told = tuple[str, str | None]
+"""A pod, `namespace/name`, and what the runner-up of the decision about it lost by."""
+
+
+class Lost:
+    """Tells why runners-up lost.
+
+    Args:
+        history: the decisions of this replica.
+        replicas: this one and the others.
+        give_way: lets others have a turn.
+    """
+
+    def __init__(
+        self,
+        history: DecisionHistory,
+        replicas: Replicas,
+        give_way: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._history = history
+        self._replicas = replicas
+        self._give_way = give_way
+        self._kept: OrderedDict[int, Told] = OrderedDict()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the route for pages."""
+        return [web.get(PATH, refusing(self._answer))]
+
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the route for other replicas."""
+        return [web.get(PEERS_PATH, refusing(self._tell))]
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        ids = _read_ids(request)
+        ours = [one for one in ids if self._replicas.is_ours(one)]
+        told = await self._own(ours)
+        theirs = [one for one in ids if not self._replicas.is_ours(one)]
+        if theirs:
+            query = urlencode({"ids": ",".join(theirs)})
+            answers = await self._replicas.others.ask(f"{PEERS_PATH}?{query}")
+            for body in answers.values():
+                told |= {name: one for name, one in _read(body).items() if name in theirs}
+            await VIEWER.get().learn({namespace_of(pod) for pod, _ in told.values()})
+        seen: Json = {name: why for name, (pod, why) in told.items() if sees(namespace_of(pod))}
+        return json_answer({"lost_by": seen})
+
+    async def _tell(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which hides what its caller may not see."""
+        refusal = self._replicas.refusal()
+        if refusal is not None:
+            return refusal
+        told = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
+        return web.Response(body=orjson.dumps(told), content_type=CONTENT_TYPE)
+
+    async def _own(self, ids: Iterable[str]) -> dict[str, Told]:
+        """Return what is known of decisions of this replica."""
+        found: dict[str, Told] = {}
+        for name in ids:
+            number = name.rpartition("-")[2]
+            record = self._history.get(int(number)) if number.isdecimal() else None
+            if record is not None:
+                found[name] = await self._told(record)
+        return found
+
+    async def _told(self, record: DecisionRecord) -> Told:
+        kept = self._kept.get(record.number)
+        if kept is not None:
+            return kept
+        await self._give_way()
+        order = record.decision.order[:2].tolist()
+        why = None
+        if len(order) > 1:
+            first, second = (record.decision.candidates[at] for at in order)
+            best = _verdict(record, first)
+            await asyncio.sleep(0)
+            other = _verdict(record, second)
+            why = None if other is None else lost_by(best, other)
+        told = self._kept[record.number] = record.pod.key, why
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return told
+
+
+def _verdict(record: DecisionRecord, node: str) -> NodeVerdict | None:
+    """Return the verdict on one node, None where it is not kept."""
+    found = [
+        explain(only(part.evidence, node))[0] for part in record.evidence if node in part.nodes
+    ]
+    return min(found, key=lambda verdict: verdict.score) if found else None
+
+
+def _read_ids(request: web.Request) -> list[str]:
+    """Read which decisions are meant.
+
+    Raises:
+        QueryError: none, or too many.
+    """
+    check_parameters(request.query, frozenset({"ids"}))
+    text = request.query.get("ids", "")
+    ids = [one for one in text.split(",") if one]
+    if not 1 <= len(ids) <= MOST_IDS:
+        raise QueryError("ids", text, f"must be 1 to {MOST_IDS} ids of decisions, by commas")
+    return ids
+
+
+def _read(body: bytes | None) -> dict[str, Told]:
+    """Return what another replica told, empty where it is nothing that can be read."""
+    try:
+        document = mapping_of(orjson.loads(body or b"{}"))
+    except orjson.JSONDecodeError:
+        return {}
+    return {
+        name: (text_of(one[0]), text_of(one[1]) or None)
+        for name, one in document.items()
+        if isinstance(one, list) and len(one) == 2  # noqa: PLR2004 - pod and reason
+    }

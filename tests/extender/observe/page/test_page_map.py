@@ -1,0 +1,200 @@
+"""Getting about the map: groups, zoom, theme; and where there is little room."""
+
+import numpy as np
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from extender.core.readings import DeviceInfo, Readings, Signal
+from tests.extender.observe.page.acting import live
+from tests.extender.observe.page.conftest import ZONE
+from tests.extender.observe.page.serving import PHONE, Server, looking, serving
+from tests.extender.observe.whys import WhyWorld
+from tests.extender.served import CARD_BYTES, IDLE, Gpu, World
+
+pytestmark = pytest.mark.page
+
+POOL = "cloud.google.com/gke-nodepool"
+NODES = {  # zone, pool, model
+    "n-1": ("east", "blue", "NVIDIA H100 80GB HBM3"),
+    "n-2": ("west", "blue", "NVIDIA A10"),
+    "n-3": ("east", "green", "NVIDIA A10"),
+    "n-4": ("west", "green", "NVIDIA H100 80GB HBM3"),
+}
+GROUPS = {
+    "model": {"NVIDIA A10": ["n-2", "n-3"], "NVIDIA H100 80GB HBM3": ["n-1", "n-4"]},
+    POOL: {"blue": ["n-1", "n-2"], "green": ["n-3", "n-4"]},
+    ZONE: {"east": ["n-1", "n-3"], "west": ["n-2", "n-4"]},
+}
+
+
+def world_of_groups() -> World:
+    """Return four nodes of a GPU each, that no two ways to group put together alike."""
+    world = World()
+    infos = []
+    for node, (zone, pool, model) in NODES.items():
+        world.add_node(node, gpus=1, labels={ZONE: zone, POOL: pool})
+        infos.append(DeviceInfo(node=node, uuid=f"GPU-{node}", index=0, model=model))
+    for _ in range(2):
+        world.now += 10.0
+        world.fleet.apply_readings(
+            Readings(
+                source="prometheus",
+                at=world.now,
+                devices=tuple(infos),
+                columns={
+                    Signal.GPU_UTILIZATION: np.zeros(len(infos)),
+                    Signal.MEMORY_USED: np.zeros(len(infos)),
+                    Signal.MEMORY_TOTAL: np.full(len(infos), float(CARD_BYTES)),
+                },
+                measured_at=np.full(len(infos), world.now),
+                tenants={},
+            )
+        )
+    return world
+
+
+async def _spoken(page: Page, keys: int) -> list[str]:
+    """Return the nodes that the arrow keys lead to, one after the other."""
+    nodes = []
+    for _ in range(keys):
+        before = await page.locator("#spoken").inner_text()
+        await page.keyboard.press("ArrowRight")
+        await expect(page.locator("#spoken")).not_to_have_text(before)
+        nodes.append((await page.locator("#spoken").inner_text()).partition(",")[0])
+    return nodes
+
+
+@pytest.mark.parametrize("by", GROUPS)
+async def test_nodes_stand_together_that_are_of_a_group(browser: Browser, by: str) -> None:
+    groups = GROUPS[by]
+    async with (
+        serving(world_of_groups()) as server,
+        looking(browser, server, "?as=table&group=none") as (page, _),
+    ):
+        await live(page)
+        await expect(page.locator("#table tbody tr")).to_have_count(len(NODES))
+        await expect(page.locator("#table .group-row")).to_have_count(0)
+
+        await page.locator("#group").select_option(by)
+
+        heads = [f"{name}, {len(nodes)} nodes" for name, nodes in groups.items()]
+        await expect(page.locator("#table .group-row")).to_have_text(heads)
+        rows = await page.locator("#table tbody tr th").all_inner_texts()
+        assert [row.partition(",")[0] for row in rows] == [
+            name for group, nodes in groups.items() for name in (group, *nodes)
+        ]
+        await page.locator("#as-table").click()
+        await page.locator("#map").focus()
+        assert await _spoken(page, 4) == [node for nodes in groups.values() for node in nodes]
+
+
+async def _painted(page: Page) -> int:
+    """Return how many pixels of the map are not of its commonest color."""
+    return int(
+        await page.evaluate(
+            """() => {
+                const map = document.getElementById("map");
+                // Of a copy: to read the map itself again and again would make it slower.
+                const copy = new OffscreenCanvas(map.width, map.height).getContext("2d");
+                copy.drawImage(map, 0, 0);
+                const { data } = copy.getImageData(0, 0, map.width, map.height);
+                const pixels = new Uint32Array(data.buffer);
+                const counts = new Map();
+                for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
+                return pixels.length - Math.max(...counts.values());
+            }"""
+        )
+    )
+
+
+async def _until_painted(page: Page, condition: str, than: int) -> int:
+    """Wait until the map shows more, or less, than so many pixels; return how many."""
+    for _ in range(200):
+        painted = await _painted(page)
+        if painted > than if condition == "more" else painted < than:
+            return painted
+        await page.evaluate("new Promise(requestAnimationFrame)")
+    raise AssertionError(f"the map never showed {condition} than {than} pixels: {painted}")
+
+
+async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
+    browser: Browser, server: Server
+) -> None:
+    async with looking(browser, server) as (page, _):
+        await live(page)
+        first = await _until_painted(page, "more", 0)
+
+        for _ in range(3):
+            await page.locator("#zoom-out").click()
+        smaller = await _until_painted(page, "less", first)
+        assert "zoom=" in await page.evaluate("location.search")
+        await page.locator("#map").focus()
+        for _ in range(2):
+            await page.keyboard.press("+")
+        larger = await _until_painted(page, "more", smaller)
+        await page.keyboard.press("-")
+        await _until_painted(page, "less", larger)
+        await page.keyboard.press("0")
+
+        await _until_painted(page, "more", larger)
+        assert "zoom=" not in await page.evaluate("location.search")
+
+
+async def test_the_theme_changes_by_key_and_by_button_and_stays(
+    browser: Browser, server: Server
+) -> None:
+    back = "getComputedStyle(document.body).backgroundColor"
+    async with looking(browser, server, color_scheme="light") as (page, _):
+        await live(page)
+        root = page.locator("html")
+        await expect(root).to_have_attribute("data-theme", "light")
+        light = await page.evaluate(back)
+
+        await page.keyboard.press("t")
+
+        await expect(root).to_have_attribute("data-theme", "dark")
+        assert await page.evaluate(back) != light
+        await page.reload()
+        await expect(root).to_have_attribute("data-theme", "dark")
+        await page.locator("#theme").click()
+        await expect(root).to_have_attribute("data-theme", "light")
+        assert await page.evaluate(back) == light
+
+
+async def test_keys_lead_to_each_view(browser: Browser, server: Server) -> None:
+    async with looking(browser, server) as (page, faults):
+        faults.allowed = ("Failed to load resource: the server responded with a status of 404",)
+        await live(page)
+
+        for key, view in (("2", "decisions"), ("3", "pending"), ("4", "holders"), ("1", "fleet")):
+            await page.keyboard.press(key)
+
+            await expect(page.locator(f"#{view}")).to_be_visible()
+            await expect(page.locator(".tabs [aria-current=page]")).to_have_attribute(
+                "data-view", view
+            )
+
+
+@pytest.mark.parametrize("by", ["pod", "owner", "namespace"])
+async def test_a_phone_shows_holders_without_scrolling_the_page_sideways(
+    browser: Browser, by: str
+) -> None:
+    world = WhyWorld()
+    pod = "a-notebook-with-a-rather-long-name-that-somebody-thought-of-0"
+    world.add({"node-with-a-long-name.example.internal": [IDLE]})
+    world.add_pod(pod, "node-with-a-long-name.example.internal", started=world.now - 7200.0)
+    world.tell({"node-with-a-long-name.example.internal": [Gpu(tenants=(f"team/{pod}",))]})
+    world.watch(120.0)
+    world.why.set_prices({"H100": 2.5})
+    options = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+    async with (
+        serving(world) as server,
+        looking(browser, server, f"?view=holders&idle=0&by={by}", **options) as (page, _),
+    ):
+        await live(page)
+        cost = page.locator("#holders tbody td.num").last
+        await expect(cost).to_be_attached()
+
+        assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        await cost.scroll_into_view_if_needed()
+        await expect(cost).to_be_in_viewport()
