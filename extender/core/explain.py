@@ -197,12 +197,10 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
     )
 
 
-def only(evidence: Evidence, node: str) -> Evidence:
-    """Return what concerns one of the nodes: that is in words in a moment."""
-    at = evidence.nodes.index(node)
-    return replace(
-        evidence, nodes=(node,), batch=take_batch(evidence.batch, np.array([at], dtype=np.intp))
-    )
+def only(evidence: Evidence, *nodes: str) -> Evidence:
+    """Return what concerns some of the nodes: that is in words in a moment."""
+    rows = np.array([evidence.nodes.index(node) for node in nodes], dtype=np.intp)
+    return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 
 
 def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:

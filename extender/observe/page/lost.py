@@ -3,7 +3,6 @@
 To explain a decision in full takes some ten milliseconds; this looks at two nodes of it alone.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -102,22 +101,25 @@ class Lost:
         why = None
         if len(order) > 1:
             first, second = (record.decision.candidates[at] for at in order)
-            best = _verdict(record, first)
-            await asyncio.sleep(0)
-            other = _verdict(record, second)
-            why = None if other is None else lost_by(best, other)
+            verdicts = _verdicts(record, first, second)
+            if second in verdicts:
+                why = lost_by(verdicts.get(first), verdicts[second])
         told = self._kept[record.number] = record.pod.key, why
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         return told
 
 
-def _verdict(record: DecisionRecord, node: str) -> NodeVerdict | None:
-    """Return the verdict on one node, None where it is not kept."""
-    found = [
-        explain(only(part.evidence, node))[0] for part in record.evidence if node in part.nodes
-    ]
-    return min(found, key=lambda verdict: verdict.score) if found else None
+def _verdicts(record: DecisionRecord, *nodes: str) -> dict[str, NodeVerdict]:
+    """Return the verdicts on some nodes, those that are kept; the worst where there are several."""
+    found: dict[str, NodeVerdict] = {}
+    for part in record.evidence:
+        here = [node for node in nodes if node in part.nodes]
+        for verdict in explain(only(part.evidence, *here)) if here else ():
+            other = found.get(verdict.node)
+            if other is None or verdict.score < other.score:
+                found[verdict.node] = verdict
+    return found
 
 
 def _read_ids(request: web.Request) -> list[str]:

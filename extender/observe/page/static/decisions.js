@@ -6,6 +6,8 @@ import { go, state } from "./url.js";
 
 const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40;
 
+const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Would do", "kube-scheduler"];
+
 export class Decisions {
   constructor(box) {
     Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), isAsking: false, wanted: [], filter: "" });
@@ -15,8 +17,8 @@ export class Decisions {
     this.pause = h("button", { type: "button", "aria-pressed": "false", onclick: () => this.setPaused(!this.isPaused) }, "Pause");
     this.side = h("section", { class: "sheet", "aria-label": "Why", tabindex: "-1", hidden: true });
     show(box, h("div", { class: "bar" }, h("h2", {}, "Decisions"), this.search, this.pause, this.note),
-      h("div", { class: "beside" }, h("div", { class: "wide" }, h("table", { class: "grid decisions" },
-        h("thead", {}, h("tr", {}, ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Would do", "kube-scheduler"].map((name, at) => h("th", { scope: "col", class: at === 5 || at === 6 ? "num" : null }, name)))), this.body)), this.side));
+      h("div", { class: "beside" }, h("div", { class: "wide" }, h("table", { class: "grid stack decisions" },
+        h("thead", {}, h("tr", {}, COLUMNS.map((name, at) => h("th", { scope: "col", class: at === 5 || at === 6 ? "num" : null }, name)))), this.body)), this.side));
     this.eye = new IntersectionObserver((entries) => this.see(entries), { root: null });
   }
 
@@ -108,14 +110,15 @@ export class Decisions {
     const asked = Object.entries(one.request?.resources ?? {}).map(([name, number]) => `${number} ${name.replace("nvidia.com/", "")}`).join(", ");
     const cells = [
       h("td", { class: "time" }, clock(one.at)),
-      h("td", {}, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: one.id }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
+      h("td", { class: "lead" }, h("button", { type: "button", class: "link", "aria-label": `Why, for ${clean(one.pod)}`, onclick: () => go({ decision: one.id }, true) }, one.pod), one.filter ? null : h("span", { class: "muted" }, one.verb === "filter" ? "" : ` ${one.verb}`)),
       h("td", {}, asked),
       h("td", {}, one.node ? h("button", { type: "button", class: "link", onclick: () => go({ node: one.node, gpu: "0" }, true) }, one.node) : h("span", { class: "trouble" }, "none")),
-      h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : h("span", { class: "muted" }, one.feasible === 1 ? "no other node would do" : "")),
+      h("td", { class: "lost" }, one.runner_up ? [h("span", {}, one.runner_up), h("span", { class: "muted reason" }, "")] : one.feasible === 1 ? h("span", { class: "muted" }, "no other node would do") : null),
       h("td", { class: "num" }, `${(took * 1000).toFixed(1)} ms`),
       h("td", { class: "num" }, `${count(first.feasible)} of ${count(first.candidates)}`),
       h("td", { class: "followed" }, ...followed(one)),
     ];
+    cells.forEach((cell, at) => (cell.dataset.label = COLUMNS[at])); // at phone width each row is a card
     return h("tr", { "data-id": one.id, "data-at": at }, cells);
   }
 

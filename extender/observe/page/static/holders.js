@@ -100,6 +100,12 @@ const money = (amount) => (amount === null ? "" : MONEY.format(amount));
 const num = (text) => h("td", { class: "num" }, text);
 const NUMBERS = new Set(["Idle for", "Held", "GPU-hours", "of them idle", "Pods", "GPUs idle", ...COSTS]);
 
+/** A table; at phone width each row is a card, whose values have their names from here. */
 function table(names, rows) {
-  return h("table", { class: "grid" }, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null }, name)))), h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", {}, cell)))))));
+  const cell = (content, at) => {
+    const one = content instanceof HTMLTableCellElement ? content : h("td", {}, content);
+    if (at) one.dataset.label = names[at];
+    return one;
+  };
+  return h("table", { class: "grid stack" }, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null }, name)))), h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map(cell)))));
 }
