@@ -33,7 +33,7 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
 	@$(BIN)/python -m simulation.demo $(if $(ONCE),--once)
 
-check: format lint types imports unit ## everything that needs no cluster, in seconds
+check: format lint types imports unit ## everything that needs no cluster, in minutes
 
 test: check real ## everything, against a real control plane, Prometheus and Chromium
 
