@@ -18,6 +18,8 @@ from tests.extender.served import GPU, IDLE, Gpu, World
 pytestmark = pytest.mark.page
 
 GIB = 1 << 30
+REFRESH_MS = 20_000
+"""A node that is open is asked for anew each five seconds, whatever else is told."""
 
 
 def fact(detail: Locator, name: str) -> Locator:
@@ -89,11 +91,13 @@ async def test_replicas_in_use_and_pods_just_placed_are_told(browser: Browser) -
 
         await ask(world, "prioritize", "shared", name="fresh")
 
-        await expect(detail.locator(".facts").first).to_contain_text("1 of 4 held, 1 assumed")
+        await expect(detail.locator(".facts").first).to_contain_text(
+            "1 of 4 held, 1 assumed", timeout=REFRESH_MS
+        )
 
         world.add_pod("fresh", "shared", started=world.now)
 
-        await expect(fact(detail, "Just placed")).to_contain_text("1 pod")
+        await expect(fact(detail, "Just placed")).to_contain_text("1 pod", timeout=REFRESH_MS)
         await expect(fact(detail, "Shares")).to_have_text("2 of 4 in use")
 
 
