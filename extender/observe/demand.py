@@ -71,10 +71,9 @@ class Supply:
         for at, name in enumerate(pool.nodes):
             if at % PIECE_NODES == 0:
                 yield
-            record = self._nodes.get(name)
-            if record is None:
+            record, label = self._nodes.get(name), self._pools.get(name)
+            if record is None or label is None:  # gone, or back, since this count began
                 continue
-            label = self._pools[name]
             key = (
                 label if label in self._told else OTHER,
                 pool.resource,

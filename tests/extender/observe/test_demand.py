@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.assessment import Ask, assess
+from extender.core.batches import current_batch
 from extender.core.cards import NAMES
+from extender.core.evaluation import estimates
 from extender.observe.collector import FleetCollector
-from extender.observe.demand import MOST_POOLS, size_of
+from extender.observe.demand import MOST_POOLS, Supply, size_of
 from extender.sources.kube_models import wanted_model
 from tests.extender.observe.advising import SHARED, AdvisingWorld
 from tests.extender.observe.test_holders import card
@@ -177,6 +180,26 @@ def test_idle_gpus_of_a_node_that_takes_no_pods_are_not_offered(
     world.add_node("a", gpus=2, **state)
 
     assert supply(world, "none") == (2, 0)
+
+
+def test_a_node_that_comes_back_while_gpus_are_counted_is_left_to_the_next_time(
+    world: AdvisingWorld,
+) -> None:
+    world.add({"a": [IDLE]})
+    snapshot = world.fleet.snapshot()
+    pool, nodes = snapshot.pools[GPU], dict(world.fleet.nodes)
+    back = nodes.pop("a")
+    supply = Supply(nodes, snapshot.models)
+    batch = current_batch(pool, snapshot.telemetry)
+    ask = Ask(count=1, memory_bytes=0.0, thresholds=world.fleet.policy.thresholds)
+    counting = supply.add_in_steps(
+        pool, batch, assess(batch, ask.columns, estimates(world.fleet.policy))
+    )
+    next(counting)
+    nodes["a"] = back
+
+    assert list(counting) == []
+    assert [metric.samples for metric in supply.metrics()] == [[], []]
 
 
 def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWorld) -> None:
