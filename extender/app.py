@@ -145,6 +145,7 @@ class Extender:
             states=self.following.states,
             awaited=self._awaited,
             others=lambda: self.peers.others_faults() if self.peers is not None else (),
+            unset=self.following.unset,
         )
         self.webhooks = Webhooks(
             placer=self.placer,

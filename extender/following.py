@@ -234,10 +234,21 @@ class Following:
         if self.prometheus is not None and self.prometheus.status().last_success_at is None:
             yield PROMETHEUS
         if self.agents is not None:
-            nodes = self.cluster.nodes.values()
-            alive = sum(node.is_ready and any(node.allocatable.values()) for node in nodes)
-            if self.agents.status().agents < alive:
+            reporting = self.agents.reporting
+            if any(name not in reporting for name in self._nodes_with_gpus()):
                 yield AGENTS
+
+    def unset(self) -> Iterable[str]:
+        """Return which sources are not followed."""
+        if self.prometheus is None:
+            yield PROMETHEUS
+        if self.agents is None:
+            yield AGENTS
+
+    def _nodes_with_gpus(self) -> Iterable[str]:
+        """Return the nodes that are up and offer GPUs."""
+        nodes = self.cluster.nodes.items()
+        return (name for name, node in nodes if node.is_ready and any(node.allocatable.values()))
 
     def states(self) -> Iterable[SourceStatus]:
         """Return how each source fares."""
@@ -251,7 +262,8 @@ class Following:
         if self.prometheus is not None:
             yield _prometheus_state(self.prometheus.status())
         if self.agents is not None:
-            yield _agents_state(self.agents.status())
+            are_awaited = next(iter(self._nodes_with_gpus()), None) is not None
+            yield _agents_state(self.agents.status(), are_awaited=are_awaited)
 
 
 async def in_turns(steps: Steps[None], give_way: GiveWay = next_turn) -> None:
@@ -303,12 +315,13 @@ def _prometheus_state(told: PrometheusStatus) -> SourceStatus:
         failed_queries=len(failed),
         partial_answers=told.partial_answers,
         restarts=max(told.worker_starts - 1, 0),
+        is_partial=bool(failed) and not told.last_error,
     )
 
 
-def _agents_state(told: AgentStatus) -> SourceStatus:
+def _agents_state(told: AgentStatus, *, are_awaited: bool) -> SourceStatus:
     """Return how agents fare together; one that is silent is a matter of its node."""
-    error = "" if told.agents else "no agent reports"
+    error = "no agent reports" if are_awaited and not told.agents else ""
     return SourceStatus(
         name="agents",
         last_success_at=told.last_at,

@@ -135,6 +135,10 @@ class InFlight:
         while self._is_somebody_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_SECONDS)
 
+    def hurry(self, at_most_seconds: float) -> None:
+        """Have the end come so soon, whatever is under way."""
+        self._ends_at = time.monotonic() + at_most_seconds
+
     def _note_asker(self, connection: web.RequestHandler) -> None:
         """Remember who may ask again on the same connection; forget those that have ended."""
         if connection not in self._askers:

@@ -35,10 +35,11 @@ class Readiness:
         states: how each source fares.
         awaited: says what a start still waits for.
         others: what is wrong with each replica that answers well otherwise; see `Peers`.
+        unset: the sources that it is not told to follow, and so does not reach either.
         monotonic: seconds since any moment.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - by name, but for the first two
         self,
         settings: Callable[[], Settings],
         in_flight: InFlight,
@@ -46,6 +47,7 @@ class Readiness:
         states: Callable[[], Iterable[SourceStatus]],
         awaited: Callable[[], Iterable[str]],
         others: Callable[[], Iterable[Collection[str]]],
+        unset: Callable[[], Iterable[str]] = tuple,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -53,6 +55,7 @@ class Readiness:
         self._states = states
         self._awaited = awaited
         self._others = others
+        self._unset = unset
         self._monotonic = monotonic
         self._laid_out_at: float | None = None
         self._is_started = False
@@ -79,10 +82,11 @@ class Readiness:
             return Standing.ENDING
         if not self._has_started():
             return Standing.STARTING
-        ours = self._failing()
         # Of all sets of faults one has no smaller one: whoever has that is ready.
-        if ours and any(ours > frozenset(theirs) for theirs in self._others()):
-            return Standing.BEHIND
+        if self._failing():
+            ours = self._unreached()
+            if any(ours > frozenset(theirs) for theirs in self._others()):
+                return Standing.BEHIND
         return Standing.READY
 
     def causes(self) -> dict[str, str]:
@@ -97,10 +101,10 @@ class Readiness:
                 return {}
 
     def faults(self) -> tuple[str, ...] | None:
-        """Return what the others are told: what has failed for long; None where we are no help."""
+        """Return what the others are told that we do not reach; None where we are no help."""
         if self._in_flight.is_draining or not self._has_started():
             return None
-        return tuple(sorted(self._failing()))
+        return tuple(sorted(self._unreached()))
 
     def _has_started(self) -> bool:
         if not self._is_started and self._laid_out_at is not None:
@@ -110,10 +114,17 @@ class Readiness:
             )
         return self._is_started
 
+    def _unreached(self) -> frozenset[str]:
+        """Return the sources without which we answer, those that nobody has set included.
+
+        So a replica that is to follow one more than another is not behind that.
+        """
+        return self._failing() | frozenset(self._unset())
+
     def _failing(self) -> frozenset[str]:
         """Return the sources that have failed for long, without a success between."""
         now = self._monotonic()
-        failing = {state.name for state in self._states() if state.error}
+        failing = {state.name for state in self._states() if state.error and not state.is_partial}
         self._failing_since = {name: self._failing_since.get(name, now) for name in failing}
         behind_seconds = self._settings().ready.behind_seconds
         since = self._failing_since.items()

@@ -10,6 +10,9 @@ from extender.settings_file import SettingsFile
 
 logger = logging.getLogger(__name__)
 
+HURRY_SECONDS = 2.0
+"""What is under way at SIGINT gets no longer."""
+
 
 async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
     """Serve until SIGTERM, or at once until SIGINT; take over what changes in the settings file."""
@@ -22,6 +25,8 @@ async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
         leave = group.create_task(_leave(extender, stopping), name="leave")
         await asyncio.wait([hurry, leave], return_when=asyncio.FIRST_COMPLETED)
         logger.info("shutting down")
+        if hurrying.is_set():
+            extender.in_flight.hurry(HURRY_SECONDS)
         hurry.cancel()
         leave.cancel()
 

@@ -15,8 +15,8 @@ MOST_BYTES = 64
 def pressed_keys() -> Iterator[Callable[[float], str]]:
     """Yield what waits for keys so many seconds at most, and returns those that were pressed.
 
-    Where the input is no terminal there are none, and none in the background. Afterwards the
-    terminal is as it was before.
+    Where the input is no terminal there are none, and none in the background or where the output
+    is read by a pager, which has keys of its own. Afterwards the terminal is as it was before.
     """
     try:
         import termios  # noqa: PLC0415 - there is none on Windows
@@ -40,7 +40,11 @@ def _terminal() -> int | None:
     """Return the terminal that listens to us; None in its background: to set it would stop us."""
     try:
         descriptor = sys.stdin.fileno()
-        is_ours = os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp()
+        is_ours = (
+            os.isatty(descriptor)
+            and sys.stdout.isatty()
+            and os.tcgetpgrp(descriptor) == os.getpgrp()
+        )
     except OSError:  # there is no such file, or it is nobody's terminal
         return None
     return descriptor if is_ours else None

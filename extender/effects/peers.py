@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from extender.effects.lease import make_identity
-from extender.effects.peer_link import PATH, PeerLink
+from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH, PeerLink
 from extender.effects.peer_wire import (
     MAX_BYTES,
     PeerError,
@@ -37,7 +37,7 @@ LAST_WORDS_SECONDS: Final = 0.5
 """Time at the end to tell what was asked last."""
 
 SILENT_SECONDS: Final = 5.0
-"""A replica tells every second: one that was silent for so long may be gone."""
+"""One that was silent for so long, and longer than three messages take, may be gone."""
 
 Address = tuple[str, int]
 
@@ -120,10 +120,12 @@ class Peers:
     def others_faults(self) -> list[frozenset[str]]:
         """Return what is wrong with each replica that told of late, and is to be asked."""
         now = self._monotonic()
+        interval_seconds = self._settings.interval_seconds + HEARTBEAT_SECONDS
+        silent_seconds = max(SILENT_SECONDS, 3 * interval_seconds)
         return [
             heard.faults
             for heard in self._heard.values()
-            if heard.faults is not None and now - heard.at < SILENT_SECONDS
+            if heard.faults is not None and now - heard.at < silent_seconds
         ]
 
     async def ask(self, path: str) -> dict[str, bytes | None]:

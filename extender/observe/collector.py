@@ -30,6 +30,7 @@ class SourceStatus:
         failed_queries: parts of the last answer that are missing.
         partial_answers: answers since the start that the source itself called incomplete.
         restarts: how often its worker had to be started anew.
+        is_partial: it is reached, and only parts of its last answer are missing.
     """
 
     name: str
@@ -39,6 +40,7 @@ class SourceStatus:
     failed_queries: int = 0
     partial_answers: int = 0
     restarts: int = 0
+    is_partial: bool = False
 
 
 class FleetCollector(Collector):

@@ -122,17 +122,23 @@ class Decisions:
     async def _pieces(
         self, newest: Sequence[DecisionRecord | _Far], *, brief: bool
     ) -> AsyncIterator[list[Json]]:
-        """Yield the decisions; those of others are fetched in full one by one."""
+        """Yield the decisions; those of others are fetched in full one by one.
+
+        Of a replica that does not answer any more the rest is told in short.
+        """
+        silent: set[str] = set()
         for decision in newest:
             if isinstance(decision, DecisionRecord):
                 yield [self._view(decision, brief=brief)]
                 continue
             view = None
-            if not brief:
+            if not brief and decision.address not in silent:
                 query = urlencode({"id": text_of(decision.view["id"])})
                 body = await self._replicas.others.ask_one(
                     decision.address, f"{PEERS_PATH}?{query}"
                 )
+                if body is None:
+                    silent.add(decision.address)
                 told = read_told(body)
                 view = told.decisions[0] if told and told.decisions else None
             # Forgotten meanwhile: then what it said in short.

@@ -1,7 +1,7 @@
 """Why a pod went where it went, or waits, whichever replica decided it."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Final
@@ -90,6 +90,7 @@ class Explain:
             )
         if wanted:
             return await self._explain_one(wanted, wish)
+        name = await self._resolve(name)
         view, at = await self._own(name, "", wish)
         told = await self._told({"pod": name} | wish.query)
         view = next((other for other, newer in told if newer > at), view)
@@ -177,6 +178,25 @@ class Explain:
         body = write_json_in_full(view if view is not None and at else {})
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
+    async def _resolve(self, name: str) -> str:
+        """Return the whole name of the pod that is meant by a short one; the name where none is.
+
+        Other replicas are asked by that: they would not know whose pods the caller may read.
+
+        Raises:
+            QueryError: several pods have that name.
+        """
+        if "/" in name:
+            return name
+        known = {
+            record.pod.key
+            for record in self._placer.history
+            if record.pod.name == name and sees(record.pod.namespace)
+        }
+        known |= {record.key for record in await self._called(name) if record.name == name}
+        _require_one("pod", name, known)
+        return next(iter(known), name)
+
     def _find(self, name: str, wanted: str) -> DecisionRecord | None:
         """Return the last decision about a pod, or that of an id or number, None for none.
 
@@ -202,17 +222,22 @@ class Explain:
         Raises:
             QueryError: several pods have that name.
         """
-        found: dict[str, PodRecord] = {}
-        records = iter(tuple(self._fleet.pods.values()))
-        while some := list(islice(records, PIECE_SCANNED)):
-            found |= {
-                record.key: record
-                for record in some
-                if name in {record.key, record.uid, record.name} and sees(record.namespace)
-            }
-            await asyncio.sleep(0)
+        found = {record.key: record for record in await self._called(name)}
         _require_one("pod", name, found)
         return next(iter(found.values()), None)
+
+    async def _called(self, name: str) -> list[PodRecord]:
+        """Return the GPU pods of a name, or of a UID, that the caller may read."""
+        found: list[PodRecord] = []
+        records = iter(tuple(self._fleet.pods.values()))
+        while some := list(islice(records, PIECE_SCANNED)):
+            found += (
+                record
+                for record in some
+                if name in {record.key, record.uid, record.name} and sees(record.namespace)
+            )
+            await asyncio.sleep(0)
+        return found
 
     async def _view(
         self, decided: DecisionRecord | None, record: PodRecord | None, wish: Wish
@@ -278,9 +303,7 @@ class Explain:
         return None
 
 
-def _require_one(
-    parameter: str, name: str, found: "dict[str, DecisionRecord] | dict[str, PodRecord]"
-) -> None:
+def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
     """Refuse a name that several pods have.
 
     Raises:

@@ -32,7 +32,7 @@ DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
 DEFAULT_SECONDS, MAX_SECONDS = 3600, 30 * 86_400
 PIECE_ROWS = 1000
 """Devices that are looked at between two turns of the event loop; nodes and pods are dearer."""
-PIECE_NODES = 8
+PIECE_HOLDERS = 64
 PIECE_PODS = 500
 PIECE_SHOWN = 16
 SHARED_SECONDS = 5.0
@@ -131,17 +131,26 @@ class Holders:
             nodes.update(dict.fromkeys(self._nodes_of(some)))
             await asyncio.sleep(0)
         found: list[Holder] = []
-        for few in chunks(nodes, PIECE_NODES):
-            for node in few:
-                found += (
-                    holder
-                    for holder in self._on(node, seconds)
-                    if holder.is_idle or not seconds or (is_any and bool(holder.idle))
-                )
+        idle: list[float] = []
+        for few in chunks(self._on_all(nodes, seconds), PIECE_HOLDERS):
+            wanted = [
+                holder
+                for holder in few
+                if holder.is_idle or not seconds or (is_any and bool(holder.idle))
+            ]
+            found += wanted
+            idle += (holder.idle_seconds for holder in wanted)
             await asyncio.sleep(0)
-        idle = np.fromiter((one.idle_seconds for one in found), np.float64, len(found))
-        await asyncio.sleep(0)
-        return [found[at] for at in np.argsort(-idle, kind="stable").tolist()]
+        order = iter(np.argsort(-np.array(idle), kind="stable").tolist())
+        ranked: list[Holder] = []
+        while places := list(islice(order, PIECE_ROWS)):
+            ranked += map(found.__getitem__, places)
+            await asyncio.sleep(0)
+        return ranked
+
+    def _on_all(self, nodes: Iterable[str], seconds: float) -> Iterator[Holder]:
+        for node in nodes:
+            yield from self._on(node, seconds)
 
     def _nodes_of(self, rows: Iterable[int]) -> Iterator[str]:
         """Yield the nodes of those devices that pods hold."""
@@ -168,7 +177,7 @@ class Holders:
     ) -> Holder:
         devices = tuple(filter(None, (self._device(record, row) for row in rows)))
         whole = shared = 0
-        cards = 0.0
+        cards, counted, is_partial = 0.0, set[int](), not record.resources
         for resource, count in record.resources.items():
             pool = snapshot.pools.get(resource)
             at = pool.row_of.get(record.node) if pool is not None else None
@@ -176,18 +185,23 @@ class Holders:
             is_shared = row is not None and row.is_shared
             shared += is_shared
             whole += 0 if is_shared else count
-            slots = set(row.slots) if row is not None else set()
+            if row is None:
+                is_partial = True
+                continue
+            slots = set(row.slots)
+            counted |= slots
             infos = [device.info for device in devices if device.row in slots]
-            replicas = max(row.replicas, 1) if row is not None and is_shared else 1
+            replicas = max(row.replicas, 1) if is_shared else 1
             cards += count * _mean_share(infos) / replicas
+        if is_partial:  # claims, or a resource that the node has no more: its devices tell
+            cards += sum(_own_share(device) for device in devices if device.row not in counted)
         least = max(seconds, LEAST_SECONDS)
         idle = tuple(device for device in devices if device.idle_seconds >= least)
         return Holder(
             record=record,
             devices=devices,
             missing=0 if shared else max(whole - len(devices), 0),
-            # Those of claims no resource counts.
-            cards=cards or len(devices) * _mean_share([device.info for device in devices]),
+            cards=cards,
             idle=idle,
             idle_seconds=min((device.idle_seconds for device in idle), default=0.0),
             held_seconds=max(self._clock() - (record.bound_at or record.created_at), 0.0),
@@ -293,6 +307,11 @@ def _mean_share(infos: Sequence[DeviceInfo]) -> float:
     """Return how much of a card the devices are on average; 1 where none is known."""
     shares = [card_share(info.model, info.mig_profile) for info in infos]
     return sum(shares) / len(shares) if shares else 1.0
+
+
+def _own_share(device: HeldDevice) -> float:
+    """Return how much of a card a tenant of a device has, if all have as much."""
+    return card_share(device.info.model, device.info.mig_profile) / max(device.tenants, 1)
 
 
 def _device_view(device: HeldDevice, snapshot: Snapshot, processes: int | None) -> Json:

@@ -68,9 +68,9 @@ class Holder:
 
     @property
     def gpu_hours_idle(self) -> float:
-        """Of these, those since it last used what is idle now."""
-        idle_share = len(self.idle) / max(self.gpus, 1)
-        return self.cards * idle_share * self.idle_seconds / 3600
+        """Of these, those since it last used what is idle now, of each device its own."""
+        idle_seconds = sum(device.idle_seconds for device in self.idle)
+        return self.cards * idle_seconds / max(self.gpus, 1) / 3600
 
     @property
     def cost(self) -> float | None:

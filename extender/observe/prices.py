@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from extender.core.evaluation import normalize_model
+
 SLICES: Final = 7
 FOUR_SLICES: Final = ("A30", "RTX PRO")
 """Cards whose compute is cut into four at most; all others that can be cut have seven slices."""
@@ -19,14 +21,16 @@ class PriceList:
 
     Example:
         >>> prices = PriceList({"A100": 1.0, "A100 80GB": 1.4})
-        >>> prices.of("NVIDIA A100-SXM4-80GB"), prices.of("Tesla V100")
+        >>> prices.of("NVIDIA A100-SXM4-80GB"), prices.of("NVIDIA A10")
         (1.4, None)
     """
 
     def __init__(self, prices: Mapping[str, float]) -> None:
         # Where several fit the longest counts, so it comes first.
         longest_first = sorted(prices, key=lambda words: (-len(words), words))
-        self._prices = [(words.lower().split(), prices[words]) for words in longest_first]
+        self._prices = [
+            (frozenset(normalize_model(words).split()), prices[words]) for words in longest_first
+        ]
         self._of: dict[str, float | None] = {}
 
     def __bool__(self) -> bool:
@@ -35,8 +39,8 @@ class PriceList:
     def of(self, model: str) -> float | None:
         """Return the price of an hour of a whole card, None where the list has none."""
         if model not in self._of:
-            text = model.lower()
-            fits = (price for words, price in self._prices if all(word in text for word in words))
+            has = frozenset(normalize_model(model).split())
+            fits = (price for words, price in self._prices if words <= has)
             self._of[model] = next(fits, None) if model else None
         return self._of[model]
 

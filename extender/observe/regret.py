@@ -1,9 +1,10 @@
 """Tells how placements turned out, of all replicas: a table, and metrics of this one."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import chain, islice, product
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -37,6 +38,13 @@ _AGAINST = ("choice", "best")
 _FOLLOWED = ("yes", "no")
 _ACTIVITY_BUCKETS = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0)
 _REGRET_BUCKETS = (-0.5, -0.2, -0.1, -0.05, -0.01, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+_KINDS: Final[Mapping[str, Callable[[Outcome], bool]]] = {
+    "all": lambda _: True,
+    "followed": lambda one: one.is_followed,
+    "not_followed": lambda one: not one.is_followed,
+}
 
 
 class _Told(msgspec.Struct, kw_only=True, frozen=True):
@@ -174,24 +182,25 @@ class RegretTable:
         )
         watching = self._watch()
         told, unreachable = await self._hear()
-        known = _newest(
-            [*reversed(watching.outcomes), *(one for each in told for one in each.outcomes)]
-        )
+        own = islice(reversed(watching.outcomes), MOST_TOLD)
+        known = await _newest(chain(own, *(each.outcomes for each in told)))
         await VIEWER.get().learn({one.pod.namespace for one in known})
         shown = [
             one
             for one in known
             if namespace is None or (sees(namespace) and one.pod.namespace == namespace)
         ]
+        means: Json = {}
+        for name, wanted in _KINDS.items():
+            means[name] = _means_view([one for one in shown if wanted(one)])
+            await asyncio.sleep(0)
         return json_answer(
             {
                 "after_seconds": watching.after_seconds,
                 "watched": len(watching) + sum(each.watched for each in told),
                 "left_out": watching.left_out + sum(each.left_out for each in told),
                 "total": len(shown),
-                "all": _means_view(shown),
-                "followed": _means_view([one for one in shown if one.is_followed]),
-                "not_followed": _means_view([one for one in shown if not one.is_followed]),
+                **means,
                 "placements": [_view(one) for one in shown[:limit]],
                 "unreachable": unreachable,
             }
@@ -244,13 +253,15 @@ def _read(body: bytes | None) -> _Told | None:
     return told if told.version == VERSION else None
 
 
-def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
+async def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Return the outcomes, the newest first; of one pod that decided last."""
     last: dict[str, Outcome] = {}
-    for one in outcomes:
-        other = last.get(one.pod.uid)
-        if other is None or one.decided_at > other.decided_at:
-            last[one.pod.uid] = one
+    for some in chunks(outcomes, PIECE_OUTCOMES):
+        for one in some:
+            other = last.get(one.pod.uid)
+            if other is None or one.decided_at > other.decided_at:
+                last[one.pod.uid] = one
+        await asyncio.sleep(0)
     return sorted(last.values(), key=lambda one: -(one.bound_at + one.seconds))
 
 

@@ -238,7 +238,7 @@ class Reflector:
                     await self._list()
                     self._is_outdated = False
                 except KubeError as error:
-                    self._note_failure(error)
+                    self._note_failure(error, is_cut_off=False)
                     await asyncio.sleep(self._backoff.next_seconds())
 
     async def _list(self) -> str:
@@ -368,18 +368,24 @@ class Reflector:
         self._failures = 0
         self._backoff.reset()
 
-    def _note_failure(self, error: KubeError) -> None:
-        """Note a failure; each new cause is logged once."""
+    def _note_failure(self, error: KubeError, *, is_cut_off: bool = True) -> None:
+        """Note a failure; each new cause is logged once.
+
+        Args:
+            error: what failed.
+            is_cut_off: nothing is heard now; not so where the watch goes on beside it.
+        """
         status = self.status
         status.errors += 1
         if error.is_gone:
             status.expired += 1
             return  # the API server's memory is short: listing anew is all there is to it
-        status.is_connected = False
         cause = str(error)
         if cause != status.last_error:
             logger.warning(
-                "cannot follow the API server",
+                "cannot follow the API server" if is_cut_off else "cannot list again",
                 extra={"resource": self._resource, "cause": cause},
             )
+        if is_cut_off:
+            status.is_connected = False
             status.last_error = cause

@@ -23,16 +23,25 @@ class Replica:
         self.errors: dict[str, str] = {"apiserver/pods": "", "prometheus": ""}
         self.awaited: list[str] = []
         self.others: list[Collection[str]] = []
+        self.unset: list[str] = []
+        self.partial: set[str] = set()
         self.in_flight = InFlight()
         self.readiness = Readiness(
             lambda: SETTINGS,
             self.in_flight,
             states=lambda: [
-                SourceStatus(name=name, last_success_at=None, failures=0, error=error)
+                SourceStatus(
+                    name=name,
+                    last_success_at=None,
+                    failures=0,
+                    error=error,
+                    is_partial=name in self.partial,
+                )
                 for name, error in self.errors.items()
             ],
             awaited=lambda: self.awaited,
             others=lambda: self.others,
+            unset=lambda: self.unset,
             monotonic=lambda: self.now,
         )
 
@@ -160,3 +169,27 @@ def test_whatever_fails_somebody_is_ready(faults: list[set[str]]) -> None:
         replica.others = [one for one in told if one is not None]
 
     assert any(replica.readiness.is_ready for replica in replicas)
+
+
+def test_one_that_follows_more_than_another_is_not_behind_it(started: Replica) -> None:
+    started.others = [{"agents"}]  # not set there: an older one, that is about to go
+    started.fail("agents")
+
+    assert started.standing is Standing.READY
+
+
+def test_one_that_follows_less_than_another_is_not_behind_it(started: Replica) -> None:
+    started.unset = ["agents"]
+    started.others = [()]
+
+    assert started.standing is Standing.READY
+    assert started.readiness.faults() == ("agents",)
+
+
+def test_a_source_that_lacks_but_a_part_is_reached(started: Replica) -> None:
+    started.partial = {"prometheus"}
+    started.others = [()]
+    started.fail("prometheus")
+
+    assert started.standing is Standing.READY
+    assert started.readiness.faults() == ()

@@ -17,10 +17,12 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 FIRST_EVENTS: Final = {
     "IdlegpuPodsBoundUnasked": (
-        'idlegpu_pods_bound_unasked_total{scheduler="volcano",reason="not-asked",instance="a"}'
+        'idlegpu_pods_bound_unasked_total{scheduler="volcano",reason="not-asked",TARGET}'
     ),
-    "IdlegpuXidErrors": 'idlegpu_agent_xid_errors_total{node="gpu-7",uuid="GPU-0",xid="79"}',
-    "IdlegpuAgentDriverHangs": 'idlegpu_agent_hung_calls_total{node="gpu-7",call="nvmlInit"}',
+    "IdlegpuXidErrors": 'idlegpu_agent_xid_errors_total{node="gpu-7",uuid="GPU-0",xid="79",TARGET}',
+    "IdlegpuAgentDriverHangs": (
+        'idlegpu_agent_hung_calls_total{node="gpu-7",call="nvmlInit",TARGET}'
+    ),
 }
 """Alerts of counters that appear with their first event, and such a series."""
 
@@ -52,19 +54,32 @@ def test_promtool_finds_nothing_wrong_with_the_alerts(tmp_path: Path) -> None:
     assert f"SUCCESS: {len(alerts())} rules found" in said
 
 
+TARGET: Final = 'job="any",instance="10.0.0.7:9400"'
+
+
 @pytest.mark.parametrize("name", FIRST_EVENTS)
+@pytest.mark.parametrize(
+    ("up", "count"),
+    [
+        pytest.param("1x90", 1, id="scraped-before"),
+        pytest.param("_x30 1x60", 0, id="scraped-from-then-on"),
+    ],
+)
 def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
-    name: str, tmp_path: Path
+    name: str, up: str, count: int, tmp_path: Path
 ) -> None:
     (alert,) = [each for each in alerts() if each["alert"] == name]
-    series = FIRST_EVENTS[name]
     # It appears after half an hour with its first event, and nothing more happens.
     values = "_x30 1x60"
+    series = [
+        {"series": FIRST_EVENTS[name].replace("TARGET", TARGET), "values": values},
+        {"series": f"up{{{TARGET}}}", "values": up},
+    ]
     at = {"appeared": "37m", "later": "60m"}
 
-    def told(moment: str, count: int) -> Object:
+    def told(moment: str, alerts: int) -> Object:
         expression = f"count({alert['expr']}) or vector(0)"
-        sample = {"labels": "{}", "value": count}
+        sample = {"labels": "{}", "value": alerts}
         return {"expr": expression, "eval_time": moment, "exp_samples": [sample]}
 
     case = {
@@ -73,8 +88,12 @@ def test_the_first_event_of_its_kind_is_told_and_an_old_one_no_more(
         "tests": [
             {
                 "interval": "1m",
-                "input_series": [{"series": series, "values": values}],
-                "promql_expr_test": [told("20m", 0), told(at["appeared"], 1), told(at["later"], 0)],
+                "input_series": series,
+                "promql_expr_test": [
+                    told("20m", 0),
+                    told(at["appeared"], count),
+                    told(at["later"], 0),
+                ],
             }
         ],
     }

@@ -14,6 +14,9 @@ from extender.observe.views import Json, veiled
 FIRST: Final = 200
 """Decisions that a page lists when it opens: of these the bindings are told."""
 
+MOST_REPLICAS: Final = 64
+"""So many are told where we are: one that starts again and again is another each time."""
+
 
 class FarFeed:
     """What is new of the others' decisions.
@@ -26,7 +29,7 @@ class FarFeed:
     def __init__(self, fleet: Fleet, replicas: Replicas) -> None:
         self._fleet = fleet
         self._replicas = replicas
-        self._last: dict[str, str] = {}
+        self._last: OrderedDict[str, str] = OrderedDict()
         self._open: OrderedDict[str, tuple[str, object]] = OrderedDict()
         self._is_begun = False
 
@@ -51,6 +54,7 @@ class FarFeed:
                 continue
             heard.add(told.replica)
             before = self._last.setdefault(told.replica, f"{told.replica}-0")
+            self._last.move_to_end(told.replica)
             if not told.decisions:
                 continue
             self._last[told.replica] = text_of(told.decisions[0].get("id"))
@@ -61,6 +65,8 @@ class FarFeed:
                 made = _number(self._last[told.replica]) - _number(before)
                 # Of one that has just been found nobody knows how much it told others before.
                 passed_over += max(made - len(shown), 0) if _number(before) else 0
+        while len(self._last) > MOST_REPLICAS:
+            self._last.popitem(last=False)
         bound = self._take_bound()
         if not views and not bound:
             return None

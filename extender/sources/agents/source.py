@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -188,6 +188,11 @@ class AgentSource:
         limit = self._settings.max_connections
         text = f"there are {limit} connections: agents.max_connections"
         self.refusals.note(RefusedError(Refusal.BUSY, text), "", address)
+
+    @property
+    def reporting(self) -> Collection[str]:
+        """Nodes whose agents are connected."""
+        return self._of_node.keys()
 
     def closed(self, connection: Connection) -> None:
         """Take note of its end."""

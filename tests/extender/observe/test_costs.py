@@ -149,6 +149,21 @@ async def test_only_pods_idle_for_so_long_are_summed_where_that_is_asked(client:
     assert {one["pod"] for one in idle["costs"]} == {"team/nb-0", "other/secret"}
 
 
+async def test_each_gpu_is_idle_for_its_own_time(world: HoldersWorld, client: Client) -> None:
+    world.add({"c": []})
+    cards = {"c": [card("team/both"), card("team/both", busy=0.9)]}
+    world.add_node("c", gpus=2)
+    world.hold("both", "c", 2, bound_at=world.now)
+    world.live(cards, HOUR)
+    world.live({"c": [card("team/both")] * 2}, 600)
+
+    answer = await get(client, "/v1/costs", by="pod")
+
+    (both,) = [one for one in answer["costs"] if one["pod"] == "team/both"]
+    assert (both["gpus"], both["gpus_idle"]) == (2, 2)
+    assert both["gpu_hours_idle"] == pytest.approx((HOUR + 2 * 600) / HOUR, rel=0.05)
+
+
 async def test_a_mig_instance_costs_its_part_of_a_card(world: HoldersWorld, client: Client) -> None:
     resource = "nvidia.com/mig-3g.40gb"
     world.fleet.apply_node(

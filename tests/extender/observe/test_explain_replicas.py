@@ -13,7 +13,7 @@ from extender.observe.why import Why
 from tests.extender.observe.asking import decide, get
 from tests.extender.observe.test_decisions import Far, SeesTeam
 from tests.extender.observe.whys import WhyWorld
-from tests.extender.served import IDLE, Client, MakeClient
+from tests.extender.served import IDLE, Client, MakeClient, names_question, pod
 
 ADDRESS = "10.0.0.2:8888"
 
@@ -142,6 +142,20 @@ async def test_a_caller_who_may_not_read_the_pod_is_told_nothing(
 
     sees.sees = lambda _: False  # type: ignore[method-assign] # from now on
     await get(client, "/v1/explain", 404, pod="theirs")
+
+
+async def test_a_short_name_means_the_pod_that_the_caller_may_read(
+    far: Far, other: Client, aiohttp_client: MakeClient
+) -> None:
+    hidden = pod("theirs")
+    hidden["metadata"] |= {"namespace": "other", "uid": "uid-hidden"}  # type: ignore[operator] # a dict
+    question = names_question("a", asker=hidden)
+    assert (await other.post("/prioritize", json=question)).status == 200
+    world = Replica(far=far)
+    world.add_waiting("theirs")
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam(learnt={"team"})))
+
+    assert (await get(client, "/v1/explain", pod="theirs"))["decision"]["id"] == "far-1"
 
 
 @pytest.mark.parametrize("garbage", [None, b"", b"[]", b"{", b'{"decision": {"at": "x"}}'])
