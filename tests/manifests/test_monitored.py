@@ -40,16 +40,16 @@ NOBODY_KNOWS_BEFOREHAND: Final = {
 """Queries that are rightly empty while nothing has happened yet."""
 
 STILL: Final = {
-    "idlegpu_assumed_pods": "lasts milliseconds: no scrape falls between choice and binding",
+    "idlegpu_assumed_pods": "lasts milliseconds: hardly a scrape falls between choice and binding",
     "idlegpu_faults_total": "a fault of ours would be a bug",
     "idlegpu_events_dropped_total": "takes more events than the API server lets through",
     "idlegpu_pods_bound_unjudged_total": "takes a replica that is silent for half a minute",
     "idlegpu_source_failed_queries": "takes a Prometheus that answers some queries only",
     "idlegpu_source_partial_answers_total": "takes a Thanos that has lost a store",
     "idlegpu_source_worker_restarts_total": "takes a worker process that dies",
-    "idlegpu_signal_disagreements": "takes a GPU whose sensors contradict each other",
+    "idlegpu_signal_disagreements": "takes a scrape while a GPU's sensors contradict each other",
 }
-"""Metrics that stay 0 here, and why; their series are there all the same."""
+"""Metrics that may stay 0 here, and why; their series are there all the same."""
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ async def test_each_query_has_a_true_answer_before_and_after_the_first_pods(
 
     with suppress(TimeoutError):
         await wait_for(are_moved, "what happened is counted")
-    assert await unmoved(watched) == set(STILL)
+    assert await unmoved(watched) <= set(STILL)
 
 
 async def without_number(watched: Watched, queries: dict[str, str]) -> set[str]:
