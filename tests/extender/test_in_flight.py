@@ -180,3 +180,20 @@ async def test_what_was_waited_is_not_waited_twice() -> None:
     over.set()
     await task
     await client.close()
+
+
+async def test_in_a_hurry_nobody_waits_for_what_is_under_way(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    in_flight, over = InFlight(), asyncio.Event()
+    client = await serving(in_flight, over)
+    task = await asked(in_flight, client, "/metrics")
+
+    in_flight.hurry(0.01)
+    async with asyncio.timeout(30):
+        await in_flight.drain(3600)
+
+    assert "requests left unanswered" in caplog.text
+    over.set()
+    await task
+    await client.close()

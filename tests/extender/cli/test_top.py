@@ -29,7 +29,7 @@ class Changing:
 
     def work(self, busy: str) -> None:
         """Have the GPU be that busy; "off" has the extender answer nothing any more."""
-        request = Request(f"{self.url}/work/{busy}", method="POST")  # noqa: S310 - our own
+        request = Request(f"{self.url}/load/{busy}", method="POST")  # noqa: S310 - our own
         with urlopen(request, timeout=10) as response:  # noqa: S310 - our own
             assert response.status == 200
 
@@ -56,7 +56,7 @@ def fleet() -> Iterator[Changing]:
         return await handler(request)
 
     app = world.build_app()
-    app.router.add_post("/work/{busy}", work)
+    app.router.add_post("/load/{busy}", work)
     app.middlewares.append(unless_off)
     with serving(app) as url:
         yield Changing(url)

@@ -6,10 +6,11 @@ from typing import Any, Final
 import pytest
 
 from extender.core.filtering import Rejection
-from extender.doctor.facts import Certificate, Facts, Right, Sample
+from extender.doctor.facts import Certificate, Facts, Sample
 from extender.doctor.findings import examine
 from extender.doctor.table import CHECKS
 from tests.extender.doctor.checks.test_schedulers import unasked
+from tests.extender.doctor.checks.test_service import right
 from tests.extender.doctor.things import (
     GPU,
     NOW,
@@ -50,19 +51,6 @@ def exporting(*fields: str, count: int = 8) -> tuple[Sample, ...]:
         sample(name, 0.0, UUID=f"GPU-{index}", Hostname="node-1")
         for name in fields
         for index in range(count)
-    )
-
-
-def right(*, is_allowed: bool) -> Right:
-    return Right(
-        account="idlegpu/idlegpu-extender",
-        verb="watch",
-        group="",
-        resource="pods",
-        namespace="",
-        name="",
-        is_allowed=is_allowed,
-        manifest="manifests/rbac",
     )
 
 

@@ -164,10 +164,13 @@ async def test_each_gpu_is_idle_for_its_own_time(world: HoldersWorld, client: Cl
     assert both["gpu_hours_idle"] == pytest.approx((HOUR + 2 * 600) / HOUR, rel=0.05)
 
 
-async def test_a_mig_instance_costs_its_part_of_a_card(world: HoldersWorld, client: Client) -> None:
+@pytest.mark.parametrize("offered", [2, 0], ids=["offered", "offered no more"])
+async def test_a_mig_instance_costs_its_part_of_a_card(
+    world: HoldersWorld, client: Client, offered: int
+) -> None:
     resource = "nvidia.com/mig-3g.40gb"
     world.fleet.apply_node(
-        NodeRecord(name="cut", allocatable={resource: 2}, capacity={resource: 2})
+        NodeRecord(name="cut", allocatable={resource: offered}, capacity={resource: offered})
     )
     infos = tuple(
         DeviceInfo(
