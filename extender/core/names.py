@@ -7,7 +7,6 @@ them in a few vector operations, eight bytes of each name at a time.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import overload
 
@@ -22,14 +21,15 @@ Parts = npt.NDArray[np.void]
 Places = npt.NDArray[np.intp]
 
 _WORD = 8
-_QUOTE, _COMMA = b'",'
+_COMMA = ord(",")
+_SPECIAL = frozenset('",\\')
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _SPARE_BITS = 2
 """The table has so many bits more than its names need: few share a place, and it stays small."""
 
 
-FEW = 300
-"""Fewer names are looked up one by one: that is faster than some dozen vector operations."""
+FEW_BYTES = 8192
+"""Names in fewer bytes are looked up one by one: faster than some dozen vector operations."""
 
 
 class NamesAt(Sequence[str]):
@@ -87,101 +87,34 @@ class NamesAt(Sequence[str]):
         return map(self.names.__getitem__, self.rows.tolist())
 
 
-class JsonNames(Sequence[str]):
-    """The names of a JSON list of strings, made into strings only where somebody asks.
-
-    Args:
-        text: the list; `read` tells whether it is plain enough.
-        starts: where each name begins.
-        lengths: how long each is.
-    """
-
-    def __init__(self, text: bytes, starts: Places, lengths: Places) -> None:
-        self.text = text
-        self.starts = starts
-        self.lengths = lengths
-
-    @classmethod
-    def read(cls, text: bytes) -> "JsonNames | None":
-        r"""Return the names of a list as Go writes it; None where it must be read otherwise.
-
-        Example:
-            >>> list(JsonNames.read(b'["a","b"]') or ())
-            ['a', 'b']
-            >>> JsonNames.read(b'["a", "b"]'), JsonNames.read(b'["\\u0061"]')
-            (None, None)
-        """
-        if not (text.startswith(b'["') and text.endswith(b'"]')) or b"\\" in text:
-            return None
-        # As signed numbers, what is not ASCII is less than a space too.
-        if np.frombuffer(text, np.int8).min() < ord(" "):
-            return None
-        buffer = np.frombuffer(text, np.uint8)
-        quotes = np.flatnonzero(buffer == _QUOTE)
-        closing, opening = quotes[1:-1:2], quotes[2::2]
-        if len(quotes) % 2 or quotes[-1] != len(text) - 2:
-            return None
-        if (opening - closing != 2).any() or (buffer[closing + 1] != _COMMA).any():  # noqa: PLR2004 - `","`
-            return None
-        starts = quotes[0::2] + 1
-        return cls(text, starts, quotes[1::2] - starts)
-
-    @property
-    def listed(self) -> int:
-        """How many names are listed."""
-        return len(self.starts)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The names, each once."""
-        return tuple(dict.fromkeys(self.text[2:-2].decode().split('","')))
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-
-    @override
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        return self.names[index]
-
-    def __bool__(self) -> bool:
-        return True  # an empty list is not read so; a count would make all the strings
-
-    @override
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class NameTable:
     """Finds names of a JSON list among known ones, all at once.
 
-    Of each name, in its quotation marks, two parts are looked at that cover it together: as many
-    whole words of eight bytes as the shortest has from its begin, and what the longest has more
-    from its end. Where the shortest is too short for that, nothing is found here.
+    What stands between two commas of the list is a name if it is that of a known one, in its
+    quotation marks, byte by byte; no known one has a comma in it, or anything that JSON would write
+    otherwise. Two parts of it are looked at that cover it together: as many whole words of eight
+    bytes as the shortest has from its begin, and what the longest has more from its end. Where the
+    shortest is too short for that, nothing is found here.
 
     Attributes:
-        heads: of each known name, the first part.
-        tails: of each known name, the last part.
-        lengths: of each known name, in bytes.
+        head: bytes of the first part.
+        tail: bytes of the last part.
+        lengths: of each known name, in bytes, with its quotation marks.
+        words: of each known name, eight bytes at a time; a single one where it is that of all.
         telling: in which words no two of them are the same, most of the time in one.
         hashes: of each known name's telling words.
         places: the place of a known name by its hash's first bits, or soon after; -1 is free.
         shift: bits of a hash that are not used for that.
     """
 
-    heads: Parts
-    tails: Parts
+    head: int
+    tail: int
     lengths: Places
+    words: tuple[Words, ...]
     telling: tuple[int, ...]
     hashes: Words
-    places: Places
+    places: npt.NDArray[np.signedinteger]
     shift: np.uint64
 
     @classmethod
@@ -192,43 +125,55 @@ class NameTable:
             names: the names.
             like: one of names of which most are the same: what tells these apart is tried first.
         """
-        listed = JsonNames.read(b'["' + '","'.join(names).encode() + b'"]') if names else None
-        if listed is None:
+        if not names or not _is_plain("".join(names)):
             return None
-        shortest, longest = listed.lengths.min() + 2, listed.lengths.max() + 2
-        head = int(shortest) // _WORD * _WORD
-        tail = max(-(-int(longest - head) // _WORD) * _WORD, _WORD)
-        if not head or tail > shortest:
+        text = b'["' + b'","'.join(map(str.encode, names)) + b'"]'
+        starts, lengths = _pieces(text, 0, len(text))
+        if (chosen := _split(text, starts, lengths, like)) is None:
             return None
-        heads, tails = _parts(listed, head, tail)
-        words = _words(heads, tails)
-        telling = _telling(words, like.telling if like else ())
+        words, telling = chosen.words, chosen.telling
         hashes = _hashes([words[at] for at in telling])
         bits = len(names).bit_length() + _SPARE_BITS
         shift = np.uint64(64 - bits)
-        places = np.full(1 << bits, -1, dtype=np.intp)
+        # As small as can be, here and there: what is read all over is in no near cache.
+        places = np.full(1 << bits, -1, dtype=np.min_scalar_type(-len(names)))
         left, slots = np.arange(len(names)), (hashes >> shift).view(np.intp)
         while len(left):
             free = places[slots[left]] < 0
             places[slots[left[free]]] = left[free]
             left = left[places[slots[left]] != left]
             slots[left] = (slots[left] + 1) % len(places)
-        return cls(heads, tails, listed.lengths, telling, hashes, places, shift)
+        return cls(
+            head=chosen.head,
+            tail=chosen.tail,
+            lengths=lengths.astype(np.min_scalar_type(lengths.max())),
+            words=tuple(word[:1].copy() if _is_one(word) else word.copy() for word in words),
+            telling=telling,
+            hashes=hashes,
+            places=places,
+            shift=shift,
+        )
 
-    def find(self, listed: JsonNames) -> Places | None:
-        """Return the place of each name of a list.
+    def find(self, text: bytes, begin: int, end: int) -> Places | None:
+        """Return the place of each name of a JSON list, as Go writes it.
 
-        None where one is not known, or listed twice.
+        None where one is not known, or listed twice, or it is no such list.
+
+        Args:
+            text: has the list in it.
+            begin: where the list begins.
+            end: where the list ends.
         """
-        head, tail = self.heads.itemsize, self.tails.itemsize
-        shortest, longest = int(listed.lengths.min()) + 2, int(listed.lengths.max()) + 2
-        if shortest < max(head, tail) or longest > head + tail:
+        if not (text.startswith(b"[", begin) and text.endswith(b"]", begin + 1, end)):
             return None
-        heads, tails = _parts(listed, head, tail)
-        words = _words(heads, tails)
+        starts, lengths = _pieces(text, begin, end)
+        shortest, longest = int(lengths.min()), int(lengths.max())
+        if shortest < max(self.head, self.tail) or longest > self.head + self.tail:
+            return None
+        words = _words(text, starts, lengths, self.head, self.tail)
         hashes = _hashes([words[at] for at in self.telling])
         slots = (hashes >> self.shift).view(np.intp)
-        found = self.places[slots]
+        found = self.places[slots].astype(np.intp)
         others = np.flatnonzero(self.hashes[found] != hashes)
         while len(others):
             slots[others] = (slots[others] + 1) % len(self.places)
@@ -238,11 +183,16 @@ class NameTable:
             others = others[self.hashes[next_found] != hashes[others]]
         if found.min() < 0 or np.bincount(found).max() > 1:
             return None
-        is_same = np.array_equal(self.lengths.take(found), listed.lengths) and all(
-            np.array_equal(known.take(found).view(np.uint64), asked.view(np.uint64))
-            for known, asked in ((self.heads, heads), (self.tails, tails))
-        )
-        return found if is_same else None
+        if (self.lengths[found] != lengths).any():
+            return None
+        for at, (known, asked) in enumerate(zip(self.words, words, strict=True)):
+            # Of one word, multiplied by an odd number, the hash is the same only if the word is.
+            if (
+                self.telling != (at,)
+                and ((known if len(known) == 1 else known[found]) != asked).any()
+            ):
+                return None
+        return found
 
 
 class Roll:
@@ -283,15 +233,27 @@ class Roll:
             self._rows[resource] = rows
             yield
 
+    def find(self, text: bytes, begin: int, end: int) -> NamesAt | None:
+        """Return the names of a JSON list in a text by their numbers.
+
+        None where they must be read otherwise: they are few, or not all known, or one is listed
+        twice, or the list is not as Go writes it.
+
+        Example:
+            >>> nodes = [f"gpu-node-{number}" for number in range(1000)]
+            >>> asked = b'["' + b'","'.join(node.encode() for node in nodes[1:]) + b'"]'
+            >>> Roll(nodes, {}).find(asked, 0, len(asked))[0]
+            'gpu-node-1'
+        """
+        if self._table is None or end - begin < FEW_BYTES:
+            return None
+        found = self._table.find(text, begin, end)
+        return None if found is None else NamesAt(self.names, found)
+
     def number(self, names: Sequence[str]) -> Sequence[str]:
         """Return names by their numbers if all are known; else as they are."""
         if isinstance(names, NamesAt) and names.names is self.names:
             return names
-        if isinstance(names, JsonNames):
-            found = self._table.find(names) if self._table and names.listed >= FEW else None
-            if found is not None:
-                return NamesAt(self.names, found)
-            names = names.names
         numbers = list(map(self._number_of.get, names))
         return names if None in numbers else NamesAt(self.names, np.array(numbers, dtype=np.intp))
 
@@ -307,17 +269,64 @@ class Roll:
         return found
 
 
-EMPTY_ROLL = Roll((), {})
+def _pieces(text: bytes, begin: int, end: int) -> tuple[Places, Places]:
+    """Return where what stands between the commas of a list begins, and how long each is."""
+    inner = np.frombuffer(text, np.uint8, end - begin - 2, begin + 1)
+    commas = np.flatnonzero(inner == _COMMA)
+    starts = np.empty(len(commas) + 1, dtype=np.intp)
+    starts[0], starts[1:] = 0, commas
+    starts[1:] += 1
+    lengths = np.empty_like(starts)
+    lengths[:-1], lengths[-1] = commas, len(inner)
+    lengths -= starts
+    starts += begin + 1
+    return starts, lengths
 
 
-def _parts(listed: JsonNames, head: int, tail: int) -> tuple[Parts, Parts]:
-    """Return so many bytes from the begin and from the end of each name in quotation marks.
+def _words(text: bytes, starts: Places, lengths: Places, head: int, tail: int) -> list[Words]:
+    """Return the words of so many bytes from the begin and from the end of each piece of a text.
 
-    No name may be shorter than either part.
+    No piece may be shorter than either part.
     """
-    begins = listed.starts - 1
-    ends = begins + listed.lengths + 2
-    return _taken(listed.text, begins, head), _taken(listed.text, ends - tail, tail)
+    parts = (_taken(text, starts, head), _taken(text, starts + (lengths - tail), tail))
+    return [word for part in parts for word in part.view("<u8").reshape(len(part), -1).T]
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """One way to look at names: `head` and `tail` bytes of them, as words, and what tells."""
+
+    head: int
+    tail: int
+    words: list[Words]
+    telling: tuple[int, ...]
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """What finding names so costs: words that are hashed, and words that are looked up."""
+        return len(self.telling), sum(not _is_one(word) for word in self.words)
+
+
+def _split(text: bytes, starts: Places, lengths: Places, like: NameTable | None) -> _Split | None:
+    """Choose two parts that cover every piece and are in every one; None where there are none."""
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    sizes = [
+        (head, max(-(-(longest - head) // _WORD), 1) * _WORD)
+        for head in range(_WORD, shortest + 1, _WORD)
+    ]
+    splits: list[_Split] = []
+    for head, tail in sorted(sizes, key=lambda size: like is None or size[0] != like.head):
+        if tail <= shortest:
+            words = _words(text, starts, lengths, head, tail)
+            telling = _telling(words, like.telling if like else ())
+            splits.append(_Split(head, tail, words, telling))
+            if like is not None and (head, telling) == (like.head, like.telling):
+                return splits[0]  # most names are the same: it is the best still, or nearly
+    return min(splits, key=lambda split: split.cost, default=None)
+
+
+def _is_one(word: Words) -> bool:
+    return bool((word == word[0]).all())
 
 
 def _taken(text: bytes, starts: Places, size: int) -> Parts:
@@ -328,11 +337,9 @@ def _taken(text: bytes, starts: Places, size: int) -> Parts:
     return parts
 
 
-def _words(heads: Parts, tails: Parts) -> list[Words]:
-    """Return the words of some parts, one array for each word."""
-    return [
-        word for parts in (heads, tails) for word in parts.view("<u8").reshape(len(parts), -1).T
-    ]
+def _is_plain(names: str) -> bool:
+    """Whether JSON writes names as they are."""
+    return names.isascii() and names.isprintable() and not _SPECIAL.intersection(names)
 
 
 def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
@@ -358,3 +365,6 @@ def _hashes(words: Sequence[Words]) -> Words:
     for at, word in enumerate(words[1:], 1):
         hashes += word * np.uint64(int(_ODD) * (2 * at + 1) % (1 << 64))
     return hashes
+
+
+EMPTY_ROLL = Roll((), {})

@@ -12,6 +12,7 @@ from extender.core.evaluation import Overlay, Question, asks, evaluate_for
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
+from extender.core.names import EMPTY_ROLL
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.snapshot import Snapshot, batch_rows
@@ -74,6 +75,7 @@ class Placer:
     Attributes:
         is_shadow: no answer changes anything: pods count where they are bound, not where we would
             have put them.
+        roll: the nodes as the last question found them: the next one names nearly the same.
         on_settled: is told of each decision, and of what it was made from, before the answer.
     """
 
@@ -85,6 +87,7 @@ class Placer:
         self._clock = clock
         self.detailed = detailed
         self.is_shadow = False
+        self.roll = EMPTY_ROLL
         self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
         self._standings = KeptStandings(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
@@ -250,6 +253,7 @@ class Placer:
         self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None
     ) -> tuple[Decision, Snapshot, Mapping[str, Overlay]]:
         snapshot = self.fleet.snapshot()
+        self.roll = snapshot.roll
         overlays = self.fleet.ledger.overlays(without=uid)
         decision = decide(
             snapshot,

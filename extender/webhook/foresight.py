@@ -7,10 +7,10 @@ plugins have scored them: time enough to have the answer ready.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from extender.core.names import JsonNames
 from extender.core.request import GpuRequest, PodRef
 from extender.placement.placer import Placer, Weighed
 from extender.webhook import wire
+from extender.webhook.listed import NAMES_KEY, read_names
 
 _AFTER_NAMES: Final = b',"FailedNodes":'
 
@@ -72,14 +72,17 @@ class Foresight:
             shortlist: so many of the best nodes are put in order at least.
             max_score: highest score on the wire.
         """
-        nodes = named_by(filtered.answer)
-        at = filtered.body.find(wire.NAMES_KEY)
-        if nodes is None or at < 0:
+        answer, at = filtered.answer, filtered.body.find(NAMES_KEY)
+        start, end = answer.find(NAMES_KEY) + len(NAMES_KEY), answer.find(_AFTER_NAMES)
+        if at < 0 or not len(NAMES_KEY) <= start < end:
+            return
+        nodes = read_names(answer, start, end, placer.roll)
+        if nodes is None:
             return
         question = replace(filtered.question, nodes=nodes)
         weighed = placer.weigh(filtered.pod, filtered.request, nodes, ranked=shortlist)
         self._foreseen = Foreseen(
-            body=b"".join((filtered.body[:at], wire.NAMES_KEY, nodes.text, b"}")),
+            body=b"".join((filtered.body[:at], NAMES_KEY, answer[start:end], b"}")),
             question=question,
             max_score=max_score,
             weighed=weighed,
@@ -97,10 +100,3 @@ class Foresight:
         if foreseen is None or body != foreseen.body or max_score != foreseen.max_score:
             return None
         return foreseen
-
-
-def named_by(answer: bytes) -> JsonNames | None:
-    """Return the nodes that an answer of filter names, None where these are whole objects."""
-    key = wire.NAMES_KEY
-    start, end = answer.find(key) + len(key), answer.find(_AFTER_NAMES)
-    return JsonNames.read(answer[start:end]) if len(key) <= start < end else None

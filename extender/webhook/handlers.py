@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import is_not
 from time import perf_counter
 from typing import Final
@@ -16,10 +16,11 @@ from extender.core.filtering import Code
 from extender.core.request import GpuRequest, ParsedRequest, PodRef, parse_pod_ref, parse_request
 from extender.core.resources import ResourceNames
 from extender.metrics import Metrics
-from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion, AskedLog
+from extender.placement.asked import FILTER, PRIORITIZE, AskedLog
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
 from extender.webhook import wire
+from extender.webhook.about import ABOUT, About
 from extender.webhook.foresight import Filtered, Foresight
 from extender.webhook.lost import is_gone
 from extender.webhook.outcomes import UNKNOWN, Outcome, create_series, reason_of
@@ -34,9 +35,6 @@ INTERNAL_ERROR: Final = "internal error: see the extender's log"
 
 BETWEEN_VERBS_SECONDS: Final = 0.02
 """kube-scheduler asks prioritize sooner after filter, where more than one node has passed."""
-
-ABOUT: Final = web.ResponseKey("about", AnsweredQuestion)
-"""What an answer is about, where it is about a pod."""
 
 
 Answer = tuple[Outcome, web.Response]
@@ -89,7 +87,7 @@ class Webhooks:
         Whatever is wrong with us, no pod is stranded: every candidate passes then.
         """
         try:
-            question = wire.decode_question(body)
+            question = wire.decode_question(body, self.placer.roll)
         except wire.WireError as error:
             return _malformed("filter", str(error))
         except Exception:  # noqa: BLE001 - who the candidates are is not known, so none can pass
@@ -102,9 +100,9 @@ class Webhooks:
             answer = wire.encode_filter(question, decision, self.shortlist)
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
-            response = _json(wire.encode_filter(question, None))
-            return Outcome.FAULT, self._about(FILTER, question, None, response)
-        if shown is not None and shown.decision.feasible > 1:
+            answer = wire.encode_filter(question, None)
+            return Outcome.FAULT, _about(FILTER, question, None, answer)
+        if shown is not None and len(shown.decision.order) > 1:
             filtered = Filtered(
                 body=body,
                 question=question,
@@ -114,20 +112,22 @@ class Webhooks:
                 answered_at=perf_counter(),
             )
             asyncio.get_running_loop().call_soon(self._foresee, filtered)
-        return outcome, self._about(FILTER, question, shown, _json(answer))
+        return outcome, _about(FILTER, question, shown, answer)
 
     async def prioritize(self, body: bytes) -> Answer:
         """Answer which candidate is best."""
         try:
             foreseen = self._foresight.take(body, self.max_score)
-            question = foreseen.question if foreseen else wire.decode_question(body)
+            question = (
+                foreseen.question if foreseen else wire.decode_question(body, self.placer.roll)
+            )
             weighed = foreseen.weighed if foreseen else None
             if foreseen is not None:
                 self.metrics.between_verbs.observe(perf_counter() - foreseen.filtered_at)
             record, outcome = self._place(PRIORITIZE, question, weighed)
             if self.placer.is_shadow:
                 # Equal scores for all would change kube-scheduler's own choice between equals.
-                return outcome, self._about(PRIORITIZE, question, None, _json(NO_SCORES))
+                return outcome, _about(PRIORITIZE, question, None, NO_SCORES)
             decision = record.decision if record else None
             if foreseen is not None and decision is foreseen.weighed.decision:
                 answer = foreseen.answer
@@ -137,7 +137,7 @@ class Webhooks:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler goes on without our scores
             return self._fault("prioritize")
-        return outcome, self._about(PRIORITIZE, question, record, _json(answer))
+        return outcome, _about(PRIORITIZE, question, record, answer)
 
     async def preempt(self, body: bytes) -> Answer:
         """Answer on which candidates evicting the victims would help the pod."""
@@ -191,7 +191,6 @@ class Webhooks:
         self, verb: str, question: wire.Question, foreseen: Weighed | None = None
     ) -> tuple[DecisionRecord | None, Outcome]:
         """Decide for the pod; None where there is nothing to decide."""
-        self.metrics.candidates.labels(verb).observe(question.size)
         pod, parsed = self._parse(question.pod)
         if parsed.request is None:
             return None, _left_alone(parsed)
@@ -214,38 +213,19 @@ class Webhooks:
         loop.call_soon(self._tell, record)
         return record, Outcome.ANSWERED
 
-    def _about(
-        self,
-        verb: str,
-        question: wire.Question,
-        record: DecisionRecord | None,
-        response: web.Response,
-    ) -> web.Response:
-        """Write on an answer which pod it is about, and where it places it."""
-        pod = parse_pod_ref(question.pod) if record is None else record.pod
-        decision = record.decision if record else None
-        choices = len(question.nodes) if decision is None else decision.feasible
-        response[ABOUT] = AnsweredQuestion(
-            verb=verb,
-            uid=pod.uid,
-            key=pod.key,
-            at=self.asked.monotonic(),
-            choices=min(choices, self.shortlist or choices) if decision else choices,
-            node=(decision.best if decision else None) or "",
-            resources=record.request.resources if record else (),
-            memory_bytes=record.request.memory_bytes if record else None,
-        )
-        return response
-
-    def _note(self, question: AnsweredQuestion | None, outcome: Outcome, seconds: float) -> None:
-        """Remember a question; called once the answer is on its way."""
+    def _note(self, verb: str, about: About | None, outcome: Outcome, seconds: float) -> None:
+        """Count and remember a question; called once the answer is on its way."""
+        self.metrics.requests.labels(verb, outcome).inc()
+        self.metrics.latency.labels(verb, outcome).observe(seconds)
         is_lost = outcome in {Outcome.DISCONNECTED, Outcome.UNREAD}
         if outcome is Outcome.MALFORMED:
             self.asked.note_unreadable()
         else:
             self.asked.note_answer(seconds, is_lost=is_lost)
-        if question is not None:
-            self.asked.note(replace(question, is_lost=is_lost))
+        if about is not None:
+            self.metrics.candidates.labels(verb).observe(len(about.question.nodes))
+            at = self.asked.monotonic()
+            self.asked.note(about.answered(self.shortlist, at=at, is_lost=is_lost))
 
     def _passes_all(self, request: GpuRequest) -> bool:
         """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
@@ -332,10 +312,8 @@ class Webhooks:
                 if is_gone(request):
                     outcome = Outcome.UNREAD
             seconds = perf_counter() - started
-            self.metrics.requests.labels(verb, outcome).inc()
-            self.metrics.latency.labels(verb, outcome).observe(seconds)
             about = response.get(ABOUT)
-            asyncio.get_running_loop().call_soon(self._note, about, outcome, seconds)
+            asyncio.get_running_loop().call_soon(self._note, verb, about, outcome, seconds)
             return response
 
         return handle
@@ -347,6 +325,15 @@ _CANNOT_READ = "cannot read the question"
 def _left_alone(parsed: ParsedRequest) -> Outcome:
     """Return why a pod is none of ours."""
     return Outcome.DISABLED if parsed.is_disabled else Outcome.NO_GPU
+
+
+def _about(
+    verb: str, question: wire.Question, record: DecisionRecord | None, body: bytes
+) -> web.Response:
+    """Return an answer on which is written what it is about."""
+    response = _json(body)
+    response[ABOUT] = About(verb, question, record)
+    return response
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:

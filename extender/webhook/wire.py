@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from extender.core.decision import Decision
 from extender.core.filtering import Code
-from extender.core.names import JsonNames, NamesAt
+from extender.core.names import EMPTY_ROLL, NamesAt, Roll
 from extender.webhook.casing import POD, restore_case
+from extender.webhook.listed import NAMES, split_names
 
 T = TypeVar("T")
 
@@ -24,7 +25,6 @@ RawObject = dict[str, msgspec.Raw]
 
 _FIELDS: Final = msgspec.json.Decoder(RawObject)
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_NAMES: Final = msgspec.json.Decoder(list[str])
 _TEXT: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | None)
 _NUMBER: Final[msgspec.json.Decoder[int | None]] = msgspec.json.Decoder(int | None)
 _ANYTHING: Final = msgspec.json.Decoder(dict[str, object])
@@ -36,7 +36,6 @@ _SHOWN: Final = 80
 """So many bytes of a value are enough to recognize it, and too few to flood a log."""
 _MAX_INT64: Final = (1 << 63) - 1
 REMEMBERED_BYTES: Final = 1 << 16
-NAMES_KEY: Final = b',"NodeNames":'
 
 
 class WireError(ValueError):
@@ -57,11 +56,6 @@ class Question:
     pod: JsonObject
     nodes: Sequence[str]
     node_objects: tuple[msgspec.Raw, ...] | None
-
-    @property
-    def size(self) -> int:
-        """How many candidates there are, as far as that takes no reading of their names."""
-        return self.nodes.listed if isinstance(self.nodes, JsonNames) else len(self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +88,17 @@ class HostPriority(msgspec.Struct):
     Score: int
 
 
-def decode_question(body: bytes) -> Question:
+def decode_question(body: bytes, roll: Roll = EMPTY_ROLL) -> Question:
     """Decode an ExtenderArgs.
+
+    Args:
+        body: the question.
+        roll: has most of the nodes that may be asked about: it spares reading their names.
 
     Raises:
         WireError: with the place in the document, what stands there and what may.
     """
-    head, listed = _split_names(body)
+    head, listed = split_names(body, roll)
     if listed is not None:
         read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
         return Question(pod=read(head), nodes=listed, node_objects=None)
@@ -191,11 +189,14 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
         names, kept = question.nodes, np.arange(len(question.nodes))
     else:
         names = decision.candidates
-        passing = np.flatnonzero(decision.codes == Code.PASSES)
-        is_long = 0 < shortlist < len(passing)
-        kept = np.sort(decision.order[:shortlist]) if is_long else passing
-        for code in np.flatnonzero(np.bincount(decision.codes)).tolist():
-            if code != Code.PASSES and not is_long:
+        is_long = 0 < shortlist < decision.feasible
+        kept = (
+            np.sort(decision.order[:shortlist])
+            if is_long
+            else np.flatnonzero(decision.codes == Code.PASSES)
+        )
+        for code in [] if is_long else np.flatnonzero(np.bincount(decision.codes)).tolist():
+            if code != Code.PASSES:
                 refused = _pick(names, np.flatnonzero(decision.codes == code))
                 target = failed if _REJECTIONS[code].is_resolvable else unresolvable
                 target.update(dict.fromkeys(refused, _REJECTIONS[code].value))
@@ -271,20 +272,6 @@ def encode_error(error: str) -> bytes:
     return _ENCODER.encode({"Error": error})
 
 
-def _split_names(body: bytes) -> tuple[bytes, JsonNames | None]:
-    """Split the list of names off a question that ends with it, as kube-scheduler writes it.
-
-    A parser would look at each of thousands of names only to pass over them. The key cannot stand
-    inside a string, where its quotation marks would be escaped; if what is before it and one brace
-    are an object, it is a key of the question itself; and one list of strings ends the question.
-    """
-    at = body.find(NAMES_KEY)
-    if at < 0 or not body.endswith(b"]}"):
-        return body, None
-    listed = JsonNames.read(body[at + len(NAMES_KEY) : -1])
-    return (body, None) if listed is None else (body[:at] + b"}", listed)
-
-
 @lru_cache(maxsize=16)
 def _pod_of(head: bytes) -> JsonObject:
     """Return the Pod of a question without its names; nobody changes it.
@@ -356,14 +343,13 @@ def _names(value: msgspec.Raw | None) -> Sequence[str]:
     """Return the candidates' names, each once; a null name is "", as it is to Go."""
     if value is None or _is_null(value):
         return ()
-    listed = JsonNames.read(bytes(value))
-    return tuple(dict.fromkeys(_strange_names(value))) if listed is None else listed
+    return tuple(dict.fromkeys(_strange_names(value)))
 
 
 def _strange_names(value: msgspec.Raw) -> list[str]:
     """Return the names of a list that Go would not have written so."""
     try:
-        return _NAMES.decode(value)
+        return NAMES.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Once more, name by name: one is null, or is to be told.
         names = _list(value, _ARGS, "$.NodeNames")

@@ -11,7 +11,8 @@ from aiohttp import web
 
 from extender.core.unasked import Verdict
 from extender.placement.asked import MAX_PATHS, SHOWN_PATH
-from extender.webhook.handlers import ABOUT, Webhooks
+from extender.webhook.about import ABOUT
+from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths
 from tests.extender.fake_kube import eventually
 from tests.extender.served import Client, MakeClient, World, names_question, pod
@@ -140,7 +141,7 @@ async def test_fault_of_ours_counts_as_asked(world: World) -> None:
 
     _, response = await replace(world.webhooks(), is_ready=fail).filter(QUESTION)
 
-    assert response[ABOUT].uid == "uid-asker"
+    assert response[ABOUT].answered(0, at=0.0, is_lost=False).uid == "uid-asker"
 
 
 async def test_wrong_path_is_noted_and_still_not_found(

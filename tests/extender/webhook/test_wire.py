@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.names import NamesAt, Roll
 from extender.webhook import wire
 
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
@@ -49,6 +50,49 @@ def test_the_names_are_those_of_the_question_itself(
     metadata = question.pod["metadata"]
     assert isinstance(metadata, dict)
     assert metadata["name"] == pod
+
+
+NODES = [f"gpu-node-{number:05}" for number in range(2000)]
+ROLL = Roll(NODES, {})
+
+
+def test_names_on_the_roll_come_by_number() -> None:
+    body = b'{"Pod":%b,"Nodes":null,"NodeNames":%b}' % (NAMED, json.dumps(NODES[::-1]).encode())
+    body = body.replace(b", ", b",")
+
+    question, without = wire.decode_question(body, ROLL), wire.decode_question(body)
+
+    assert isinstance(question.nodes, NamesAt)
+    assert list(question.nodes) == list(without.nodes) == NODES[::-1]
+    assert question.pod == without.pod
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([*NODES, "unknown"], [*NODES, "unknown"]),
+        ([*NODES, NODES[0]], NODES),
+        ([*NODES, None], [*NODES, ""]),
+    ],
+    ids=["unknown", "twice", "null"],
+)
+def test_names_that_are_not_all_on_the_roll_are_read_as_without_it(
+    names: list[str | None], expected: list[str]
+) -> None:
+    body = json.dumps({"Pod": None, "NodeNames": names}, separators=(",", ":")).encode()
+
+    assert list(wire.decode_question(body, ROLL).nodes) == expected
+    assert list(wire.decode_question(body).nodes) == expected
+
+
+@pytest.mark.parametrize("end", [b'"', b"7", b'"a" "b"', b'"a",'])
+def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: bytes) -> None:
+    inner = b",".join(b'"%b"' % name.encode() for name in NODES)
+    body = b'{"Pod":null,"NodeNames":[%b,%b]}' % (inner, end)
+
+    for roll in (ROLL, Roll((), {})):
+        with pytest.raises(wire.WireError, match=r"NodeNames|not JSON"):
+            wire.decode_question(body, roll)
 
 
 @pytest.mark.parametrize(
