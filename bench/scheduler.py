@@ -19,7 +19,9 @@ minutes after its start, having Prometheus' past read, is over before the first 
 kube-scheduler did not get the extender's answer for every pod is an error, not a result.
 
 A pair is a run without and a run with the extender, one right after the other; the ratio is that
-of a pair. The shortlists take turns, so that a machine that gets slower does so for all of them.
+of a pair. With `--trivial` a run with the trivial handler follows (`bench.trivial`, which knows
+nothing and names the first nodes of the question): what no extender in Python can undercut. The
+shortlists take turns, so that a machine that gets slower does so for all of them.
 """
 
 import argparse
@@ -97,7 +99,9 @@ async def _measure(arguments: argparse.Namespace, folder: Path) -> list[Pair]:
             for shortlist in arguments.shortlists:
                 idle = shortlist if arguments.unasked else None
                 without = await bench.run(idle, is_asked=False)
-                pair = Pair(without=without, asked=await bench.run(shortlist))
+                asked = await bench.run(shortlist)
+                trivial = await bench.run_trivial(shortlist) if arguments.trivial else None
+                pair = Pair(without=without, asked=asked, trivial=trivial)
                 pairs.append(pair)
                 _say(f"pair {number + 1}, shortlist {shortlist}: {_words(pair)}")
     return pairs
@@ -132,7 +136,10 @@ async def _open(arguments: argparse.Namespace, folder: Path) -> AsyncIterator[Be
 
 def _words(pair: Pair) -> str:
     runs = f"{pair.without.pods_per_second:.1f} -> {pair.asked.pods_per_second:.1f} pods/s"
-    return f"{runs}, ratio {pair.ratio:.3f}"
+    if pair.trivial is None:
+        return f"{runs}, ratio {pair.ratio:.3f}"
+    least = pair.trivial.pods_per_second / pair.without.pods_per_second
+    return f"{runs}, ratio {pair.ratio:.3f}, of the trivial handler {least:.3f}"
 
 
 def _say(text: str) -> None:
@@ -162,6 +169,11 @@ def parser() -> argparse.ArgumentParser:
         "--unasked",
         action="store_true",
         help="let the extender run without being asked where it would not run: what asking costs",
+    )
+    built.add_argument(
+        "--trivial",
+        action="store_true",
+        help="ask the trivial handler as well: what no extender in Python can undercut",
     )
     built.add_argument("--dry", action="store_true", help="print the table, write no files")
     return built

@@ -46,10 +46,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two runs, one right after the other."""
+    """Runs, one right after the other.
+
+    Attributes:
+        without: no extender.
+        asked: the extender.
+        trivial: the trivial handler in its place; None where that was not asked.
+    """
 
     without: Run
     asked: Run
+    trivial: Run | None = None
 
     @property
     def ratio(self) -> float:
@@ -88,6 +95,8 @@ def _by_shortlist(pairs: Sequence[Pair]) -> dict[int, list[Pair]]:
 def _row(shortlist: int, group: Sequence[Pair]) -> Row:
     ratios = [pair.ratio for pair in group]
     without, asked = [pair.without for pair in group], [pair.asked for pair in group]
+    trivial = [(pair.trivial, pair.without) for pair in group if pair.trivial is not None]
+    trivial_ratios = [one.pods_per_second / other.pods_per_second for one, other in trivial]
     return {
         "shortlist": shortlist or "0 (all)",
         "pods/s without": f"{median(run.pods_per_second for run in without):.1f}",
@@ -96,8 +105,12 @@ def _row(shortlist: int, group: Sequence[Pair]) -> Row:
         "least": f"{min(ratios):.3f}",
         "most": f"{max(ratios):.3f}",
         "of each pair": ", ".join(f"{ratio:.2f}" for ratio in ratios),
+        "ratio of the trivial handler": f"{median(trivial_ratios):.3f}" if trivial else "-",
         "finding a node without, ms": _median(without, lambda run: run.scheduling_seconds),
         "with, ms": _median(asked, lambda run: run.scheduling_seconds),
+        "with the trivial handler, ms": _median(
+            [run for run, _ in trivial], lambda run: run.scheduling_seconds
+        ),
         "filter, ms": _median(asked, lambda run: run.filter_seconds),
         "prioritize, ms": _median(asked, lambda run: run.prioritize_seconds),
         "between these, ms": _median(asked, lambda run: run.between_seconds),

@@ -4,8 +4,9 @@ import asyncio
 import os
 import signal
 import ssl
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from bench.processes import cpu_seconds, tree_of
 from bench.scheduler_cluster import PODS, delete_pods, gpu_pod, watch_bindings
 from bench.scheduler_report import Run
 from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import ExtenderServer, scheduler_config
+from tests.controlplane.deployed import ROOT, ExtenderServer, scheduler_config
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import ServerProcess
+from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.scheduler import kube_scheduler
 from tests.controlplane.waiting import wait_for
 
@@ -42,6 +43,7 @@ LOOK_SECONDS: Final = 0.5
 CALM_SHARE: Final = 0.3
 """Of a core: below that it has nothing to catch up with."""
 
+FINDING: Final = "scheduler_scheduling_algorithm_duration_seconds"
 EXTENDER_CPU: Final = "extender_cpu_seconds_total"
 """What we call the CPU time of the extender and its worker among what both count."""
 
@@ -85,26 +87,21 @@ class Bench:
         if shortlist is None or not is_asked:
             config["extenders"] = []
         scheduler = kube_scheduler(self.plane, config)
+        is_extended = shortlist is not None
         async with AsyncExitStack() as stack:
             if shortlist is None:
                 stack.enter_context(_halted())
             else:
                 await self._have_extender(shortlist)
-            stack.push_async_callback(delete_pods, self.client)
-            stack.callback(scheduler.kill)
-            await scheduler.start()
-            await self._place(scheduler, "warm-up", WARM_UP)
-            before = await self._metrics(scheduler, is_extended=shortlist is not None)
-            times = await self._place(scheduler, "run", self.pods)
-            after = await self._metrics(scheduler, is_extended=shortlist is not None)
+            before, after, times = await self._time(stack, scheduler, is_extended=is_extended)
         change = Change(before=before, after=after)
         if config["extenders"]:
-            change.check_asked(self.pods)
+            check_asked(change.answered, self.pods)
         duration = "idlegpu_request_duration_seconds"
         return Run(
             shortlist=shortlist,
-            pods_per_second=(len(times) - 1) / (times[-1] - times[0]),
-            scheduling_seconds=change.mean("scheduler_scheduling_algorithm_duration_seconds"),
+            pods_per_second=_rate(times),
+            scheduling_seconds=change.mean(FINDING),
             between_seconds=change.mean("idlegpu_between_verbs_seconds"),
             filter_seconds=change.mean(duration, verb="filter", outcome="answered"),
             prioritize_seconds=change.mean(duration, verb="prioritize", outcome="answered"),
@@ -112,6 +109,41 @@ class Bench:
             scheduler_cpu_seconds=change.of("process_cpu_seconds_total") / self.pods,
             extender_cpu_seconds=change.of(EXTENDER_CPU) / self.pods or None,
         )
+
+    async def run_trivial(self, shortlist: int) -> Run:
+        """Place the pods once, with the trivial handler in the extender's place.
+
+        Raises:
+            As `run`.
+        """
+        async with AsyncExitStack() as stack:
+            stack.enter_context(_halted())
+            server = trivial_server(self.plane.folder, shortlist)
+            stack.callback(server.kill)
+            await server.start()
+            url = server.ready_url.removesuffix("/healthz")
+            scheduler = kube_scheduler(self.plane, scheduler_config(url))
+            before, after, times = await self._time(stack, scheduler, is_extended=False)
+            check_asked(int(await _get(server.ready_url)), self.pods)
+        change = Change(before=before, after=after)
+        return Run(
+            shortlist=shortlist,
+            pods_per_second=_rate(times),
+            scheduling_seconds=change.mean(FINDING),
+            scheduler_cpu_seconds=change.of("process_cpu_seconds_total") / self.pods,
+        )
+
+    async def _time(
+        self, stack: AsyncExitStack, scheduler: ServerProcess, *, is_extended: bool
+    ) -> tuple[Metrics, Metrics, list[float]]:
+        """Place the pods; return what is counted before and after, and the times of binding."""
+        stack.push_async_callback(delete_pods, self.client)
+        stack.callback(scheduler.kill)
+        await scheduler.start()
+        await self._place(scheduler, "warm-up", WARM_UP)
+        before = await self._metrics(scheduler, is_extended=is_extended)
+        times = await self._place(scheduler, "run", self.pods)
+        return before, await self._metrics(scheduler, is_extended=is_extended), times
 
     async def _have_extender(self, shortlist: int) -> None:
         """Have the extender run and know all nodes, pods and GPUs, and be through with the past."""
@@ -209,18 +241,41 @@ class Change:
         )
         return first / (first + other) if first + other else None
 
-    def check_asked(self, pods: int) -> None:
-        """Check that the extender has answered about each pod: ignored, it costs nothing.
+    @property
+    def answered(self) -> int:
+        """About how many questions filter has answered."""
+        return round(self.of("idlegpu_requests_total", verb="filter", outcome="answered"))
 
-        Raises:
-            RuntimeError: it has not.
-        """
-        answered = self.of("idlegpu_requests_total", verb="filter", outcome="answered")
-        if answered < pods:
-            raise RuntimeError(
-                f"the extender has answered about {answered:.0f} of {pods} pods in time: the rest "
-                "was placed without it, so the run says nothing: use a quieter machine"
-            )
+
+def check_asked(answered: int, pods: int) -> None:
+    """Check that each pod was asked about: an extender that is ignored costs nothing.
+
+    Raises:
+        RuntimeError: it was not.
+    """
+    if answered < pods:
+        raise RuntimeError(
+            f"the extender has answered about {answered} of {pods} pods in time: the rest was "
+            "placed without it, so the run says nothing: use a quieter machine"
+        )
+
+
+def trivial_server(folder: Path, shortlist: int) -> ServerProcess:
+    """Describe the trivial handler as a process of its own."""
+    port = free_port()
+    command = [sys.executable, "-m", "bench.trivial", f"--port={port}", f"--shortlist={shortlist}"]
+    return ServerProcess(
+        name="trivial",
+        command=command,
+        folder=folder,
+        ready_url=f"http://127.0.0.1:{port}/healthz",
+        environment={"PYTHONPATH": str(ROOT)},
+    )
+
+
+def _rate(times: Sequence[float]) -> float:
+    """Return pods per second, from the first to the last binding."""
+    return (len(times) - 1) / (times[-1] - times[0])
 
 
 def parse_metrics(text: str) -> dict[str, float]:
