@@ -60,9 +60,7 @@ def _config(path: Path | None) -> tuple[str, ...]:
 def _configure(*arguments: str, capture: bool = False) -> subprocess.CompletedProcess[bytes]:
     """Have another process read the settings: `agent.config` says why."""
     command = [sys.executable, "-m", "agent.config", *arguments]
-    return subprocess.run(  # noqa: S603 - our own program
-        command, stdout=subprocess.PIPE if capture else None, check=False
-    )
+    return subprocess.run(command, stdout=subprocess.PIPE if capture else None, check=False)
 
 
 def _serve(options: Options) -> int:

@@ -159,7 +159,7 @@ def _plain(uuid: str) -> str:
 def _ask_cuda(environment: Mapping[str, str]) -> Sequence[str]:
     hidden = {"CUDA_VISIBLE_DEVICES"}  # it selects from the order that is asked for
     try:
-        asked = subprocess.run(  # noqa: S603 - our own text, our own interpreter
+        asked = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _ASK_CUDA],
             env={name: value for name, value in environment.items() if name not in hidden},
             capture_output=True,

@@ -175,7 +175,7 @@ class ReportLink:
         if token.expires_at is None:
             return now + 3600.0
         life = max(token.expires_at - self._clock(), 1.0)
-        return now + life * random.uniform(*REOPEN_SHARE)  # noqa: S311 - jitter is no secret
+        return now + life * random.uniform(*REOPEN_SHARE)
 
     def _note_success(self) -> None:
         logger.info(
@@ -209,7 +209,7 @@ class ReportLink:
         first = self._options.reconnect_seconds
         longest = max(first, self._options.max_backoff_seconds)
         pause = min(first * 2.0 ** min(self._in_a_row - 1, 10), longest)
-        return pause * random.uniform(0.1, 1.0)  # noqa: S311 - jitter is no secret
+        return pause * random.uniform(0.1, 1.0)
 
 
 class _Pace:

@@ -56,7 +56,7 @@ def running_agent(port: int) -> Iterator[int]:
         command = [sys.executable, "-m", "bench.agent_process", str(port), str(it.socket)]
         with (
             taking_reports() as extender,
-            subprocess.Popen(  # noqa: S603 - our own program
+            subprocess.Popen(
                 [*command, extender, str(token), str(os.getpid()), "1"], stderr=subprocess.DEVNULL
             ) as process,
         ):

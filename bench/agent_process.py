@@ -41,13 +41,13 @@ class LivelyBackend(ScriptedBackend):
         values = super().read(call, handle)
         if call not in _CHANGING:
             return values
-        return {name: value * random.uniform(0.9, 1.1) for name, value in values.items()}  # noqa: S311
+        return {name: value * random.uniform(0.9, 1.1) for name, value in values.items()}
 
     @override
     def read_gpm(self, card: Card, gpu_instance_id: int | None) -> Values:
         """Return activity by chance."""
         values = super().read_gpm(card, gpu_instance_id)
-        return {**values, Signal.GRAPHICS_ACTIVE: random.random()}  # noqa: S311 - a load
+        return {**values, Signal.GRAPHICS_ACTIVE: random.random()}
 
 
 def main(argv: Sequence[str]) -> None:

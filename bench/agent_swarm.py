@@ -228,7 +228,7 @@ async def keep(
             await link.is_lost.wait()
         failures = failures + 1 if link.is_refused else 0
         pause = min(FIRST_RETRY_SECONDS * 2.0**failures, LAST_RETRY_SECONDS)
-        await asyncio.sleep(pause * random.uniform(0.1, 1.0))  # noqa: S311 - a load
+        await asyncio.sleep(pause * random.uniform(0.1, 1.0))
 
 
 async def swarm(options: argparse.Namespace) -> None:
@@ -265,7 +265,7 @@ async def talk(links: dict[str, Link], options: argparse.Namespace) -> None:
             turn = (turn + 1) % len(known)
             known[turn].heartbeat()
         for _ in range(int(changes)):
-            random.choice(known).change()  # noqa: S311 - a load
+            random.choice(known).change()
         beats, changes = beats % 1.0, changes % 1.0
 
 

@@ -61,7 +61,7 @@ def swarm(port: int, options: argparse.Namespace) -> Iterator["subprocess.Popen[
         *("--nodes", str(options.nodes), "--gpu-pods", str(options.gpu_pods)),
         *("--changes", str(options.changes), "--heartbeat", str(options.heartbeat)),
     ]
-    with subprocess.Popen(  # noqa: S603 - our own program
+    with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(ROOT)
     ) as process:
         try:

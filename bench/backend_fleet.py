@@ -122,7 +122,7 @@ class BenchFleet:
         self.devices: list[BenchDevice] = []
         self.pods: dict[str, BenchPod] = {}
         self.generation = 0
-        self.random = random.Random(spec.seed)  # noqa: S311 - no secret
+        self.random = random.Random(spec.seed)
         self._dirty: set[int] = set()
         self._started_at = time.time()
         for number in range(spec.nodes):

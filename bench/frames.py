@@ -52,7 +52,7 @@ _ZOOM: Final = """async (frames) => {
 
 def _world(nodes: int) -> World:
     """Return a fleet with something of everything."""
-    chance = random.Random(7)  # noqa: S311 - the same each time
+    chance = random.Random(7)  # the same each time
     kinds = (IDLE, IDLE, IDLE, BUSY, BUSY, BUSY, BUSY, Gpu(busy=None, used_gib=None))
     world = World()
     world.add(

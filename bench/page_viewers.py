@@ -68,7 +68,7 @@ def pages(url: str, count: int) -> Iterator[Told]:
     if not count:
         yield told
         return
-    process = subprocess.Popen(  # noqa: S603 - ours
+    process = subprocess.Popen(
         [sys.executable, "-m", "bench.page_viewers", "--url", url, "--count", str(count)],
         cwd=ROOT,
         stdin=subprocess.PIPE,

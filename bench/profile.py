@@ -60,7 +60,7 @@ def main() -> int:
         scheduler = Scheduler(world)
         scheduler.place_for(WARM_UP_SECONDS)
         raw = Path(folder) / "stacks"
-        spy = subprocess.Popen(  # noqa: S603 - ours
+        spy = subprocess.Popen(
             [
                 *(str(Path(sys.executable).with_name("py-spy")), "record", "--format", "raw"),
                 *("--pid", str(world.extender_pid), "--rate", str(RATE_HZ)),

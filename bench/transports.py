@@ -158,7 +158,7 @@ async def _sender(way: str, port: int, body: bytes, stack: contextlib.AsyncExitS
 def server(way: str, port: int) -> Iterator[int]:
     """Run a server while the context is open; yield its pid."""
     command = [sys.executable, "-m", "bench.transports", "--serve", way, "--port", str(port)]
-    with subprocess.Popen(command, cwd=Path(ROOT)) as process:  # noqa: S603 - our own program
+    with subprocess.Popen(command, cwd=Path(ROOT)) as process:
         try:
             wait_until(lambda: _answers(port), "the server is there", 20.0)
             yield process.pid

@@ -80,7 +80,7 @@ class Asker:
         self._ours = Connection(world.url)
         self._trivial = Connection(trivial_url)
         self._names = world.nodes()
-        self._random = random.Random(7)  # noqa: S311 - the same order each time
+        self._random = random.Random(7)  # the same order each time
         self._placed: list[str] = []
 
     def place(self, wish: Wish, times: Mapping[str, Times]) -> None:

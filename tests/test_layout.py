@@ -10,7 +10,7 @@ LONGEST = 400
 
 
 def tracked(*patterns: str) -> list[Path]:
-    listed = subprocess.run(  # noqa: S603 - the arguments are our own
+    listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns],  # noqa: S607 - whichever git there is
         cwd=ROOT,
         capture_output=True,

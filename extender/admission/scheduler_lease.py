@@ -65,7 +65,7 @@ class SchedulerLease:
         """Look until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(self._check_seconds * random.uniform(0.9, 1.1))  # noqa: S311 - jitter is no secret
+            await asyncio.sleep(self._check_seconds * random.uniform(0.9, 1.1))
 
     async def look(self) -> None:
         """Look at the Lease once; a look that fails changes nothing, and time goes on."""

@@ -142,7 +142,7 @@ async def _keep_secrets(
                 if await secrets.is_current():
                     return before, after
             # Another does the same at the same time: what it made is good for us, too.
-            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - jitter is no secret
+            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
     finally:
         await client.close()
     raise CertsError(f"others changed them at the same time, {TRIES} times: run it again")

@@ -153,7 +153,7 @@ class Lease:
         pause = self._duration_seconds * PERIOD_SHARE
         if self._failures and not self.is_held:
             pause = min(pause * 2.0 ** min(self._failures, 10), MAX_PAUSE_SECONDS)
-        return pause * random.uniform(0.8, 1.0)  # noqa: S311 - jitter is no secret
+        return pause * random.uniform(0.8, 1.0)
 
     def _is_free(self, lease: Mapping[str, object], now: float) -> bool:
         """Whether the lease is ours, nobody's, or of a holder that was silent for too long.

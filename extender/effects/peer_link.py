@@ -208,4 +208,4 @@ class PeerLink:
 
     def _pause_seconds(self) -> float:
         pause = min(BACKOFF_FIRST_SECONDS * 2.0 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)
-        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+        return pause * random.uniform(0.5, 1.0)

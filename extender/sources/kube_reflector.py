@@ -152,7 +152,7 @@ class Backoff:
         """Return how long to wait now."""
         seconds = min(self._first_seconds * 2.0 ** min(self._failures, 32), self._max_seconds)
         self._failures += 1
-        return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret
+        return seconds * random.uniform(0.5, 1.0)
 
 
 class Reflector:
@@ -231,7 +231,7 @@ class Reflector:
         """List again now and then, while the watch goes on, and correct what it has lost."""
         while True:
             if not self._is_outdated:
-                jitter = random.uniform(0.9, 1.1)  # noqa: S311 - jitter is no secret
+                jitter = random.uniform(0.9, 1.1)
                 await asyncio.sleep(self._settings.resync_seconds * jitter)
             if self.status.is_listed:
                 try:
@@ -296,7 +296,7 @@ class Reflector:
         """
         settings = self._settings
         action = f"watch {self._resource}"
-        stretch = random.uniform(1.0, 2.0)  # noqa: S311 - jitter is no secret
+        stretch = random.uniform(1.0, 2.0)
         lines = self._client.watch_lines(
             self._path,
             {

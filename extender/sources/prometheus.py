@@ -148,7 +148,7 @@ class PrometheusSource:
         # 2 ** 10 intervals are beyond the longest pause anyhow.
         doubled = interval * 2.0 ** min(self._status.consecutive_failures, 10)
         longest = max(interval, _LONGEST_PAUSE_SECONDS)
-        return min(doubled, longest) * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311  # no secret
+        return min(doubled, longest) * random.uniform(1 - _JITTER, 1 + _JITTER)
 
     async def _run_round(self, identity: NodeIdentity) -> None:
         loop = asyncio.get_running_loop()

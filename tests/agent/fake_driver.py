@@ -21,7 +21,7 @@ def libraries() -> Path:
         pytest.skip("needs a C compiler")
     folder = Path(mkdtemp(prefix="idlegpu-driver-"))
     for source, name in (("fake_nvml.c", "libnvidia-ml.so.1"), ("fake_cuda.c", "libcuda.so.1")):
-        subprocess.run(  # noqa: S603 - our own source
+        subprocess.run(
             [
                 compiler,
                 "-shared",

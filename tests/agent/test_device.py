@@ -155,7 +155,7 @@ def test_a_shells_workers_keep_their_devices_while_the_shell_lives(
         WORKER_ID=1 {sys.executable} -c '{WORKER}' < /dev/null 2>&1
     """
 
-    said = subprocess.run(  # noqa: S603 - our own script
+    said = subprocess.run(
         ["sh", "-c", script],  # noqa: S607 - whichever shell there is
         cwd=ROOT,
         env=container.environment,
@@ -293,7 +293,7 @@ def test_it_loads_nothing_but_the_standard_library(
         "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     )
 
-    loaded = subprocess.run(  # noqa: S603 - our own script
+    loaded = subprocess.run(
         [
             sys.executable,
             "-I",

@@ -47,7 +47,7 @@ pytestmark = [
 def load(duty: float, gib: float = 0.0) -> Iterator[int]:
     """Keep the first GPU busy for a share of time; yield the pid of who does it."""
     command = [sys.executable, "-m", "tests.agent.gpu_load", "--duty", str(duty), "--gib", str(gib)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:  # noqa: S603 - our own
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == b"running\n", "the load did not start"

@@ -32,7 +32,7 @@ without_driver = pytest.mark.skipif(has_driver(), reason="this machine has an NV
 
 
 def run(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(  # noqa: S603 - our own program
+    return subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,
         text=True,
@@ -77,7 +77,7 @@ def test_the_report_of_one_look_is_the_report(tmp_path: Path) -> None:
 def test_watching_shows_the_table_again_and_again_until_it_is_interrupted(tmp_path: Path) -> None:
     quick = {"IDLEGPU_AGENT_PERIOD_SECONDS": "0.25", "COLUMNS": "200", "TERM": "xterm"}
     master, slave = pty.openpty()
-    with subprocess.Popen(  # noqa: S603 - our own program
+    with subprocess.Popen(
         [*COMMAND, "--watch"],
         stdin=slave,
         stdout=slave,
@@ -211,7 +211,7 @@ def test_what_reads_settings_does_not_stay_in_memory() -> None:
         "print(sorted({'aiohttp', 'pydantic', 'yaml', 'rich', 'multiprocessing', 'grpc'}"
         " & {name.partition('.')[0] for name in sys.modules}))"
     )
-    told = subprocess.run(  # noqa: S603 - our own program
+    told = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
 

@@ -51,7 +51,7 @@ class Container:
 
     def begin(self, worker: int | str | None = None, **environment: str) -> Worker:
         numbered = {} if worker is None else {"WORKER_ID": str(worker)}
-        process = subprocess.Popen(  # noqa: S603 - our own program
+        process = subprocess.Popen(
             [sys.executable, "-c", WORKER],
             cwd=ROOT,
             env=self.environment | numbered | environment,
@@ -68,7 +68,7 @@ class Container:
         return self.begin(worker, **environment).answered()
 
     def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603 - our own program
+        return subprocess.run(
             [sys.executable, "-m", "agent.device", *arguments],
             cwd=ROOT,
             env=self.environment | environment,

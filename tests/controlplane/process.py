@@ -84,7 +84,7 @@ class ServerProcess:
         if self.is_running:
             raise ProcessError(f"cannot start {self.name}: it runs already: stop it first")
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command, no shell
+            self._process = subprocess.Popen(
                 leashed(self.command),
                 cwd=self.folder,
                 env={**os.environ, **self.environment},

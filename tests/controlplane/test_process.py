@@ -17,7 +17,7 @@ def test_nobody_is_given_a_port_that_another_was_given() -> None:
         "input()\n"  # keeps what it was given until it is told to end
     )
     takers = [
-        subprocess.Popen(  # noqa: S603 - our own program
+        subprocess.Popen(
             [sys.executable, "-c", wanted],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -153,10 +153,7 @@ def test_two_builds_at_once_wait_for_each_other(cache: Path, tmp_path: Path) -> 
     build = "from tests.controlplane import tools; tools.prepare(['kwok'])"
     root = Path(__file__).parents[2]
 
-    both = [
-        subprocess.Popen([sys.executable, "-c", build], cwd=root)  # noqa: S603 - our own command
-        for _ in range(2)
-    ]
+    both = [subprocess.Popen([sys.executable, "-c", build], cwd=root) for _ in range(2)]
 
     assert [process.wait() for process in both] == [0, 0]
     assert (tmp_path / "log").read_text() == "built\n"

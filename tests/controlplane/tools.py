@@ -211,7 +211,7 @@ def _fits(name: str, path: Path) -> bool:
     """Ask a program for its version; whatever goes wrong, it does not fit."""
     tool = TOOLS[name]
     try:
-        result = subprocess.run(  # noqa: S603 - a program of the user's choice, no shell
+        result = subprocess.run(
             [str(path), *tool.version_arguments],
             capture_output=True,
             text=True,

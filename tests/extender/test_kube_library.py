@@ -6,7 +6,7 @@ import sys
 
 def told_by(program: str) -> list[str]:
     """Run a program in a Python of its own and return the words that it prints."""
-    done = subprocess.run(  # noqa: S603 - our own program
+    done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     return done.stdout.split()

@@ -59,7 +59,7 @@ def serving(extender: Path, tmp_path: Path) -> Iterator[str]:
     settings = tmp_path / "settings.yaml"
     settings.write_text(SETTINGS.format(webhooks=webhooks, status=status, folder=tmp_path))
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
-    process = subprocess.Popen(  # noqa: S603 - our own command
+    process = subprocess.Popen(
         command("-m", "extender", "--config", str(settings)),
         env=environment(extender),
         cwd="/",
@@ -176,7 +176,7 @@ def test_every_package_has_a_wheel_for_both_platforms(
     command += ["--python-platform", f"{machine}-manylinux_2_28", "--python-version", "3.11"]
     command += ["--target", str(tmp_path), "--requirements", str(IMAGES / f"{program}.txt")]
 
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stderr
     assert "Would install" in result.stderr

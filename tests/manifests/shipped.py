@@ -31,9 +31,7 @@ _IRREGULAR: Final = {"NetworkPolicy": "networkpolicies"}
 @cache
 def _built(folder: Path) -> str:
     command = [str(binary("kubectl")), "kustomize", str(folder)]
-    result = subprocess.run(  # noqa: S603 - our own command, no shell
-        command, capture_output=True, text=True, check=False, timeout=60
-    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     if result.returncode:
         raise RuntimeError(f"cannot put {folder} together: {result.stderr}")
     return result.stdout

@@ -74,7 +74,7 @@ def at_terminal(*command: str, environment: Mapping[str, str]) -> Iterator[Termi
     """Run a program at a terminal while the context is open."""
     mine, its = os.openpty()
     termios.tcsetwinsize(its, (LINES, COLUMNS))
-    process = subprocess.Popen(  # noqa: S603 - our own program
+    process = subprocess.Popen(
         [sys.executable, "-c", AT_TERMINAL, *command],
         stdin=its,
         stdout=its,

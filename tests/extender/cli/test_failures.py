@@ -145,7 +145,7 @@ def test_help_names_every_command_and_imports_none() -> None:
         "heavy = {'rich', 'yaml', 'aiohttp', 'numpy', 'kubernetes_asyncio', 'requests'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
-    result = subprocess.run(  # noqa: S603 - our own program
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
 

@@ -148,7 +148,7 @@ def test_in_the_background_it_goes_on_writing(fleet: Changing, tmp_path: Path) -
 
 @pytest.mark.timeout(60)
 def test_without_a_terminal_it_writes_one_look_after_the_other(fleet: Changing) -> None:
-    process = subprocess.Popen(  # noqa: S603 - our own program
+    process = subprocess.Popen(
         [sys.executable, "-m", "extender.cli", "top", "--interval", "0.2", "--url", fleet.url],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

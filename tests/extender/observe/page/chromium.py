@@ -132,7 +132,7 @@ _UNLOCKED: Final = ("-o", "Debug::NoLocking=1")
 def _check(found: Chromium) -> None:
     """Make sure that it starts: a library that is missing shows here, with its name."""
     try:
-        done = subprocess.run(  # noqa: S603 - the browser
+        done = subprocess.run(
             [found.path, "--version"],
             env=dict(found.environment),
             capture_output=True,
@@ -148,7 +148,7 @@ def _check(found: Chromium) -> None:
 
 def _run(command: list[str], folder: Path | None = None) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - apt-get, apt-cache or dpkg
+        done = subprocess.run(
             command,
             cwd=folder,
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
