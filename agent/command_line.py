@@ -66,10 +66,10 @@ def _configure(*arguments: str, capture: bool = False) -> subprocess.CompletedPr
 def _serve(options: Options) -> int:
     """Serve until a signal ends it."""
     # Only now: the other commands are quick without what serving needs.
-    from agent.app import serve  # noqa: PLC0415 - as above
-    from agent.nvml import Nvml  # noqa: PLC0415 - likewise
-    from extender import logs  # noqa: PLC0415 - likewise
-    from extender.settings.log_choices import LogFormat, LogLevel  # noqa: PLC0415 - likewise
+    from agent.app import serve
+    from agent.nvml import Nvml
+    from extender import logs
+    from extender.settings.log_choices import LogFormat, LogLevel
 
     logs.configure(LogLevel(options.log_level), LogFormat(options.log_format))
     try:
@@ -90,14 +90,14 @@ def _serve(options: Options) -> int:
 
 def _look(options: Options, *, as_json: bool) -> int:
     """Print one report."""
-    from agent.app import look_once  # noqa: PLC0415 - as above
-    from agent.nvml import Nvml  # noqa: PLC0415 - likewise
+    from agent.app import look_once
+    from agent.nvml import Nvml
 
     report = asyncio.run(look_once(options, Nvml()))
     if as_json:
         sys.stdout.write(encode(report).decode() + "\n")
     else:
-        from agent.table import print_report  # noqa: PLC0415 - large
+        from agent.table import print_report  # large
 
         print_report(report)
     return _status(report)
@@ -105,11 +105,11 @@ def _look(options: Options, *, as_json: bool) -> int:
 
 def _watch(options: Options) -> int:
     """Show every report in place until Ctrl-C."""
-    from rich.live import Live  # noqa: PLC0415 - large
+    from rich.live import Live  # large
 
-    from agent.app import look_again  # noqa: PLC0415 - as above
-    from agent.nvml import Nvml  # noqa: PLC0415 - likewise
-    from agent.table import render  # noqa: PLC0415 - large
+    from agent.app import look_again
+    from agent.nvml import Nvml
+    from agent.table import render  # large
 
     shown: list[Report] = []
     with Live(auto_refresh=False) as live:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import random
+import resource
 import sys
 import time
 from typing import Final
@@ -288,8 +289,6 @@ def main() -> None:
 
 def _files() -> tuple[int, int]:
     """Allow as many open files as may be."""
-    import resource  # noqa: PLC0415 - of Unix alone
-
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)

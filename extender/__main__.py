@@ -75,13 +75,13 @@ def describe_settings(settings: Settings) -> str:
 def _serve(settings: Settings, path: Path | None) -> int:
     """Serve until a signal ends it; changes of the settings file are taken over."""
     # Only now: checking settings is quick without what serving needs.
-    import uvloop  # noqa: PLC0415 - checking a file needs none of these
+    import uvloop
 
-    from extender.kube_config import KubeConfigError  # noqa: PLC0415 - likewise
-    from extender.listening import ask_for_descriptors  # noqa: PLC0415 - likewise
-    from extender.serving import serve  # noqa: PLC0415 - likewise
-    from extender.settings_file import SettingsFile  # noqa: PLC0415 - likewise
-    from extender.tls import TlsError  # noqa: PLC0415 - likewise
+    from extender.kube_config import KubeConfigError
+    from extender.listening import ask_for_descriptors
+    from extender.serving import serve
+    from extender.settings_file import SettingsFile
+    from extender.tls import TlsError
 
     logs.configure(settings.log.level, settings.log.format, in_background=True)
     wanted = settings.most_connections

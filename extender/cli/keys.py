@@ -19,8 +19,8 @@ def pressed_keys() -> Iterator[Callable[[float], str]]:
     is read by a pager, which has keys of its own. Afterwards the terminal is as it was before.
     """
     try:
-        import termios  # noqa: PLC0415 - there is none on Windows
-        import tty  # noqa: PLC0415 - likewise
+        import termios  # there is none on Windows
+        import tty
     except ImportError:
         yield _wait
         return

@@ -88,7 +88,7 @@ class Session:
     @functools.cached_property
     def cluster(self) -> "Cluster":
         """The API server."""
-        from extender.remote.cluster import Cluster  # noqa: PLC0415 - takes half a second
+        from extender.remote.cluster import Cluster  # takes half a second
 
         known = self._connection
         return Cluster.of(
@@ -121,7 +121,7 @@ class Session:
 
 def make_console() -> "Console":
     """Return where people read: texts of others are shown as they are, never as markup."""
-    from rich.console import Console  # noqa: PLC0415 - not needed for JSON
+    from rich.console import Console  # not needed for JSON
 
     is_terminal = sys.stdout.isatty()
     return Console(
@@ -146,11 +146,11 @@ def show_table(console: "Console", table: "RenderableType") -> None:
 
 def dump(document: object, output: str) -> str:
     """Return a document as JSON or YAML."""
-    import msgspec  # noqa: PLC0415 - not needed for tables
+    import msgspec  # not needed for tables
 
     plain = msgspec.to_builtins(document)
     if output == "yaml":
-        import yaml  # noqa: PLC0415 - likewise
+        import yaml
 
         return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"

@@ -37,10 +37,10 @@ def command(
     Each decision rests on the fleet as it was: what other choices would have led to is not told.
     """
     # They are the server's, and take half a second.
-    from extender.records.reading import read_log  # noqa: PLC0415
-    from extender.replay.changes import parse_changes  # noqa: PLC0415
-    from extender.replay.plot import draw  # noqa: PLC0415
-    from extender.replay.report import replay  # noqa: PLC0415
+    from extender.records.reading import read_log
+    from extender.replay.changes import parse_changes
+    from extender.replay.plot import draw
+    from extender.replay.report import replay
 
     told = dict(one.split("=", 1) for one in settings if "=" in one)
     try:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from extender.config import Prometheus
 from extender.core.policy import Freshness
 from extender.core.readings import Signal
 from extender.doctor.checks.telemetry import (
@@ -180,8 +181,6 @@ def test_an_exporter_with_another_interval_than_the_settings_is_told() -> None:
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
-    from extender.config import Prometheus  # noqa: PLC0415 - for this alone
-
     assert Freshness().max_age_seconds == MAX_AGE_SECONDS
     assert Prometheus().exporter_interval_seconds == EXPORTER_SECONDS
     assert Prometheus().interval_seconds == QUERY_SECONDS

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
@@ -290,8 +291,6 @@ async def test_where_too_many_of_an_address_wait_they_come_again_later(
 
 
 async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> None:
-    import msgspec  # noqa: PLC0415 - writes what a newer agent would
-
     async with desk_with(tmp_path) as desk:
         _, writer = await granted(desk)
         said = msgspec.to_builtins(update(values=bytes(16)), builtin_types=(bytes,))
@@ -306,8 +305,6 @@ async def test_a_newer_agents_fields_and_rows_are_ignored(tmp_path: Path) -> Non
 
 
 async def test_another_version_is_named(tmp_path: Path) -> None:
-    import msgspec  # noqa: PLC0415 - as above
-
     async with desk_with(tmp_path) as desk:
         reader, writer = await granted(desk)
         said = msgspec.to_builtins(update(), builtin_types=(bytes,)) | {"version": 99}

@@ -9,6 +9,7 @@ from agent.report import frame
 from extender.core.readings import Signal
 from extender.sources.agents.refusal import Refusal
 from simulation.agents import REPORTS, run_agents
+from simulation.devices import PodRef
 from simulation.fleet import SimulatedFleet
 from tests.extender.sources.agents.desk import (
     FLEET_CLOCK,
@@ -67,8 +68,6 @@ async def test_a_change_is_news_at_once_and_sameness_a_heartbeat(
 async def test_who_holds_a_device_arrives_with_its_uid(
     tmp_path: Path, fleet: SimulatedFleet
 ) -> None:
-    from simulation.devices import PodRef  # noqa: PLC0415 - of this test alone
-
     fleet.place(PodRef(namespace="ml", name="a", uid="u-1"), "gpu-1", "nvidia.com/gpu")
     async with (
         desk_with(tmp_path) as desk,
