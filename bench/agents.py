@@ -65,7 +65,7 @@ def swarm(port: int, options: argparse.Namespace) -> Iterator["subprocess.Popen[
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(ROOT)
     ) as process:
         try:
-            assert process.stdout is not None  # noqa: S101 - it was asked for
+            assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 raise SystemExit("the agents did not start")
             yield process
@@ -111,7 +111,7 @@ def connect(
     world: World, process: "subprocess.Popen[str]", nodes: int, place: Callable[[], object]
 ) -> tuple[float, float]:
     """Let the agents connect; return how long it took, and the CPU of the extender."""
-    assert process.stdin is not None  # noqa: S101 - it was asked for
+    assert process.stdin is not None
     began, cpu = time.perf_counter(), cpu_seconds(world.extender_pid)
     process.stdin.write("go\n")
     process.stdin.flush()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final
 
 from bench.asking import Connection, Placed, Scheduler
@@ -116,11 +117,11 @@ def lost(world: World) -> list[str]:
         return bool(world.state()["queries"] > before["queries"])
 
     checks: dict[str, Callable[[], bool]] = {
-        "both watches are open": lambda: bool(world.state()["watches"] == 2),  # noqa: PLR2004
+        "both watches are open": lambda: bool(world.state()["watches"] == 2),
         "nodes and pods are followed": is_followed,
         "Prometheus is asked": asks,
         "the lease is renewed": grows("PATCH leases"),
-        "it says that it is ready": lambda: bool(world.get_status("/readyz")[0] == 200),  # noqa: PLR2004
+        "it says that it is ready": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),
     }
     stopped = []
     for what, check in checks.items():

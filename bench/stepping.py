@@ -95,7 +95,7 @@ class Steps:
 
 def name_of(handle: events.Handle) -> str:
     """Return what a step of the loop goes on with."""
-    callback: Any = handle._callback  # type: ignore[attr-defined] # noqa: SLF001 - asyncio tells nobody else
+    callback: Any = handle._callback  # type: ignore[attr-defined]
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
         return str(getattr(callback, "__qualname__", callback))
@@ -114,7 +114,7 @@ def name_of(handle: events.Handle) -> str:
 
 def timed(steps: Steps) -> Callable[[events.Handle], None]:
     """Return a replacement of asyncio's own way to run a step."""
-    original = events.Handle._run  # noqa: SLF001 - the only place that every step goes through
+    original = events.Handle._run  # the only place that every step goes through
 
     def run(handle: events.Handle) -> None:
         name = name_of(handle)
@@ -124,7 +124,7 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
         finally:
             seconds = time.thread_time() - began
             # A question that began in this step has named its task meanwhile.
-            task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined] # noqa: SLF001 - as above
+            task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
             if isinstance(task, asyncio.Task) and task.get_name().startswith(QUESTION_TASK):
                 name = f"{task.get_name()}:{name.partition(':')[2]}"
             steps.note(seconds, name)
@@ -138,11 +138,11 @@ def naming_questions() -> Handle:
     A connection has one task for all its requests: those that are none of the API's get back a name
     that says nothing.
     """
-    original = web.Application._handle  # noqa: SLF001 - every request goes through it
+    original = web.Application._handle  # every request goes through it
 
     async def handle(app: web.Application, request: web.Request) -> web.StreamResponse:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this runs in one
+        assert task is not None
         is_question = request.path.startswith("/v1/") and request.path != STREAM
         path = "/".join(request.path.split("/")[:4]) if "/page/" in request.path else request.path
         task.set_name(f"{QUESTION_TASK} {path}" if is_question else "Task-0")
@@ -174,8 +174,8 @@ def main() -> None:
     settings = load_settings(options.config, os.environ)
     logs.configure(settings.log.level, settings.log.format)
     steps = Steps(options.out)
-    events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
-    web.Application._handle = naming_questions()  # type: ignore[method-assign,assignment] # noqa: SLF001 - as above
+    events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment]
+    web.Application._handle = naming_questions()  # type: ignore[method-assign,assignment]
     gc.callbacks.append(noting_garbage(steps))
     signal.signal(signal.SIGUSR1, lambda *_: steps.write())
     sys.exit(asyncio.run(serve(settings)))

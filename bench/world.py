@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -130,7 +131,7 @@ class World:
             if not self.extender.is_running:
                 raise BenchError(f"the extender ended: {self.extender.describe()}")
             try:
-                return self.get_status("/readyz")[0] == 200  # noqa: PLR2004 - HTTP's OK
+                return self.get_status("/readyz")[0] == HTTPStatus.OK
             except OSError:
                 return False
 
@@ -162,7 +163,7 @@ class World:
         def is_read() -> bool:
             nonlocal alone_since
             now = time.perf_counter()
-            if len(self.memory().processes) != 2:  # noqa: PLR2004 - itself and a worker
+            if len(self.memory().processes) != 2:  # itself and a worker
                 alone_since = None
             elif alone_since is None:
                 alone_since = now
@@ -192,7 +193,7 @@ class World:
     def metrics(self) -> dict[str, float]:
         """Return the extender's own metrics by name and labels, as it writes them."""
         status, body = self.get_status("/metrics")
-        lines = body.decode().splitlines() if status == 200 else []  # noqa: PLR2004 - HTTP's OK
+        lines = body.decode().splitlines() if status == HTTPStatus.OK else []
         pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in pairs}
 
@@ -234,7 +235,7 @@ class World:
 
     def _ask(self, url: str, method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         status, answer = _exchange(self._connection(url), method, path, body)
-        if status >= 300:  # noqa: PLR2004 - anything but success
+        if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise BenchError(f"{method} {path}: status {status}: {answer[:500]!r}")
         value: dict[str, Any] = orjson.loads(answer)
         return value

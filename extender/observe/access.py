@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
+from http import HTTPStatus
 from typing import Final
 
 import orjson
@@ -303,6 +304,6 @@ def _set_cookie(request: web.Request, response: web.Response, token: str) -> Non
 
 def _refusal(error: AccessError) -> web.Response:
     response = error_answer(error.status, str(error))
-    if error.status == 401:  # noqa: PLR2004 - HTTP's UNAUTHORIZED
+    if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = 'Bearer realm="idlegpu"'
     return response

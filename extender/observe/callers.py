@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection
+from http import HTTPStatus
 from typing import Final
 
 from extender.kube import KubeClient, KubeError
@@ -102,7 +103,7 @@ class Callers:
         try:
             await caller.renew()
         except AccessError as error:
-            if error.status == 401:  # noqa: PLR2004 - HTTP's UNAUTHORIZED
+            if error.status == HTTPStatus.UNAUTHORIZED:
                 self._refuse(token_key(token), str(error))
             raise
         return caller

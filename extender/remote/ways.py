@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
@@ -120,7 +121,7 @@ class UrlWay:
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ClientError(f"cannot reach {self.url}: {_cause(error)}", _kind(error)) from error
-        if response.status >= 300:  # noqa: PLR2004 - HTTP's
+        if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             failure = _FAILURES.get(response.status, Failure.FAULT)
             text = message_of(response.data)
             # What is wrong with the question is no news of the server.

@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -186,14 +187,14 @@ class PrometheusClient:
         finally:
             response.close()
         status = response.status_code
-        if 300 <= status < 400:  # noqa: PLR2004  # any redirect
+        if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
             target = _redacted(response.headers.get("Location", "nowhere"))
             raise self._error(
                 f"it redirects to {target}",
                 "set prometheus.url to where it leads, or give credentials if that is a login page",
             )
         document = parse_document(body)
-        if status != 200 or document.get("status") != "success":  # noqa: PLR2004
+        if status != HTTPStatus.OK or document.get("status") != "success":
             raise self._refused(response, document, body)
         if "data" not in document:
             raise self._error("the answer has no data", "is prometheus.url a Prometheus?")
@@ -248,7 +249,7 @@ class PrometheusClient:
         status = response.status_code
         if "error" in document:
             cause = f"{document.get('errorType', 'error')}: {_excerpt(str(document['error']))}"
-        elif status == 200:  # noqa: PLR2004
+        elif status == HTTPStatus.OK:
             kind = response.headers.get("Content-Type", "something").partition(";")[0]
             return self._error(
                 f"the answer is {kind}, not JSON of Prometheus",

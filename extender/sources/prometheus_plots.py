@@ -6,6 +6,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -201,7 +202,7 @@ async def _ask(
             body += chunk
             if len(body) > MOST_BYTES:
                 raise ValueError(f"the answer is larger than {MOST_BYTES} bytes")
-        if response.status != 200:  # noqa: PLR2004 - HTTP's OK
+        if response.status != HTTPStatus.OK:
             raise ValueError(f"HTTP {response.status}")
     document = mapping_of(orjson.loads(body))
     return list(objects_of(mapping_of(document.get("data")).get("result")))

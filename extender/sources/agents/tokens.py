@@ -5,6 +5,7 @@ import binascii
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 import orjson
@@ -237,7 +238,7 @@ class TokenReviews:
                 limit_bytes=LIMIT_BYTES,
             )
         except KubeError as error:
-            if error.status == 404:  # noqa: PLR2004 - HTTP's NOT FOUND
+            if error.status == HTTPStatus.NOT_FOUND:
                 return {}
             raise RefusedError(
                 Refusal.NOT_REVIEWED, f"cannot find out on which node the token is: {error}"
