@@ -78,7 +78,7 @@ class Following:
         TlsError: the certificate of the agents' port cannot be used.
     """
 
-    def __init__(  # noqa: PLR0913 - what it joins
+    def __init__(
         self,
         settings: Settings,
         client: KubeClient,

@@ -120,7 +120,7 @@ class Listener:
         figures: how many come.
     """
 
-    def __init__(  # noqa: PLR0913 - by name, but for what a port is
+    def __init__(
         self,
         name: str,
         address: tuple[str, int],

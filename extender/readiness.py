@@ -39,7 +39,7 @@ class Readiness:
         monotonic: seconds since any moment.
     """
 
-    def __init__(  # noqa: PLR0913 - by name, but for the first two
+    def __init__(
         self,
         settings: Callable[[], Settings],
         in_flight: InFlight,

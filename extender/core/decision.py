@@ -96,7 +96,7 @@ def evaluate_pool(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluat
     return stand(snapshot, pool, question).evaluation
 
 
-def decide(  # noqa: PLR0913 - what a decision rests on is just so much
+def decide(
     snapshot: Snapshot,
     request: GpuRequest,
     candidates: Sequence[str],

@@ -61,7 +61,7 @@ class PeerLink:
         faults: what is wrong with us; see `Message`.
     """
 
-    def __init__(  # noqa: PLR0913 - by name, but for the first two
+    def __init__(
         self,
         address: tuple[str, int],
         session: aiohttp.ClientSession,

@@ -75,7 +75,7 @@ class Access:
         monotonic: seconds since any moment.
     """
 
-    def __init__(  # noqa: PLR0913 - by name, but for two
+    def __init__(
         self,
         client: KubeClient,
         settings: Api,

@@ -42,7 +42,7 @@ class Caller:
         monotonic: seconds since any moment.
     """
 
-    def __init__(  # noqa: PLR0913 - by name, but for the first
+    def __init__(
         self,
         user: User,
         *,

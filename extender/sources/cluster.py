@@ -68,7 +68,7 @@ class ClusterSource:
         give_way: lets others have a turn.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is made of, each from elsewhere
+    def __init__(
         self,
         client: KubeClient,
         sink: InventorySink,

@@ -50,7 +50,7 @@ PATHS = {
 @click.option("--apply", "is_applied", is_flag=True, help="Submit it, and print only its name.")
 @click.argument("arguments", nargs=-1, metavar="-- CMD [ARG]...",
                 type=click.UNPROCESSED)  # fmt: skip
-def command(  # noqa: PLR0913 - its options
+def command(
     session: Session,
     *,
     gpus: int,

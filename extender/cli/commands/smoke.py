@@ -41,7 +41,7 @@ POLL_SECONDS = 0.5
     help="How long to wait for its end.",
 )
 @click.option("--keep", is_flag=True, help="Leave the pod there.")  # fmt: skip
-def command(  # noqa: PLR0913 - its options
+def command(
     session: Session,
     *,
     node: str,

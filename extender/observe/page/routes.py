@@ -41,7 +41,7 @@ class Page:
         replicas: this one and the others.
     """
 
-    def __init__(  # noqa: PLR0913 - what it joins
+    def __init__(
         self,
         fleet: Fleet,
         history: DecisionHistory,

@@ -82,7 +82,7 @@ class AgentSource:
         is_listening: connections are accepted.
     """
 
-    def __init__(  # noqa: PLR0913 - what it joins
+    def __init__(
         self,
         settings: Agents,
         client: KubeClient,
