@@ -61,7 +61,9 @@ async def test_no_panel_and_no_choice_of_dashboard_12239_is_empty(
     prometheus: aiohttp.ClientSession,
 ) -> None:
     async with asyncio.timeout(60):
-        while len(await ask(prometheus, "/api/v1/query", query=QUERIES["GPU Temperature"])) < 2:  # noqa: ASYNC110 - until it has been scraped
+        while (
+            len(await ask(prometheus, "/api/v1/query", query=QUERIES["GPU Temperature"])) < 2
+        ):  # until it has been scraped
             await asyncio.sleep(0.1)
 
     shown = {

@@ -335,5 +335,5 @@ async def test_threads_end_when_it_is_closed(rig: Rig) -> None:
     sampler.close()
 
     async with asyncio.timeout(10):
-        while threading.active_count() > before:  # noqa: ASYNC110 - of threads
+        while threading.active_count() > before:
             await asyncio.sleep(0.01)

@@ -23,7 +23,7 @@ def worker(most_hung: int = 2) -> Worker:
 
 async def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110 - of a thread's
+    while not condition() and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     assert condition()
 

@@ -70,7 +70,7 @@ def project_version() -> str:
     return str(project["project"]["version"])
 
 
-def _report(sequence: int, devices: Sequence[Device], **changes: Any) -> Report:  # noqa: ANN401 - fields of any kind
+def _report(sequence: int, devices: Sequence[Device], **changes: Any) -> Report:
     at = STARTED_AT + 10.0 * sequence
     return Report(
         **{
@@ -200,7 +200,7 @@ def meaning(messages: Iterator[bytes]) -> list[dict[str, object]]:
     return [plain(one) for one in told]
 
 
-def plain(value: Any) -> Any:  # noqa: ANN401 - anything that JSON can say
+def plain(value: Any) -> Any:
     """Return a value as JSON has it: NaN as null, keys as text."""
     if isinstance(value, dict):
         return {

@@ -36,7 +36,7 @@ def victims_of(name: str) -> dict[str, Any]:
     }
 
 
-async def post(client: Client, verb: str, body: bytes) -> Any:  # noqa: ANN401 - JSON
+async def post(client: Client, verb: str, body: bytes) -> Any:
     response = await client.post(f"/{verb}", data=body)
     assert response.status == 200
     return await response.json()

@@ -24,7 +24,7 @@ class Done:
     err: str
 
     @property
-    def json(self) -> Any:  # noqa: ANN401 - JSON
+    def json(self) -> Any:
         return json.loads(self.out)
 
 

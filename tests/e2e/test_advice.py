@@ -24,7 +24,7 @@ GIB: Final = 1 << 30
 def past(uuid: str, *, percent: float, mib: float) -> list[Line]:
     """Return what a card was like for two hours."""
 
-    def told(value: float) -> Any:  # noqa: ANN401 - of how long ago
+    def told(value: float) -> Any:  # of how long ago
         return lambda ago: value if ago > LOOK_BACK_SECONDS else None
 
     labels = {"UUID": uuid}

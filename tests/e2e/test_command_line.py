@@ -305,7 +305,7 @@ async def test_the_same_is_shown_through_the_api_servers_proxy(world: World) -> 
     assert f"service {NAMESPACE}/{SERVICE}:status" in gone.err
 
 
-def _manifest(world: World) -> Any:  # noqa: ANN401 - a path
+def _manifest(world: World) -> Any:
     file = world.services.plane.folder / "pod.yaml"
     item: Object = {"apiVersion": "v1", "kind": "Pod", **pod("next")}
     if world.services.setup.way is Way.SECOND:

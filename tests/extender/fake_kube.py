@@ -266,5 +266,5 @@ async def eventually(condition: Callable[[], object], *, deadline_seconds: float
         TimeoutError: it did not in time.
     """
     async with asyncio.timeout(deadline_seconds):
-        while not condition():  # noqa: ASYNC110 - any condition, of parts that set no event
+        while not condition():  # any condition, of parts that set no event
             await asyncio.sleep(0.005)

@@ -80,7 +80,7 @@ class Live:
     async def prioritize(self, pod: JsonObject, *nodes: str) -> list[JsonObject]:
         return await self._ask("prioritize", pod, nodes)
 
-    async def _ask(self, verb: str, pod: JsonObject, nodes: Sequence[str]) -> Any:  # noqa: ANN401 - JSON
+    async def _ask(self, verb: str, pod: JsonObject, nodes: Sequence[str]) -> Any:
         question = orjson.dumps({"Pod": pod, "Nodes": None, "NodeNames": nodes})
         async with self.session.post(f"{self.url}/{verb}", data=io.BytesIO(question)) as answer:
             self.statuses.add(answer.status)

@@ -77,12 +77,12 @@ def test_the_extender_takes_its_settings_and_serves_where_everybody_looks_for_it
         item["metadata"]["name"]: item["spec"] for item in items() if item["kind"] == "Service"
     }
 
-    assert settings.listen_address == ("0.0.0.0", ports_of(container)["webhooks"])  # noqa: S104
+    assert settings.listen_address == ("0.0.0.0", ports_of(container)["webhooks"])
     host, _, port = settings.peers.service.partition(":")
     assert host == "idlegpu-peers.idlegpu.svc"
     assert services["idlegpu-peers"]["ports"][0]["port"] == int(port)
     assert services[EXTENDER]["ports"][0]["port"] == settings.listen_address[1]
-    assert settings.status_address == ("0.0.0.0", ports_of(container)["status"])  # noqa: S104
+    assert settings.status_address == ("0.0.0.0", ports_of(container)["status"])
     tls = {settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file}
     assert tls == {Path("/etc/idlegpu-tls") / name for name in ("tls.crt", "tls.key", "ca.crt")}
     for service in services.values():
@@ -123,7 +123,7 @@ def test_the_agent_takes_its_settings_and_serves_where_it_is_scraped(tmp_path: P
 
     options = load_agent_settings(path, environ).value()
 
-    assert (options.host, options.port) == ("0.0.0.0", ports_of(container)["metrics"])  # noqa: S104
+    assert (options.host, options.port) == ("0.0.0.0", ports_of(container)["metrics"])
     assert options.node == "gpu-7"
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert options.pod_logs in mounts

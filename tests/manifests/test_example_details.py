@@ -160,7 +160,7 @@ def test_shared_memory_is_a_volume_in_memory_with_a_limit_that_counts_to_the_pod
     mounts = {each["name"]: each["mountPath"] for each in container_of("gpus-8")["volumeMounts"]}
     (volume,) = (each for each in pod_of("gpus-8")["volumes"] if "emptyDir" in each)
 
-    assert mounts[volume["name"]] == "/dev/shm"  # noqa: S108 - where programs look for it
+    assert mounts[volume["name"]] == "/dev/shm"
     assert volume["emptyDir"]["medium"] == "Memory"
     shared = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
     assert shared < int(container_of("gpus-8")["resources"]["limits"]["memory"].removesuffix("Gi"))

@@ -13,7 +13,7 @@ from extender.admission.review import (
 )
 
 
-def review(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+def review(**changes: Any) -> dict[str, Any]:
     """Return a review as the API server sends it, but for some fields of its request."""
     request = {
         "uid": "705ab4f5",

@@ -44,7 +44,7 @@ def serving(app: web.Application) -> Iterator[str]:
         loop.close()
 
 
-async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:  # noqa: ANN401 - a pod's
+async def ask(world: World, verb: str, *nodes: str, **wishes: Any) -> None:
     """Have kube-scheduler's question answered."""
     question = json.dumps(names_question(*nodes, asker=pod(**wishes))).encode()
     webhooks = world.webhooks()

@@ -91,7 +91,7 @@ def submit(cluster: FakeCluster, tmp_path: Path) -> Iterator[Run]:
         file.write_text(yaml.safe_dump(config))
         run = runner(url)
 
-        def submit(*arguments: str, **environment: str) -> Any:  # noqa: ANN401 - a result
+        def submit(*arguments: str, **environment: str) -> Any:
             return run(*arguments, **{"IDLEGPU_URL": "", "KUBECONFIG": str(file), **environment})
 
         yield submit

@@ -29,8 +29,8 @@ class Changing:
 
     def work(self, busy: str) -> None:
         """Have the GPU be that busy; "off" has the extender answer nothing any more."""
-        request = Request(f"{self.url}/load/{busy}", method="POST")  # noqa: S310 - our own
-        with urlopen(request, timeout=10) as response:  # noqa: S310 - our own
+        request = Request(f"{self.url}/load/{busy}", method="POST")
+        with urlopen(request, timeout=10) as response:
             assert response.status == 200
 
 

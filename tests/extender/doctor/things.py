@@ -37,7 +37,7 @@ def scheduler(
     return Scheduler(source=source, config={"profiles": told, "extenders": list(extenders)})
 
 
-def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - parts of a node
+def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # parts of a node
     """Return a node.
 
     Args:
@@ -82,7 +82,7 @@ def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # noqa: ANN40
 def pod(
     name: str = "train",
     gpus: dict[str, int] | int = 0,
-    **changes: Any,  # noqa: ANN401 - its parts
+    **changes: Any,
 ) -> dict[str, Any]:
     """Return a pod that runs on node-1.
 

@@ -229,7 +229,7 @@ async def test_only_lasting_trouble_is_logged_and_its_end(
 @pytest.mark.parametrize(
     ("host", "family"),
     [
-        pytest.param("0.0.0.0", socket.AF_INET, id="ipv4"),  # noqa: S104 - nothing is bound
+        pytest.param("0.0.0.0", socket.AF_INET, id="ipv4"),
         pytest.param("::", socket.AF_INET6, id="ipv6"),
         pytest.param("idlegpu", socket.AF_UNSPEC, id="name"),
     ],

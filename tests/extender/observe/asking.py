@@ -6,7 +6,7 @@ from typing import Any
 from tests.extender.served import Client, names_question, pod
 
 
-def strict(text: str) -> Any:  # noqa: ANN401 - JSON
+def strict(text: str) -> Any:
     """Read JSON as its standard has it: NaN and Infinity are none."""
 
     def refuse(constant: str) -> None:
@@ -15,7 +15,7 @@ def strict(text: str) -> Any:  # noqa: ANN401 - JSON
     return json.loads(text, parse_constant=refuse)
 
 
-async def get(client: Client, path: str, status: int = 200, **query: str) -> Any:  # noqa: ANN401
+async def get(client: Client, path: str, status: int = 200, **query: str) -> Any:
     response = await client.get(path, params=query)
     text = await response.text()
     assert response.status == status, text
@@ -23,6 +23,6 @@ async def get(client: Client, path: str, status: int = 200, **query: str) -> Any
     return strict(text)
 
 
-async def decide(client: Client, *nodes: str, **wishes: Any) -> None:  # noqa: ANN401 - a pod's
+async def decide(client: Client, *nodes: str, **wishes: Any) -> None:
     question = names_question(*nodes, asker=pod(**wishes))
     assert (await client.post("/prioritize", data=json.dumps(question))).status == 200

@@ -16,7 +16,7 @@ from extender.settings.api import Api
 from tests.extender.observe.reviewers import Reviewers, reviewing
 from tests.extender.served import Client, MakeClient
 
-TOKEN = "token-of-alice"  # noqa: S105 - made up
+TOKEN = "token-of-alice"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 

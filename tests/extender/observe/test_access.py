@@ -277,10 +277,10 @@ async def test_what_is_no_good_token_is_not_kept(
     [
         (ApiAccess.AUTO, "127.0.0.1", True),
         (ApiAccess.AUTO, "::1", True),
-        (ApiAccess.AUTO, "0.0.0.0", False),  # noqa: S104 - what is asked about
+        (ApiAccess.AUTO, "0.0.0.0", False),
         (ApiAccess.AUTO, "10.0.0.7", False),
         (ApiAccess.TOKEN, "127.0.0.1", False),
-        (ApiAccess.OPEN, "0.0.0.0", True),  # noqa: S104 - likewise
+        (ApiAccess.OPEN, "0.0.0.0", True),
     ],
 )
 def test_a_token_is_needed_wherever_others_come_unless_one_says_otherwise(

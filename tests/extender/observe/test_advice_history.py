@@ -43,7 +43,7 @@ class FakePlots:
     is_there: bool = True
     hold: asyncio.Event | None = None
 
-    async def hour(self, devices: Sequence[DeviceKey]) -> Any:  # noqa: ANN401
+    async def hour(self, devices: Sequence[DeviceKey]) -> Any:
         raise AssertionError(devices)
 
     async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Told:

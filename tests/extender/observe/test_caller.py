@@ -22,7 +22,7 @@ from tests.extender.observe.reviewers import Reviewers, reviewing
 from tests.extender.served import Client, MakeClient
 
 NAMESPACES = {"blue", "green", "red"}
-TOKEN = "token-of-alice"  # noqa: S105 - made up
+TOKEN = "token-of-alice"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 AT_ONCE = 20
 

@@ -28,7 +28,7 @@ class SeesTeam:
     def sees(self, namespace: str) -> bool:
         return namespace == "team" and namespace in self.learnt
 
-    async def learn(self, namespaces: Any) -> None:  # noqa: ANN401 - names
+    async def learn(self, namespaces: Any) -> None:
         self.learnt |= set(namespaces)
 
     async def renew(self) -> None:

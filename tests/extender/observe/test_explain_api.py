@@ -40,12 +40,12 @@ async def client(world: WhyWorld, aiohttp_client: MakeClient) -> Client:
     return await aiohttp_client(world.build_app())
 
 
-async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:  # noqa: ANN401
+async def ask(client: Client, verb: str, *nodes: str, **wishes: Any) -> None:
     question = names_question(*nodes, asker=pod(**wishes))
     assert (await client.post(f"/{verb}", data=json.dumps(question))).status == 200
 
 
-async def foresee(client: Client, body: object, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+async def foresee(client: Client, body: object, status: int = 200) -> Any:
     data = BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
     response = await client.post("/v1/explain", data=data)
     text = await response.text()
@@ -53,7 +53,7 @@ async def foresee(client: Client, body: object, status: int = 200) -> Any:  # no
     return strict(text)
 
 
-def total(node: Any) -> float:  # noqa: ANN401 - JSON
+def total(node: Any) -> float:
     return Breakdown(
         parts=tuple(Part(**part) for part in node["parts"]),
         factors=tuple(Factor(**factor) for factor in node["factors"]),
@@ -247,7 +247,7 @@ async def test_a_name_that_two_pods_have_is_refused_with_both(
     assert answer["error"] == "pod='p' is the name of several pods: use one of other/p, team/p"
 
 
-def _renamed(world: WhyWorld, uid: str, name: str) -> Any:  # noqa: ANN401 - a record
+def _renamed(world: WhyWorld, uid: str, name: str) -> Any:
     return replace(world.fleet.pods[uid], name=name)
 
 

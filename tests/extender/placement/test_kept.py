@@ -28,7 +28,7 @@ def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     evaluate: Callable[..., Any] = standing.evaluate_for
 
-    def count(question: Any, batch: Any, *rest: Any) -> Any:  # noqa: ANN401 - passed on
+    def count(question: Any, batch: Any, *rest: Any) -> Any:
         counted.append(len(batch))
         return evaluate(question, batch, *rest)
 

@@ -83,17 +83,17 @@ def documents() -> Iterator[dict[str, Any]]:
             "": url,
         }
 
-        def read(question: str) -> Any:  # noqa: ANN401 - JSON
+        def read(question: str) -> Any:
             where, _, path = question.partition("/v1")
             body = json.dumps(wish).encode() if where == "asking" else None
-            request = Request(f"{addresses[where]}/v1{path}", body)  # noqa: S310 - our own
-            with urlopen(request, timeout=30) as response:  # noqa: S310 - our own
+            request = Request(f"{addresses[where]}/v1{path}", body)
+            with urlopen(request, timeout=30) as response:
                 return json.load(response)
 
         yield {question: read(question) for question in QUESTIONS}
 
 
-def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:  # noqa: ANN401 - types, JSON
+def walk(kind: Any, value: Any, at: str, seen: Seen) -> Iterator[str]:
     """Yield where a document has what its type lacks; note the fields that it has."""
     if isinstance(kind, type) and issubclass(kind, Answer):
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
@@ -128,7 +128,7 @@ def test_each_value_is_of_its_type(documents: dict[str, Any], question: str) -> 
     assert list(differences(documents[question], again)) == []
 
 
-def differences(told: Any, typed: Any, at: str = "") -> Iterator[str]:  # noqa: ANN401 - JSON
+def differences(told: Any, typed: Any, at: str = "") -> Iterator[str]:
     """Yield where what was read is another value than what was told; defaults may be more."""
     if isinstance(told, dict):
         for name, value in told.items():

@@ -74,7 +74,7 @@ def test_the_extender_is_asked_through_the_proxy_with_the_users_token(
 def test_a_token_for_the_extender_goes_in_a_header_that_the_proxy_leaves_alone(
     proxy: Proxy, kubeconfig: str
 ) -> None:
-    Client.in_cluster_of(kubeconfig, context="two", service="ns/s:http", token="own").gpus()  # noqa: S106 - a test
+    Client.in_cluster_of(kubeconfig, context="two", service="ns/s:http", token="own").gpus()
 
     path = "/api/v1/namespaces/ns/services/s:http/proxy/v1/gpus"
     assert proxy.seen == [(path, "Bearer of-v", "own")]

@@ -28,7 +28,7 @@ NODES = NodeIdentity(names=frozenset({"gpu-1"}))
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110  # what is waited for knows of no event
+        while not condition():  # what is waited for knows of no event
             await asyncio.sleep(0.02)
 
 
@@ -352,7 +352,7 @@ async def test_worker_finds_files_named_relative_to_the_extender(
     (tmp_path / "token").write_text("secret")
     monkeypatch.chdir(tmp_path)
 
-    async with running(fake.url, bearer_token_file="token") as delivered:  # noqa: S106  # a name
+    async with running(fake.url, bearer_token_file="token") as delivered:
         readings = await delivered.more()
 
     assert len(readings.devices) == 1

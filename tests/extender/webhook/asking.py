@@ -8,7 +8,7 @@ from tests.extender.served import Client
 VERBS = ("filter", "prioritize", "preempt")
 
 
-async def ask(client: Client, verb: str, question: object) -> Any:  # noqa: ANN401 - JSON
+async def ask(client: Client, verb: str, question: object) -> Any:
     response = await client.post(f"/{verb}", data=json.dumps(question))
     assert response.status == 200
     assert response.content_type == "application/json"

@@ -220,7 +220,7 @@ async def test_a_slow_client_holds_nobody_up_and_one_that_leaves_is_counted(
     writer.close()
 
     async with asyncio.timeout(5):
-        while not left():  # noqa: ASYNC110 - a counter has no event
+        while not left():
             await asyncio.sleep(0.01)
     await runner.cleanup()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -62,7 +62,7 @@ def test_pods_that_the_kubelet_refused_are_evidence() -> None:
     assert "UnexpectedAdmissionError: team/lost" in evidence("IG007", Facts(at=NOW, pods=pods))
 
 
-def waiting(message: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - a pod's parts
+def waiting(message: str, **changes: Any) -> dict[str, Any]:
     condition = {"type": "PodScheduled", "status": "False", "message": message}
     return pod("waits", 1, node="", phase="Pending", conditions=[condition], **changes)
 

@@ -22,7 +22,7 @@ SHARED = "nvidia.com/gpu.shared"
 MIG = "nvidia.com/mig-1g.10gb"
 
 
-def at(one: dict[str, Any], *pods: object, **facts: Any) -> Facts:  # noqa: ANN401 - Facts
+def at(one: dict[str, Any], *pods: object, **facts: Any) -> Facts:
     return Facts(at=NOW, nodes=(one,), pods=pods, **facts)  # type: ignore[arg-type] # pods
 
 
@@ -56,7 +56,7 @@ def test_a_node_that_offers_gpus_or_has_none_is_well() -> None:
 # --- IG202 --------------------------------------------------------------------------------------
 
 
-def shared(replicas: str, capacity: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - parts
+def shared(replicas: str, capacity: str, **changes: Any) -> dict[str, Any]:
     labels = {REPLICAS: replicas, STRATEGY: "time-slicing", **changes}
     return node(labels=labels, capacity={SHARED: capacity})
 

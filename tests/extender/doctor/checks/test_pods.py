@@ -91,7 +91,7 @@ def test_gpus_that_are_chosen_by_hand_are_told(value: str, gpus: int, expected: 
 
 
 def test_pods_that_leave_it_alone_are_well() -> None:
-    assert found("IG302", at(pod("a", 2), pod("b", 1, env={"CUDA_CACHE_PATH": "/tmp"}))) == []  # noqa: S108 - a value
+    assert found("IG302", at(pod("a", 2), pod("b", 1, env={"CUDA_CACHE_PATH": "/tmp"}))) == []
 
 
 # --- IG303 --------------------------------------------------------------------------------------

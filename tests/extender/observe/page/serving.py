@@ -82,7 +82,7 @@ class Server:
         return self.sources
 
     @web.middleware
-    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:  # noqa: ANN401
+    async def _note(self, request: web.Request, handler: Any) -> web.StreamResponse:
         self.asked.append(f"{request.method} {request.path}")
         response: web.StreamResponse = await handler(request)
         return response
@@ -94,7 +94,7 @@ async def _nobody(_: web.Request) -> web.StreamResponse:
 
 
 @asynccontextmanager
-async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:  # noqa: ANN401
+async def serving(world: World, **rest: Any) -> AsyncIterator[Server]:
     """Serve a world while the context is open."""
     server = Server(world, **rest)
     await server.start()
@@ -125,7 +125,7 @@ class Faults:
         context.on("console", lambda message: self._note_console(message.type, message.text))
         context.on("weberror", lambda error: self.found.append(f"error: {error.error}"))
 
-    def _note_request(self, request: Any) -> None:  # noqa: ANN401 - playwright's
+    def _note_request(self, request: Any) -> None:
         if not request.url.startswith(self._url):
             self.found.append(f"request: {request.url}")
         is_session = request.url == f"{self._url}{SESSION_PATH}"
@@ -158,7 +158,7 @@ async def looking(
     browser: Browser,
     server: Server,
     query: str = "",
-    **options: Any,  # noqa: ANN401 - playwright's
+    **options: Any,
 ) -> AsyncIterator[tuple[Page, Faults]]:
     """Open the page; at the end nothing may have gone wrong in it.
 

@@ -188,7 +188,7 @@ async def test_the_last_hour_is_plotted_from_our_own_memory(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with asyncio.timeout(5):
-        while not server.page.memory._next:  # noqa: ASYNC110 - its own first note goes first
+        while not server.page.memory._next:  # its own first note goes first
             await asyncio.sleep(0.01)
     for minute in range(61):
         world.now += 60.0

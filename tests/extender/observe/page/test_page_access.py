@@ -17,7 +17,7 @@ from tests.extender.served import World
 
 pytestmark = pytest.mark.page
 
-TOKEN = "token-of-alice"  # noqa: S105 - made up
+TOKEN = "token-of-alice"
 REFUSED = ("Failed to load resource: the server responded with a status of 401",)
 """What the browser itself writes where a token is missing or wrong."""
 

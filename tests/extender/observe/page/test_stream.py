@@ -45,7 +45,7 @@ async def event(content: aiohttp.StreamReader, name: str) -> dict[str, object]:
 
 async def until(condition: object) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # type: ignore[operator] # noqa: ASYNC110 - nothing tells of it
+        while not condition():  # type: ignore[operator]  # nothing tells of it
             await asyncio.sleep(0.01)
 
 
