@@ -5,7 +5,6 @@ import os
 import signal
 import ssl
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Final
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.calm import PAST_QUIET_SECONDS, PAST_SECONDS, Calm
 from bench.processes import cpu_seconds, tree_of
 from bench.scheduler_cluster import PODS, delete_pods, gpu_pod, watch_bindings
 from bench.scheduler_report import Run
@@ -34,10 +34,6 @@ WORKER: Final = b"extender.sources."
 """In the command of each of its workers."""
 ADOPTED: Final = "idlegpu_settings_reloads_total{outcome=applied}"
 
-PAST_SECONDS: Final = 600.0
-PAST_QUIET_SECONDS: Final = 20.0
-"""After its start it has Prometheus asked for the past by workers of their own, one after another:
-so long after the first one has ended no other comes."""
 CALM_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.5
 CALM_SHARE: Final = 0.3
@@ -169,18 +165,15 @@ class Bench:
             )
 
         await wait_for(knows_all, "the extender knows the fleet", deadline_seconds=START_SECONDS)
-        calm_since = time.monotonic()
-        lasts, used = PAST_QUIET_SECONDS if is_new else CALM_SECONDS, _used()
+        calm, used = Calm(PAST_QUIET_SECONDS if is_new else CALM_SECONDS), _used()
 
         async def is_calm() -> bool:
-            nonlocal calm_since, used
+            nonlocal used
             await asyncio.sleep(LOOK_SECONDS)
             before, used = used, _used()
             workers = [pid for pid in _extenders() if WORKER in _command(pid)]
             is_catching_up = not is_new and used - before > CALM_SHARE * LOOK_SECONDS
-            if len(workers) > 1 or is_catching_up:
-                calm_since = time.monotonic()
-            return time.monotonic() - calm_since >= lasts
+            return calm.has_lasted(is_calm=len(workers) <= 1 and not is_catching_up)
 
         await wait_for(is_calm, "the extender has nothing to do", deadline_seconds=PAST_SECONDS)
 

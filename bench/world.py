@@ -29,6 +29,7 @@ import orjson
 import yaml
 
 from bench.backend_fleet import FleetSpec
+from bench.calm import PAST_QUIET_SECONDS, PAST_SECONDS, Calm
 from bench.processes import Memory, memory_of, tree_of
 from simulation.cluster import kubeconfig_text
 from tests.controlplane.process import ProcessError, ServerProcess, free_port
@@ -42,9 +43,6 @@ CONTROL_SECONDS: Final = 120.0
 SAME_ROUND_SECONDS: Final = 0.4
 SETTLE_SECONDS: Final = 60.0
 SETTLED: Final = "idlegpu_settings_loaded_timestamp_seconds"
-PAST_SECONDS: Final = 600.0
-PAST_QUIET_SECONDS: Final = 20.0
-"""Two are asked for the past, one after the other: so long it may take until the second begins."""
 PAST_POLL_SECONDS: Final = 1.0
 STEPS: Final = "steps.json"
 
@@ -158,18 +156,13 @@ class World:
         Raises:
             BenchError: it was not in time.
         """
-        alone_since: float | None = None
-
-        def is_read() -> bool:
-            nonlocal alone_since
-            now = time.perf_counter()
-            if len(self.memory().processes) != 2:  # itself and a worker
-                alone_since = None
-            elif alone_since is None:
-                alone_since = now
-            return alone_since is not None and now - alone_since >= PAST_QUIET_SECONDS
-
-        wait_until(is_read, "the past was read", limit_seconds, poll_seconds=PAST_POLL_SECONDS)
+        calm = Calm(PAST_QUIET_SECONDS)
+        wait_until(
+            lambda: calm.has_lasted(is_calm=len(self.memory().processes) == 2),
+            "the past was read",
+            limit_seconds,
+            poll_seconds=PAST_POLL_SECONDS,
+        )
 
     def rounds(self) -> int:
         """Return how many answers of Prometheus have been seen taken over since the first call.
