@@ -316,8 +316,8 @@ class Extender:
                 self.garbage.tidy()  # now, for it takes long: nobody is answered yet
                 self.readiness.lay_out()
             if self.readiness.is_laid_out:
-                await in_turns(self.placer.warm_in_steps(), self.in_flight.give_way)
-                await self.following.renew(self.placer.prepare_in_steps)
+                await in_turns(self.placer.standings.warm_in_steps(), self.in_flight.give_way)
+                await self.following.renew(self.placer.standings.prepare_in_steps)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAY_OUT_SECONDS):
                     await self._touched.wait()

@@ -16,7 +16,6 @@ from extender.core.names import EMPTY_ROLL
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.snapshot import Snapshot, batch_rows
-from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.freed import with_freed
@@ -77,6 +76,7 @@ class Placer:
             have put them.
         roll: the nodes as the last question found them: the next one names nearly the same.
         on_settled: is told of each decision, and of what it was made from, before the answer.
+        standings: what is kept for the requests of the last minutes, to be brought up to date.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Placer:
         self.is_shadow = False
         self.roll = EMPTY_ROLL
         self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
-        self._standings = KeptStandings(fleet, clock)
+        self.standings = KeptStandings(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
         self._gathered: tuple[tuple[object, ...], tuple[PlacedEvidence, ...]] | None = None
 
@@ -261,18 +261,10 @@ class Placer:
             candidates,
             self.policy,
             overlays=overlays,
-            evaluate=self._standings.evaluate,
+            evaluate=self.standings.evaluate,
             ranked=ranked,
         )
         return decision, snapshot, overlays
-
-    def warm_in_steps(self) -> Steps[None]:
-        """Bring what is kept for the requests of the last minutes up to date."""
-        yield from self._standings.warm_in_steps()
-
-    def prepare_in_steps(self, coming: Snapshot) -> Steps[None]:
-        """Evaluate the requests of the last minutes for a snapshot to come."""
-        yield from self._standings.prepare_in_steps(coming)
 
     def _gather(
         self,

@@ -54,7 +54,7 @@ def test_what_no_renewal_prepared_is_evaluated_one_request_in_each_step(
     finish(world.fleet.renew_in_steps())
     pools_evaluated.clear()
 
-    assert most_at_once(world.placer.warm_in_steps(), pools_evaluated) == 1
+    assert most_at_once(world.placer.standings.warm_in_steps(), pools_evaluated) == 1
 
     for count in (1, 2, 3):
         world.rank(request(count))
@@ -69,7 +69,7 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
     world.clock.now += RENEW_SECONDS
     finish(world.fleet.renew_in_steps())
 
-    for number, _ in enumerate(world.placer.warm_in_steps()):
+    for number, _ in enumerate(world.placer.standings.warm_in_steps()):
         world.place(f"pod-{number}", request(2))
 
     names = sorted(world.fleet.nodes)
