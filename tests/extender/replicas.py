@@ -4,6 +4,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -16,9 +18,13 @@ from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, NodeSpec, Sharing
 from simulation.objects import JsonObject
 from tests.controlplane.process import free_port
+from tests.extender.certificates import client_context, settings_for
 from tests.extender.fake_kube import eventually
 
 DEADLINE_SECONDS = 20.0
+ANY = "127.0.0.1:0"
+"""Whichever port is free."""
+
 NODES = tuple(f"equal-{number}" for number in range(4))
 
 
@@ -61,10 +67,17 @@ class Replica:
         scores: Sequence[JsonObject] = await self.ask(pod)  # type: ignore[assignment] # a list
         return str(max(scores, key=lambda score: int(str(score["Score"])))["Host"])
 
-    def assumed(self, uid: object) -> str:
+    def assumed(self, pod: JsonObject) -> str:
         """Return the node that a pod is assumed on, "" for none."""
-        known = self.extender.fleet.ledger.get(str(uid))
+        known = self.extender.fleet.ledger.get(str(pod["metadata"]["uid"]))  # type: ignore[index] # an object
         return known.node if known else ""
+
+    async def until_assumed(self, pod: JsonObject, node: str = "") -> None:
+        """Wait until it assumes a pod: on this node, if one is named."""
+        await eventually(
+            lambda: self.assumed(pod) == node if node else self.assumed(pod),
+            deadline_seconds=DEADLINE_SECONDS,
+        )
 
     def count(self, name: str, **labels: str) -> float:
         return self.extender.metrics.registry.get_sample_value(name, labels) or 0.0
@@ -95,6 +108,7 @@ class Replicas:
         cluster: the cluster.
         ports: where they will be.
         session: for questions.
+        tls: folder of the certificates that they serve with, None for plain HTTP.
         peers: settings that differ from the defaults.
     """
 
@@ -103,16 +117,19 @@ class Replicas:
         cluster: SimulatedCluster,
         ports: Sequence[int],
         session: aiohttp.ClientSession,
-        **peers: object,
+        *,
+        tls: Path | None = None,
+        **peers: Any,
     ) -> None:
         self.cluster = cluster
+        self._over_tls = {} if tls is None else {"tls": settings_for(tls), "status_listen": ANY}
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         self._session = session
         self._peers = peers
 
     @asynccontextmanager
     async def start(
-        self, number: int, peers: Peers | None = None, **changes: object
+        self, number: int, peers: Peers | None = None, **changes: Any
     ) -> AsyncIterator[Replica]:
         """Run one of them, and wait until it is ready.
 
@@ -121,35 +138,45 @@ class Replicas:
             peers: its settings, None for those of all.
             **changes: other settings.
         """
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
             "listen": self.addresses[number],
             "kubeconfig": self.cluster.kubeconfig,
-            "peers": peers or Peers(addresses=self.addresses, **self._peers),  # type: ignore[arg-type] # a test's
+            "peers": peers or Peers(addresses=self.addresses, **self._peers),
             "unasked": Unasked(grace_seconds=2),
+            **self._over_tls,
             **changes,
         }
-        settings = Settings(**values)  # type: ignore[arg-type] # likewise
-        async with start(settings) as extender:
+        async with start(Settings(**values)) as extender:
             await eventually(lambda: extender.is_ready, deadline_seconds=DEADLINE_SECONDS)
             yield Replica(extender, self._session)
 
 
 @asynccontextmanager
-async def described(count: int, **peers: object) -> AsyncIterator[Replicas]:
-    """Describe some replicas over a fleet of equal nodes; start them as a test needs."""
+async def described(
+    count: int, *, tls: Path | None = None, **peers: Any
+) -> AsyncIterator[Replicas]:
+    """Describe some replicas over a fleet of equal nodes; start them as a test needs.
+
+    Args:
+        count: how many.
+        tls: folder of certificates: those that they serve with, and kube-scheduler's, with which
+            they are asked; None for plain HTTP.
+        peers: settings that differ from the defaults.
+    """
+    context = True if tls is None else client_context(tls, shows=tls)
     async with (
         run_cluster(equal_nodes(), interval_seconds=0.5) as cluster,
-        aiohttp.ClientSession() as session,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
     ):
-        yield Replicas(cluster, [free_port() for _ in range(count)], session, **peers)
+        yield Replicas(cluster, [free_port() for _ in range(count)], session, tls=tls, **peers)
 
 
 @asynccontextmanager
 async def running(
-    count: int, **peers: object
+    count: int, *, tls: Path | None = None, **peers: Any
 ) -> AsyncIterator[tuple[SimulatedCluster, list[Replica]]]:
-    """Run some replicas, and wait until they hear each other."""
-    async with described(count, **peers) as replicas, AsyncExitStack() as stack:
+    """Run some replicas, and wait until they hear each other; arguments as `described` has them."""
+    async with described(count, tls=tls, **peers) as replicas, AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(replicas.start(number)) for number in range(count)
         ]

@@ -1,22 +1,16 @@
 """Several real extenders: any of them tells what another decided, over HTTP and over TLS."""
 
-from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
-from extender.app import start
-from extender.config import Settings
-from extender.settings.peers import Peers
-from simulation.cluster import run_cluster
-from simulation.objects import JsonObject, pod_object
-from tests.controlplane.process import free_port
-from tests.extender.certificates import client_context, issue, settings_for
-from tests.extender.fake_kube import eventually
-from tests.extender.replicas import DEADLINE_SECONDS, Replica, described, equal_nodes, running
+from simulation.objects import pod_object
+from tests.extender.certificates import issue
+from tests.extender.replicas import Replica, described, running
 
 
-async def read(replica: Replica, path: str, status: int = 200) -> JsonObject:
+async def read(replica: Replica, path: str, status: int = 200) -> Any:
     """Ask the API, at the address that was opened last."""
     url = replica.extender.addresses[-1]
     async with aiohttp.ClientSession() as session, session.get(f"{url}{path}") as answer:
@@ -30,10 +24,10 @@ async def test_any_replica_tells_what_the_others_decided() -> None:
             await replica.choose(cluster.control.create_pod(pod_object(name)))
 
         told = await read(third, "/v1/decisions?brief=true")
-        (found,) = (await read(third, "/v1/decisions?pod=default/a"))["decisions"]  # type: ignore[misc] # a list
+        (found,) = (await read(third, "/v1/decisions?pod=default/a"))["decisions"]
         one = await read(second, f"/v1/decisions/{found['id']}")
 
-    assert [each["pod"] for each in told["decisions"]] == ["default/b", "default/a"]  # type: ignore[union-attr] # a list
+    assert [each["pod"] for each in told["decisions"]] == ["default/b", "default/a"]
     assert told["unreachable"] == []
     assert one == found
     assert one["explained"]
@@ -49,45 +43,22 @@ async def test_a_replica_that_is_gone_is_named_and_the_others_are_told() -> None
 
         one = await read(stays, "/v1/decisions?brief=true")
 
-    assert [each["pod"] for each in both["decisions"]] == ["default/ours", "default/theirs"]  # type: ignore[union-attr] # a list
-    assert [each["pod"] for each in one["decisions"]] == ["default/ours"]  # type: ignore[union-attr] # a list
+    assert [each["pod"] for each in both["decisions"]] == ["default/ours", "default/theirs"]
+    assert [each["pod"] for each in one["decisions"]] == ["default/ours"]
     assert one["unreachable"] == [replicas.addresses[1]]
 
 
 async def test_over_tls_replicas_alone_are_told(tmp_path: Path) -> None:
     issue(tmp_path)
-    addresses = tuple(f"127.0.0.1:{free_port()}" for _ in range(2))
-    context = client_context(tmp_path, shows=tmp_path)
-    async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(run_cluster(equal_nodes(), interval_seconds=0.5))
-        connector = aiohttp.TCPConnector(ssl=context)
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        replicas = []
-        for address in addresses:
-            settings = Settings(
-                listen=address,
-                status_listen="127.0.0.1:0",
-                tls=settings_for(tmp_path),
-                kubeconfig=cluster.kubeconfig,
-                peers=Peers(addresses=addresses),
-            )
-            extender = await stack.enter_async_context(start(settings))
-            replicas.append(Replica(extender, session))
-        for replica in replicas:
-            await eventually(
-                lambda: replica.extender.is_ready,  # noqa: B023 - waited for
-                deadline_seconds=DEADLINE_SECONDS,
-            )
-            await replica.hear_all()
-        one, other = replicas
+    async with running(2, tls=tmp_path) as (cluster, (one, other)):
         await one.choose(cluster.control.create_pod(pod_object("a")))
 
         told = await read(other, "/v1/decisions")
         # kube-scheduler's certificate opens the webhooks, and nothing of the replicas'.
-        async with session.get(f"{one.url}/v1/peers/decisions") as answer:
+        async with one.session.get(f"{one.url}/v1/peers/decisions") as answer:
             refused = answer.status
 
-    assert [each["pod"] for each in told["decisions"]] == ["default/a"]  # type: ignore[union-attr] # a list
+    assert [each["pod"] for each in told["decisions"]] == ["default/a"]
     assert told["unreachable"] == []
     assert refused == 403
 
@@ -95,7 +66,7 @@ async def test_over_tls_replicas_alone_are_told(tmp_path: Path) -> None:
 async def test_any_replica_explains_and_tells_the_regret_of_what_another_decided() -> None:
     async with running(2) as (cluster, (first, second)):
         await first.choose(cluster.control.create_pod(pod_object("a")))
-        (decided,) = (await read(second, "/v1/decisions?brief=true"))["decisions"]  # type: ignore[misc] # a list
+        (decided,) = (await read(second, "/v1/decisions?brief=true"))["decisions"]
         explained = await read(second, f"/v1/explain?id={decided['id']}")
         by_number = await read(second, "/v1/explain?number=1")
         regret = await read(second, "/v1/regret")

@@ -14,13 +14,9 @@ from extender.effects.peer_wire import MAX_BYTES
 from extender.placement.unasked import WATCH_SECONDS
 from extender.settings.peers import Peers
 from extender.settings.service import Ready
-from simulation.objects import JsonObject, pod_object
+from simulation.objects import pod_object
 from tests.extender.fake_kube import eventually
 from tests.extender.replicas import DEADLINE_SECONDS, NODES, Replica, described, running
-
-
-def uid_of(pod: JsonObject) -> str:
-    return str(pod["metadata"]["uid"])  # type: ignore[index] # an object
 
 
 async def until_judged(*replicas: Replica, count: int = 1) -> None:
@@ -42,7 +38,7 @@ async def test_pod_placed_by_one_replica_counts_at_all_others() -> None:
         node = await asked.choose(pod)
 
         for other in others:
-            await eventually(lambda: other.assumed(uid_of(pod)) == node)  # noqa: B023 - waited for
+            await other.until_assumed(pod, node)
 
         assert [each.count("idlegpu_peers", state="known") for each in others] == [2, 2]
 
@@ -91,7 +87,7 @@ async def test_burst_asked_alternately_is_spread() -> None:
         for number, (one, other) in zip(range(6), cycle((replicas, replicas[::-1])), strict=False):
             pod = cluster.control.create_pod(pod_object(f"p{number}"))
             chosen.append(await one.choose(pod))
-            await eventually(lambda: other.assumed(uid_of(pod)))  # noqa: B023 - waited for
+            await other.until_assumed(pod)
 
     # Each by itself would have chosen the same three nodes.
     assert sorted(Counter(chosen).values()) == [1, 1, 2, 2]
@@ -101,10 +97,10 @@ async def test_binding_ends_what_was_assumed_on_another_replicas_word() -> None:
     async with running(2) as (cluster, (asked, other)):
         pod = cluster.control.create_pod(pod_object("a"))
         node = await asked.choose(pod)
-        await eventually(lambda: other.assumed(uid_of(pod)))
+        await other.until_assumed(pod)
         cluster.control.bind("default", "a", node)
 
-        await eventually(lambda: not other.assumed(uid_of(pod)))
+        await eventually(lambda: not other.assumed(pod))
 
 
 async def test_replica_that_starts_later_is_told_what_was_asked_before() -> None:
@@ -112,9 +108,7 @@ async def test_replica_that_starts_later_is_told_what_was_asked_before() -> None
         pod = replicas.cluster.control.create_pod(pod_object("a"))
         node = await first.choose(pod)
         async with replicas.start(1) as second:
-            await eventually(
-                lambda: second.assumed(uid_of(pod)) == node, deadline_seconds=DEADLINE_SECONDS
-            )
+            await second.until_assumed(pod, node)
 
 
 async def test_replica_that_ends_tells_what_it_was_asked_last() -> None:
@@ -125,10 +119,10 @@ async def test_replica_that_ends_tells_what_it_was_asked_last() -> None:
             await eventually(lambda: second.count("idlegpu_peers", state="known"))
             for pod in pods:
                 await second.ask(pod)
-            known = [first.assumed(uid_of(pod)) for pod in pods]
+            known = [first.assumed(pod) for pod in pods]
 
         assert known == ["", ""]
-        assert all(first.assumed(uid_of(pod)) for pod in pods)
+        assert all(first.assumed(pod) for pod in pods)
 
 
 async def test_restarted_replica_is_told_anew_and_heard_only_from_then_on() -> None:
@@ -141,7 +135,7 @@ async def test_restarted_replica_is_told_anew_and_heard_only_from_then_on() -> N
             assert not first.hears_all(since=ended_at, until=ended_at)
             pod = replicas.cluster.control.create_pod(pod_object("a"))
             node = await first.choose(pod)
-            await eventually(lambda: second.assumed(uid_of(pod)) == node)
+            await second.until_assumed(pod, node)
 
 
 async def test_replica_that_hangs_delays_no_answer() -> None:
@@ -179,7 +173,7 @@ async def test_replicas_are_found_by_the_name_of_their_service() -> None:
             pod = replicas.cluster.control.create_pod(pod_object("a"))
             node = await first.choose(pod)
 
-            await eventually(lambda: second.assumed(uid_of(pod)) == node)
+            await second.until_assumed(pod, node)
 
 
 async def test_name_that_stands_for_nobody_is_logged_once_and_nothing_is_taken_for_known(
