@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -111,34 +112,34 @@ class Node:
         )
 
 
-def gpu(**changes: object) -> Gpu:
+def gpu(**changes: Any) -> Gpu:
     """Return a healthy, idle H100 that nobody holds, changed as said."""
-    return replace(Gpu(), **changes)  # type: ignore[arg-type]  # checked by the dataclass
+    return replace(Gpu(), **changes)
 
 
-def busy(**changes: object) -> Gpu:
+def busy(**changes: Any) -> Gpu:
     """Return a GPU that is known to be busy."""
     return gpu(**{"utilization": 0.9, "memory_used": 0.7, **changes})
 
 
-def unknown(**changes: object) -> Gpu:
+def unknown(**changes: Any) -> Gpu:
     """Return a GPU of which no telemetry tells."""
     return gpu(**{"freshness": 0.0, "memory_freshness": 0.0, "memory_free_bytes": 0.0, **changes})
 
 
-def node(*gpus: Gpu, **changes: object) -> Node:
+def node(*gpus: Gpu, **changes: Any) -> Node:
     """Return a node with these GPUs, or one idle GPU."""
-    return replace(Node(gpus=gpus or (gpu(),)), **changes)  # type: ignore[arg-type]
+    return replace(Node(gpus=gpus or (gpu(),)), **changes)
 
 
-def shared(*gpus: Gpu, replicas: int = 10, **changes: object) -> Node:
+def shared(*gpus: Gpu, replicas: int = 10, **changes: Any) -> Node:
     """Return a time-sliced node with these GPUs, or one idle GPU."""
     return node(*(gpus or (gpu(),)), **{"replicas": replicas, "is_shared": True, **changes})
 
 
-def request(count: int = 1, **changes: object) -> GpuRequest:
+def request(count: int = 1, **changes: Any) -> GpuRequest:
     """Return what a stock pod asks for."""
-    return replace(GpuRequest(resource=GPU, count=count), **changes)  # type: ignore[arg-type]
+    return replace(GpuRequest(resource=GPU, count=count), **changes)
 
 
 def ask(count: int = 1, memory_bytes: float = 0.0, thresholds: Thresholds | None = None) -> Ask:
@@ -236,9 +237,9 @@ def rejected(decision: Decision) -> dict[str, int]:
     }
 
 
-def score_of(described: Node, asked: GpuRequest | None = None, **how: object) -> float:
+def score_of(described: Node, asked: GpuRequest | None = None, **how: Any) -> float:
     """Return the score of one node."""
-    return float(decide_on({"node": described}, asked, **how).scores[0])  # type: ignore[arg-type]
+    return float(decide_on({"node": described}, asked, **how).scores[0])
 
 
 STRATEGIES = (Strategy.SPREAD, Strategy.PACK)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class World:
         *,
         replicas: int = 1,
         resource: str = GPU,
-        **changes: object,
+        **changes: Any,
     ) -> NodeRecord:
         """Add a node with so many cards, each sold as so many replicas, and GFD's labels."""
         self.add_cards(name, cards)
@@ -79,7 +80,7 @@ class World:
             labels["nvidia.com/gpu.replicas"] = str(replicas)
             labels["nvidia.com/gpu.sharing-strategy"] = "time-slicing"
         record = NodeRecord(name=name, allocatable=offered, capacity=offered, labels=labels)
-        record = replace(record, **changes)  # type: ignore[arg-type]
+        record = replace(record, **changes)
         self.fleet.apply_node(record)
         return record
 
@@ -163,7 +164,7 @@ class World:
         count: int = 1,
         *,
         on: Iterable[Device] = (),
-        **changes: object,
+        **changes: Any,
     ) -> PodRecord:
         """Let the watch show a pod bound and running; the next readings show it on these devices.
 
@@ -184,16 +185,16 @@ class World:
             bound_at=self.clock.now,
             started_at=self.clock.now,
         )
-        record = replace(described, **changes)  # type: ignore[arg-type]
+        record = replace(described, **changes)
         for device in on:
             device.tenants = (*device.tenants, record.key)
         self.fleet.apply_pod(record)
         return record
 
-    def end(self, record: PodRecord, **changes: object) -> None:
+    def end(self, record: PodRecord, **changes: Any) -> None:
         """Let the watch show that a pod has ended now; the mapping forgets it."""
         ended = replace(record, phase=PodPhase.SUCCEEDED, ended_at=self.clock.now)
-        self.fleet.apply_pod(replace(ended, **changes))  # type: ignore[arg-type]
+        self.fleet.apply_pod(replace(ended, **changes))
         for device in self.devices.values():
             device.tenants = tuple(key for key in device.tenants if key != record.key)
 
@@ -221,10 +222,10 @@ class World:
         return self.placer.place("prioritize", pod, about, feasible).decision.best
 
 
-def one_node(cards: int = 2, *, policy: Policy | None = None, **node: object) -> World:
+def one_node(cards: int = 2, *, policy: Policy | None = None, **node: Any) -> World:
     """Return a world with one node, read once."""
     made = World(policy)
-    made.add_node("node", cards, **node)  # type: ignore[arg-type]
+    made.add_node("node", cards, **node)
     made.read()
     return made
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,7 +95,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def reporting(
-    port: int, folder: Path, *, text: str | None = None, host: str = "127.0.0.1", **options: object
+    port: int, folder: Path, *, text: str | None = None, host: str = "127.0.0.1", **options: Any
 ) -> AsyncIterator[Running]:
     path = folder / "token"
     path.write_text(token("gpu-1") if text is None else text)
@@ -110,7 +111,7 @@ async def reporting(
             reconnect_seconds=0.1,
             max_backoff_seconds=0.2,
         ),
-        **options,  # type: ignore[arg-type] # as a test wants it
+        **options,
     )
     agent = SimulatedAgent(node="gpu-1", fleet=fleet)
     pusher = Pusher(Options(node="gpu-1", reports=how), agent.latest)

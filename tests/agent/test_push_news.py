@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from agent.foreign import Threshold
@@ -25,7 +27,7 @@ class Passes:
         used: float = 0.0,
         *,
         signals: dict[str, float] | None = None,
-        **device: object,
+        **device: Any,
     ) -> Report:
         self.sequence += 1
         said: dict[str, tuple[float | None, ...]] = {
@@ -39,14 +41,14 @@ class Passes:
             node="n",
             at=float(self.sequence),
             sequence=self.sequence,
-            devices=(Device(**described),),  # type: ignore[arg-type] # as a test wants it
+            devices=(Device(**described),),
             signals=said,
         )
 
-    def is_news(self, busy: float | None = 0.0, used: float = 0.0, **device: object) -> bool:
+    def is_news(self, busy: float | None = 0.0, used: float = 0.0, **device: Any) -> bool:
         return self.digests.is_news(
             self.told,
-            self.digests.of(self.next(busy, used, **device)),  # type: ignore[arg-type]
+            self.digests.of(self.next(busy, used, **device)),
         )
 
 

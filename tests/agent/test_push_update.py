@@ -1,5 +1,6 @@
 import math
 import struct
+from typing import Any
 
 from agent.push_news import Digest
 from agent.push_update import MEAN_SECONDS, Updates
@@ -20,12 +21,12 @@ from agent.report import (
 KEY = ("GPU-0", "")
 
 
-def report(at: float = 0.0, **device: object) -> Report:
+def report(at: float = 0.0, **device: Any) -> Report:
     described = {"uuid": "GPU-0", "age_seconds": 0.5, **device}
     return Report(
         node="n",
         at=at,
-        devices=(Device(**described),),  # type: ignore[arg-type] # as a test wants it
+        devices=(Device(**described),),
         signals={"power_watts": (80.0,), "xid": (None,)},
     )
 
@@ -86,7 +87,7 @@ def test_what_is_written_is_read() -> None:
     assert decode_update(content[4:]) == update
 
 
-def pods(**device: object) -> object:
+def pods(**device: Any) -> object:
     update = make(Updates(), report(**device))
     assert update.holders is not None
     return update.holders.pods[0]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -52,7 +52,7 @@ class World:
 
     # --- the cluster --------------------------------------------------------------------------
 
-    def add(self, name: str, cards: int = 2, model: GpuModel = H100, **spec: object) -> str:
+    def add(self, name: str, cards: int = 2, model: GpuModel = H100, **spec: Any) -> str:
         """Add a node of whole, idle GPUs and return its name, which no other scenario has.
 
         Args:
@@ -68,7 +68,7 @@ class World:
                 model=model,
                 cards=cards,
                 address=f"10.20.0.{number}",
-                **spec,  # type: ignore[arg-type] # NodeSpec checks them
+                **spec,
             )
         )
         return node.name

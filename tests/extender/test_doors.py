@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -40,9 +41,9 @@ async def answer(_: web.Request) -> web.Response:
 
 
 @contextlib.asynccontextmanager
-async def doors_with(**settings: object) -> AsyncIterator[tuple[Doors, Metrics]]:
+async def doors_with(**settings: Any) -> AsyncIterator[tuple[Doors, Metrics]]:
     """Open the ports; yields them, and the metrics that tell of them."""
-    found = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", **settings)  # type: ignore[arg-type] # a test's
+    found = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", **settings)
     apps = [web.Application() for _ in range(3)]
     if found.tls.is_used:
         apps[0] = web.Application(middlewares=[only_known(found.tls)])

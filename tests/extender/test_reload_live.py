@@ -54,7 +54,7 @@ class Live:
                     return float(sample.value)
         return None
 
-    async def change(self, **changes: object) -> None:
+    async def change(self, **changes: Any) -> None:
         """Change settings in the file, None to take them out; wait until they are taken over."""
         name = "settings_reloads_total"
         before = await self.metric(name, outcome="applied") or 0.0
@@ -97,7 +97,7 @@ class Live:
 
 
 @asynccontextmanager
-async def live(folder: Path, **changes: object) -> AsyncIterator[Live]:
+async def live(folder: Path, **changes: Any) -> AsyncIterator[Live]:
     """Run an extender over the demo's fleet until it is ready and not degraded."""
     async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
         values = {
@@ -354,7 +354,7 @@ async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
         await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
 
         assert part.extender.events.settings.per_second == 100
-        assert [event["regarding"]["name"] for event in control.events] == ["told"]  # type: ignore[index,call-overload]
+        assert [event["regarding"]["name"] for event in control.events] == ["told"]
 
 
 @pytest.fixture

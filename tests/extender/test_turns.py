@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,8 @@ class Many:
             await asyncio.sleep(0)
 
 
-def turns(**changes: object) -> Turns:
-    return Turns(**{"at_once": 1, "waiting_each": 100, "wait_seconds": 20.0, **changes})  # type: ignore[arg-type] # a test's
+def turns(**changes: Any) -> Turns:
+    return Turns(**{"at_once": 1, "waiting_each": 100, "wait_seconds": 20.0, **changes})
 
 
 async def all_of(ask: Callable[[str], Awaitable[None]], names: list[str]) -> None:

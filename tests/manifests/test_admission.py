@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
@@ -110,8 +110,8 @@ class Admitting:
         return dict(found)
 
 
-def gpu_pod(name: str = "probe", namespace: str = MANAGED, gpus: int = 1, **rest: object) -> Object:
-    return pod(name, gpus, namespace=namespace, **rest)  # type: ignore[arg-type] # a test's
+def gpu_pod(name: str = "probe", namespace: str = MANAGED, gpus: int = 1, **rest: Any) -> Object:
+    return pod(name, gpus, namespace=namespace, **rest)
 
 
 async def ensure_namespace(admin: ApiClient, name: str, labels: dict[str, str]) -> None:

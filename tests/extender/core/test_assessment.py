@@ -1,5 +1,7 @@
 """What the landing devices are worth to a pod."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.policy import Policy, Thresholds
@@ -17,8 +19,8 @@ from tests.builders import (
 )
 
 
-def chance_of(device: Gpu, **how: object) -> float:
-    return float(assessment_of(shared(device), **how).idle_chance[0, 0])  # type: ignore[arg-type]
+def chance_of(device: Gpu, **how: Any) -> float:
+    return float(assessment_of(shared(device), **how).idle_chance[0, 0])
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Pods that we answered for and that the API server does not show as bound yet."""
 
 from dataclasses import replace
+from typing import Any
 
 from extender.core.assumed import Assumption, Ledger
 from extender.core.snapshot import Tenant
 from tests.builders import GPU
 
 
-def assumption(name: str = "a", node: str = "node", **changes: object) -> Assumption:
+def assumption(name: str = "a", node: str = "node", **changes: Any) -> Assumption:
     described = Assumption(
         uid=name,
         key=f"ns/{name}",
@@ -16,7 +17,7 @@ def assumption(name: str = "a", node: str = "node", **changes: object) -> Assump
         memory_bytes=None,
         expires_at=100.0,
     )
-    return replace(described, **changes)  # type: ignore[arg-type]
+    return replace(described, **changes)
 
 
 def ledger(*assumptions: Assumption) -> Ledger:

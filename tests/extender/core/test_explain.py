@@ -1,6 +1,7 @@
 """Why a node got its verdict."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,9 @@ from tests.builders import (
 )
 
 
-def verdict_on(described: Node, **asked: object) -> NodeVerdict:
+def verdict_on(described: Node, **asked: Any) -> NodeVerdict:
     snapshot = snapshot_of({"node": described}, models=("", "nvidia h100"))
-    about = request(**asked)  # type: ignore[arg-type]
+    about = request(**asked)
     question = Question(
         request=about,
         ask=ask(about.count, float(about.memory_bytes or 0)),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -175,7 +176,7 @@ def test_under_the_single_strategy_whole_cards_stay_whole() -> None:
 # --- who holds them -----------------------------------------------------------------------------
 
 
-def pod(name: str, count: int = 1, **changes: object) -> PodRecord:
+def pod(name: str, count: int = 1, **changes: Any) -> PodRecord:
     """Return a pod that has been running for long enough to show."""
     described = PodRecord(
         uid=name,
@@ -187,10 +188,10 @@ def pod(name: str, count: int = 1, **changes: object) -> PodRecord:
         bound_at=NOW - WARM_UP,
         started_at=NOW - WARM_UP,
     )
-    return replace(described, **changes)  # type: ignore[arg-type]
+    return replace(described, **changes)
 
 
-def young(name: str, count: int = 1, **changes: object) -> PodRecord:
+def young(name: str, count: int = 1, **changes: Any) -> PodRecord:
     return pod(name, count, **{"bound_at": NOW - 1, "started_at": NOW - 1, **changes})
 
 

@@ -1,6 +1,7 @@
 """From what was read to what is believed."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_verdict_falls_and_is_lifted_by_as_many_readings() -> None:
 # --- what is believed ---------------------------------------------------------------------------
 
 
-def evidence(count: int = 1, **changes: object) -> Evidence:
+def evidence(count: int = 1, **changes: Any) -> Evidence:
     """Return what is held of idle, healthy H100s, measured just now."""
     columns = {
         Signal.GRAPHICS_ACTIVE: np.zeros(count),
@@ -159,8 +160,8 @@ def evidence(count: int = 1, **changes: object) -> Evidence:
     described = Evidence(
         columns=columns,
         measured_at=np.full(count, NOW),
-        activity_at=changes.get("measured_at", np.full(count, NOW)),  # type: ignore[arg-type]
-        memory_at=changes.get("measured_at", np.full(count, NOW)),  # type: ignore[arg-type]
+        activity_at=changes.get("measured_at", np.full(count, NOW)),
+        memory_at=changes.get("measured_at", np.full(count, NOW)),
         freed_at=np.full(count, -np.inf),
         withdrawn=np.zeros(count, dtype=np.intp),
         label_total_bytes=np.full(count, NAN),
@@ -176,7 +177,7 @@ def evidence(count: int = 1, **changes: object) -> Evidence:
         is_lost=np.zeros(count, dtype=np.bool_),
         node_row=np.zeros(count, dtype=np.intp),
     )
-    return replace(described, **changes)  # type: ignore[arg-type]
+    return replace(described, **changes)
 
 
 def reading(count: int = 1, **values: float | list[float]) -> dict[Signal, Column]:

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -28,8 +29,8 @@ SETTINGS = Wake(
 A, B = pod_ref("a"), pod_ref("b")
 
 
-def prospect(*nodes: str, pods: tuple[PodRef, ...] = (A,), **changes: object) -> Prospect:
-    return Prospect(request=request(**changes), pods=pods, nodes=nodes)  # type: ignore[arg-type]
+def prospect(*nodes: str, pods: tuple[PodRef, ...] = (A,), **changes: Any) -> Prospect:
+    return Prospect(request=request(**changes), pods=pods, nodes=nodes)
 
 
 class Planned:
@@ -176,9 +177,9 @@ def test_a_woken_pod_that_is_gone_by_then_is_no_trouble() -> None:
 # --- what waits, and where there is room --------------------------------------------------------
 
 
-def record(**changes: object) -> PodRecord:
+def record(**changes: Any) -> PodRecord:
     described = PodRecord(uid="u", namespace="ns", name="p", resources={GPU: 2}, is_refused=True)
-    return replace(described, **changes)  # type: ignore[arg-type]
+    return replace(described, **changes)
 
 
 def test_a_refused_pod_is_read_as_kube_schedulers_questions_are() -> None:

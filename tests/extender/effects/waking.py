@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 from typing_extensions import override
 
@@ -51,18 +52,18 @@ class Recorder(KubeClient):
         self.asked: list[tuple[str, str, str]] = []
 
     @override
-    async def send(self, method: str, path: str, body: object, **how: object) -> None:
+    async def send(self, method: str, path: str, body: object, **how: Any) -> None:
         assert body
         self.asked.append((method, path, str(how["action"])))
 
     @override
-    async def get(self, path: str, params: object, **how: object) -> dict[str, object]:
+    async def get(self, path: str, params: object, **how: Any) -> dict[str, object]:
         assert not params
         self.asked.append(("GET", path, str(how["action"])))
         return {"metadata": {"resourceVersion": "1"}, "spec": {}}
 
 
-def waits(world: World, name: str = "p", **changes: object) -> PodRecord:
+def waits(world: World, name: str = "p", **changes: Any) -> PodRecord:
     """Let the watch show a pod that waits for idle GPUs because we refused it."""
     described = PodRecord(
         uid=f"uid-{name}",
@@ -73,7 +74,7 @@ def waits(world: World, name: str = "p", **changes: object) -> PodRecord:
         is_refused=True,
         wishes=IDLE_ONLY,
     )
-    record = replace(described, **changes)  # type: ignore[arg-type] # checked by the dataclass
+    record = replace(described, **changes)
     world.fleet.apply_pod(record)
     return record
 
@@ -112,7 +113,7 @@ def count_ranks(world: World) -> list[object]:
     asked: list[object] = []
     rank = world.placer.rank
 
-    def counted(about: object, *args: object, **named: object) -> object:
+    def counted(about: object, *args: object, **named: Any) -> object:
         asked.append(about)
         return rank(about, *args, **named)  # type: ignore[arg-type]
 

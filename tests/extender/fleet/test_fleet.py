@@ -1,6 +1,7 @@
 """What the fleet makes of nodes, pods and readings as they come and go."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -264,9 +265,9 @@ def test_instances_of_a_new_layout_that_use_old_numbers_start_afresh() -> None:
 # --- assumed pods ---------------------------------------------------------------------------------
 
 
-def pending(name: str = "a", **changes: object) -> PodRecord:
+def pending(name: str = "a", **changes: Any) -> PodRecord:
     described = PodRecord(uid=f"uid-{name}", namespace="ns", name=name, resources={GPU: 1})
-    return replace(described, **changes)  # type: ignore[arg-type]
+    return replace(described, **changes)
 
 
 def assumed(made: World) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """A fleet that is read minute by minute behind the route that gives advice."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiohttp import web
 
@@ -68,7 +69,7 @@ class AdvisingWorld(HoldersWorld):
         resource: str = GPU,
         gpus: int = 1,
         namespace: str = "team",
-        **rest: object,
+        **rest: Any,
     ) -> str:
         """Bind a pod now; return it as telemetry names it."""
         self.fleet.apply_pod(
@@ -82,7 +83,7 @@ class AdvisingWorld(HoldersWorld):
                 bound_at=self.now,
                 started_at=self.now,
                 owner=f"Deployment {name}",
-                **rest,  # type: ignore[arg-type] # a test's
+                **rest,
             )
         )
         return f"{namespace}/{name}"

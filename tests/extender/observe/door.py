@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -51,10 +52,10 @@ async def door_in(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[D
             await VIEWER.get().learn(["green"])
             return json_answer({"pods": [pod_name("green", "c")]})
 
-        async def make(*, is_open: bool = False, **settings: object) -> Client:
+        async def make(*, is_open: bool = False, **settings: Any) -> Client:
             access = Access(
                 kube,
-                Api(**settings),  # type: ignore[arg-type] # a test's
+                Api(**settings),
                 is_open=is_open,
                 namespaces=lambda: {"blue", "red"},
                 requests=metrics.api_requests,

@@ -1,5 +1,7 @@
 """Any replica tells how the placements of all turned out, to each what they may see."""
 
+from typing import Any
+
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -22,9 +24,9 @@ def secret() -> Outcome:
     return _with(outcome("secret", got=0.4, choice=0.4, followed=True), pod=pod)
 
 
-def _with(one: Outcome, **rest: object) -> Outcome:
+def _with(one: Outcome, **rest: Any) -> Outcome:
     values = {name: getattr(one, name) for name in Outcome.__dataclass_fields__}
-    return Outcome(**{**values, **rest})  # type: ignore[arg-type] # a test's
+    return Outcome(**{**values, **rest})
 
 
 def replica(

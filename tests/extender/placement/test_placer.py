@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -151,9 +152,9 @@ def test_a_tentative_pod_that_binds_elsewhere_counts_there() -> None:
     assert (world.row("node-0").held, world.row("node-1").held) == (0, 1)
 
 
-def pending(name: str = "a", **changes: object) -> PodRecord:
+def pending(name: str = "a", **changes: Any) -> PodRecord:
     described = PodRecord(uid=f"uid-{name}", namespace="ns", name=name, resources={GPU: 1})
-    return replace(described, **changes)  # type: ignore[arg-type]
+    return replace(described, **changes)
 
 
 def test_a_tentative_pod_that_is_reported_unschedulable_counts_no_more() -> None:

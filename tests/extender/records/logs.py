@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from io import BytesIO
+from typing import Any
 
 from extender.core.decision import decide
 from extender.core.evaluation import Overlay
@@ -85,9 +86,9 @@ class LoggedWorld:
     def _note(self, record: DecisionRecord, made: Weighed) -> None:
         self.lines += self.writer.decision(record, made)
 
-    def bind(self, name: str, node: str, **how: object) -> None:
+    def bind(self, name: str, node: str, **how: Any) -> None:
         """Bind a pod, and have it logged."""
-        record = self.world.bind(name, node, **how)  # type: ignore[arg-type] # a test's
+        record = self.world.bind(name, node, **how)
         self.lines += self.writer.bound(record.uid, node, self.world.clock.now)
 
     @property

@@ -1,6 +1,7 @@
 """What tests of the page do again and again."""
 
 import json
+from typing import Any
 
 from playwright.async_api import Page, expect
 
@@ -19,6 +20,6 @@ async def counts(page: Page) -> dict[str, str]:
     }
 
 
-async def decide(world: World, name: str, *nodes: str, **wishes: object) -> None:
-    asked = names_question(*nodes, asker=pod(name, **wishes))  # type: ignore[arg-type] # a pod's
+async def decide(world: World, name: str, *nodes: str, **wishes: Any) -> None:
+    asked = names_question(*nodes, asker=pod(name, **wishes))
     await world.webhooks().prioritize(json.dumps(asked).encode())

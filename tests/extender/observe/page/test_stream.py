@@ -111,7 +111,7 @@ async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counte
         told, passed_over = [], 0
         while len(told) + passed_over < 100:
             document = await event(content, "decisions")
-            told += document["decisions"]  # type: ignore[operator] # JSON
+            told += document["decisions"]
             passed_over += document["passed_over"]  # type: ignore[operator] # JSON
 
     assert told[-1]["pod"] == "team/p99"

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agent.report import (
     LENGTH_BYTES,
@@ -34,7 +35,7 @@ eventually = partial(fake_kube.eventually, deadline_seconds=30.0)
 NAMES = ("gpu-1", "gpu-2")
 
 
-def settings(**changes: object) -> Agents:
+def settings(**changes: Any) -> Agents:
     return Agents.model_validate(
         {"listen": f"127.0.0.1:{free_port()}", "batch_seconds": 0.02, **changes}
     )
@@ -79,7 +80,7 @@ class Desk:
 
 @contextlib.asynccontextmanager
 async def desk_with(
-    tmp_path: Path, *, tls: ssl.SSLContext | None = None, **changes: object
+    tmp_path: Path, *, tls: ssl.SSLContext | None = None, **changes: Any
 ) -> AsyncIterator[Desk]:
     async with reviewing(tmp_path) as (reviews, client):
         how, clock = settings(**changes), FLEET_CLOCK
@@ -156,7 +157,7 @@ async def farewell(reader: asyncio.StreamReader) -> str:
         return decode_farewell(await reader.readexactly(size))
 
 
-def update(node: str = "gpu-1", **changes: object) -> Update:
+def update(node: str = "gpu-1", **changes: Any) -> Update:
     said: dict[str, object] = {
         "node": node,
         "at": 1.0,
@@ -164,4 +165,4 @@ def update(node: str = "gpu-1", **changes: object) -> Update:
         "layout": Layout(devices=(Part(uuid="GPU-1"),), rows=(Signal.POWER,)),
         "values": bytes(8),
     }
-    return Update(**{**said, **changes})  # type: ignore[arg-type] # as a test wants them
+    return Update(**{**said, **changes})
