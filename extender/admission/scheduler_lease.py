@@ -98,9 +98,9 @@ class SchedulerLease:
             self._fresh_until = -math.inf
         elif before is not None and seen != before:
             duration = told.get("leaseDurationSeconds")
-            is_said = isinstance(duration, int) and duration > 0
-            seconds = float(duration) if is_said else DURATION_SECONDS  # type: ignore[arg-type] # checked
-            self._fresh_until = at + min(seconds, MAX_DURATION_SECONDS)
+            if not isinstance(duration, int) or duration <= 0:
+                duration = DURATION_SECONDS
+            self._fresh_until = at + min(float(duration), MAX_DURATION_SECONDS)
 
     def _note(self, cause: str) -> None:
         """Log a failure once, and once that it is over."""

@@ -1,7 +1,7 @@
 """Tables in the manner of kubectl: no lines, nothing cut, states told by word and by colour."""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -48,8 +48,8 @@ def sheet(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
         box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold", show_edge=False
     )
     for name in columns:
-        justify = "right" if name.startswith(RIGHT) else "left"
-        table.add_column(name.removeprefix(RIGHT), justify=justify, overflow="fold")  # type: ignore[arg-type] # a literal of rich's
+        justify: Literal["left", "right"] = "right" if name.startswith(RIGHT) else "left"
+        table.add_column(name.removeprefix(RIGHT), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row))
     return table

@@ -224,8 +224,9 @@ def setting(facts: Facts, path: str) -> object:
 def number_setting(facts: Facts, path: str, default: float) -> float:
     """Return a number of the settings file, its default where it is not set."""
     value = setting(facts, path)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else default  # type: ignore[arg-type] # it is one
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    return default
 
 
 def total(samples: Iterable[Sample] | None, name: str, **labels: str) -> float:

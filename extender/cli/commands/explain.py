@@ -1,5 +1,7 @@
 """`idlegpu explain`: why a pod went where it went, or waits; what would happen to another."""
 
+from functools import partial
+
 import click
 
 from extender.cli.commands.explain_tables import render
@@ -47,7 +49,7 @@ def command(
     for answer in found:
         session.show(
             answer,
-            lambda answer=answer: render(answer, node=node, limit=limit, is_wide=session.is_wide),  # type: ignore[misc] # bound at once
+            partial(render, answer, node=node, limit=limit, is_wide=session.is_wide),
         )
     if any(answer.state == "unplaceable" or _is_missed(answer, node) for answer in found):
         click.get_current_context().exit(1)
