@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -74,10 +75,10 @@ class World:
         self.asked = AskedLog(self.fleet, clock=lambda: self.now, monotonic=lambda: self.now)
         self.resources = ResourceNames()
 
-    def add_node(self, name: str, *, gpus: int = 2, **rest: object) -> None:
+    def add_node(self, name: str, *, gpus: int = 2, **rest: Any) -> None:
         """Add a node of whole GPUs, as the API server would show it."""
-        values: dict[str, object] = {"allocatable": {GPU: gpus}, "capacity": {GPU: gpus}, **rest}
-        self.fleet.apply_node(NodeRecord(name=name, **values))  # type: ignore[arg-type] # a test's
+        values: dict[str, Any] = {"allocatable": {GPU: gpus}, "capacity": {GPU: gpus}, **rest}
+        self.fleet.apply_node(NodeRecord(name=name, **values))
 
     def add_pod(self, name: str, node: str, *, gpus: int = 1, started: float | None = 0.0) -> str:
         """Add a pod that runs on a node; return its UID."""

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -44,17 +45,17 @@ class Running:
 
 
 @asynccontextmanager
-async def running(**changes: object) -> AsyncIterator[Running]:
+async def running(**changes: Any) -> AsyncIterator[Running]:
     """Run an extender over the demo's fleet, and wait until it is ready and not degraded."""
     async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
             "listen": "127.0.0.1:0",
             "kubeconfig": cluster.kubeconfig,
             "prometheus": Prometheus(url=cluster.prometheus_url, interval_seconds=0.5),
             **changes,
         }
         async with (
-            start(Settings(**values)) as extender,  # type: ignore[arg-type] # a test's
+            start(Settings(**values)) as extender,
             aiohttp.ClientSession() as session,
         ):
             part = Running(cluster, extender, session)
@@ -137,10 +138,10 @@ async def test_bad_annotation_is_logged_once_and_becomes_an_event(
         events = part.cluster.control.events
         await eventually(lambda: events, deadline_seconds=DEADLINE_SECONDS)
 
-    lines = [record for record in caplog.records if "annotation" in record.message]
+    lines: list[Any] = [record for record in caplog.records if "annotation" in record.message]
     assert len(lines) == 1
-    assert (lines[0].annotation, lines[0].value) == ("idlegpu.io/gpu-memory", "20Gb")  # type: ignore[attr-defined]
-    assert "20Gi" in lines[0].allowed  # type: ignore[attr-defined]
+    assert (lines[0].annotation, lines[0].value) == ("idlegpu.io/gpu-memory", "20Gb")
+    assert "20Gi" in lines[0].allowed
     assert "20Gb" in str(events[0]["note"])
 
 

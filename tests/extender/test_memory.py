@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from extender.memory import Garbage, give_back
 from tests.extender.fake_kube import eventually
@@ -25,8 +26,13 @@ def make_knot() -> Callable[[], object]:
 
 def garbage(is_quiet: Callable[[], bool], **limits: float) -> Garbage:
     """Return one that is always due."""
-    values = {"first_seconds": 0.0, "pause_seconds": 0.0, "look_seconds": 0.001, **limits}
-    return Garbage(is_quiet, **values)  # type: ignore[arg-type] # a test's
+    values: dict[str, Any] = {
+        "first_seconds": 0.0,
+        "pause_seconds": 0.0,
+        "look_seconds": 0.001,
+        **limits,
+    }
+    return Garbage(is_quiet, **values)
 
 
 @asynccontextmanager

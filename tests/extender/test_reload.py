@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.extender.config_map import NAME
 from tests.extender.reloading import NOW, Following, following, rewrite, threshold, until
 
 
-def lines_of(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRecord]:
+def lines_of(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
     return [record for record in caplog.records if record.message == event]
 
 
@@ -107,7 +108,7 @@ async def test_bad_file_leaves_the_settings_and_says_what_is_wrong(
         assert "stay in force" in part.reloader.problem
         lines = lines_of(caplog, "settings file is bad, the settings before it stay in force")
         assert [line.levelname for line in lines] == ["WARNING"]
-        assert all(word in str(lines[0].problems) for word in words)  # type: ignore[attr-defined]
+        assert all(word in str(lines[0].problems) for word in words)
 
         put_back(path)
         await until(lambda: part.adopted)
@@ -136,7 +137,7 @@ async def test_problems_beyond_the_first_are_counted_in_short_and_logged_in_full
 
     assert part.reloader.problem.endswith("(and 1 more)")
     (line,) = lines_of(caplog, "settings file is bad, the settings before it stay in force")
-    assert len(line.problems) == 2  # type: ignore[attr-defined]
+    assert len(line.problems) == 2
 
 
 async def test_file_that_went_bad_between_start_and_first_look_is_told_of(path: Path) -> None:
@@ -173,7 +174,7 @@ async def test_one_line_names_each_changed_setting_with_both_values(
         await until(lambda: part.adopted)
 
     (line,) = lines_of(caplog, "settings reloaded")
-    assert line.changed == {  # type: ignore[attr-defined]
+    assert line.changed == {
         "thresholds.utilization": "30 -> 60",
         "strategy": "spread -> pack",
         "mps_share": "(none) -> 20Gi",
@@ -193,7 +194,7 @@ async def test_secrets_are_named_and_not_shown(
         await until(lambda: part.adopted)
 
     (line,) = lines_of(caplog, "settings reloaded")
-    assert line.changed == {  # type: ignore[attr-defined]
+    assert line.changed == {
         "prometheus.url": "http://(hidden)@p -> http://(hidden)@p",
         "prometheus.headers": "(hidden) -> (hidden)",
     }
@@ -240,7 +241,7 @@ async def test_setting_that_needs_a_restart_keeps_its_value_and_says_so(
 
         lines = lines_of(caplog, "settings wait for a restart")
         assert [line.levelname for line in lines] == ["WARNING"], "said once, not at each change"
-        assert lines[0].waiting == {  # type: ignore[attr-defined]
+        assert lines[0].waiting == {
             "listen": "127.0.0.1:8888 -> 127.0.0.1:9999",
             "keepalive_seconds": "120 -> 200",
         }
@@ -291,7 +292,7 @@ async def test_a_section_is_taken_over_as_far_as_it_can_be(
         assert (agents.listen, agents.service_accounts) == ("", ("ml/agent",))
         assert part.value("restart_needed") == 1
         (line,) = lines_of(caplog, "settings wait for a restart")
-        assert line.waiting == {"agents.listen": "(none) -> 127.0.0.1:9401"}  # type: ignore[attr-defined]
+        assert line.waiting == {"agents.listen": "(none) -> 127.0.0.1:9401"}
 
 
 async def test_fault_while_settings_are_taken_over_leaves_the_rest_running(

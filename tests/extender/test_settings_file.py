@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,5 +189,7 @@ async def test_where_nothing_can_be_watched_the_file_is_read_now_and_then(
         rewrite(path, threshold(70))
         await until(lambda: part.busy == 70)
 
-    lines = [record for record in caplog.records if "cannot be watched" in record.message]
-    assert [line.cause for line in lines] == ["OS file watch limit reached."]  # type: ignore[attr-defined]
+    lines: list[Any] = [
+        record for record in caplog.records if "cannot be watched" in record.message
+    ]
+    assert [line.cause for line in lines] == ["OS file watch limit reached."]

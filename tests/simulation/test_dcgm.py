@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,9 +34,9 @@ def device(
     uuid: str,
     bus: str,
     tenants: Iterable[TenantView] = (),
-    **rest: object,
+    **rest: Any,
 ) -> DeviceView:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "memory_mib": model.memory_mib,
         "reserved_mib": model.reserved_mib,
         "utilization": 0.0,
@@ -47,7 +48,7 @@ def device(
         uuid=uuid,
         pci_bus_id=f"00000000:{bus}:00.0",
         tenants=tuple(tenants),
-        **(values | rest),  # type: ignore[arg-type]  # a builder's free form
+        **(values | rest),
     )
 
 

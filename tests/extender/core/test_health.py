@@ -83,9 +83,9 @@ def test_an_xid_that_is_too_old_counts_no_more() -> None:
     ],
 )
 def test_an_old_xid_that_excludes_counts_again_where_another_hard_sign_agrees(
-    values: dict[str, float], means: HealthAction, cause: str
+    values: dict[str, Any], means: HealthAction, cause: str
 ) -> None:
-    found = verdict(is_recent=False, XID=79.0, **values)  # type: ignore[arg-type]
+    found = verdict(is_recent=False, XID=79.0, **values)
 
     assert (action(found), words(int(found.cause[0]))) == (means, cause)
 
@@ -116,7 +116,7 @@ def test_an_old_xid_that_excludes_nothing_never_counts_again(xid: int) -> None:
         ({}, ""),
     ],
 )
-def test_the_gravest_cause_is_told(values: dict[str, float], cause: str) -> None:
+def test_the_gravest_cause_is_told(values: dict[str, Any], cause: str) -> None:
     found = verdict(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
 
     assert words(int(found.cause[0])) == cause
@@ -308,7 +308,7 @@ def test_a_penalty_comes_with_the_exclusion_for_several_gpus() -> None:
         ({"CLOCK_EVENT_REASONS": NAN, "TEMPERATURE": NAN}, 0.0),
     ],
 )
-def test_heat_and_throttling_are_stress(values: dict[str, float], expected: float) -> None:
+def test_heat_and_throttling_are_stress(values: dict[str, Any], expected: float) -> None:
     assert stress(one(**values), 1, Health())[0] == pytest.approx(expected)
 
 

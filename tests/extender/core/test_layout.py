@@ -202,7 +202,7 @@ def row_of(
     tenancy: Tenancy = TENANCY,
     measured_at: float | None = NOW,
     allocatable: int | None = None,
-    serving: Mapping[str, object] = MappingProxyType({}),
+    serving: Mapping[str, Any] = MappingProxyType({}),
 ) -> PoolRow:
     """Lay out a node.
 
@@ -220,7 +220,7 @@ def row_of(
     return lay_out(
         replace(
             Expected(resource=GPU, count=len(shown), replicas=replicas, is_shared=replicas > 1),
-            **serving,  # type: ignore[arg-type]
+            **serving,
         ),
         [
             Device(row=row, tenants=tuple(f"ns/{name}" for name in names), measured_at=measured_at)
@@ -311,7 +311,7 @@ def test_a_pod_that_holds_a_device_through_a_claim_is_its_tenant() -> None:
     ],
 )
 def test_a_claim_is_distrusted_only_where_it_may_be_for_a_gpu(
-    pods: dict[str, bool], serving: dict[str, object], is_agreed: bool
+    pods: dict[str, bool], serving: dict[str, Any], is_agreed: bool
 ) -> None:
     row = row_of(2, pod("claims", 0, **pods), serving=serving)
 
@@ -389,7 +389,7 @@ def test_a_pods_load_is_assumed_until_readings_newer_than_its_warm_up_cover_it(
     ("changes", "measured_at"), [({"started_at": None}, NOW), ({}, None)], ids=["waits", "unread"]
 )
 def test_a_pod_that_has_not_started_or_a_device_that_is_not_read_stays_assumed(
-    changes: dict[str, object], measured_at: float | None
+    changes: dict[str, Any], measured_at: float | None
 ) -> None:
     row = row_of([("a",)], pod("a", **changes), replicas=10, measured_at=measured_at)
 

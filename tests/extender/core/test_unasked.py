@@ -1,6 +1,7 @@
 """The likely causes why pods were bound unasked, as a table; and what a bound pod got from us."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,9 +46,9 @@ LOST = pods(Verdict.ANSWER_LOST, 2)
 UNSCORED = pods(Verdict.NOT_SCORED, 4)
 
 
-def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: object) -> Evidence:
-    values: dict[str, object] = {"has_peers": True, "silence_seconds": silence, **rest}
-    return Evidence(pods=groups, **values)  # type: ignore[arg-type] # a test's
+def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Evidence:
+    values: dict[str, Any] = {"has_peers": True, "silence_seconds": silence, **rest}
+    return Evidence(pods=groups, **values)
 
 
 @pytest.mark.parametrize(

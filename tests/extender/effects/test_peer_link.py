@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import pytest
@@ -218,12 +219,14 @@ async def test_only_lasting_trouble_is_logged_and_its_end(
     for _ in range(WARN_AFTER + 4):
         await link.send()
 
-    lines = [record for record in caplog.records if record.name == "extender.effects.peer_link"]
+    lines: list[Any] = [
+        each for each in caplog.records if each.name == "extender.effects.peer_link"
+    ]
     assert [line.message for line in lines] == [
         "cannot tell a replica",
         "replica can be told again",
     ]
-    assert "status 500: broken" in lines[0].cause  # type: ignore[attr-defined]
+    assert "status 500: broken" in lines[0].cause
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,7 +51,7 @@ def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredQues
     assert (message.complete_for_seconds, message.untold_seconds) == (300.0, 10.0)
 
 
-def message(**changes: object) -> bytes:
+def message(**changes: Any) -> bytes:
     asked = {"verb": "filter", "uid": "u", "age_seconds": 1.0}
     return json.dumps(
         {"version": VERSION, "instance": "a", "asked": [{**asked, **changes}]}
@@ -122,10 +123,10 @@ def test_message_of_too_many_questions_is_refused() -> None:
         pytest.param({"resources": tuple((str(n), 1) for n in range(17))}, id="resources"),
     ],
 )
-def test_question_that_others_would_refuse_is_not_told(changes: dict[str, object]) -> None:
-    values: dict[str, object] = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, **changes}
+def test_question_that_others_would_refuse_is_not_told(changes: dict[str, Any]) -> None:
+    values: dict[str, Any] = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, **changes}
 
-    assert not is_tellable(AnsweredQuestion(**values))  # type: ignore[arg-type] # a test's
+    assert not is_tellable(AnsweredQuestion(**values))
 
 
 def test_receipt_says_who_answers() -> None:

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,9 +83,9 @@ async def test_the_node_is_annotated_where_the_setting_says_so(world: World) -> 
     ids=["others refused it", "bound", "on its way out", "left alone", "no room", "only claims"],
 )
 async def test_any_other_pod_is_no_reason_to_wake(
-    kube: FakeKube, client: KubeClient, world: World, changes: dict[str, object]
+    kube: FakeKube, client: KubeClient, world: World, changes: dict[str, Any]
 ) -> None:
-    world.fleet.apply_pod(replace(waits(world), **changes))  # type: ignore[arg-type]
+    world.fleet.apply_pod(replace(waits(world), **changes))
     turn_idle(world, "y")
 
     await waker(client, world).look()

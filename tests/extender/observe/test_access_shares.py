@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -171,10 +172,10 @@ async def test_on_this_machine_alone_another_sites_name_is_not_answered(
     ],
 )
 async def test_where_a_token_is_needed_any_name_is_answered(
-    door: Door, aiohttp_client: MakeClient, settings: dict[str, object]
+    door: Door, aiohttp_client: MakeClient, settings: dict[str, Any]
 ) -> None:
     door.reviewers.rights["alice"] = {EVERYWHERE}
-    client = await aiohttp_client(app_of(door, Settings(**settings)))  # type: ignore[arg-type] # a test's
+    client = await aiohttp_client(app_of(door, Settings(**settings)))
 
     assert await shown(client, **BEARER, Host="gpus.example.com") == ["blue/a"]
 

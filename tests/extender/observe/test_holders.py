@@ -1,6 +1,7 @@
 """Which pods hold GPUs and do not use them."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -29,10 +30,8 @@ class HoldersWorld(WhyWorld):
             self.tell(cards)
             self.why.idleness.look()
 
-    def hold(
-        self, name: str, node: str, gpus: int, namespace: str = "team", **rest: object
-    ) -> None:
-        values: dict[str, object] = {
+    def hold(self, name: str, node: str, gpus: int, namespace: str = "team", **rest: Any) -> None:
+        values: dict[str, Any] = {
             "phase": PodPhase.RUNNING,
             "resources": {GPU: gpus},
             "bound_at": self.now - 600.0,
@@ -41,7 +40,7 @@ class HoldersWorld(WhyWorld):
             **rest,
         }
         self.fleet.apply_pod(
-            PodRecord(uid=f"uid-{name}", namespace=namespace, name=name, node=node, **values)  # type: ignore[arg-type] # a test's
+            PodRecord(uid=f"uid-{name}", namespace=namespace, name=name, node=node, **values)
         )
 
 

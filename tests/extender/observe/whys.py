@@ -1,6 +1,7 @@
 """The routes that answer why, behind a fleet that is fed by hand."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -35,9 +36,9 @@ class WhyWorld(World):
         app.add_routes(self.why.routes())
         return app
 
-    def add_waiting(self, name: str, namespace: str = "team", **rest: object) -> str:
+    def add_waiting(self, name: str, namespace: str = "team", **rest: Any) -> str:
         """Add a pod that is not bound; return its UID."""
-        values: dict[str, object] = {
+        values: dict[str, Any] = {
             "resources": {GPU: 2},
             "created_at": self.now - 100.0,
             **rest,
@@ -46,7 +47,7 @@ class WhyWorld(World):
             uid=f"uid-{name}",
             namespace=namespace,
             name=name,
-            **values,  # type: ignore[arg-type] # a test's
+            **values,
         )
         self.fleet.apply_pod(record)
         return record.uid

@@ -1,6 +1,7 @@
 """Judges pods of an inventory that is fed by hand, on a clock that tests set."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from extender.core.inventory import PodRecord
 from extender.placement.asked import FILTER, AnsweredQuestion
@@ -45,19 +46,19 @@ class Part:
         self.unasked.sweep()
         self.world.now += START_SECONDS
 
-    def pod(self, name: str = "p", **rest: object) -> PodRecord:
-        values: dict[str, object] = {"resources": {GPU: 1}, **rest}
-        return PodRecord(uid=f"uid-{name}", namespace="team", name=name, **values)  # type: ignore[arg-type] # a test's
+    def pod(self, name: str = "p", **rest: Any) -> PodRecord:
+        values: dict[str, Any] = {"resources": {GPU: 1}, **rest}
+        return PodRecord(uid=f"uid-{name}", namespace="team", name=name, **values)
 
-    def ask(self, name: str = "p", verb: str = FILTER, **rest: object) -> None:
-        values: dict[str, object] = {"choices": 1, **rest}
+    def ask(self, name: str = "p", verb: str = FILTER, **rest: Any) -> None:
+        values: dict[str, Any] = {"choices": 1, **rest}
         self.world.asked.note(
             AnsweredQuestion(
                 verb=verb,
                 uid=f"uid-{name}",
                 key=f"team/{name}",
                 at=self.world.now,
-                **values,  # type: ignore[arg-type] # a test's
+                **values,
             )
         )
 

@@ -1,6 +1,7 @@
 """What is remembered of questions, and how pods that other replicas place are assumed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,16 +25,16 @@ def world() -> World:
 
 
 def question(
-    world: World, verb: str = PRIORITIZE, *, node: str = "a", age: float = 0.0, **rest: object
+    world: World, verb: str = PRIORITIZE, *, node: str = "a", age: float = 0.0, **rest: Any
 ) -> AnsweredQuestion:
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "uid": "uid-p",
         "key": "team/p",
         "choices": 2,
         "resources": ((GPU, 1),),
         **rest,
     }
-    return AnsweredQuestion(verb=verb, node=node, at=world.now - age, **values)  # type: ignore[arg-type] # a test's
+    return AnsweredQuestion(verb=verb, node=node, at=world.now - age, **values)
 
 
 def assumed_on(world: World) -> str:

@@ -1,6 +1,7 @@
 """Pods bound unasked: what waits for other replicas, and what the log says."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_pod_that_was_asked_about_waits_for_no_silent_replica() -> None:
     assert sum(group.count for group in part.unasked.report().bound) == 1
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+def lines(caplog: pytest.LogCaptureFixture) -> list[Any]:
     return [record for record in caplog.records if record.message == MESSAGE]
 
 
@@ -108,9 +109,9 @@ def test_log_names_an_example_and_the_likely_cause(
 
     (line,) = lines(caplog)
     assert line.levelno == logging.WARNING
-    assert (line.pods, line.example, line.scheduler) == (1, "team/p", DEFAULT)  # type: ignore[attr-defined]
-    assert line.resources == [GPU]  # type: ignore[attr-defined]
-    (cause,) = line.likely_causes  # type: ignore[attr-defined]
+    assert (line.pods, line.example, line.scheduler) == (1, "team/p", DEFAULT)
+    assert line.resources == [GPU]
+    (cause,) = line.likely_causes
     assert cause.startswith("extenders: kube-scheduler has never asked")
 
 
@@ -121,14 +122,14 @@ def test_log_has_one_line_a_minute_at_most_and_leaves_out_no_pod(
         part.create(part.pod(str(number)))
         part.bind(part.pod(str(number)))
         part.judge()
-    early = [line.pods for line in lines(caplog)]  # type: ignore[attr-defined]
+    early = [line.pods for line in lines(caplog)]
     part.world.now += LOG_SECONDS
     part.unasked.sweep()
     part.world.now += LOG_SECONDS
     part.unasked.sweep()
 
     assert early == [1]
-    assert [line.pods for line in lines(caplog)] == [1, 3]  # type: ignore[attr-defined]
+    assert [line.pods for line in lines(caplog)] == [1, 3]
 
 
 def test_log_is_silent_where_all_is_well(part: Part, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import pytest_asyncio
@@ -43,9 +43,9 @@ class Watch:
             self.told[key] = (until - float(at), bool(guess))
 
 
-def line(uuid: str, value: object, name: str = UTILIZATION, instance: str = "") -> Line:
+def line(uuid: str, value: Any, name: str = UTILIZATION, instance: str = "") -> Line:
     labels = {"UUID": uuid, **({"GPU_I_ID": instance} if instance else {})}
-    return Line(name=name, labels=labels, value=value)  # type: ignore[arg-type] # a test's
+    return Line(name=name, labels=labels, value=value)
 
 
 LINES: Final = [

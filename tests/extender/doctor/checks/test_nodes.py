@@ -22,8 +22,8 @@ SHARED = "nvidia.com/gpu.shared"
 MIG = "nvidia.com/mig-1g.10gb"
 
 
-def at(one: dict[str, Any], *pods: object, **facts: Any) -> Facts:
-    return Facts(at=NOW, nodes=(one,), pods=pods, **facts)  # type: ignore[arg-type] # pods
+def at(one: dict[str, Any], *pods: Any, **facts: Any) -> Facts:
+    return Facts(at=NOW, nodes=(one,), pods=pods, **facts)
 
 
 # --- IG201 --------------------------------------------------------------------------------------
