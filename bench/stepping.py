@@ -95,7 +95,7 @@ class Steps:
 
 def name_of(handle: events.Handle) -> str:
     """Return what a step of the loop goes on with."""
-    callback: Any = handle._callback  # type: ignore[attr-defined]
+    callback: Any = handle._callback  # type: ignore[attr-defined] # asyncio tells nobody else
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
         return str(getattr(callback, "__qualname__", callback))
@@ -124,7 +124,7 @@ def timed(steps: Steps) -> Callable[[events.Handle], None]:
         finally:
             seconds = time.thread_time() - began
             # A question that began in this step has named its task meanwhile.
-            task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+            task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined] # as above
             if isinstance(task, asyncio.Task) and task.get_name().startswith(QUESTION_TASK):
                 name = f"{task.get_name()}:{name.partition(':')[2]}"
             steps.note(seconds, name)
@@ -174,8 +174,8 @@ def main() -> None:
     settings = load_settings(options.config, os.environ)
     logs.configure(settings.log.level, settings.log.format)
     steps = Steps(options.out)
-    events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment]
-    web.Application._handle = naming_questions()  # type: ignore[method-assign,assignment]
+    events.Handle._run = timed(steps)  # type: ignore[method-assign,assignment] # as above
+    web.Application._handle = naming_questions()  # type: ignore[method-assign,assignment] # likewise
     gc.callbacks.append(noting_garbage(steps))
     signal.signal(signal.SIGUSR1, lambda *_: steps.write())
     sys.exit(asyncio.run(serve(settings)))

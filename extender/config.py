@@ -313,6 +313,6 @@ def _split_address(listen: str) -> tuple[str, int]:
 
 def _is_ipv6(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).version == 6  # noqa: PLR2004 - the version's name
+        return isinstance(ipaddress.ip_address(host), ipaddress.IPv6Address)
     except ValueError:
         return ":" in host

@@ -31,14 +31,14 @@ def _without_types() -> Iterator[None]:
     folder = found.submodule_search_locations[0]
     library, client = _package(LIBRARY, folder), _package(CLIENT, f"{folder}/client")
     models = _package(f"{CLIENT}.models", f"{folder}/client/models")
-    library.client, client.models = client, models  # type: ignore[attr-defined]
+    library.client, client.models = client, models  # type: ignore[attr-defined] # as the library does
     try:
-        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415
+        from kubernetes_asyncio.client.configuration import Configuration  # noqa: PLC0415 - of that package
 
-        client.Configuration = Configuration  # type: ignore[attr-defined]
-        from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415
+        client.Configuration = Configuration  # type: ignore[attr-defined] # likewise
+        from kubernetes_asyncio.client.api_client import ApiClient  # noqa: PLC0415 - likewise
 
-        client.ApiClient = ApiClient  # type: ignore[attr-defined]
+        client.ApiClient = ApiClient  # type: ignore[attr-defined] # likewise
         yield
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == LIBRARY]:

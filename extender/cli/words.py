@@ -47,7 +47,7 @@ def gib(count: float | None) -> str:
     if count is None:
         return UNKNOWN
     value = count / GIB
-    return f"{value:.0f}" if value >= 10 or not value else f"{value:.1f}"  # noqa: PLR2004
+    return f"{value:.0f}" if value >= 10 or not value else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
 
 
 def money(amount: float | None) -> str:

@@ -268,10 +268,10 @@ def name_address(address: Address) -> str:
 def _family(host: str) -> socket.AddressFamily:
     """Return the kind of address that a server on a host answers at; any for a name."""
     try:
-        version = ipaddress.ip_address(host).version
+        address = ipaddress.ip_address(host)
     except ValueError:
         return socket.AF_UNSPEC
-    return socket.AF_INET6 if version == 6 else socket.AF_INET  # noqa: PLR2004 - the version's name
+    return socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET
 
 
 async def _read(chunks: AsyncIterable[bytes]) -> bytes:

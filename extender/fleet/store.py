@@ -215,7 +215,7 @@ class DeviceStore:
                 disagree = yield from self._while_rows_stay(steps)
             if disagree is not None:
                 break
-        assert disagree is not None  # noqa: S101  # the last try cannot be interrupted
+        assert disagree is not None  # noqa: S101 - the last try cannot be interrupted
         return Applied(
             changed_nodes=frozenset(changed_nodes), disagree=disagree, contested=contested
         )

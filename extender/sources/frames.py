@@ -48,7 +48,7 @@ def decode_header(data: bytes) -> Mapping[str, Any]:
     """
     header = orjson.loads(data)
     if not isinstance(header, dict):
-        raise ValueError(  # noqa: TRY004  # one exception for all that is no frame
+        raise ValueError(  # noqa: TRY004 - one exception for all that is no frame
             f"cannot read a frame: its header is {type(header).__name__}: not ours"
         )
     return header

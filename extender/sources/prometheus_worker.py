@@ -87,7 +87,7 @@ def _serve_or_die(questions: "queue.SimpleQueue[Frame]", answers: BinaryIO) -> N
             memory.give_back()
     except BrokenPipeError:
         os._exit(0)
-    except BaseException:  # noqa: BLE001  # a thread's fault must end the process
+    except BaseException:  # noqa: BLE001 - a thread's fault must end the process
         sys.excepthook(*sys.exc_info())
         os._exit(1)
 
