@@ -179,7 +179,7 @@ async def test_an_event_is_shown_with_its_pod_and_repeats_are_a_series(
         writers[0].warn_annotation(ref, problem)
         for count in range(1, 4):
             writers[0].post(ref, EventType.NORMAL, "Waiting", "for idle GPUs")
-            await wait_for(lambda: _now(writers[0].counts.written > count), "it is written")  # noqa: B023
+            await wait_for(lambda: _now(writers[0].counts.written > count), "it is written")  # noqa: B023 - waited for
         writers[1].post(ref, EventType.NORMAL, "Waiting", "for idle GPUs")
         await wait_for(lambda: _now(writers[1].counts.written), "the other replica's, too")
     finally:
@@ -196,10 +196,9 @@ async def test_an_event_is_shown_with_its_pod_and_repeats_are_a_series(
     assert problem.message in shown
 
 
+@pytest.mark.usefixtures("cluster")
 async def test_an_api_server_that_cannot_be_verified_is_told(
-    cluster: ApiClient,  # noqa: ARG001 - it runs
-    control_plane: ControlPlane,
-    tmp_path: Path,
+    control_plane: ControlPlane, tmp_path: Path
 ) -> None:
     config = json.loads(control_plane.kubeconfig().read_text())
     del config["clusters"][0]["cluster"]["certificate-authority"]

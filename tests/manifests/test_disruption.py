@@ -4,6 +4,7 @@ from functools import partial
 from typing import Final
 
 import pytest
+import pytest_asyncio
 
 from tests.controlplane.client import ApiError
 from tests.controlplane.fixtures import StartScheduler
@@ -14,7 +15,11 @@ from tests.controlplane.waiting import wait_for
 from tests.manifests.installing import Installation
 from tests.manifests.shipped import EXTENDER_NAMESPACE, MANIFESTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(120),
+    pytest.mark.usefixtures("controllers"),  # makes the pods and counts them
+]
 
 NAME: Final = "idlegpu-extender"
 PODS: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/pods"
@@ -56,18 +61,23 @@ async def evict(installation: Installation, pod: Object) -> int:
     return 201
 
 
-async def test_the_second_replica_is_not_evicted_while_the_first_is_not_ready(
-    installation: Installation,
-    controllers: ServerProcess,  # noqa: ARG001 - makes the pods and counts them
-    kubelets: ServerProcess,
-    start_scheduler: StartScheduler,
-) -> None:
+@pytest_asyncio.fixture
+async def both(
+    installation: Installation, kubelets: ServerProcess, start_scheduler: StartScheduler
+) -> list[Object]:
+    """The extender's pods, both ready; from here on the test says who is."""
     await start_scheduler(scheduler_config())
     await installation.admin.create_all([node("a", 0), node("b", 0)])
     await installation.apply(MANIFESTS)
     await wait_for(partial(budget_allows, installation, 1), "both replicas are ready")
-    await kubelets.stop()  # from here on the test says who is ready
-    first, second = await replicas(installation)
+    await kubelets.stop()
+    return await replicas(installation)
+
+
+async def test_the_second_replica_is_not_evicted_while_the_first_is_not_ready(
+    installation: Installation, both: list[Object]
+) -> None:
+    first, second = both
 
     await set_ready(installation, first, is_ready=False)
     await wait_for(partial(budget_allows, installation, 0), "one replica is not ready")
@@ -82,17 +92,9 @@ async def test_the_second_replica_is_not_evicted_while_the_first_is_not_ready(
 
 
 async def test_a_replica_that_is_not_ready_may_go_so_that_no_drain_waits_for_it(
-    installation: Installation,
-    controllers: ServerProcess,  # noqa: ARG001 - makes the pods and counts them
-    kubelets: ServerProcess,
-    start_scheduler: StartScheduler,
+    installation: Installation, both: list[Object]
 ) -> None:
-    await start_scheduler(scheduler_config())
-    await installation.admin.create_all([node("a", 0), node("b", 0)])
-    await installation.apply(MANIFESTS)
-    await wait_for(partial(budget_allows, installation, 1), "both replicas are ready")
-    await kubelets.stop()
-    first, _ = await replicas(installation)
+    first, _ = both
 
     await set_ready(installation, first, is_ready=False)
     await wait_for(partial(budget_allows, installation, 0), "one replica is not ready")

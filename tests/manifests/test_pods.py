@@ -10,7 +10,6 @@ import pytest
 from tests.controlplane.client import ApiError
 from tests.controlplane.fixtures import StartScheduler
 from tests.controlplane.objects import Object, node
-from tests.controlplane.process import ServerProcess
 from tests.controlplane.scheduler import scheduler_config
 from tests.controlplane.waiting import wait_for
 from tests.manifests.installing import Installation
@@ -162,10 +161,9 @@ async def pods_by_node(installation: Installation, namespace: str, name: str) ->
     return counts
 
 
+@pytest.mark.usefixtures("controllers")  # makes the DaemonSet's pods
 async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
-    installation: Installation,
-    controllers: ServerProcess,  # noqa: ARG001 - makes the DaemonSet's pods
-    start_scheduler: StartScheduler,
+    installation: Installation, start_scheduler: StartScheduler
 ) -> None:
     await start_scheduler(scheduler_config())
     for name, labels in (GPU_NODES | OTHER_NODES).items():
@@ -194,11 +192,9 @@ async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
     assert status["desiredNumberScheduled"] == len(GPU_NODES)
 
 
+@pytest.mark.usefixtures("controllers", "kubelets")  # make the Deployment's pods, and run them
 async def test_replicas_are_spread_and_a_rollout_never_leaves_fewer(
-    installation: Installation,
-    controllers: ServerProcess,  # noqa: ARG001 - makes the Deployment's pods
-    kubelets: ServerProcess,  # noqa: ARG001 - runs them
-    start_scheduler: StartScheduler,
+    installation: Installation, start_scheduler: StartScheduler
 ) -> None:
     await start_scheduler(scheduler_config())
     await installation.admin.create_all([node("a", 0), node("b", 0), node("gpus")])

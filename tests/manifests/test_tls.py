@@ -3,6 +3,7 @@
 import asyncio
 from base64 import b64decode
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,26 @@ def asking(shipped: RunningExtender, certificates: Path) -> Object:
     return scheduler_config(shipped.webhooks, certificates=certificates)
 
 
+def insisting(shipped: RunningExtender) -> Object:
+    """Return the same, but by it a pod waits where a question is not answered."""
+    config = asking(shipped, shipped.mounted / SIDE)
+    (extender,) = config["extenders"]
+    extender["ignorable"] = False
+    return config
+
+
+async def place(shipped: RunningExtender, *names: str) -> None:
+    """Have pods placed, one after another."""
+    for each in map(pod, names):
+        await shipped.installation.admin.create(each)
+        await shipped.installation.admin.wait_bound(each)
+
+
+async def took_over(shipped: RunningExtender, times: int) -> bool:
+    """Tell whether the extender has taken over new certificates so often."""
+    return shipped.process.log.read_text().count("using new certificates") >= times
+
+
 async def decided(shipped: RunningExtender) -> set[str]:
     """Return the names of pods that it has decided about."""
     answer = await shipped.server.get("/v1/decisions")
@@ -59,11 +80,9 @@ async def counted(shipped: RunningExtender, name: str) -> list[tuple[Mapping[str
 async def test_kube_scheduler_asks_over_tls_with_the_certificates_of_the_job(
     shipped: RunningExtender, start_scheduler: StartScheduler
 ) -> None:
-    admin = shipped.installation.admin
     await start_scheduler(asking(shipped, shipped.mounted / SIDE))
-    await admin.create_all([node(name) for name in "ab"])
-    await admin.create(pod("asked"))
-    await admin.wait_bound(pod("asked"))
+    await shipped.installation.admin.create_all([node(name) for name in "ab"])
+    await place(shipped, "asked")
 
     assert await decided(shipped) == {"asked"}
 
@@ -129,12 +148,10 @@ async def misconfigured(how: str, shipped: RunningExtender, folder: Path) -> Obj
 async def test_whoever_is_not_let_in_places_without_us(
     shipped: RunningExtender, start_scheduler: StartScheduler, tmp_path: Path, how: str
 ) -> None:
-    admin = shipped.installation.admin
     await start_scheduler(await misconfigured(how, shipped, tmp_path / "wrong"))
-    await admin.create_all([node(name) for name in "ab"])
-    await admin.create(pod("unasked"))
+    await shipped.installation.admin.create_all([node(name) for name in "ab"])
 
-    await admin.wait_bound(pod("unasked"))
+    await place(shipped, "unasked")
 
     assert await decided(shipped) == set()
     failures = await counted(shipped, "idlegpu_tls_handshake_failures_total")
@@ -148,33 +165,20 @@ async def test_whoever_is_not_let_in_places_without_us(
 async def test_no_pod_is_left_waiting_while_certificates_are_renewed_under_load(
     shipped: RunningExtender, start_scheduler: StartScheduler
 ) -> None:
-    admin = shipped.installation.admin
-    await admin.create_all([node(name) for name in "abcde"])
-    config = asking(shipped, shipped.mounted / SIDE)
-    (extender,) = config["extenders"]
-    extender["ignorable"] = False  # an unanswered question leaves the pod waiting
-    scheduler = await start_scheduler(config)
+    await shipped.installation.admin.create_all([node(name) for name in "abcde"])
+    scheduler = await start_scheduler(insisting(shipped))
     logged = len(scheduler.log.read_text())  # by others of its name
-    pods = [pod(f"pod-{number}") for number in range(40)]
+    pods = [f"pod-{number}" for number in range(40)]
 
-    async def place() -> None:
-        for one in pods:
-            await admin.create(one)
-            await admin.wait_bound(one)
-
-    placing = asyncio.create_task(place())
+    placing = asyncio.create_task(place(shipped, *pods))
     renewed = 0
     while not placing.done() or renewed < RENEWALS:
         renewed += 1
         await shipped.make_certificates("--renew-days=365")
-
-        async def took_over(times: int = renewed) -> bool:
-            return shipped.process.log.read_text().count("using new certificates") >= times
-
-        await wait_for(took_over, "the extender shows the new certificate")
+        await wait_for(partial(took_over, shipped, renewed), "it shows the new certificate")
     await placing
 
-    assert await decided(shipped) == {one["metadata"]["name"] for one in pods}
+    assert await decided(shipped) == set(pods)
     answered = await counted(shipped, "idlegpu_requests_total")
     assert {labels["outcome"] for labels, count in answered if count > 0} == {"answered"}
     # What did not reach it, or its answer: an error of Go names the verb and the address.
@@ -184,35 +188,24 @@ async def test_no_pod_is_left_waiting_while_certificates_are_renewed_under_load(
 async def test_both_sides_go_on_when_a_new_ca_is_brought_in_by_a_bundle_and_a_restart(
     shipped: RunningExtender, start_scheduler: StartScheduler
 ) -> None:
-    admin = shipped.installation.admin
-    await admin.create_all([node(name) for name in "ab"])
-    config = asking(shipped, shipped.mounted / SIDE)
-    (extender,) = config["extenders"]
-    extender["ignorable"] = False  # an unanswered question leaves the pod waiting
-    scheduler = await start_scheduler(config)
+    await shipped.installation.admin.create_all([node(name) for name in "ab"])
+    scheduler = await start_scheduler(insisting(shipped))
 
-    async def place(name: str) -> None:
-        await admin.create(pod(name))
-        await admin.wait_bound(pod(name))
-
-    async def took_over(times: int) -> bool:
-        return shipped.process.log.read_text().count("using new certificates") >= times
-
-    await place("before")
+    await place(shipped, "before")
     await shipped.make_certificates("--next-ca")
-    await wait_for(lambda: took_over(1), "the extender trusts both")
-    await place("with-a-bundle")
+    await wait_for(partial(took_over, shipped, 1), "the extender trusts both")
+    await place(shipped, "with-a-bundle")
     await scheduler.stop()
     await scheduler.start()  # it reads its CA once: now it knows both
     await shipped.make_certificates("--switch-ca")
-    await wait_for(lambda: took_over(2), "the extender shows the new CA's certificate")
-    await place("switched")
+    await wait_for(partial(took_over, shipped, 2), "the extender shows the new CA's certificate")
+    await place(shipped, "switched")
     assert await decided(shipped) == {"before", "with-a-bundle", "switched"}
     await shipped.make_certificates("--drop-ca")
-    await wait_for(lambda: took_over(3), "the extender trusts the new CA alone")
+    await wait_for(partial(took_over, shipped, 3), "the extender trusts the new CA alone")
     # All connections anew: kube-scheduler has read its certificate, unlike its CA, by itself.
     await shipped.process.stop()
     await shipped.process.start()
-    await place("dropped")
+    await place(shipped, "dropped")
 
     assert await decided(shipped) == {"dropped"}
