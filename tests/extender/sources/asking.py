@@ -12,6 +12,7 @@ from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_collector import Collector, Round
 from extender.sources.prometheus_rows import Rows
 
+NOW: Final = 1_800_000_000.0
 NODES: Final = NodeIdentity(
     names=frozenset(
         {"gpu-1", "gpu-2", "gpu-h100-01", "gpu-a100-mig-03", "ip-10-0-31-7.ec2.internal"}

@@ -37,6 +37,13 @@ def series(name: str, value: object, at: float | None = None, **labels: str) -> 
     return Series(labels={"__name__": name, **labels}, value=str(value), at=at)
 
 
+def util(value: object, at: float | None = None, **labels: str) -> Series:
+    """Return the utilization of a GPU in percent: GPU-1 on gpu-1, unless labels say otherwise."""
+    return series(
+        "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
+    )
+
+
 def read_sample(name: str, target: Mapping[str, str], *, honor_labels: bool) -> list[Series]:
     """Read a scrape as Prometheus stores it, for a target with labels of its own."""
     found = []

@@ -1,6 +1,5 @@
 """What one round makes of answers: columns, devices, tenants, and what is missing."""
 
-from collections.abc import AsyncIterator
 from typing import Final
 
 import numpy as np
@@ -10,25 +9,10 @@ from aiohttp import web
 from extender.core.readings import DeviceKey, Signal
 from extender.sources.dcgm_devices import DeviceRow
 from extender.sources.prometheus_common import PrometheusError
-from tests.extender.sources.asking import PLAIN, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series
+from tests.extender.sources.asking import NOW, PLAIN, Asked
+from tests.extender.sources.fake_prometheus import FakePrometheus, read_sample, series, util
 
-NOW: Final = 1_800_000_000.0
 GIB: Final = 1 << 30
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakePrometheus]:
-    fake = FakePrometheus(clock=lambda: NOW)
-    server = await fake.start()
-    yield fake
-    await server.close()
-
-
-def util(value: object, at: float | None = None, **labels: str) -> Series:
-    return series(
-        "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
-    )
 
 
 async def test_values_are_in_base_units(fake: FakePrometheus) -> None:

@@ -1,28 +1,10 @@
 """What a round does not ask again, nor read again: the rest follows whatever changes."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from extender.core.readings import DeviceKey, Signal
-from tests.extender.sources.asking import Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, Series, series
-
-NOW = 1_800_000_000.0
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakePrometheus]:
-    fake = FakePrometheus(clock=lambda: NOW)
-    server = await fake.start()
-    yield fake
-    await server.close()
-
-
-def util(value: object, at: float | None = None, **labels: str) -> Series:
-    return series(
-        "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
-    )
+from tests.extender.sources.asking import NOW, Asked
+from tests.extender.sources.fake_prometheus import FakePrometheus, Series, util
 
 
 def devices_questions(fake: FakePrometheus) -> int:

@@ -1,30 +1,12 @@
 """Which pods hold which device, whatever Prometheus's labels mean."""
 
 import time
-from collections.abc import AsyncIterator
-from typing import Final
 
 import pytest
 
 from extender.core.readings import DeviceKey, Signal
-from tests.extender.sources.asking import EXPORTER, NODES, PLAIN, Asked
-from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series
-
-NOW: Final = 1_800_000_000.0
-
-
-@pytest.fixture
-async def fake() -> AsyncIterator[FakePrometheus]:
-    fake = FakePrometheus(clock=lambda: NOW)
-    server = await fake.start()
-    yield fake
-    await server.close()
-
-
-def util(value: object, at: float | None = None, **labels: str) -> Series:
-    return series(
-        "DCGM_FI_DEV_GPU_UTIL", value, at, **{"UUID": "GPU-1", "Hostname": "gpu-1", **labels}
-    )
+from tests.extender.sources.asking import EXPORTER, NODES, NOW, PLAIN, Asked
+from tests.extender.sources.fake_prometheus import FakePrometheus, Series, read_sample, series, util
 
 
 def _up(target: dict[str, str]) -> Series:
