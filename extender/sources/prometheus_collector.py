@@ -16,8 +16,6 @@ from extender.sources.dcgm import (
     USE_SIGNALS,
     Aggregation,
     Metric,
-    Unit,
-    build_table,
     convert,
 )
 from extender.sources.dcgm_devices import (
@@ -35,7 +33,7 @@ from extender.sources.dcgm_tenants import (
 )
 from extender.sources.dcgm_xids import graver, xids_of
 from extender.sources.identity import NodeIdentity
-from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_common import PrometheusError, table_of
 from extender.sources.prometheus_layouts import digest, evaluated_at
 from extender.sources.prometheus_queries import Queries, outcome
 from extender.sources.prometheus_rows import Rows
@@ -109,19 +107,6 @@ class Sighted:
         """Tell whether as much would be answered, with nothing left to find out."""
         is_asked_same = self.known_by == known_by and self.identity is identity
         return is_asked_same and not self.unmatched_series
-
-
-def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
-    """Build the table of metrics with the user's rows."""
-    return build_table(
-        (
-            name,
-            None
-            if row is None
-            else Metric(name=name, signal=Signal(row.signal), unit=Unit(row.unit)),
-        )
-        for name, row in settings.metrics.items()
-    )
 
 
 class Collector:

@@ -3,7 +3,13 @@
 Apart from either: the libraries that talk to Prometheus take 15 MiB, which the extender spares.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from extender.core.readings import Signal
+from extender.sources.dcgm import Metric, Unit, build_table
+
+if TYPE_CHECKING:
+    from extender.config import Prometheus
 
 PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
 """Settings that are paths."""
@@ -11,3 +17,16 @@ PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "k
 
 class PrometheusError(Exception):
     """Prometheus gave no usable answer; the message says what failed, why, and what to do."""
+
+
+def table_of(settings: "Prometheus") -> tuple[Metric, ...]:
+    """Build the table of metrics with the user's rows."""
+    return build_table(
+        (
+            name,
+            None
+            if row is None
+            else Metric(name=name, signal=Signal(row.signal), unit=Unit(row.unit)),
+        )
+        for name, row in settings.metrics.items()
+    )

@@ -12,8 +12,7 @@ from extender.core.readings import Column, DeviceKey, Signal
 from extender.sources import promql
 from extender.sources.dcgm import Metric, convert
 from extender.sources.dcgm_devices import device_key, number
-from extender.sources.prometheus_collector import table_of
-from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_common import PrometheusError, table_of
 from extender.sources.prometheus_http import PrometheusClient
 from extender.sources.prometheus_queries import UNREADABLE
 from extender.sources.prometheus_rows import Row

@@ -17,8 +17,9 @@ import orjson
 from extender.core.readings import DeviceKey, Signal
 from extender.core.untyped import items_of, mapping_of, objects_of
 from extender.sources import promql
-from extender.sources.dcgm import Metric, Unit, build_table, convert
+from extender.sources.dcgm import Metric, convert
 from extender.sources.dcgm_devices import device_key, number
+from extender.sources.prometheus_common import table_of
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -119,24 +120,11 @@ async def _ask_all(
     found: Mapping[Signal, dict[DeviceKey, Values]],
 ) -> None:
     """Ask for every metric that may tell one of the signals, one after the other."""
-    metrics = [metric for metric in _table(settings) if metric.signal in found]
+    metrics = [metric for metric in table_of(settings) if metric.signal in found]
     async with await _session(settings) as session:
         for metric in metrics:
             rows = await _ask(session, settings, metric, cards, times)
             _take(rows, metric, times, found[metric.signal])
-
-
-def _table(settings: "Prometheus") -> tuple[Metric, ...]:
-    """Return the table of metrics with the user's rows."""
-    return build_table(
-        (
-            name,
-            None
-            if row is None
-            else Metric(name=name, signal=Signal(row.signal), unit=Unit(row.unit)),
-        )
-        for name, row in settings.metrics.items()
-    )
 
 
 async def _session(settings: "Prometheus") -> aiohttp.ClientSession:
