@@ -9,7 +9,6 @@ import numpy as np
 from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.filtering import Code
-from extender.core.request import GpuRequest
 from extender.observe.explain_node import SAME
 from extender.observe.views import Json, verdict_view
 
@@ -153,16 +152,3 @@ def kept(decision: Decision, details: Sequence[NodeVerdict]) -> Json:
             f"other {in_short} only score and reason (decisions.detailed_nodes sets how many)"
         )
     return {"in_full": in_full, "in_short": in_short, "note": note}
-
-
-def request_view(request: GpuRequest) -> Json:
-    """Return what a pod asks for."""
-    return {
-        "resources": dict(request.resources),
-        "gpu_memory_bytes": request.memory_bytes,
-        "require_idle": request.requires_idle,
-        "max_utilization_ratio": request.thresholds.utilization,
-        "max_memory_ratio": request.thresholds.memory,
-        "strategy": request.strategy.value,
-        "prefer_models": list(request.preferred_models),
-    }

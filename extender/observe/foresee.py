@@ -23,11 +23,10 @@ from extender.observe.explain_views import (
     full_nodes,
     kept,
     rejected_nodes,
-    request_view,
     short_nodes,
 )
 from extender.observe.parameters import check_parameters, refusing
-from extender.observe.views import Json
+from extender.observe.views import Json, request_view
 from extender.observe.what_if import open_nodes, read_selection
 from extender.placement.placer import Placer
 

@@ -290,14 +290,15 @@ def _mean(values: list[float | None]) -> float | None:
 def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
     """Return one decision; in full: each candidate with its verdict, the best ones explained."""
     decision, pod = record.decision, record.pod
-    names = decision.candidates
+    names, wishes = decision.candidates, request_view(record.request)
     view: Json = {
         "number": record.number,
         "at": datetime.fromtimestamp(record.at, UTC).isoformat(timespec="milliseconds"),
         "verb": record.verb,
         "pod": pod_name(pod.namespace, pod.name),
         "uid": of_pod(pod.namespace, pod.uid),
-        "request": _request_view(pod.namespace, record.request),
+        # What its annotations say is its owner's.
+        "request": OfPod(pod.namespace, wishes, {"resources": wishes["resources"]}),
         "candidates": len(names),
         "feasible": decision.feasible,
         "node": decision.best,
@@ -319,11 +320,10 @@ def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
     return view
 
 
-def _request_view(namespace: str, request: GpuRequest) -> OfPod:
-    """Return what a pod asks for; what its annotations say is its owner's."""
-    resources = dict(request.resources)
-    wishes: Json = {
-        "resources": resources,
+def request_view(request: GpuRequest) -> Json:
+    """Return what a pod asks for."""
+    return {
+        "resources": dict(request.resources),
         "gpu_memory_bytes": request.memory_bytes,
         "require_idle": request.requires_idle,
         "max_utilization_ratio": request.thresholds.utilization,
@@ -331,7 +331,6 @@ def _request_view(namespace: str, request: GpuRequest) -> OfPod:
         "strategy": request.strategy.value,
         "prefer_models": list(request.preferred_models),
     }
-    return OfPod(namespace, wishes, {"resources": resources})
 
 
 def veiled(view: Mapping[str, object]) -> Json:
