@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-import yaml
-
-from extender.kube_library import Configuration, config
+from extender.kube_library import KUBECONFIG_ERRORS, Configuration, cause_of, config
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -26,19 +24,8 @@ async def load_kubeconfig(path: Path) -> Configuration:
         await config.load_kube_config(
             config_file=str(path), client_configuration=configuration, persist_config=False
         )
-    # The library reads whatever YAML there is as if it were a kubeconfig.
-    except (
-        config.ConfigException,
-        OSError,
-        yaml.YAMLError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        cause = " ".join(str(error).split()) or type(error).__name__
-        raise KubeConfigError(f"cannot read kubeconfig {path}: {cause}") from error
+    except KUBECONFIG_ERRORS as error:
+        raise KubeConfigError(f"cannot read kubeconfig {path}: {cause_of(error)}") from error
     _strip_token(configuration)
     return configuration
 

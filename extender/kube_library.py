@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-__all__ = ["ApiClient", "ConfigException", "Configuration", "config"]
+import yaml
+
+__all__ = [
+    "KUBECONFIG_ERRORS",
+    "ApiClient",
+    "ConfigException",
+    "Configuration",
+    "cause_of",
+    "config",
+]
 
 LIBRARY: Final = "kubernetes_asyncio"
 CLIENT: Final = f"{LIBRARY}.client"
@@ -61,3 +70,20 @@ else:
         from kubernetes_asyncio import config
         from kubernetes_asyncio.client import ApiClient, Configuration
         from kubernetes_asyncio.config import ConfigException
+
+KUBECONFIG_ERRORS: Final = (
+    ConfigException,
+    OSError,
+    yaml.YAMLError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What reading a kubeconfig raises: whatever YAML there is, is read as if it were one."""
+
+
+def cause_of(error: Exception) -> str:
+    """Return in one line what an error says, or else of which kind it is."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import yaml
 
-from extender.kube_library import Configuration, config
+from extender.kube_library import KUBECONFIG_ERRORS, Configuration, cause_of, config
 from extender.remote.errors import ClientError, Failure
 from extender.remote.ways import Login, Params, UrlWay
 
@@ -70,20 +69,9 @@ class Cluster:
                 )
             )
             namespace = _namespace(loader)
-        # The library reads whatever YAML there is as if it were a kubeconfig.
-        except (
-            config.ConfigException,
-            OSError,
-            yaml.YAMLError,
-            AssertionError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ) as error:
-            cause = " ".join(str(error).split()) or type(error).__name__
+        except KUBECONFIG_ERRORS as error:
             raise ClientError(
-                f"cannot use kubeconfig {shown}: {cause}", Failure.BAD_QUESTION
+                f"cannot use kubeconfig {shown}: {cause_of(error)}", Failure.BAD_QUESTION
             ) from error
         token = (configuration.api_key.get("BearerToken") or "").strip()
         login = Login(
