@@ -56,7 +56,7 @@ class Replica:
     def url(self) -> str:
         return self.extender.addresses[0]
 
-    async def ask(self, pod: JsonObject, verb: str = "prioritize") -> JsonObject:
+    async def ask(self, pod: JsonObject, verb: str = "prioritize") -> Any:
         """Ask about a pod and all nodes."""
         question = {"Pod": pod, "Nodes": None, "NodeNames": list(NODES)}
         async with self.session.post(f"{self.url}/{verb}", json=question) as answer:
@@ -64,7 +64,7 @@ class Replica:
 
     async def choose(self, pod: JsonObject) -> str:
         """Return the first choice for a pod."""
-        scores: Sequence[JsonObject] = await self.ask(pod)  # type: ignore[assignment] # a list
+        scores: Sequence[JsonObject] = await self.ask(pod)
         return str(max(scores, key=lambda score: int(str(score["Score"])))["Host"])
 
     def assumed(self, pod: JsonObject) -> str:

@@ -1,5 +1,7 @@
 """A waker that is refused, fails, does not lead, or has much to do."""
 
+from typing import Any
+
 import pytest
 
 from extender.effects.wakeup import LOOKED_AT, MAX_REQUESTS
@@ -63,10 +65,10 @@ async def test_a_fault_of_ours_is_counted_and_ends_nothing(
     waking = waker(client, world)
     rank, faults = world.placer.rank, [ZeroDivisionError("oops")]
 
-    def fail_once(*args: object, **named: object) -> object:
+    def fail_once(*args: Any, **named: Any) -> object:
         if faults:
             raise faults.pop()
-        return rank(*args, **named)  # type: ignore[arg-type]
+        return rank(*args, **named)
 
     world.placer.rank = fail_once  # type: ignore[method-assign, assignment]
     async with running(waking):
@@ -102,9 +104,9 @@ async def test_who_stops_leading_during_a_look_writes_nothing(
     waking = waker(client, world, leading=leading)
     rank = world.placer.rank
 
-    def rank_and_lose(*args: object, **named: object) -> object:
+    def rank_and_lose(*args: Any, **named: Any) -> object:
         leading.leads = False
-        return rank(*args, **named)  # type: ignore[arg-type]
+        return rank(*args, **named)
 
     world.placer.rank = rank_and_lose  # type: ignore[method-assign, assignment]
     await waking.look()

@@ -113,9 +113,9 @@ def count_ranks(world: World) -> list[object]:
     asked: list[object] = []
     rank = world.placer.rank
 
-    def counted(about: object, *args: object, **named: Any) -> object:
+    def counted(about: Any, *args: Any, **named: Any) -> object:
         asked.append(about)
-        return rank(about, *args, **named)  # type: ignore[arg-type]
+        return rank(about, *args, **named)
 
     world.placer.rank = counted  # type: ignore[method-assign, assignment]
     return asked

@@ -2,9 +2,10 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import pytest
@@ -33,7 +34,7 @@ async def listening(server: Server) -> AsyncIterator[aiohttp.StreamReader]:
         yield response.content
 
 
-async def event(content: aiohttp.StreamReader, name: str) -> dict[str, object]:
+async def event(content: aiohttp.StreamReader, name: str) -> dict[str, Any]:
     """Return the next event of a name."""
     async with asyncio.timeout(10):
         while True:
@@ -43,9 +44,9 @@ async def event(content: aiohttp.StreamReader, name: str) -> dict[str, object]:
                 return document
 
 
-async def until(condition: object) -> None:
+async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # type: ignore[operator]  # nothing tells of it
+        while not condition():
             await asyncio.sleep(0.01)
 
 
@@ -96,7 +97,7 @@ async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
         world.history.note_bound("uid-p", "node-b")
         bound = await event(content, "decisions")
 
-    assert [one["pod"] for one in told["decisions"]] == ["team/p"]  # type: ignore[attr-defined]
+    assert [one["pod"] for one in told["decisions"]] == ["team/p"]
     assert bound["bound"] == [{"id": "here-1", "bound_node": "node-b", "is_followed": False}]
 
 
@@ -112,7 +113,7 @@ async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counte
         while len(told) + passed_over < 100:
             document = await event(content, "decisions")
             told += document["decisions"]
-            passed_over += document["passed_over"]  # type: ignore[operator] # JSON
+            passed_over += document["passed_over"]
 
     assert told[-1]["pod"] == "team/p99"
     assert [one["number"] for one in told] == sorted(one["number"] for one in told)
