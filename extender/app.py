@@ -1,7 +1,6 @@
 """Joins the parts; owns every background task."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
@@ -41,6 +40,7 @@ from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
 from extender.placement.placer import Placer
 from extender.placement.unasked import UnaskedPods
+from extender.preparing import Preparing
 from extender.readiness import Readiness
 from extender.reload import Reloader
 from extender.settings_file import SettingsFile
@@ -54,17 +54,11 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 
-LAY_OUT_SECONDS = 0.05
-"""Time between looks for nodes that have changed in bulk."""
-
 VERBS = ("/filter", "/prioritize", "/preempt")
 """What kube-scheduler waits for: all other work gives way to it."""
 
 QUIET_SECONDS = 1.0
 """Where nobody has asked for so long, the next question may be some time away as well."""
-
-GATHER_SECONDS = 0.003
-"""What changes so soon after something else is laid out together with it."""
 
 WAKER = "waker"
 """Name of a task."""
@@ -86,8 +80,6 @@ class Extender:
         self.settings = settings
         self._clock = clock
         self.fleet = Fleet(settings.policy(), clock, in_steps=True)
-        self._touched = asyncio.Event()
-        self.fleet.on_change = self._touched.set
         self.history = DecisionHistory(settings.decisions.history)
         self.placer = Placer(self.fleet, self.history, clock, settings.decisions.detailed_nodes)
         self.metrics = Metrics()
@@ -193,6 +185,14 @@ class Extender:
             replicas=replicas,
         )
         self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
+        self.preparing = Preparing(
+            self.fleet,
+            self.placer.standings,
+            self.following,
+            readiness=self.readiness,
+            garbage=self.garbage,
+            give_way=self.in_flight.give_way,
+        )
         state = export_state(
             self.metrics, settings, self.fleet, self.following, self._dropped, clock
         )
@@ -306,23 +306,6 @@ class Extender:
             degraded["settings"] = self.reloader.problem
         return {**degraded, **self.trying.degraded(), **self.readiness.causes()}
 
-    async def _lay_out(self) -> None:
-        """Lay out, believe and evaluate what changes, so that no question has to wait for it."""
-        while True:
-            self._touched.clear()
-            await in_turns(self.fleet.settle_in_steps(), self.in_flight.give_way)
-            if self.following.cluster.is_synced and not self.readiness.is_laid_out:
-                self.fleet.snapshot_of_all()
-                self.garbage.tidy()  # now, for it takes long: nobody is answered yet
-                self.readiness.lay_out()
-            if self.readiness.is_laid_out:
-                await in_turns(self.placer.standings.warm_in_steps(), self.in_flight.give_way)
-                await self.following.renew(self.placer.standings.prepare_in_steps)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAY_OUT_SECONDS):
-                    await self._touched.wait()
-            await asyncio.sleep(GATHER_SECONDS)
-
     async def run(self) -> None:
         """Follow the sources and write events until cancelled; none of these ends by itself."""
         async with asyncio.TaskGroup() as group:
@@ -330,7 +313,8 @@ class Extender:
             group.create_task(self.garbage.run(), name="garbage")
             self.following.start()
             self.following.tell_past_use(self.why.idleness)
-            group.create_task(self._lay_out(), name="layouts")
+            group.create_task(self.preparing.lay_out(), name="layouts")
+            group.create_task(self.preparing.evaluate(), name="standings")
             group.create_task(self.events.run(), name="events")
             group.create_task(self.placed.run(), name="placements")
             group.create_task(self.unasked.run(), name="unasked")

@@ -1,0 +1,87 @@
+"""Does beforehand, and in small steps, what a question would have to wait for otherwise."""
+
+import asyncio
+import contextlib
+from typing import Final
+
+from extender.fleet.fleet import Fleet
+from extender.following import Following, in_turns
+from extender.memory import Garbage
+from extender.placement.kept import KeptStandings
+from extender.readiness import Readiness
+from extender.sources.kube_shelf import GiveWay
+
+LOOK_SECONDS: Final = 0.05
+"""Time between looks for what has changed in bulk: nobody is told of that."""
+
+GATHER_SECONDS: Final = 0.003
+"""What changes so soon after something else is done together with it."""
+
+
+class Preparing:
+    """Lays out, believes and evaluates whatever changes.
+
+    Args:
+        fleet: the fleet.
+        standings: what it is worth to the requests of the last minutes.
+        following: believes devices anew, in turn with what sources say.
+        readiness: is told once all is laid out.
+        garbage: searched then, for nobody is answered yet.
+        give_way: lets questions go first.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        standings: KeptStandings,
+        following: Following,
+        *,
+        readiness: Readiness,
+        garbage: Garbage,
+        give_way: GiveWay,
+    ) -> None:
+        self._fleet = fleet
+        self._standings = standings
+        self._following = following
+        self._readiness = readiness
+        self._garbage = garbage
+        self._give_way = give_way
+        self._to_lay_out, self._to_evaluate = asyncio.Event(), asyncio.Event()
+        fleet.on_change = self._note_change
+
+    def _note_change(self) -> None:
+        self._to_lay_out.set()
+        self._to_evaluate.set()
+
+    async def lay_out(self) -> None:
+        """Lay out nodes and believe devices until cancelled."""
+        while True:
+            self._to_lay_out.clear()
+            await in_turns(self._fleet.settle_in_steps(), self._give_way)
+            if self._following.cluster.is_synced and not self._readiness.is_laid_out:
+                self._fleet.snapshot_of_all()
+                self._garbage.tidy()  # now, for it takes long: nobody is answered yet
+                self._readiness.lay_out()
+            if self._readiness.is_laid_out:
+                await self._following.renew(self._standings.prepare_in_steps)
+            await _next(self._to_lay_out)
+
+    async def evaluate(self) -> None:
+        """Evaluate what has changed until cancelled.
+
+        Not in turn with the above: that waits while readings are taken over, which changes
+        hundreds of nodes, a few at a time; a question would have to evaluate all that came before.
+        """
+        while True:
+            self._to_evaluate.clear()
+            if self._readiness.is_laid_out:
+                await in_turns(self._standings.warm_in_steps(), self._give_way)
+            await _next(self._to_evaluate)
+
+
+async def _next(change: asyncio.Event) -> None:
+    """Wait for something to do."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_SECONDS):
+            await change.wait()
+    await asyncio.sleep(GATHER_SECONDS)
