@@ -264,7 +264,7 @@ class Extender:
             middlewares.insert(0, only_known(settings.tls))
         routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
         routes += self.page.lost.peer_routes()
-        routes += [*self.api.decisions.peer_routes(), *self.why.explain.peer_routes()]
+        routes += [*self.api.decisions.peer_routes(), *self.why.peer_routes()]
         if self.peers is not None:
             routes += self.peers.routes()
         if not settings.status_listen:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Final
@@ -24,6 +25,7 @@ from extender.observe.explain_views import (
     rejected_nodes,
     short_nodes,
 )
+from extender.observe.last_decisions import NOTHING_HEARD, Heard
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.pending import PIECE_SCANNED, Pending, waits
 from extender.observe.replicas import ONE, Replicas
@@ -45,6 +47,21 @@ PEERS_PATH: Final = "/v1/peers/explain"
 """Where other replicas ask: under the prefix that only their certificates open."""
 ATTEMPT_SECONDS: Final = 5.0
 """Filter and prioritize of one attempt are asked so close together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a replica knows of a pod.
+
+    Attributes:
+        view: for an answer.
+        at: when it decided, seconds since the epoch; 0 for never.
+        uid: the pod's.
+    """
+
+    view: Json
+    at: float
+    uid: str
 
 
 class Explain:
@@ -91,16 +108,16 @@ class Explain:
         if wanted:
             return await self._explain_one(wanted, wish)
         name = await self._resolve(name)
-        view, at = await self._own(name, "", wish)
+        own = await self._own(name, "", wish)
         told = await self._told({"pod": name} | wish.query)
-        view = next((other for other, newer in told if newer > at), view)
-        if view is None:
+        known = next((one for one in told if own is None or one.at > own.at), own)
+        if known is None:
             return error_answer(
                 404,
                 f"no decision about {name!r} is remembered, and there is no such GPU pod: "
                 "GET /v1/decisions and /v1/pending list what is known",
             )
-        return json_answer(view)
+        return await self._answer(known)
 
     async def _explain_one(self, wanted: str, wish: Wish) -> web.StreamResponse:
         """Explain one decision, whoever made it.
@@ -109,15 +126,15 @@ class Explain:
             wanted: its id, or its number, which several replicas may have.
             wish: what of the nodes is told.
         """
-        own, _ = await self._own("", wanted, wish)
+        own = await self._own("", wanted, wish)
         found = [] if own is None else [own]
         if not self._replicas.is_ours(wanted):
-            told = await self._told({"id": wanted} | wish.query)
-            found += [view for view, _ in told]
+            found += await self._told({"id": wanted} | wish.query)
         if len(found) == 1:
-            return json_answer(found[0])
+            return await self._answer(found[0])
         if found:
-            ids = ", ".join(sorted(text_of(mapping_of(one["decision"]).get("id")) for one in found))
+            views = (mapping_of(one.view["decision"]) for one in found)
+            ids = ", ".join(sorted(text_of(view.get("id")) for view in views))
             return error_answer(
                 409, f"several replicas have a decision {wanted!r}: ask for the id, one of {ids}"
             )
@@ -125,8 +142,20 @@ class Explain:
             404, f"decision {wanted!r} is not remembered: GET /v1/decisions lists the last"
         )
 
-    async def _own(self, name: str, wanted: str, wish: Wish) -> tuple[Json | None, float]:
-        """Return what this replica knows, None for nothing, and when it decided, 0 for never.
+    async def _answer(self, known: _Known) -> web.StreamResponse:
+        """Answer; of a pod that waits with the last word of any replica, not with this one's."""
+        record, view = self._fleet.pods.get(known.uid), known.view
+        if record is not None and waits(record) and view["pending"] is not None:
+            view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
+        return json_answer(view)
+
+    def _waiting(self, record: PodRecord, heard: Heard) -> Json:
+        """Return how a pod fares that waits."""
+        pending = self._pending.view(record, heard)
+        return {"state": pending["state"], "pending": pending}
+
+    async def _own(self, name: str, wanted: str, wish: Wish) -> _Known | None:
+        """Return what this replica knows, None for nothing.
 
         Args:
             name: a pod's, "" where a decision is meant.
@@ -141,12 +170,14 @@ class Explain:
         if decided is None and name:
             record = await self._known(name)
         if decided is None and record is None:
-            return None, 0.0
-        return await self._view(decided, record, wish), decided.at if decided else 0.0
+            return None
+        view = await self._view(decided, record, wish)
+        uid = decided.pod.uid if decided else _ref(record).uid
+        return _Known(view=view, at=decided.at if decided else 0.0, uid=uid)
 
-    async def _told(self, asked: Mapping[str, str]) -> list[tuple[Json, float]]:
+    async def _told(self, asked: Mapping[str, str]) -> list[_Known]:
         """Return what the other replicas decided of pods that the caller sees, the newest first."""
-        found: list[tuple[Json, float]] = []
+        found: list[_Known] = []
         ids = {""}  # a replica may have two addresses, and we have one of our own
         answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(asked)}")
         for body in answers.values():
@@ -158,8 +189,8 @@ class Explain:
                 namespace = namespace_of(text_of(view.get("pod")))
                 await VIEWER.get().learn({namespace})
                 if sees(namespace):
-                    found.append((view, at))
-        return sorted(found, key=lambda one: -one[1])
+                    found.append(_Known(view=view, at=at, uid=text_of(view.get("uid"))))
+        return sorted(found, key=lambda one: -one.at)
 
     async def _tell(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica, which hides what its caller may not see."""
@@ -172,10 +203,10 @@ class Explain:
         # For this answer alone: the next one on this connection may be for somebody else.
         whose = VIEWER.set(SEES_ALL)
         try:
-            view, at = await self._own(query.get("pod", ""), query.get("id", ""), wish)
+            own = await self._own(query.get("pod", ""), query.get("id", ""), wish)
         finally:
             VIEWER.reset(whose)
-        body = write_json_in_full(view if view is not None and at else {})
+        body = write_json_in_full(own.view if own is not None and own.at else {})
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
     async def _resolve(self, name: str) -> str:
@@ -244,19 +275,15 @@ class Explain:
     ) -> Json:
         """Return the record of a decision, and how the pod fares."""
         pod = decided.pod if decided else _ref(record)
-        is_waiting = record is not None and waits(record)
-        state = "gone"
-        if record is not None:
-            state = self._pending.state(record) if is_waiting else "bound"
         bound = record.node if record is not None else (decided.bound_node if decided else "")
         view: Json = {
             "pod": pod_name(pod.namespace, pod.name),
             "uid": of_pod(pod.namespace, pod.uid),
             "is_hypothetical": False,
-            "state": state,
+            "state": "gone" if record is None else "bound",
             "bound_node": bound or None,
             "is_followed": decided.decision.best == bound if decided and bound else None,
-            "pending": self._pending.view(record) if record is not None and is_waiting else None,
+            "pending": None,
             "decision": None,
             "filter": None,
             "kept": None,
@@ -266,6 +293,8 @@ class Explain:
             "rejected": [],
             "asked_node": None,
         }
+        if record is not None and waits(record):
+            view |= self._waiting(record, NOTHING_HEARD)
         if decided is None:
             return view
         filtered = self._filter_of(decided)

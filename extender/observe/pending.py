@@ -6,19 +6,18 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
 
-import numpy as np
 from aiohttp import web
 
-from extender.core.filtering import Code
 from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import stream_answer
+from extender.observe.last_decisions import Heard, Last, LastDecisions
 from extender.observe.parameters import check_parameters, read_number, refusing
 from extender.observe.reasons import Counted, hints, of_nodes, read_message
 from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import OfPod, of_pod, pod_name, sees
 from extender.observe.views import Json
-from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.placement.history import DecisionHistory
 
 PATH = "/v1/pending"
 DEFAULT_PODS, MAX_PODS = 200, 1000
@@ -37,9 +36,9 @@ class Pending:
 
     Args:
         fleet: the fleet.
-        history: the decisions about them.
+        history: the decisions of this replica.
         clock: seconds since the epoch.
-        replicas: says what decisions are called.
+        replicas: this one and the others: one of them may have decided last.
     """
 
     def __init__(
@@ -49,9 +48,8 @@ class Pending:
         clock: Callable[[], float],
         replicas: Replicas = ONE,
     ) -> None:
-        self._replicas = replicas
+        self.last = LastDecisions(fleet, history, replicas)
         self._fleet = fleet
-        self._history = history
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
@@ -63,10 +61,11 @@ class Pending:
         namespace = request.query.get("namespace")
         limit = read_number(request.query, "limit", default=DEFAULT_PODS, low=1, high=MAX_PODS)
         found = await self._waiting(namespace)
+        heard = await self.last.hear(namespace=namespace or "")
         shown = sorted(found, key=lambda record: (record.created_at, record.key))[:limit]
-        pieces = ([self.view(one) for one in some] for some in _pieces(shown))
+        pieces = ([self.view(one, heard) for one in some] for some in _pieces(shown))
         nodes = {name for pool in self._fleet.snapshot().pools.values() for name in pool.nodes}
-        rest = {"total": len(found), "nodes": len(nodes)}
+        rest = {"total": len(found), "nodes": len(nodes), "unreachable": heard.unreachable}
         return await stream_answer(request, "pods", pieces, rest)
 
     async def _waiting(self, namespace: str | None) -> list[PodRecord]:
@@ -82,15 +81,20 @@ class Pending:
             await asyncio.sleep(0)
         return found
 
-    def view(self, record: PodRecord) -> Json:
-        """Return what is known of one pod that waits."""
+    def view(self, record: PodRecord, heard: Heard) -> Json:
+        """Return what is known of one pod that waits.
+
+        Args:
+            record: the pod.
+            heard: what the other replicas decided last.
+        """
         told = read_message(record.message)
-        decided = self._history.last_of(record.uid)
+        decided = self.last.of(record.uid, heard)
         by_us = told.by_us
-        state = self.state(record)
+        state = self._state(record, decided)
         # A newer try of ours counts only where kube-scheduler has not said anything yet.
         if not record.message and decided is not None and decided.leaves_none:
-            by_us = rejections(decided)
+            by_us = decided.refused
         reasons = (*told.by_scheduler, *by_us)
         assumed = self._fleet.ledger.get(record.uid)
         hidden = record.namespace
@@ -112,21 +116,10 @@ class Pending:
             "message": of_pod(hidden, record.message or None),
             "preemption": of_pod(hidden, told.preemption or None),
             "hints": OfPod(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
-            "decision": None if decided is None else self._brief(decided),
+            "decision": None if decided is None else _brief(decided),
         }
 
-    def _brief(self, record: DecisionRecord) -> Json:
-        return {
-            "id": self._replicas.id_of(record.number),
-            "number": record.number,
-            "at": moment(record.at),
-            "verb": record.verb,
-            "candidates": len(record.decision.candidates),
-            "feasible": record.decision.feasible,
-            "node": record.decision.best,
-        }
-
-    def state(self, record: PodRecord) -> str:
+    def _state(self, record: PodRecord, decided: Last | None) -> str:
         """Return in a word why a pod is not bound."""
         if record.is_deleting:
             return "deleting"
@@ -134,7 +127,6 @@ class Pending:
             return "gated"
         if record.nominated_node:
             return "nominated"
-        decided = self._history.last_of(record.uid)
         if self._fleet.ledger.get(record.uid) is not None:
             return "placing"
         if record.is_refused:
@@ -171,11 +163,17 @@ def waits(record: PodRecord) -> bool:
     return asks and not record.node and not record.phase.is_terminal
 
 
-def rejections(record: DecisionRecord) -> tuple[Counted, ...]:
-    """Return our own reasons against the candidates of a decision, the commonest first."""
-    counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
-    found = [Counted(count=counts[code], reason=code.text) for code in Code if counts[code]]
-    return tuple(sorted((one for one in found if one.reason), key=lambda one: -one.count))
+def _brief(decided: Last) -> Json:
+    return {
+        "id": decided.id,
+        "replica": decided.replica,
+        "number": decided.number,
+        "at": moment(decided.at),
+        "verb": decided.verb,
+        "candidates": decided.candidates,
+        "feasible": decided.feasible,
+        "node": decided.node,
+    }
 
 
 def moment(at: float | None) -> str | None:

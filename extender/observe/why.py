@@ -54,6 +54,10 @@ class Why:
         parts = (self.pending, self.holders, self._costs, self.explain, self._foresight)
         return [route for part in parts for route in part.routes()]
 
+    def peer_routes(self) -> list[web.RouteDef]:
+        """Return the routes for other replicas."""
+        return [*self.explain.peer_routes(), *self.pending.last.peer_routes()]
+
     def set_prices(self, prices: Mapping[str, float]) -> None:
         """Go by other prices of a GPU-hour from now on."""
         self.holders.prices = PriceList(prices)

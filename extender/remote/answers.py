@@ -250,11 +250,12 @@ class Waiting(Answer):
 
 
 class Pending(Answer):
-    """The GPU pods that are not bound, the longest wait first."""
+    """The GPU pods that are not bound, the longest wait first; replicas that did not answer."""
 
     pods: list[Waiting]
     total: int
     nodes: int
+    unreachable: list[str] = []
 
 
 class Other(Answer):

@@ -63,14 +63,16 @@ async def test_over_tls_replicas_alone_are_told(tmp_path: Path) -> None:
     assert refused == 403
 
 
-async def test_any_replica_explains_and_tells_the_regret_of_what_another_decided() -> None:
+async def test_any_replica_tells_why_and_the_regret_of_what_another_decided() -> None:
     async with running(2) as (cluster, (first, second)):
         await first.choose(cluster.control.create_pod(pod_object("a")))
         (decided,) = (await read(second, "/v1/decisions?brief=true"))["decisions"]
         explained = await read(second, f"/v1/explain?id={decided['id']}")
         by_number = await read(second, "/v1/explain?number=1")
         regret = await read(second, "/v1/regret")
+        (waiting,) = (await read(second, "/v1/pending"))["pods"]  # type: ignore[misc] # a list
 
+    assert waiting["decision"]["id"] == decided["id"]
     assert explained["pod"] == "default/a"
     assert explained["nodes"]
     assert by_number["decision"] == explained["decision"]

@@ -29,14 +29,16 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
 
 
 def _render(answer: Pending, *, is_wide: bool) -> RenderableType:
-    if not answer.pods:
-        return line("no GPU pod waits")
     columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     left = answer.total - len(answer.pods)
+    away = words.listed(answer.unreachable)
     return stack(
         [
-            sheet(columns, (_row(pod, is_wide=is_wide) for pod in answer.pods)),
+            sheet(columns, (_row(pod, is_wide=is_wide) for pod in answer.pods))
+            if answer.pods
+            else line("no GPU pod waits"),
             line(f"and {left} more (--limit)", "dim") if left > 0 else None,
+            line(f"replicas that do not answer: {away}", "yellow") if answer.unreachable else None,
         ]
     )
 

@@ -47,7 +47,7 @@ class Replica(WhyWorld):
         self, *, max_body_bytes: int = 1 << 20, viewer: Viewer = SEES_ALL
     ) -> web.Application:
         app = super().build_app(max_body_bytes=max_body_bytes, viewer=viewer)
-        app.add_routes(self.why.explain.peer_routes())
+        app.add_routes(self.why.peer_routes())
         return app
 
 

@@ -30,7 +30,8 @@ export class Pending {
     this.isAsking = true;
     try {
       const told = await ask("pending");
-      show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}` : "No pod with GPUs waits.");
+      const away = told.unreachable.length ? `; without the word of ${plural(told.unreachable.length, "replica")} that did not answer` : "";
+      show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
       // Under a reader's hand nothing moves.
       if (!this.list.contains(document.activeElement)) show(this.list, told.pods.map((pod) => this.card(pod)));
     } catch (error) {
