@@ -86,12 +86,7 @@ class Extender:
         self.metrics.settings_loaded_at.set(clock())
         self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
         self.peers = (
-            Peers(
-                settings.peers,
-                self.asked.take,
-                self.metrics,
-                listen=settings.listen_address[0],
-            )
+            Peers(settings.peers, self.asked.take, self.metrics, listen=settings.listen_address[0])
             if settings.peers.is_used
             else None
         )
@@ -167,7 +162,7 @@ class Extender:
         )
         decided = Decisions(self.history, replicas)
         self.api = Api(self.fleet, self.placer, settings.resource_patterns, decided)
-        self._regret = self.trying.table(replicas)
+        self._regret = self.trying.join(replicas, self.asked)
         self.why = Why(
             self.placer,
             lambda: self.api.resources,

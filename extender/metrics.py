@@ -36,7 +36,8 @@ class Metrics:
         feasible: nodes that passed filter.
         rejections: refused nodes by reason.
         faults: faults of our own, by verb.
-        followed: bound pods by whether kube-scheduler took our first choice.
+        followed: bound pods by whether kube-scheduler took our first choice; of several replicas
+            the one that answered last counts a pod.
         annotation_problems: annotations that could not be used, by annotation.
         settings_reloads: changes of the settings file by outcome.
         settings_loaded_at: when the settings file was last found good, seconds since the epoch.
@@ -98,7 +99,7 @@ class Metrics:
         )
         self.followed = Counter(
             "idlegpu_bound_pods",
-            "Pods that were bound after we answered for them.",
+            "Pods that were bound after we answered for them, as the last replica that did.",
             ["choice"],
             registry=self.registry,
         )

@@ -94,7 +94,7 @@ class _Means:
 
 
 class RegretMetrics(Collector):
-    """Counts how placements turned out.
+    """Counts how placements turned out; over all replicas a placement counts once.
 
     Args:
         registry: where the metrics are registered.
@@ -159,7 +159,7 @@ class RegretTable:
 
     Args:
         watch: returns what is watching by now.
-        replicas: this one and the others: each watches the pods that it decided about.
+        replicas: this one and the others: each watches the pods about which it answered last.
     """
 
     def __init__(self, watch: Callable[[], RegretWatch], replicas: Replicas = ONE) -> None:

@@ -60,11 +60,43 @@ class AnsweredQuestion:
 
 @dataclass(slots=True)
 class _Asked:
-    """The last answers about a pod."""
+    """The last answers about a pod.
+
+    Attributes:
+        is_elsewhere: another replica gave the very last.
+    """
 
     at: float
     filtered: Answered | None = None
     scored: Answered | None = None
+    is_elsewhere: bool = False
+
+    def is_before(self, question: AnsweredQuestion) -> bool:
+        """Whether a question was answered after all of these."""
+        known = ((FILTER, self.filtered), (PRIORITIZE, self.scored))
+        return all(
+            comes_later(question.verb, question.at, than=verb, at=one.at)
+            for verb, one in known
+            if one is not None
+        )
+
+
+def comes_later(verb: str, answered_at: float, *, than: str, at: float) -> bool:
+    """Whether an answer about a pod was given after another one, of whichever replica.
+
+    What is told late looks newer than it is: of one attempt, prioritize came last.
+
+    Args:
+        verb: filter or prioritize ...
+        answered_at: ... and when, in seconds on any clock.
+        than: the other one's verb ...
+        at: ... and when, on the same clock.
+    """
+    if verb == than:
+        return answered_at >= at
+    if verb == PRIORITIZE:
+        return answered_at > at - ORDER_SECONDS
+    return answered_at >= at + ORDER_SECONDS
 
 
 class AskedLog:
@@ -88,6 +120,9 @@ class AskedLog:
         self.monotonic = monotonic
         self.tell: Callable[[AnsweredQuestion], None] = lambda _: None
         """Tells other replicas; to be set before the first question."""
+        self.on_elsewhere: Callable[[str, str, float], None] = lambda *_: None
+        """Is told which pod (UID) another replica answered about, as far as is known last, the
+        verb, and when (seconds since the epoch): also once the pod is bound, and judged."""
         self.last_at: float | None = None
         self.wrong_paths: OrderedDict[str, float] = OrderedDict()
         self.forgotten_until = float("-inf")
@@ -110,7 +145,7 @@ class AskedLog:
         """Remember what we were asked, and tell the other replicas."""
         self.last_at = question.at
         if question.uid:
-            self._remember(question)
+            self._remember(question, is_elsewhere=False)
             self.tell(question)
 
     def note_answer(self, seconds: float, *, is_lost: bool) -> None:
@@ -137,14 +172,12 @@ class AskedLog:
 
     def take(self, question: AnsweredQuestion) -> None:
         """Remember what another replica was asked, and count the pod where that one placed it."""
-        known = self._pods.get(question.uid)
-        is_newest = known is None or question.at >= known.at
-        if question.verb == FILTER and known is not None and known.scored is not None:
-            # What is told late looks newer than it is: of one attempt, prioritize came last.
-            is_newest = question.at >= known.scored.at + ORDER_SECONDS
-        self._remember(question)
-        if is_newest and question.resources:
+        if not self._remember(question, is_elsewhere=True):
+            return
+        if question.resources:
             self._assume(question)
+        age_seconds = self.monotonic() - question.at
+        self.on_elsewhere(question.uid, question.verb, self._clock() - age_seconds)
 
     def _assume(self, question: AnsweredQuestion) -> None:
         """Count a pod on another replica's first choice, by the same rules as on our own."""
@@ -180,6 +213,11 @@ class AskedLog:
             is_scoring=self.monotonic() - self._scored_at < SILENCE_SECONDS,
         )
 
+    def is_elsewhere(self, uid: str) -> bool:
+        """Whether another replica gave the last answer about a pod, as far as it has told."""
+        asked = self._pods.get(uid)
+        return asked is not None and asked.is_elsewhere
+
     def forget(self, uid: str) -> None:
         """Forget a pod that is bound and judged, or gone."""
         self._pods.pop(uid, None)
@@ -206,10 +244,14 @@ class AskedLog:
         slowest = max((seconds for _, seconds in (*self._lost, *self._slow)), default=0.0)
         return len(self._lost), len(self._slow), len(self._unreadable), slowest
 
-    def _remember(self, question: AnsweredQuestion) -> None:
+    def _remember(self, question: AnsweredQuestion, *, is_elsewhere: bool) -> bool:
+        """Remember a question; return whether no later one about the pod is known."""
         at = question.at
         self.last_at = at if self.last_at is None else max(at, self.last_at)
         asked = self._pods.pop(question.uid, None) or _Asked(at)
+        is_last = asked.is_before(question)
+        if is_last:
+            asked.is_elsewhere = is_elsewhere
         asked.at = max(asked.at, at)
         answered = Answered(at=at, choices=question.choices, is_lost=question.is_lost)
         if question.verb == PRIORITIZE:
@@ -222,3 +264,4 @@ class AskedLog:
         if len(self._pods) > self._max_pods:
             _, oldest = self._pods.popitem(last=False)
             self.forgotten_until = max(self.forgotten_until, oldest.at)
+        return is_last

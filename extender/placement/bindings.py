@@ -73,7 +73,8 @@ class InventoryTap:
         if decided is not None:
             self._on_bound(decided)
             choice = FIRST if decided.decision.best == record.node else OTHER
-            self._metrics.followed.labels(choice).inc()
+            if not self._unasked.is_elsewhere(record.uid):
+                self._metrics.followed.labels(choice).inc()
             logger.info(
                 "bound",
                 extra={

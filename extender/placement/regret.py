@@ -20,6 +20,7 @@ from extender.core.request import PodRef
 from extender.core.snapshot import Rows
 from extender.fleet.fleet import Fleet
 from extender.placement.activity import ActivityLog
+from extender.placement.asked import comes_later
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import DecisionRecord
 
@@ -109,6 +110,7 @@ class _Watched:
 
     pod: PodRef
     bound_at: float
+    verb: str
     decided_at: float
     node: str
     choice: str
@@ -119,6 +121,8 @@ class _Watched:
 
 class RegretWatch:
     """Watches bound pods, and judges each once; only the event loop's thread may use it.
+
+    Of several replicas the one that answered last about a pod judges it.
 
     Args:
         fleet: the fleet.
@@ -143,7 +147,7 @@ class RegretWatch:
         self._clock = clock
         self._pods = pods
         self._activity = ActivityLog(after_seconds)
-        self._waiting: deque[tuple[DecisionRecord, float]] = deque()
+        self._waiting: OrderedDict[str, tuple[DecisionRecord, float]] = OrderedDict()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
 
     def __len__(self) -> int:
@@ -166,13 +170,27 @@ class RegretWatch:
         if len(self._waiting) >= MAX_WAITING:
             self.left_out += 1
             return
-        self._waiting.append((record, self._clock()))
+        self._waiting[record.pod.uid] = record, self._clock()
+
+    def note_elsewhere(self, uid: str, verb: str, at: float) -> None:
+        """Leave a pod to another replica, if that answered about it after us.
+
+        Args:
+            uid: the pod's.
+            verb: filter or prioritize.
+            at: when it answered, seconds since the epoch.
+        """
+        waiting, watched = self._waiting.get(uid), self._watched.get(uid)
+        if waiting and comes_later(verb, at, than=waiting[0].verb, at=waiting[0].at):
+            del self._waiting[uid]
+        if watched and comes_later(verb, at, than=watched.verb, at=watched.decided_at):
+            del self._watched[uid]
 
     def take_next(self) -> bool:
         """Look into one pod that was noted: half a millisecond; tell whether there was one."""
         if not self._waiting:
             return False
-        record, at = self._waiting.popleft()
+        _, (record, at) = self._waiting.popitem(last=False)
         landings: dict[str, _Landing] = {}
         for part in record.evidence:
             if part.evidence.resource == record.request.resource:
@@ -186,6 +204,7 @@ class RegretWatch:
         self._watched[record.pod.uid] = _Watched(
             pod=record.pod,
             bound_at=at,
+            verb=record.verb,
             decided_at=record.at,
             node=node,
             choice=record.decision.best or "",

@@ -1,10 +1,13 @@
 """How placements turned out, against others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from extender.core.inventory import PodRecord
 from extender.placement.regret import MAX_WAITING, Outcome, RegretWatch
+from tests.builders import pod_ref
 from tests.worlds import BUSY, IDLE, World
 
 AFTER = 3600.0
@@ -196,8 +199,8 @@ def test_of_a_burst_only_the_first_are_looked_into() -> None:
     part.world.place("a")
     record = next(iter(part.world.history))
 
-    for _ in range(MAX_WAITING + 3):
-        part.watch.note(record)
+    for number in range(MAX_WAITING + 3):
+        part.watch.note(replace(record, pod=pod_ref(f"pod-{number}")))
 
     assert part.watch.left_out == 3
 

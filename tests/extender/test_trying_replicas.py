@@ -1,0 +1,176 @@
+"""Of several replicas one counts how a pod's placement turned out: that which answered last."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from extender.config import Settings
+from extender.core.inventory import PodRecord
+from extender.in_flight import InFlight
+from extender.observe.replicas import ONE
+from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion
+from extender.placement.bindings import InventoryTap
+from extender.placement.unasked import UnaskedPods
+from extender.settings.peers import Unasked
+from extender.trying import Trying
+from tests.extender.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
+
+HOUR = 3600.0
+CARDS = {"node-0": [IDLE], "node-1": [IDLE]}
+WAITING = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
+NEAR, FAR = 0, 1
+
+
+@dataclass
+class Replica(World):
+    """A replica that watches how placements turn out."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.untold: list[AnsweredQuestion] = []
+        self.trying = Trying(Settings(), self.placer, self.metrics, lambda: self.now, InFlight())
+        self.asked.tell = self.untold.append
+        self.trying.join(ONE, self.asked)
+        self.unasked = UnaskedPods(self.asked, self.metrics, Unasked(grace_seconds=1))
+        self.tap = InventoryTap(
+            self.fleet, self.history, self.metrics, self.unasked, self.trying.note_bound
+        )
+        self.add(CARDS)
+        self.tap.apply_pod(WAITING)
+
+    @property
+    def judged(self) -> float:
+        """How many placements it has counted."""
+        return self.count("idlegpu_placement_activity_count", gpus="got")
+
+    @property
+    def bound(self) -> float:
+        """How many pods it has counted as bound after an answer."""
+        return sum(self.count("idlegpu_bound_pods_total", choice=it) for it in ("first", "other"))
+
+
+@dataclass
+class Pair:
+    """Two replicas over one cluster, asked by one kube-scheduler."""
+
+    replicas: Sequence[Replica]
+    clients: Sequence[Client]
+
+    async def ask(self, at: int, verb: str, *, is_told: bool = True) -> None:
+        """Ask one of them about the pod; the other hears of it, if it is told."""
+        question = names_question("node-0", "node-1", asker=pod("p"))
+        assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
+        if is_told:
+            self.tell()
+
+    def tell(self) -> None:
+        """Let each hear what the other was asked."""
+        for one, other in (self.replicas, self.replicas[::-1]):
+            while one.untold:
+                other.asked.take(one.untold.pop(0))
+
+    def wait(self, seconds: float) -> None:
+        for replica in self.replicas:
+            replica.now += seconds
+
+    def bind(self) -> None:
+        """Let both see the pod bound, and look into it."""
+        self.wait(0.1)
+        for replica in self.replicas:
+            replica.tap.apply_pod(replace(WAITING, node="node-1", bound_at=replica.now))
+            replica.trying.regret.take_next()
+
+    def live(self, seconds: float = HOUR + 300.0) -> list[float]:
+        """Let time pass; return how many placements each has counted."""
+        for _ in range(int(seconds / 60)):
+            self.wait(60.0)
+            for replica in self.replicas:
+                replica.unasked.sweep()
+                replica.tell(CARDS)
+                replica.trying.regret.look()
+                for _ in replica.trying.regret.judge_in_steps():
+                    pass
+        return [replica.judged for replica in self.replicas]
+
+    @property
+    def bound(self) -> list[float]:
+        return [replica.bound for replica in self.replicas]
+
+
+@pytest.fixture
+async def pair(aiohttp_client: MakeClient) -> Pair:
+    replicas = Replica(), Replica()
+    return Pair(replicas, [await aiohttp_client(one.build_app()) for one in replicas])
+
+
+async def test_a_pod_that_one_replica_filtered_and_the_other_scored_counts_once(
+    pair: Pair,
+) -> None:
+    await pair.ask(NEAR, FILTER)
+    pair.wait(0.005)
+    await pair.ask(FAR, PRIORITIZE)
+    pair.bind()
+
+    assert pair.live() == [0, 1]
+    assert pair.bound == [0, 1]
+
+
+async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: Pair) -> None:
+    for at in (FAR, NEAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+        pair.wait(2.0)
+    pair.bind()
+
+    assert pair.live() == [1, 0]
+    assert pair.bound == [1, 0]
+
+
+async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair) -> None:
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(FAR, PRIORITIZE, is_told=False)
+    pair.bind()
+    pair.live(120.0)
+    assert [len(replica.trying.regret) for replica in pair.replicas] == [1, 1]
+
+    pair.tell()
+
+    assert pair.live() == [0, 1]
+
+
+async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair: Pair) -> None:
+    await pair.ask(NEAR, FILTER, is_told=False)
+    await pair.ask(NEAR, PRIORITIZE, is_told=False)
+    pair.wait(2.0)
+    await pair.ask(FAR, FILTER, is_told=False)
+    await pair.ask(FAR, PRIORITIZE, is_told=False)
+    pair.bind()
+    pair.live(120.0)  # both have judged who asked about it, and forgotten that by now
+
+    pair.tell()
+
+    assert pair.live() == [0, 1]
+
+
+async def test_of_one_attempt_prioritize_comes_last_however_late_filter_is_told(
+    pair: Pair,
+) -> None:
+    await pair.ask(NEAR, FILTER, is_told=False)
+    await pair.ask(FAR, PRIORITIZE, is_told=False)
+    (late,) = pair.replicas[NEAR].untold
+    pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.5)]  # on its way for so long
+    pair.tell()
+    pair.bind()
+
+    assert pair.live() == [0, 1]
+    assert pair.bound == [0, 1]
+
+
+async def test_a_pod_that_no_other_replica_was_asked_about_counts_as_ever(pair: Pair) -> None:
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(NEAR, PRIORITIZE)
+    pair.bind()
+
+    assert pair.live() == [1, 0]
+    assert pair.bound == [1, 0]
