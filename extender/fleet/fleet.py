@@ -14,6 +14,7 @@ from extender.core.steps import Steps, finish
 from extender.fleet.draft import Draft
 from extender.fleet.failures import FailureLog
 from extender.fleet.layouts import Change, NodeLayouts, is_laid_out_by
+from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.store import DeviceStore
@@ -60,6 +61,7 @@ class Fleet:
         on_change: is called when pods came to a node or left it; by whoever places one, too.
         contested: readings of devices that were not taken from a node on which they are not seen.
         unbound_pods: GPU pods that are on no node and have not ended, by UID; to be read only.
+        namespaces: where there are GPU pods; likewise.
     """
 
     def __init__(
@@ -71,10 +73,11 @@ class Fleet:
         self.store = DeviceStore(policy)
         self.on_change: Callable[[], None] = lambda: None
         self.contested = 0
-        self.unbound_pods: dict[str, PodRecord] = {}
+        self._known = KnownPods()
+        self.unbound_pods = self._known.unbound
+        self.namespaces = self._known.namespaces
         self._clock = clock
         self._nodes: dict[str, NodeRecord] = {}
-        self._pods: dict[str, PodRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}
         self._layouts = NodeLayouts(policy, self.store)
         self._failures = FailureLog(policy.early_failures)
@@ -116,20 +119,17 @@ class Fleet:
         """Take over a complete list of GPU pods."""
         listed = {record.uid: record for record in records}
         now = self._clock()
-        for uid in self._pods.keys() - listed.keys():
+        for uid in self.pods.keys() - listed.keys():
             self.remove_pod(uid, now)
         for record in listed.values():
             self.apply_pod(record)
 
     def apply_pod(self, record: PodRecord) -> None:
         """Take over a pod that was added or changed."""
-        before = self._pods.get(record.uid)
+        before = self.pods.get(record.uid)
         if before == record:
             return
-        self._pods[record.uid] = record
-        self.unbound_pods.pop(record.uid, None)
-        if not (record.node or record.phase.is_terminal):
-            self.unbound_pods[record.uid] = record
+        self._known.put(record)
         self._assume_nominated(before, record)
         if before is not None and before.holds_devices and not record.holds_devices:
             self._end_tenancy(before, record.ended_at or self._clock())
@@ -171,8 +171,7 @@ class Fleet:
     def remove_pod(self, uid: str, at: float) -> None:
         """Forget a pod that was deleted."""
         self.ledger.drop(uid)
-        self.unbound_pods.pop(uid, None)
-        record = self._pods.pop(uid, None)
+        record = self._known.pop(uid)
         if record is not None and record.holds_devices:
             self._end_tenancy(record, at)
 
@@ -339,7 +338,7 @@ class Fleet:
     @property
     def pods(self) -> Mapping[str, PodRecord]:
         """GPU pods by UID."""
-        return self._pods
+        return self._known.by_uid
 
     def pods_on(self, node: str) -> tuple[PodRecord, ...]:
         """Return the pods that hold devices of a node."""
@@ -376,7 +375,7 @@ class Fleet:
 
     def is_shown(self, uid: str) -> bool:
         """Tell whether some source shows which devices a pod holds."""
-        if (pod := self._pods.get(uid)) is None:
+        if (pod := self.pods.get(uid)) is None:
             return False
         return any(pod.key in on_it for on_it in self._layouts.tenants_on(pod.node).values())
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from http import HTTPStatus
+from operator import is_not
 from typing import Final
 
 import orjson
@@ -14,6 +15,7 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import Counter
 
 from extender.config import Settings
+from extender.core.tally import Tally
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.kube import KubeClient
@@ -81,7 +83,7 @@ class Access:
         settings: Api,
         *,
         is_open: bool,
-        namespaces: Callable[[], Collection[str]],
+        namespaces: Callable[[], frozenset[str]],
         requests: Counter,
         hosts: Collection[str] = (),
         monotonic: Callable[[], float] = time.monotonic,
@@ -232,10 +234,6 @@ def make_access(
             extra={"address": f"{host}:{port}"},
         )
 
-    def namespaces() -> set[str]:
-        pods = {pod.namespace for pod in fleet.pods.values()}
-        return pods | {record.pod.namespace for record in history}
-
     # A site's page may not read what is on this machine, unless its name leads here: whoever has
     # the site may have it do so (DNS rebinding), and there is no token that would stop it.
     hosts = {*LOCAL_HOSTS, host, *settings.api.hosts} if is_open and is_loopback(host) else ()
@@ -243,10 +241,25 @@ def make_access(
         client,
         settings.api,
         is_open=is_open,
-        namespaces=namespaces,
+        namespaces=_Namespaces(fleet.namespaces, history.namespaces),
         requests=requests,
         hosts=frozenset(map(str.lower, hosts)),
     )
+
+
+class _Namespaces:
+    """The names of several tallies together; the same object as long as they are the same."""
+
+    def __init__(self, *tallies: Tally) -> None:
+        self._tallies = tallies
+        self._parts: tuple[frozenset[str], ...] = ()
+        self._names: frozenset[str] = frozenset()
+
+    def __call__(self) -> frozenset[str]:
+        parts = tuple(tally.names for tally in self._tallies)
+        if any(map(is_not, parts, self._parts)) or not self._parts:
+            self._parts, self._names = parts, frozenset().union(*parts)
+        return self._names
 
 
 def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
 """Somebody who shows a token: who they are and which pods they may read, as far as it is known."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from extender.kube import KubeError
@@ -36,7 +36,7 @@ class Caller:
         user: whose the token is.
         review: asks for that again.
         may_list: asks for a right.
-        namespaces: those that may have to be shown.
+        namespaces: those that may have to be shown; the same object as long as they are the same.
         token_seconds: a token is reviewed anew after so long.
         rights_seconds: likewise a right.
         monotonic: seconds since any moment.
@@ -48,7 +48,7 @@ class Caller:
         *,
         review: ReviewToken,
         may_list: MayList,
-        namespaces: Callable[[], Collection[str]],
+        namespaces: Callable[[], frozenset[str]],
         token_seconds: float,
         rights_seconds: float,
         monotonic: Callable[[], float],
@@ -62,6 +62,8 @@ class Caller:
         self._monotonic = monotonic
         self._reviewed_at = monotonic()
         self._rights: dict[str, tuple[bool, float]] = {}
+        self._learnt: tuple[frozenset[str] | None, float] = (None, float("-inf"))
+        """Namespaces of which everything is known, and until when."""
         self._turn = asyncio.Lock()
         self._silent_until = float("-inf")
         self._silence = ""
@@ -121,17 +123,25 @@ class Caller:
         await self._ask(ALL_NAMESPACES)
         if self.sees_all:
             return
-        due = [
-            name
-            for name in sorted({*self._namespaces(), *namespaces})
-            if name != NO_NAMESPACE and self._is_due(name)
-        ][:MOST_NAMESPACES]
+        there, others = self._namespaces(), set(namespaces)
+        learnt, until = self._learnt
+        if there is learnt and others <= there and self._monotonic() < until:
+            return  # every event of a page asks for this
+        wanted = (there | others) - {NO_NAMESPACE}
+        due = sorted(name for name in wanted if self._is_due(name))[:MOST_NAMESPACES]
         left = iter(due)
         async with asyncio.TaskGroup() as group:
             for _ in range(min(PARALLEL, len(due))):
                 group.create_task(self._ask_each(left), name="rights")
+        self._learnt = there, self._known_until(wanted)
         if len(self._rights) > GRACE * MOST_NAMESPACES:
             self._rights = {name: it for name, it in self._rights.items() if self._knows(name)}
+
+    def _known_until(self, namespaces: Iterable[str]) -> float:
+        """Return until when none of these has to be asked about again."""
+        never = (False, float("-inf"))
+        oldest = min((self._rights.get(name, never)[1] for name in namespaces), default=never[1])
+        return oldest + self._rights_seconds
 
     async def _ask_each(self, names: Iterable[str]) -> None:
         for name in names:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -67,7 +67,7 @@ class Callers:
         client: KubeClient,
         settings: Api,
         *,
-        namespaces: Callable[[], Collection[str]],
+        namespaces: Callable[[], frozenset[str]],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client

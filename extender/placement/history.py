@@ -9,6 +9,7 @@ from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.request import GpuRequest, PodRef
 from extender.core.steps import Steps
+from extender.core.tally import Tally
 from extender.placement.evidence import PlacedEvidence
 
 
@@ -70,9 +71,14 @@ PIECE_RECORDS = 256
 
 
 class DecisionHistory:
-    """The last decisions, oldest first; bounded."""
+    """The last decisions, oldest first; bounded.
+
+    Attributes:
+        namespaces: where the pods are that they are about; to be read only.
+    """
 
     def __init__(self, length: int) -> None:
+        self.namespaces = Tally()
         self._length = length
         self._records: OrderedDict[int, DecisionRecord] = OrderedDict()
         self._by_pod: dict[str, int] = {}
@@ -102,6 +108,7 @@ class DecisionHistory:
     def add(self, record: DecisionRecord) -> None:
         """Remember a decision; the oldest one is forgotten."""
         self._records[record.number] = record
+        self.namespaces.add(record.pod.namespace)
         self._by_pod[record.pod.uid] = record.number
         self._explainable.append(record)
         while (
@@ -114,6 +121,7 @@ class DecisionHistory:
 
     def _forget_oldest(self) -> None:
         _, oldest = self._records.popitem(last=False)
+        self.namespaces.remove(oldest.pod.namespace)
         if self._by_pod.get(oldest.pod.uid) == oldest.number:
             del self._by_pod[oldest.pod.uid]
 

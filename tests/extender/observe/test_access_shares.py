@@ -12,10 +12,11 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from extender.config import Settings
+from extender.core.inventory import PodRecord
 from extender.observe import callers
 from extender.observe.access import make_access
 from extender.observe.answers import json_answer
-from extender.observe.seen import pod_name
+from extender.observe.seen import ANOTHER_POD, pod_name
 from extender.settings.api import Api, ApiAccess
 from tests.extender.fake_kube import eventually
 from tests.extender.observe.door import BEARER, TOKEN, Door, door_in, shown
@@ -180,9 +181,22 @@ async def test_where_a_token_is_needed_any_name_is_answered(
     assert await shown(client, **BEARER, Host="gpus.example.com") == ["blue/a"]
 
 
-def app_of(door: Door, settings: Settings) -> web.Application:
-    """Return the API as it is served by the settings."""
+async def test_a_pod_is_shown_at_once_in_a_namespace_that_has_just_come(
+    door: Door, aiohttp_client: MakeClient
+) -> None:
+    door.reviewers.rights["alice"] = {"blue"}
     world = World()
+    client = await aiohttp_client(app_of(door, Settings(api=Api(access=ApiAccess.TOKEN)), world))
+    assert await shown(client, **BEARER) == [ANOTHER_POD]
+
+    world.fleet.apply_pod(PodRecord(uid="uid-a", namespace="blue", name="a"))
+
+    assert await shown(client, **BEARER) == ["blue/a"]
+
+
+def app_of(door: Door, settings: Settings, world: World | None = None) -> web.Application:
+    """Return the API as it is served by the settings."""
+    world = world or World()
     access = make_access(
         door.kube, settings, world.fleet, world.history, world.metrics.api_requests
     )

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.kube import KubeError
 from extender.metrics import Metrics
@@ -21,7 +23,7 @@ from extender.settings.api import Api
 from tests.extender.observe.reviewers import Reviewers, reviewing
 from tests.extender.served import Client, MakeClient
 
-NAMESPACES = {"blue", "green", "red"}
+NAMESPACES = frozenset({"blue", "green", "red"})
 TOKEN = "token-of-alice"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 AT_ONCE = 20
@@ -35,6 +37,7 @@ class Server:
     is_down: bool = False
     reviews: int = 0
     asked: list[str] = field(default_factory=list)
+    namespaces: frozenset[str] = NAMESPACES
 
     async def review(self) -> User:
         self.reviews += 1
@@ -63,7 +66,7 @@ def caller(server: Server) -> Caller:
         User(name="alice"),
         review=server.review,
         may_list=server.may_list,
-        namespaces=lambda: NAMESPACES,
+        namespaces=lambda: server.namespaces,
         token_seconds=60.0,
         rights_seconds=30.0,
         monotonic=lambda: server.now,
@@ -81,6 +84,77 @@ async def test_questions_at_once_are_asked_for_together(server: Server, caller: 
     assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
     assert caller.sees("blue")
     assert not caller.sees("red")
+
+
+class Counted(frozenset[str]):
+    """Names that say how often they were looked through."""
+
+    looked = 0
+
+    @override
+    def __or__(self, other: AbstractSet[object]) -> frozenset[str]:  # type: ignore[override] # of names
+        Counted.looked += 1
+        return frozenset(self).union(map(str, other))
+
+
+async def test_while_nothing_changes_the_namespaces_are_not_looked_through_again(
+    server: Server, caller: Caller
+) -> None:
+    server.namespaces = Counted(NAMESPACES)
+    await caller.renew()
+    looked = Counted.looked
+    assert looked
+
+    server.now += 29.0
+    for _ in range(AT_ONCE):
+        await caller.renew()
+        await caller.learn({"red"})
+
+    assert Counted.looked == looked
+    assert len(server.asked) == 1 + len(NAMESPACES)
+
+
+async def test_a_namespace_that_comes_is_asked_about_at_once(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.asked.clear()
+
+    server.namespaces |= {"new"}
+    await caller.renew()
+    await caller.learn({"elsewhere"})
+
+    assert server.asked == ["new", "elsewhere"]
+
+
+async def test_rights_that_are_old_are_asked_for_anew_though_no_namespace_has_come(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.now += 20.0
+    server.namespaces |= {"new"}
+    await caller.renew()
+    server.asked.clear()
+
+    server.now += 10.0
+    await caller.renew()
+
+    assert sorted(server.asked) == [ALL_NAMESPACES, *sorted(NAMESPACES)]
+
+
+async def test_what_the_api_server_did_not_say_is_asked_again_though_no_namespace_has_come(
+    server: Server, caller: Caller
+) -> None:
+    await caller.renew()
+    server.namespaces |= {"new"}
+    server.is_down = True
+    await caller.renew()
+    server.is_down, server.asked[:] = False, []
+
+    server.now += RETRY_SECONDS
+    await caller.renew()
+
+    assert server.asked == ["new"]
 
 
 async def test_an_api_server_that_does_not_answer_is_left_alone_for_a_moment(

@@ -1,10 +1,13 @@
 """The last decisions."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from extender.core.evaluation import Question
 from extender.core.explain import gather
 from extender.core.policy import Policy
+from extender.core.steps import finish
 from extender.fleet.latest import Word
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
@@ -31,13 +34,19 @@ def evidence(name: str) -> PlacedEvidence:
 
 
 def remember(
-    history: DecisionHistory, pod: str, *, best: str = "node-a", at: float = NOW
+    history: DecisionHistory,
+    pod: str,
+    *,
+    best: str = "node-a",
+    at: float = NOW,
+    namespace: str = "",
 ) -> DecisionRecord:
+    ref = pod_ref(pod)
     record = DecisionRecord(
         number=history.next_number(),
         at=at,
         verb="filter",
-        pod=pod_ref(pod),
+        pod=replace(ref, namespace=namespace or ref.namespace),
         request=request(),
         decision=decide_on({best: node()}),
         snapshot_version=1,
@@ -66,6 +75,18 @@ def test_only_the_last_ones_are_remembered() -> None:
     assert len(history) == 2
     assert history.last_of("uid-b") is None
     assert history.last_of("uid-a") is next(iter(history))
+
+
+def test_where_the_pods_are_is_known_of_those_that_are_remembered() -> None:
+    history = DecisionHistory(2)
+    namespaces = []
+    for namespace in ("one", "two", "two", "three"):
+        remember(history, "a", namespace=namespace)
+        namespaces.append(set(history.namespaces.names))
+
+    assert namespaces == [{"one"}, {"one", "two"}, {"two"}, {"two", "three"}]
+    finish(history.resize_in_steps(1))
+    assert history.namespaces.names == {"three"}
 
 
 def test_the_node_that_a_pod_was_bound_to_is_explained_once() -> None:

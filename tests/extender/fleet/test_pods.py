@@ -1,0 +1,61 @@
+"""The pods that are known, and where they are."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.inventory import PodPhase, PodRecord
+from extender.fleet.pods import KnownPods
+
+NAMESPACES = ("blue", "green", "red")
+
+changes = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.sampled_from(["", "node"]),
+        st.sampled_from([PodPhase.PENDING, PodPhase.SUCCEEDED]),
+        st.booleans(),
+    )
+)
+
+
+def pod(number: int, node: str = "", phase: PodPhase = PodPhase.PENDING) -> PodRecord:
+    namespace = NAMESPACES[number % 3]
+    return PodRecord(
+        uid=f"uid-{number}", namespace=namespace, name=f"p{number}", node=node, phase=phase
+    )
+
+
+@given(changes)
+def test_what_is_kept_of_all_pods_is_as_if_they_were_looked_through(
+    each: list[tuple[int, str, PodPhase, bool]],
+) -> None:
+    pods = KnownPods()
+    known: dict[str, PodRecord] = {}
+    for number, node, phase, is_gone in each:
+        record = pod(number, node, phase)
+        if is_gone:
+            assert pods.pop(record.uid) == known.pop(record.uid, None)
+        else:
+            pods.put(record)
+            known[record.uid] = record
+
+        assert pods.by_uid == known
+        assert pods.namespaces.names == {it.namespace for it in known.values()}
+        assert pods.unbound == {
+            uid: it for uid, it in known.items() if not (it.node or it.phase.is_terminal)
+        }
+
+
+def test_the_namespaces_are_the_same_object_until_one_comes_or_goes() -> None:
+    pods = KnownPods()
+    pods.put(pod(0))
+    first = pods.namespaces.names
+    pods.put(pod(0, "node"))
+    pods.put(pod(3))
+    pods.pop("uid-0")
+    assert pods.namespaces.names is first
+
+    pods.pop("uid-3")
+
+    assert pods.namespaces.names == frozenset()
+    assert first == {"blue"}
