@@ -203,6 +203,13 @@ def only(evidence: Evidence, *nodes: str) -> Evidence:
     return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
 
 
+def part_of(evidence: Evidence, start: int, stop: int) -> Evidence:
+    """Return what concerns the nodes from one place to another, the last not among them."""
+    nodes = evidence.nodes[start:stop]
+    rows = np.arange(start, start + len(nodes), dtype=np.intp)
+    return replace(evidence, nodes=nodes, batch=take_batch(evidence.batch, rows))
+
+
 def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     """Put the verdict on each node of the evidence in words."""
     if not evidence.nodes:

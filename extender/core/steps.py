@@ -1,7 +1,7 @@
 """Work in steps: whoever does it may let the event loop have its turn between two of them."""
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Result = TypeVar("Result")
 
@@ -17,3 +17,13 @@ def finish(steps: Generator[object, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
+
+
+PIECE_RECORDS: Final = 64
+
+
+def let_go(records: list[Result]) -> Steps[None]:
+    """Free large records some at a time: a thousand explained nodes take milliseconds at once."""
+    while records:
+        del records[-PIECE_RECORDS:]
+        yield

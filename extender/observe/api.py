@@ -14,7 +14,7 @@ from extender.core.filtering import Code
 from extender.core.request import GpuRequest, parse_request
 from extender.core.resources import ResourceNames
 from extender.fleet.fleet import Fleet, SourceState
-from extender.observe.answers import chunks, error_answer, json_answer, stream_answer
+from extender.observe.answers import chunks, error_answer, in_turns, json_answer, stream_answer
 from extender.observe.decisions import Decisions
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.seen import NO_NAMESPACE, OfPod
@@ -189,7 +189,7 @@ class Api:
                 else:
                     open_nodes.append(node)
             await asyncio.sleep(0)
-        decision = self._placer.guess(request, open_nodes)
+        decision = await in_turns(self._placer.guess_in_steps(request, open_nodes))
         for at in np.flatnonzero(decision.codes).tolist():
             rejected[decision.candidates[at]] = Code(decision.codes[at]).text
         return decision, rejected

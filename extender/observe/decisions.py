@@ -12,7 +12,14 @@ import msgspec
 from aiohttp import web
 
 from extender.core.untyped import text_of
-from extender.observe.answers import CONTENT_TYPE, chunks, json_answer, stream_answer
+from extender.observe.answers import (
+    CONTENT_TYPE,
+    chunks,
+    document_answer,
+    in_turns,
+    json_answer,
+    stream_answer,
+)
 from extender.observe.parameters import (
     check_parameters,
     read_boolean,
@@ -21,7 +28,7 @@ from extender.observe.parameters import (
 )
 from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import VIEWER, namespace_of, sees, write_json_in_full
-from extender.observe.views import Json, decision_view, veiled
+from extender.observe.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 PEERS_PATH: Final = "/v1/peers/decisions"
@@ -129,7 +136,7 @@ class Decisions:
         silent: set[str] = set()
         for decision in newest:
             if isinstance(decision, DecisionRecord):
-                yield [self._view(decision, brief=brief)]
+                yield [await self._view(decision, brief=brief)]
                 continue
             view = None
             if not brief and decision.address not in silent:
@@ -147,14 +154,15 @@ class Decisions:
     async def _one(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset())
         wanted = request.match_info["id"]
-        near = [self._view(it, brief=False) for it in self._history if self._is(it, wanted)]
+        own = [record for record in self._history if self._is(record, wanted)]
+        near = [await self._view(record, brief=False) for record in own]
         heard = _Heard(decisions=(), unreachable=())
         if not self._replicas.is_ours(wanted):
             heard = await self._hear({"id": wanted})
         found = [*near, *(veiled(it.view) for it in heard.decisions)]
         rest: Json = {"unreachable": heard.unreachable} if heard.unreachable else {}
         if len(found) == 1:
-            return json_answer(found[0] | rest)
+            return await document_answer(request, found[0] | rest)
         if found:
             ids = ", ".join(sorted(text_of(view["id"]) for view in found))
             error = f"several replicas have a decision {wanted!r}: ask for one of {ids}"
@@ -180,7 +188,8 @@ class Decisions:
         written: list[bytes] = []
         for some in chunks(records, PIECE_DECISIONS):
             written += [
-                write_json_in_full(self._view(record, brief=wanted is None)) for record in some
+                write_json_in_full(await self._view(record, brief=wanted is None))
+                for record in some
             ]
             await asyncio.sleep(0)
         body = b'{"version":%d,"replica":%b,"decisions":[%b]}' % (
@@ -212,8 +221,9 @@ class Decisions:
     def _is(self, record: DecisionRecord, wanted: str) -> bool:
         return wanted in {str(record.number), self._replicas.id_of(record.number)}
 
-    def _view(self, record: DecisionRecord, *, brief: bool) -> Json:
-        return named(self._replicas, record) | decision_view(record, brief=brief)
+    async def _view(self, record: DecisionRecord, *, brief: bool) -> Json:
+        view = await in_turns(decision_in_steps(record, brief=brief))
+        return named(self._replicas, record) | view
 
     async def _hear(self, query: Mapping[str, str]) -> _Heard:
         """Ask the others, and find out what of it the caller may see."""

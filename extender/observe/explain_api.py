@@ -8,14 +8,21 @@ from itertools import islice
 from typing import Final
 from urllib.parse import urlencode
 
-import orjson
+import msgspec
 from aiohttp import web
 
 from extender.core.inventory import PodRecord
 from extender.core.request import PodRef
+from extender.core.steps import let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
-from extender.observe.answers import CONTENT_TYPE, error_answer, json_answer
+from extender.observe.answers import (
+    CONTENT_TYPE,
+    document_answer,
+    error_answer,
+    in_turns,
+    write_in_pieces,
+)
 from extender.observe.decisions import named
 from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
@@ -47,6 +54,9 @@ PEERS_PATH: Final = "/v1/peers/explain"
 """Where other replicas ask: under the prefix that only their certificates open."""
 ATTEMPT_SECONDS: Final = 5.0
 """Filter and prioritize of one attempt are asked so close together."""
+
+_LONG: Final = frozenset({"nodes", "others"})
+_TOLD: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +116,7 @@ class Explain:
                 "pod", name, "must be namespace/name, name or UID; or give number, or id"
             )
         if wanted:
-            return await self._explain_one(wanted, wish)
+            return await self._explain_one(request, wanted, wish)
         name = await self._resolve(name)
         own = await self._own(name, "", wish)
         told = await self._told({"pod": name} | wish.query)
@@ -117,12 +127,15 @@ class Explain:
                 f"no decision about {name!r} is remembered, and there is no such GPU pod: "
                 "GET /v1/decisions and /v1/pending list what is known",
             )
-        return await self._answer(known)
+        return await self._answer(request, known)
 
-    async def _explain_one(self, wanted: str, wish: Wish) -> web.StreamResponse:
+    async def _explain_one(
+        self, request: web.Request, wanted: str, wish: Wish
+    ) -> web.StreamResponse:
         """Explain one decision, whoever made it.
 
         Args:
+            request: the question.
             wanted: its id, or its number, which several replicas may have.
             wish: what of the nodes is told.
         """
@@ -131,7 +144,7 @@ class Explain:
         if not self._replicas.is_ours(wanted):
             found += await self._told({"id": wanted} | wish.query)
         if len(found) == 1:
-            return await self._answer(found[0])
+            return await self._answer(request, found[0])
         if found:
             views = (mapping_of(one.view["decision"]) for one in found)
             ids = ", ".join(sorted(text_of(view.get("id")) for view in views))
@@ -142,12 +155,12 @@ class Explain:
             404, f"decision {wanted!r} is not remembered: GET /v1/decisions lists the last"
         )
 
-    async def _answer(self, known: _Known) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, known: _Known) -> web.StreamResponse:
         """Answer; of a pod that waits with the last word of any replica, not with this one's."""
         record, view = self._fleet.pods.get(known.uid), known.view
         if record is not None and waits(record) and view["pending"] is not None:
             view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
-        return json_answer(view)
+        return await document_answer(request, view)
 
     def _waiting(self, record: PodRecord, heard: Heard) -> Json:
         """Return how a pod fares that waits."""
@@ -206,8 +219,12 @@ class Explain:
             own = await self._own(query.get("pod", ""), query.get("id", ""), wish)
         finally:
             VIEWER.reset(whose)
-        body = write_json_in_full(own.view if own is not None and own.at else {})
-        return web.Response(body=body, content_type=CONTENT_TYPE)
+        written: list[bytes] = []
+        view = own.view if own is not None and own.at else {}
+        for piece in write_in_pieces(view, write_json_in_full):
+            written.append(piece)
+            await asyncio.sleep(0)
+        return web.Response(body=b"".join(written), content_type=CONTENT_TYPE)
 
     async def _resolve(self, name: str) -> str:
         """Return the whole name of the pod that is meant by a short one; the name where none is.
@@ -300,22 +317,22 @@ class Explain:
         filtered = self._filter_of(decided)
         # What prioritize was asked about is what filter left: that one knows the other nodes.
         asked = (filtered or decided).decision
-        details = decided.details
-        await asyncio.sleep(0)
-        others, left = short_nodes(asked, (verdict.node for verdict in details), wish.limit)
-        await asyncio.sleep(0)
-        ranking = Ranking(decision=decided.decision, details=details, bound_node=bound)
+        details = await in_turns(decided.details_in_steps())
+        names = [verdict.node for verdict in details]
+        others, left = await in_turns(short_nodes(asked, names, wish.limit))
+        nodes = await in_turns(
+            full_nodes(Ranking(decision=decided.decision, details=details, bound_node=bound))
+        )
+        await in_turns(let_go(details))
         return view | {
             "decision": self._brief(decided),
             "filter": self._brief(filtered) if filtered else None,
-            "kept": kept(asked, details),
-            "nodes": full_nodes(ranking),
+            "kept": kept(asked, names),
+            "nodes": nodes,
             "others": others,
             "others_left": left,
             "rejected": rejected_nodes(asked),
-            "asked_node": asked_node(
-                wish, asked, (verdict.node for verdict in details), self._fleet.nodes
-            ),
+            "asked_node": asked_node(wish, asked, names, self._fleet.nodes),
         }
 
     def _brief(self, record: DecisionRecord) -> Json:
@@ -344,10 +361,16 @@ def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
 
 
 def _read(body: bytes | None) -> Json:
-    """Return what another replica told, empty where it is nothing that can be read."""
+    """Return what another replica told, empty where it is nothing that can be read.
+
+    What it says of thousands of nodes goes to the caller as it is.
+    """
     try:
-        return dict(mapping_of(orjson.loads(body or b"{}")))
-    except orjson.JSONDecodeError:
+        told = _TOLD.decode(body or b"{}")
+        return {
+            name: raw if name in _LONG else msgspec.json.decode(raw) for name, raw in told.items()
+        }
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.filtering import Code
+from extender.core.steps import Steps
 from extender.observe.explain_node import SAME
-from extender.observe.views import Json, verdict_view
+from extender.observe.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view
 
 NAMES_SHOWN = 20
 """Names of nodes that were refused for the same reason."""
@@ -27,19 +28,21 @@ class Ranking:
     """
 
     decision: Decision
-    details: tuple[NodeVerdict, ...]
+    details: Sequence[NodeVerdict]
     bound_node: str = ""
 
 
-def full_nodes(ranking: Ranking) -> list[Json]:
-    """Return the nodes that are known in full, best first, those refused last."""
+def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
+    """Return the nodes that are known in full, best first, those refused last; in steps."""
     decision = ranking.decision
     scores = decision.scores
     passing = np.sort(scores[decision.codes == Code.PASSES])[::-1]
     place = {decision.candidates[at]: rank for rank, at in enumerate(decision.order.tolist(), 1)}
     first = _first(ranking)
-    found = []
+    found: list[tuple[bool, int, str, Json]] = []
     for verdict in ranking.details:
+        if len(found) % PIECE_VERDICTS == 0:
+            yield
         rank = None if verdict.rejection else place.get(verdict.node)
         if rank is None and not verdict.rejection:
             # One that was not among the best: those with higher scores come before it.
@@ -90,27 +93,33 @@ def _percent(value: float) -> str:
     return f"{value * 100:.3g}%"
 
 
-def short_nodes(decision: Decision, known: Iterable[str], limit: int) -> tuple[list[Json], int]:
+def short_nodes(
+    decision: Decision, known: Iterable[str], limit: int
+) -> Steps[tuple[list[Json], int]]:
     """Return the nodes that passed and are not known in full, best first, and how many are left.
+
+    That is done in steps.
 
     Args:
         decision: the verdict on every candidate.
         known: nodes that are known in full.
         limit: so many at most.
     """
-    skipped = set(known)
+    skipped, candidates = set(known), decision.candidates
     passing = np.flatnonzero(decision.codes == Code.PASSES)
-    ordered = passing[np.argsort(-decision.scores[passing], kind="stable")].tolist()
-    others = (at for at in ordered if decision.candidates[at] not in skipped)
-    shown: list[Json] = [
-        {
-            "node": decision.candidates[at],
-            "score": round(float(decision.scores[at]), 7),
-            "rejection": None,
-        }
-        for at in islice(others, limit)
-    ]
-    return shown, sum(1 for _ in others)
+    ordered = passing[np.argsort(-decision.scores[passing], kind="stable")]
+    rows = zip(ordered.tolist(), decision.scores[ordered].tolist(), strict=True)
+    shown: list[Json] = []
+    count = 0
+    while some := list(islice(rows, PIECE_SHORT)):
+        yield
+        others = [(candidates[at], score) for at, score in some if candidates[at] not in skipped]
+        shown += (
+            {"node": node, "score": round(score, 7), "rejection": None}
+            for node, score in others[: max(limit - len(shown), 0)]
+        )
+        count += len(others)
+    return shown, count - len(shown)
 
 
 def rejected_nodes(decision: Decision) -> list[Json]:
@@ -140,9 +149,14 @@ def _count(group: Json) -> int:
     return -count if isinstance(count, int) else 0
 
 
-def kept(decision: Decision, details: Sequence[NodeVerdict]) -> Json:
-    """Return what is kept of a decision in full and what in short, in numbers and words."""
-    in_full = len({verdict.node for verdict in details})
+def kept(decision: Decision, names: Iterable[str]) -> Json:
+    """Return what is kept of a decision in full and what in short, in numbers and words.
+
+    Args:
+        decision: the verdict on every candidate.
+        names: nodes that are known in full.
+    """
+    in_full = len(set(names))
     in_short = max(len(decision.candidates) - in_full, 0)
     note = "every candidate is kept in full: devices and readings as they were at the decision"
     if in_short:

@@ -12,9 +12,10 @@ from extender.core.annotations import AnnotationProblem
 from extender.core.explain import NodeVerdict
 from extender.core.request import GpuRequest, parse_pod_ref, parse_request
 from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_containers
+from extender.core.steps import let_go
 from extender.core.untyped import mapping_of
 from extender.fleet.fleet import Fleet
-from extender.observe.answers import error_answer, json_answer
+from extender.observe.answers import document_answer, error_answer, in_turns
 from extender.observe.explain_api import PATH
 from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
@@ -83,13 +84,13 @@ class Foresight:
         problems = [_problem(problem) for problem in parsed.problems]
         # The pod is the caller's own text: whoever sent it may read it.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
-        return json_answer(seen | own)
+        return await document_answer(request, seen | own)
 
     async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Return what would happen to a pod; nothing is assumed or remembered."""
         selection = read_selection(pod, self._fleet.nodes)
         names, closed = await open_nodes(self._fleet, wanted, selection)
-        decision = self._placer.guess(wanted, names)
+        decision = await in_turns(self._placer.guess_in_steps(wanted, names))
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
         if wish.node in names and wish.node not in best:
             best.append(wish.node)
@@ -98,7 +99,10 @@ class Foresight:
             some = best[start : start + PIECE_EXPLAINED]
             details += self._placer.explain_nodes(wanted, some)
             await asyncio.sleep(0)
-        others, left = short_nodes(decision, best, wish.limit)
+        others, left = await in_turns(short_nodes(decision, best, wish.limit))
+        names = [verdict.node for verdict in details]
+        told = await in_turns(full_nodes(Ranking(decision=decision, details=details)))
+        await in_turns(let_go(details))
         shut = "".join(reason for reason, nodes in closed.items() if wish.node in nodes)
         ordered = decision.order.tolist()
         return {
@@ -116,16 +120,14 @@ class Foresight:
                 "runner_up": decision.candidates[ordered[1]] if len(ordered) > 1 else None,
             },
             "filter": None,
-            "kept": kept(decision, details),
-            "nodes": full_nodes(Ranking(decision=decision, details=tuple(details))),
+            "kept": kept(decision, names),
+            "nodes": told,
             "others": others,
             "others_left": left,
             "rejected": rejected_nodes(decision),
             "closed": closed_nodes(closed),
             "not_checked": list(selection.not_checked),
-            "asked_node": asked_node(
-                wish, decision, (verdict.node for verdict in details), self._fleet.nodes, shut
-            ),
+            "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
         }
 
 

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from itertools import islice
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from extender.core.filtering import Code
 from extender.core.readings import DeviceInfo, Signal
 from extender.core.request import GpuRequest
 from extender.core.snapshot import PoolRow, Snapshot, batch_rows
+from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest import FILLING
@@ -22,6 +24,14 @@ from extender.observe.seen import OfPod, namespace_of, of_pod, pod_key, pod_name
 from extender.placement.history import DecisionRecord
 
 Json = dict[str, object]
+
+PIECE_VERDICTS = 16
+"""Verdicts that are made records of between two turns of the event loop: two milliseconds."""
+PIECE_SHORT = 1000
+"""Nodes that are told in short between two turns: one millisecond."""
+
+_VERDICT = tuple(one.name for one in fields(NodeVerdict))
+_DEVICE = tuple(one.name for one in fields(DeviceVerdict) if one.name != "row")
 
 GIB = 1 << 30
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -289,6 +299,11 @@ def _mean(values: list[float | None]) -> float | None:
 
 def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
     """Return one decision; in full: each candidate with its verdict, the best ones explained."""
+    return finish(decision_in_steps(record, brief=brief))
+
+
+def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
+    """Return one decision likewise; in full it takes many steps."""
     decision, pod = record.decision, record.pod
     names, wishes = decision.candidates, request_view(record.request)
     view: Json = {
@@ -311,13 +326,22 @@ def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
     }
     if brief:
         return view
-    codes, scores = decision.codes.tolist(), decision.scores.tolist()
-    view["explained"] = [verdict_view(verdict) for verdict in record.details]
-    view["nodes"] = {
-        name: {"score": round(score, 7), "rejection": Code(code).text or None}
-        for name, score, code in zip(names, scores, codes, strict=True)
-    }
-    return view
+    details = yield from record.details_in_steps()
+    explained: list[Json] = []
+    for verdict in details:
+        explained.append(verdict_view(verdict))
+        if len(explained) % PIECE_VERDICTS == 0:
+            yield
+    yield from let_go(details)
+    nodes: Json = {}
+    texts = {int(code): code.text or None for code in Code}
+    rows = zip(names, decision.scores.tolist(), decision.codes.tolist(), strict=True)
+    while some := list(islice(rows, PIECE_SHORT)):
+        yield
+        nodes |= {
+            name: {"score": round(score, 7), "rejection": texts[code]} for name, score, code in some
+        }
+    return view | {"explained": explained, "nodes": nodes}
 
 
 def request_view(request: GpuRequest) -> Json:
@@ -346,17 +370,24 @@ def veiled(view: Mapping[str, object]) -> Json:
 
 def verdict_view(verdict: NodeVerdict) -> Json:
     """Return the verdict on one node with each of its devices."""
-    view: Json = asdict(verdict)
-    view["rejection"] = verdict.rejection or None
-    view["devices"] = [_device_view(device) for device in verdict.devices]
-    return view
+    # Field by field: `asdict` takes five times as long, and thousands of nodes may be told.
+    view: Json = {name: getattr(verdict, name) for name in _VERDICT}
+    return view | {
+        "rejection": verdict.rejection or None,
+        "devices": [_device_view(device) for device in verdict.devices],
+        "parts": [asdict(part) for part in verdict.parts],
+        "factors": [asdict(factor) for factor in verdict.factors],
+    }
 
 
 def _device_view(device: DeviceVerdict) -> Json:
     """Return a device as a pod saw it; its row means nothing to people."""
-    view: Json = asdict(device)
-    del view["row"]
+    view: Json = {name: getattr(device, name) for name in _DEVICE}
     return view | {
         "freshness": freshness_word(device.freshness),
         "source": device.source or "none",
+        "signals": {
+            name: {"source": told.source, "age_seconds": told.age_seconds}
+            for name, told in device.signals.items()
+        },
     }

@@ -3,12 +3,11 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.request import GpuRequest, PodRef
-from extender.core.steps import Steps
+from extender.core.steps import Steps, finish
 from extender.core.tally import Tally
 from extender.placement.evidence import PlacedEvidence
 
@@ -56,7 +55,14 @@ class DecisionRecord:
     @property
     def details(self) -> tuple[NodeVerdict, ...]:
         """The best nodes in full, and the one that the pod was bound to."""
-        return tuple(chain.from_iterable(part.explain() for part in self.evidence))
+        return tuple(finish(self.details_in_steps()))
+
+    def details_in_steps(self) -> Steps[list[NodeVerdict]]:
+        """Return them likewise, some nodes in each step."""
+        found: list[NodeVerdict] = []
+        for part in self.evidence:
+            found += yield from part.explain_in_steps()
+        return found
 
 
 EXPLAINABLE = 8

@@ -8,7 +8,7 @@ import numpy as np
 
 from extender.core.assumed import Assumption
 from extender.core.decision import Decision, decide
-from extender.core.evaluation import Overlay, Question, asks, evaluate_for
+from extender.core.evaluation import Evaluation, Overlay, Question, asks, evaluate_for
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
@@ -16,6 +16,8 @@ from extender.core.names import EMPTY_ROLL
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.snapshot import Snapshot, batch_rows
+from extender.core.standing import stand_in_steps
+from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.freed import with_freed
@@ -103,10 +105,26 @@ class Placer:
         decision, _, _ = self._decide(request, tuple(candidates), uid, None)
         return decision
 
-    def guess(self, request: GpuRequest, candidates: Iterable[str]) -> Decision:
-        """Decide likewise for somebody who only wants to know: that is not prepared again."""
+    def guess_in_steps(self, request: GpuRequest, candidates: Iterable[str]) -> Steps[Decision]:
+        """Decide likewise, in steps, for somebody who only wants to know: nothing of it is kept."""
         snapshot, overlays = self.fleet.snapshot(), self.fleet.ledger.overlays(without="")
-        return decide(snapshot, request, tuple(candidates), self.policy, overlays=overlays)
+        policy = self.policy
+        known: dict[str, Evaluation] = {}
+        for resource, ask in asks(request):
+            pool, overlay = snapshot.pools.get(resource), overlays.get(resource, {})
+            if pool is not None:
+                question = Question(request=request, ask=ask, policy=policy, overlay=overlay)
+                standing = yield from stand_in_steps(snapshot, pool, question)
+                known[resource] = standing.evaluation
+                yield
+        return decide(
+            snapshot,
+            request,
+            tuple(candidates),
+            policy,
+            overlays=overlays,
+            evaluate=lambda _, pool, __: known[pool.resource],
+        )
 
     def place(
         self,

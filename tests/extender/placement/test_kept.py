@@ -77,5 +77,5 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
         warm = world.placer.rank(request(count), names)
         with monkeypatch.context() as patch:
             patch.setattr(Memo, "get", lambda _, __, make: make())
-            afresh = world.placer.guess(request(count), names)
+            afresh = finish(world.placer.guess_in_steps(request(count), names))
         assert warm.scores.tolist() == afresh.scores.tolist()

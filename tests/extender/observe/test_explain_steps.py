@@ -1,0 +1,236 @@
+"""Explanations of many nodes are made and written in small steps, and say the same as at once."""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.explain import Evidence, NodeVerdict, explain
+from extender.observe.answers import PIECE_ITEMS, document_answer, write_in_pieces
+from extender.observe.explain_node import Wish
+from extender.observe.explain_views import Ranking, full_nodes
+from extender.observe.seen import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
+from extender.observe.views import PIECE_VERDICTS, Json, decision_in_steps, decision_view
+from extender.placement import evidence
+from extender.placement.evidence import PIECE_NODES
+from extender.placement.history import DecisionRecord
+from tests.extender.observe.asking import decide, get
+from tests.extender.observe.test_decisions import Far
+from tests.extender.observe.test_explain_replicas import ADDRESS, Replica
+from tests.extender.observe.whys import SeesTeam
+from tests.extender.served import BUSY, Client, Gpu, MakeClient
+
+NODES = 5 * PIECE_NODES + 3
+CARDS = {
+    f"node-{at:03d}": [Gpu(busy=(at * 7 + card) % 30 / 100) for card in range(1 + at % 3)]
+    for at in range(NODES)
+} | {"busy": [BUSY]}
+
+
+def replica(name: str, far: Far | None = None, **rest: object) -> Replica:
+    world = Replica(name=name, far=far or Far(), **rest)  # type: ignore[arg-type] # a test's
+    world.placer.detailed = NODES
+    world.add(CARDS, readings=1)
+    return world
+
+
+@pytest.fixture
+def world() -> Replica:
+    return replica("near")
+
+
+@pytest.fixture
+async def client(world: Replica, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+@pytest.fixture
+async def record(world: Replica, client: Client) -> DecisionRecord:
+    """A decision of which many nodes are kept in full."""
+    await decide(client, *CARDS, name="p")
+    await get(client, "/v1/decisions", limit="1")  # by then it is all kept
+    (record,) = world.history
+    assert len(record.details) == NODES
+    return record
+
+
+def test_some_nodes_at_a_time_are_explained_as_all_at_once(record: DecisionRecord) -> None:
+    (part,) = record.evidence
+
+    whole = explain(part.evidence)
+
+    told = part.explain()
+    assert [verdict.node for verdict in told] == [verdict.node for verdict in whole]
+    for one, other in zip(told, whole, strict=True):
+        assert replace(one, devices=()) == replace(other, devices=())
+        assert [device.row for device in one.devices] == [device.row for device in other.devices]
+        names = {device.uuid for device in one.devices}
+        assert names == {f"GPU-{one.node}-{card}" for card in range(len(CARDS[one.node]))}
+
+
+@pytest.fixture
+def explained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many nodes were put in words, each time."""
+    counted: list[int] = []
+
+    def count(some: Evidence) -> tuple[NodeVerdict, ...]:
+        counted.append(len(some.nodes))
+        return explain(some)
+
+    monkeypatch.setattr(evidence, "explain", count)
+    return counted
+
+
+def steps_of(work: Coroutine[Any, Any, Any]) -> Iterator[None]:
+    """Yield each time that some work lets others have their turn."""
+    while True:
+        try:
+            work.send(None)
+        except StopIteration:
+            return
+        yield
+
+
+async def test_no_step_explains_more_than_a_few_nodes(
+    world: Replica, record: DecisionRecord, explained: list[int]
+) -> None:
+    works = [
+        world.why.explain._view(record, None, Wish(limit=10_000, node="")),
+        world.why._foresight._foreseen(record.request, {}, Wish(limit=10_000, node="")),
+    ]
+    for work in works:
+        steps = 0
+        before = len(explained)
+        for _ in steps_of(work):
+            assert sum(explained[before:]) <= PIECE_NODES
+            before = len(explained)
+            steps += 1
+        assert steps > 2 * NODES / PIECE_NODES  # to put them in words, and to make records of them
+
+
+def test_a_decision_in_full_is_told_in_steps_as_at_once(
+    record: DecisionRecord, explained: list[int]
+) -> None:
+    before = 0
+    for _ in decision_in_steps(record, brief=False):
+        assert sum(explained[before:]) <= PIECE_NODES
+        before = len(explained)
+
+    view = decision_view(record, brief=False)
+    assert len(view["explained"]) == NODES  # type: ignore[arg-type] # a list
+    assert set(view["nodes"]) == set(CARDS)  # type: ignore[call-overload] # an object
+
+
+def test_records_of_some_nodes_are_made_in_each_step(record: DecisionRecord) -> None:
+    ranking = Ranking(decision=record.decision, details=record.details)
+
+    assert len(list(full_nodes(ranking))) == -(-NODES // PIECE_VERDICTS)
+
+
+async def test_every_node_is_in_the_answer_whichever_replica_is_asked(
+    aiohttp_client: MakeClient,
+) -> None:
+    other = await aiohttp_client(replica("far").build_app())
+    client = await aiohttp_client(replica("near", Far({ADDRESS: other})).build_app())
+    await decide(other, *CARDS, name="p")
+
+    for limit in ("0", "10000"):
+        told = await get(client, "/v1/explain", pod="team/p", limit=limit)
+
+        assert told == await get(other, "/v1/explain", pod="team/p", limit=limit)
+        assert len(told["nodes"]) == NODES
+        assert [node["rank"] for node in told["nodes"]] == list(range(1, NODES + 1))
+        others = [one["node"] for one in told["others"]]
+        assert len(others) == (1 if limit != "0" else 0)
+        assert {node["node"] for node in told["nodes"]} | {*others} <= set(CARDS)
+        assert told["others_left"] + len(others) == 1
+
+
+texts = st.text(max_size=5)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+long_lists = st.builds(
+    lambda item, more: [item] * (PIECE_ITEMS + more), json_values, st.integers(0, 2 * PIECE_ITEMS)
+)
+
+
+@given(st.dictionaries(texts, json_values | long_lists, max_size=4))
+def test_what_is_written_in_pieces_is_what_would_be_written_at_once(
+    document: dict[str, object],
+) -> None:
+    whole = write_json_in_full(document)
+
+    assert b"".join(write_in_pieces(document, write_json_in_full)) == whole
+
+
+def test_what_is_json_already_goes_as_it_is() -> None:
+    document: Json = {
+        "a": 1,
+        "told": msgspec.Raw(b"[" + b"7," * (1 << 18) + b"8]"),
+        "b": OfPod("", 2),
+    }
+
+    pieces = list(write_in_pieces(document, write_json_in_full))
+
+    told = orjson.loads(b"".join(pieces))
+    assert (told["a"], told["b"], len(told["told"])) == (1, 2, (1 << 18) + 1)
+    assert max(map(len, pieces)) < len(b"".join(pieces)) / 1.5
+
+
+async def test_a_long_document_shows_each_caller_what_they_may_see(
+    aiohttp_client: MakeClient,
+) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        VIEWER.set(SeesTeam() if "tenant" in request.query else SEES_ALL)
+        pods = [OfPod(name, name, "hidden") for name in ("team", "hush")]
+        return await document_answer(request, {"pods": pods * PIECE_ITEMS, "one": pods[1]})
+
+    app = web.Application()
+    app.router.add_get("/pods", answer)
+    client = await aiohttp_client(app)
+
+    seen = await get(client, "/pods")
+    of_tenant = await get(client, "/pods", tenant="yes")
+
+    assert seen == {"pods": ["team", "hush"] * PIECE_ITEMS, "one": "hush"}
+    assert of_tenant == {"pods": ["team", "hidden"] * PIECE_ITEMS, "one": "hidden"}
+    assert write_json({}) == b"{}"
+    assert b"".join(write_in_pieces({}, write_json)) == b"{}"
+
+
+async def test_others_get_turns_while_a_long_document_is_written(
+    aiohttp_client: MakeClient,
+) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal turns
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        turns = 0
+        response = await document_answer(request, {"items": [0] * (100 * PIECE_ITEMS)})
+        counting.cancel()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/items", answer)
+    client = await aiohttp_client(app)
+
+    assert len((await get(client, "/items"))["items"]) == 100 * PIECE_ITEMS
+    assert turns >= 100
