@@ -197,7 +197,7 @@ class Client:
         self,
         pod: str | None = None,
         *,
-        number: int | None = None,
+        number: int | str | None = None,
         limit: int = 100,
         node: str | None = None,
     ) -> answers.Explanation:
@@ -205,11 +205,13 @@ class Client:
 
         Args:
             pod: `namespace/name`, a name that is unique, or a UID.
-            number: the number of a decision, instead.
+            number: the number of a decision, instead; or, as a string, its id, which no decision
+                of another replica has.
             limit: so many of the nodes that are not kept in full.
             node: say of this one whatever is known.
         """
-        asked = {"pod": pod, "number": number, "limit": limit, "node": node}
+        name = "id" if isinstance(number, str) else "number"
+        asked = {"pod": pod, name: number, "limit": limit, "node": node}
         return self._get(answers.Explanation, "/v1/explain", asked)
 
     def foresee(

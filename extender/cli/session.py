@@ -59,6 +59,7 @@ class Session:
 
     def __init__(self, connection: Connection, output: str = "table") -> None:
         self._connection = connection
+        self._has_shown = False
         self.output = output
 
     @property
@@ -103,16 +104,21 @@ class Session:
         return make_console()
 
     def show(self, answer: Answer, render: "Callable[[], RenderableType]") -> None:
-        """Show an answer as was asked.
+        """Show an answer as was asked, set apart from one before it.
 
         Args:
             answer: the answer.
             render: makes what people read of it.
         """
+        is_next, self._has_shown = self._has_shown, True
         if self.is_table:
+            if is_next:
+                click.echo()
             show_table(self.console, render())
-        else:
-            self.write(answer)
+            return
+        if is_next and self.output == "yaml":
+            click.echo("---")
+        self.write(answer)
 
     def write(self, document: object) -> None:
         """Write a document for programs."""

@@ -9,7 +9,7 @@ from extender.cli.sheets import Cell, line, sheet, stack, word
 from extender.remote.answers import Decision, Decisions
 
 COLUMNS = [">#", "TIME", "POD", "VERB", ">FEASIBLE", "CHOSE", "RUNNER-UP", "BOUND TO", "FOLLOWED"]
-WIDE_COLUMNS = ["ASKS FOR", ">MS", "REPLICA"]
+WIDE_COLUMNS = ["ASKS FOR", ">MS", "REPLICA", "ID"]
 
 FOLLOWED = {True: "yes", False: "no", None: words.NOTHING}
 SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
@@ -67,5 +67,6 @@ def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
             words.resources(decision.request.resources if decision.request else {}),
             words.UNKNOWN if took is None else f"{took * 1000:.1f}",
             decision.replica or words.NOTHING,
+            decision.id or words.NOTHING,
         ]
     return row

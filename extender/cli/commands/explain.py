@@ -1,25 +1,55 @@
 """`idlegpu explain`: why a pod went where it went, or waits; what would happen to another."""
 
+import re
+from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import click
+from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.commands.explain_tables import render
 from extender.cli.manifests import read_pods
 from extender.cli.session import Session, connected
 from extender.remote.answers import Explanation
+from extender.remote.errors import ClientError, Failure
+
+_DECISION: Final = re.compile(r"(\w[\w.]*-)?[1-9][0-9]{0,8}", re.ASCII)
+
+
+class DecisionName(click.ParamType[int | str]):
+    """A decision's number, or its id, which no decision of another replica has."""
+
+    name = "decision"
+
+    @override
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Read one."""
+        text = str(value)
+        if not _DECISION.fullmatch(text):
+            self.fail(
+                f"{text!r}: must be a decision's number, such as 812, or its id, such as 7f3a-812: "
+                "`idlegpu decisions -o wide` lists both",
+                param,
+                ctx,
+            )
+        return int(text) if text.isdecimal() else text
 
 
 @click.command("explain")
 @connected
-@click.argument("pod", required=False)
+@click.argument("pods", nargs=-1, metavar="[POD]...")
 @click.option(
     "-f",
     "--filename",
     metavar="FILE",
     help="Say what would happen to the pods of this manifest (- for standard input).",
 )
-@click.option("--number", type=click.IntRange(1), metavar="N", help="Explain decision N instead.")
+@click.option("--number", "decisions", multiple=True, type=DecisionName(), metavar="N",
+              help="Explain decision N instead: its number, or its id where several replicas have "
+              "the number; may be said again.")  # fmt: skip
 @click.option("--node", metavar="NAME",
               help="Show this node in detail, or what is kept of it.")  # fmt: skip
 @click.option("--limit", default=10, show_default=True, type=click.IntRange(0, 10_000),
@@ -27,32 +57,63 @@ from extender.remote.answers import Explanation
 def command(
     session: Session,
     *,
-    pod: str | None,
+    pods: tuple[str, ...],
     filename: str | None,
-    number: int | None,
+    decisions: tuple[int | str, ...],
     node: str | None,
     limit: int,
 ) -> None:
-    """Why POD (namespace/name, name or UID) went where it went, or what it waits for.
+    """Why each POD (namespace/name, name or UID) went where it went, or what it waits for.
 
     Shown is the record that the decision was made from: the readings, their source and age, and
     the pods that were assumed by then. With -f nothing is created: the answer says what would
-    happen now; status 1 where no node would do, and where nothing is known of --node.
+    happen now. Status 1 where nothing is known of a pod, a decision or --node, and where with -f
+    no node would do.
     """
-    given = [one for one in (pod, filename, number) if one is not None]
-    if len(given) != 1:
-        raise click.UsageError("name one of: POD, --filename FILE, --number N")
-    if filename is None:
-        found = [session.client.explain(pod, number=number, limit=limit, node=node)]
-    else:
-        found = [session.client.foresee(one, limit=limit, node=node) for one in read_pods(filename)]
-    for answer in found:
-        session.show(
-            answer,
-            partial(render, answer, node=node, limit=limit, is_wide=session.is_wide),
-        )
-    if any(answer.state == "unplaceable" or _is_missed(answer, node) for answer in found):
-        click.get_current_context().exit(1)
+    if sum(map(bool, (pods, filename, decisions))) != 1:
+        raise click.UsageError("name one of: POD..., --filename FILE, --number N")
+    client = session.client
+    asked: list[Callable[[], Explanation]] = [
+        *(partial(client.explain, pod, limit=limit, node=node) for pod in pods),
+        *(partial(client.explain, number=one, limit=limit, node=node) for one in decisions),
+        *(
+            partial(client.foresee, pod, limit=limit, node=node)
+            for pod in (read_pods(filename) if filename else ())
+        ),
+    ]
+    statuses = [
+        _show(session, ask, node=node, limit=limit, is_only=len(asked) == 1) for ask in asked
+    ]
+    if any(statuses):
+        click.get_current_context().exit(max(statuses))
+
+
+def _show(
+    session: Session,
+    ask: Callable[[], Explanation],
+    *,
+    node: str | None,
+    limit: int,
+    is_only: bool,
+) -> int:
+    """Show one explanation; return the exit status that it calls for.
+
+    Of several the others are shown although one cannot be: it is not known, or not clear which is
+    meant.
+
+    Raises:
+        ClientError: it cannot be shown, and it is the only one, or the others could not be, either.
+    """
+    try:
+        answer = ask()
+    except ClientError as error:
+        if is_only or error.failure not in {Failure.NOT_FOUND, Failure.BAD_QUESTION}:
+            raise
+        click.echo(f"idlegpu: {error}", err=True)
+        status: int = error.failure.value
+        return status
+    session.show(answer, lambda: render(answer, node=node, limit=limit, is_wide=session.is_wide))
+    return 1 if answer.state == "unplaceable" or _is_missed(answer, node) else 0
 
 
 def _is_missed(answer: Explanation, node: str | None) -> bool:

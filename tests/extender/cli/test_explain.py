@@ -1,0 +1,122 @@
+"""`idlegpu explain` of several pods and decisions, and of what several replicas decided."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from extender.client import Client, ClientError
+from extender.observe.replicas import ALONE
+from tests.extender.cli.serving import Run, ask, runner, serving
+from tests.extender.observe.test_decisions import Far
+from tests.extender.observe.test_explain_replicas import ADDRESS, Replica
+
+PODS = ("a", "b", "c")
+
+
+class Elsewhere(Far):
+    """Another replica whose answers are fetched by the client: it runs on another loop."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__({ADDRESS: None})
+        self._client = Client.at(url)
+
+    async def ask_one(self, address: str, path: str) -> bytes | None:
+        assert address == ADDRESS
+        try:
+            return (await asyncio.to_thread(self._client.text, path)).encode()
+        except ClientError:
+            return None
+
+
+def decided(name: str, *pods: str, far: Far | None = None) -> Replica:
+    """Return a replica that has decided about some pods."""
+    world = Replica(name=name, far=far or Far())
+    for pod in pods:
+        asyncio.run(ask(world, "prioritize", "a", "b", name=pod))
+        world.now += 1
+    return world
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """Ask a replica that decided about three pods."""
+    with serving(decided("near", *PODS).build_app()) as url:
+        yield runner(url)
+
+
+def heads(text: str) -> list[str]:
+    """Return the lines that begin an explanation."""
+    return [line.partition(":")[0] for line in text.splitlines() if line.startswith("team/")]
+
+
+def test_several_pods_are_explained_one_after_the_other(run: Run) -> None:
+    shown = run("explain", "team/c", "a")
+
+    assert heads(shown.stdout) == ["team/c", "team/a"]
+    assert "\n\nteam/a: " in shown.stdout
+    assert shown.exit_code == 0
+
+
+def test_several_decisions_are_explained_by_number_or_id(run: Run) -> None:
+    shown = run("explain", "--number", "2", "--number", "near-1", "--number", "3")
+
+    assert heads(shown.stdout) == ["team/b", "team/a", "team/c"]
+    assert shown.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        pytest.param(["a", "nobody", "c"], 1, id="pods"),
+        pytest.param(["--number", "1", "--number", "77", "--number", "near-3"], 1, id="decisions"),
+    ],
+)
+def test_of_several_the_others_are_shown_though_one_is_not_known(
+    run: Run, arguments: list[str], status: int
+) -> None:
+    shown = run("explain", *arguments)
+
+    assert heads(shown.stdout) == ["team/a", "team/c"]
+    assert "is remembered" in shown.stderr or "is not remembered" in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+    assert shown.exit_code == status
+
+
+def test_programs_can_take_several_apart(run: Run) -> None:
+    as_yaml = run("explain", *PODS, "-o", "yaml").stdout
+    as_json = run("explain", *PODS, "-o", "json").stdout
+
+    told = list(yaml.safe_load_all(as_yaml))
+    assert [one["pod"] for one in told] == [f"team/{name}" for name in PODS]
+    decoder, found, at = json.JSONDecoder(), [], 0
+    while at < len(as_json):
+        one, at = decoder.raw_decode(as_json, at)
+        found.append(one)
+        at += len(as_json[at:]) - len(as_json[at:].lstrip())
+    assert found == told
+
+
+def test_where_several_replicas_have_a_number_the_list_tells_which_id_to_name() -> None:
+    with serving(decided("far", "theirs").build_app()) as far:
+        near = decided("near", "ours", far=Elsewhere(far))
+        with serving(near.build_app()) as url:
+            several = runner(url)("explain", "--number", "1")
+            theirs = runner(url)("explain", "--number", "far-1")
+
+    assert several.exit_code == 2
+    assert "ask for the id, one of far-1, near-1" in several.stderr
+    assert heads(theirs.stdout) == ["team/theirs"]
+
+
+def test_the_wide_list_of_decisions_has_their_ids() -> None:
+    with serving(decided(ALONE, *PODS).build_app()) as url:
+        run = runner(url)
+        header, *rows = run("decisions", "-o", "wide").stdout.splitlines()
+        ids = [row.split()[-1] for row in rows]
+        shown = run("explain", "--number", ids[0], "--number", ids[2])
+
+    assert header.split()[-1] == "ID"
+    assert heads(shown.stdout) == ["team/c", "team/a"]
