@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from bench.scheduler_cluster import Bindings, gpu_node
 from bench.scheduler_names import GPUS, HELD, gpu_uuid, node_name, tenant_name
 from bench.scheduler_prometheus import METRICS, SCRAPE_SECONDS, Gpus
 from bench.scheduler_report import Pair, Run, bounds, rows
-from bench.scheduler_run import Change, parse_metrics
+from bench.scheduler_run import Change, check_asked, parse_metrics
 from extender.config import Prometheus
 from extender.core.readings import DeviceKey
 from extender.sources import promql
@@ -57,7 +58,18 @@ def test_what_no_run_knows_is_a_dash() -> None:
     known = {"scheduling_seconds": 0.0125, "filter_seconds": 0.002, "extender_cpu_seconds": 0.003}
     (row,) = rows([pair(1, 20.0, 22.0, **known)])
 
-    assert list(row.values())[-9:] == ["16.00", "12.50", "2.00", "-", "-", "-", "-", "3.00", "-"]
+    took = ["16.00", "12.50", "-", "2.00", "-", "-", "-", "-", "3.00", "-"]
+    assert list(row.values())[-10:] == took
+
+
+def test_the_trivial_handler_is_compared_with_the_same_run() -> None:
+    trivial = Run(shortlist=1, pods_per_second=15.0, scheduling_seconds=0.014)
+    found = [replace(pair(1, 20.0, 12.0), trivial=trivial), pair(1, 10.0, 10.0)]
+
+    (row,) = rows(found)
+
+    assert row["ratio of the trivial handler"] == "0.750"
+    assert row["with the trivial handler, ms"] == "14.00"
 
 
 @pytest.mark.parametrize(
@@ -90,9 +102,9 @@ def test_a_run_in_which_the_extender_was_not_asked_is_an_error() -> None:
     asked = 'idlegpu_requests_total{outcome="answered",verb="filter"} 299\n'
 
     with pytest.raises(RuntimeError, match="299 of 300 pods"):
-        change(asked).check_asked(300)
+        check_asked(change(asked).answered, 300)
 
-    change(asked).check_asked(299)
+    check_asked(change(asked).answered, 299)
 
 
 # --- the watch ------------------------------------------------------------------------------------
