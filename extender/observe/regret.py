@@ -182,7 +182,7 @@ class RegretTable:
         )
         watching = self._watch()
         told, unreachable = await self._hear()
-        own = islice(reversed(watching.outcomes), MOST_TOLD)
+        own = _told_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in told)))
         await VIEWER.get().learn({one.pod.namespace for one in known})
         shown = [
@@ -214,7 +214,7 @@ class RegretTable:
         check_parameters(request.query, frozenset())
         watching = self._watch()
         written: list[bytes] = []
-        for some in chunks(islice(reversed(watching.outcomes), MOST_TOLD), PIECE_OUTCOMES):
+        for some in chunks(_told_of(watching), PIECE_OUTCOMES):
             written += map(msgspec.json.encode, some)
             await asyncio.sleep(0)
         head = msgspec.json.encode(
@@ -242,6 +242,11 @@ class RegretTable:
                 told.append(one)
             await asyncio.sleep(0)
         return told, unreachable
+
+
+def _told_of(watching: RegretWatch) -> list[Outcome]:
+    """Return the outcomes that are told, the newest first, as they are now: more come meanwhile."""
+    return list(islice(reversed(watching.outcomes), MOST_TOLD))
 
 
 def _read(body: bytes | None) -> _Told | None:

@@ -1,6 +1,9 @@
 """Questions of people and programs over HTTP."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from tests.extender.served import Client, names_question, pod
@@ -26,3 +29,21 @@ async def get(client: Client, path: str, status: int = 200, **query: str) -> Any
 async def decide(client: Client, *nodes: str, **wishes: Any) -> None:
     question = names_question(*nodes, asker=pod(**wishes))
     assert (await client.post("/prioritize", data=json.dumps(question))).status == 200
+
+
+@asynccontextmanager
+async def meanwhile(act: Callable[[], object]) -> AsyncIterator[None]:
+    """Have something done in each turn of the event loop while the context is open."""
+
+    async def act_on() -> None:
+        while True:
+            act()
+            await asyncio.sleep(0)
+
+    acting = asyncio.create_task(act_on())
+    try:
+        yield
+    finally:
+        acting.cancel()
+        with suppress(asyncio.CancelledError):
+            await acting

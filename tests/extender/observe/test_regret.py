@@ -1,6 +1,7 @@
 """How placements turned out is told in a table and in metrics, to each what they may see."""
 
 from collections.abc import Callable
+from itertools import count
 
 import pytest
 from aiohttp import web
@@ -8,11 +9,19 @@ from click.testing import Result
 from prometheus_client import CollectorRegistry
 
 from extender.core.request import PodRef
-from extender.observe.regret import PATH, RegretMetrics, RegretTable
+from extender.observe.regret import (
+    PATH,
+    PEERS_PATH,
+    PIECE_OUTCOMES,
+    RegretMetrics,
+    RegretTable,
+    _newest,
+)
+from extender.observe.replicas import Replicas
 from extender.observe.seen import SEES_ALL, SeesNone, Viewer
 from extender.placement.regret import Outcome, RegretWatch
 from tests.extender.cli.serving import runner, serving
-from tests.extender.observe.asking import get
+from tests.extender.observe.asking import get, meanwhile
 from tests.extender.served import MakeClient, World
 
 
@@ -130,3 +139,38 @@ def test_the_command_line_says_that_there_is_nothing_yet(watch: RegretWatch) -> 
     watch.outcomes.clear()
 
     assert "no placement was compared yet" in ask(watch).stdout
+
+
+MANY = 5 * PIECE_OUTCOMES
+
+
+def numbered(number: int) -> Outcome:
+    return outcome(f"p-{number}", got=0.5, choice=0.2, followed=True)
+
+
+async def test_others_have_a_turn_between_any_few_of_very_many_placements() -> None:
+    turns = count()
+
+    async with meanwhile(lambda: next(turns)):
+        newest = await _newest(map(numbered, range(MANY)))
+
+    assert {one.pod.name for one in newest} == {f"p-{number}" for number in range(MANY)}
+    assert next(turns) >= MANY / PIECE_OUTCOMES
+
+
+async def test_pods_may_be_judged_while_very_many_are_told_of(aiohttp_client: MakeClient) -> None:
+    world = World()
+    watch = RegretWatch(world.fleet, lambda: world.now, pods=MANY, after_seconds=3600.0)
+    numbers = count()
+    watch.outcomes.extend(numbered(next(numbers)) for _ in range(MANY))
+    table = RegretTable(lambda: watch, Replicas(tells=True))
+    app = web.Application()
+    app.add_routes([*table.routes(), *table.peer_routes()])
+    client = await aiohttp_client(app)
+
+    async with meanwhile(lambda: watch.outcomes.append(numbered(next(numbers)))):
+        answer = await get(client, PATH)
+        told = await get(client, PEERS_PATH)
+
+    assert answer["total"] == MANY
+    assert len(told["outcomes"]) == MANY
