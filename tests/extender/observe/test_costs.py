@@ -1,11 +1,17 @@
 """What the GPUs that pods hold cost: sums over all of them, for each who asks over their own."""
 
+from itertools import count
+from random import Random
+
 import numpy as np
 import pytest
 
 from extender.core.inventory import NodeRecord
 from extender.core.readings import DeviceInfo, Readings, Signal
-from tests.extender.observe.asking import get
+from extender.observe.costs import _first, _Group
+from extender.observe.holders import PIECE_PODS
+from extender.observe.holding import Sums
+from tests.extender.observe.asking import get, meanwhile
 from tests.extender.observe.test_holders import HOUR, HoldersWorld, card
 from tests.extender.observe.whys import SeesTeam
 from tests.extender.served import Client, MakeClient
@@ -99,6 +105,21 @@ async def test_sums_go_over_all_pods_however_few_are_listed(
     assert many["pods"] == 1200
     assert many["cost"] == pytest.approx(1200 * PRICE * 600 / HOUR)
     assert by_pod["sums"]["pods"] == 1203
+
+
+async def test_the_first_of_very_many_are_found_in_steps() -> None:
+    chance = Random(7)
+    groups = [
+        _Group(namespace="team", name=f"p-{at}", sums=Sums(gpu_hours_idle=chance.random()))
+        for at in range(5 * PIECE_PODS)
+    ]
+    turns = count()
+
+    async with meanwhile(lambda: next(turns)):
+        first = await _first(groups, 200)
+
+    assert first == sorted(groups, key=lambda group: group.rank)[:200]
+    assert next(turns) >= 5
 
 
 async def test_of_others_nothing_is_told_and_nothing_is_in_a_sum(

@@ -1,7 +1,7 @@
 """Any replica answers for all: what the others decided, and what of it the caller may see."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.extender.observe.asking import get
 from tests.extender.served import IDLE, Client, MakeClient, World, names_question, pod
 
 FAR = "10.0.0.2:8888"
+THIRD = "10.0.0.3:8888"
 
 
 @dataclass
@@ -37,11 +38,18 @@ class SeesTeam:
 
 @dataclass
 class Far:
-    """Other replicas, over their real answers; None for one that does not answer."""
+    """Other replicas, over their real answers; None for one that does not answer.
+
+    Attributes:
+        garbage: what comes from those that do not answer.
+        asked: what they were asked.
+        hanging: those that told what they have, and answer nothing since.
+    """
 
     clients: Mapping[str, Client | None] = field(default_factory=dict)
     garbage: bytes | None = None
     asked: list[str] = field(default_factory=list)
+    hanging: Collection[str] = ()
 
     async def ask(self, path: str) -> Mapping[str, bytes | None]:
         return {address: await self.ask_one(address, path) for address in self.clients}
@@ -49,7 +57,7 @@ class Far:
     async def ask_one(self, address: str, path: str) -> bytes | None:
         self.asked.append(path)
         client = self.clients[address]
-        if client is None:
+        if client is None or (address in self.hanging and "id=" in path):
             return self.garbage
         response = await client.get(path)
         assert response.status == 200, await response.text()
@@ -227,6 +235,23 @@ async def test_replicas_that_do_not_answer_are_named(
     missing = await get(client, "/v1/decisions/far-1", status=404)
     assert missing["unreachable"] == [FAR]
     assert (await get(client, "/v1/decisions/1"))["unreachable"] == [FAR]
+
+
+async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_told_in_short(
+    client: Client, far: Far, other: Client, aiohttp_client: MakeClient
+) -> None:
+    world, decisions = replica("third")
+    third = await aiohttp_client(application(world, decisions))
+    await decide(third, "fine")
+    far.clients = {FAR: other, THIRD: third}
+    far.hanging = {FAR}
+
+    told = (await get(client, "/v1/decisions"))["decisions"]
+
+    assert {one["id"] for one in told} == {"far-2", "far-1", "third-1", "near-1"}
+    assert {one["id"] for one in told if "explained" in one} == {"third-1", "near-1"}
+    in_full = [path for path in far.asked if "id=" in path]
+    assert in_full == [f"{PEERS_PATH}?id=far-2", f"{PEERS_PATH}?id=third-1"]
 
 
 async def test_decisions_that_make_no_sense_are_left_out(client: Client, far: Far) -> None:

@@ -1,13 +1,14 @@
 """What the other replicas decide reaches the pages of this one, once, and to whom may see it."""
 
 import json
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from extender.observe.page.decision_feed import MOST_AT_ONCE
-from extender.observe.page.far_feed import FarFeed
+from extender.observe.page.far_feed import MOST_REPLICAS, FarFeed
 from extender.observe.replicas import Replicas
-from extender.observe.seen import SEES_ALL, VIEWER, SeesNone, write_json
+from extender.observe.seen import SEES_ALL, VIEWER, SeesNone, write_json, write_json_in_full
 from tests.extender.observe.test_decisions import Far, application, decide, replica
 from tests.extender.served import Client, MakeClient, World
 
@@ -150,3 +151,27 @@ async def test_an_address_that_is_our_own_tells_nothing_twice(
     await decide(client, "ours")
 
     assert await feed.batch() is None
+
+
+async def test_replicas_that_are_long_gone_are_asked_after_no_more(
+    feed: FarFeed, far: Far, other: Client
+) -> None:
+    gone = "10.0.0.3:8888"
+    news: list[str] = []
+    for number in range(MOST_REPLICAS + 5):  # one that starts anew again and again
+        at = "2027-01-15T08:00:00+00:00"
+        views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
+        told = {"version": 1, "replica": f"gone{number}", "decisions": views}
+        far.clients, far.garbage = {gone: None, FAR: other}, write_json_in_full(told)
+        batch = await feed.batch()
+        news += names(batch) if batch else []
+    far.clients = {FAR: other}
+    await decide(other, "a")
+
+    assert names(await feed.batch()) == ["team/a"]
+    assert "team/before" not in news  # who is still there is not forgotten, and heard anew
+    assert f"team/p-{MOST_REPLICAS + 4}" in news
+    known = parse_qs(urlsplit(far.asked[-1]).query)["after"][0].split(",")
+    assert len(known) == MOST_REPLICAS
+    assert {"far-1", f"gone{MOST_REPLICAS + 4}-1"} <= set(known)
+    assert "gone0-1" not in known

@@ -1,0 +1,99 @@
+"""What is known of the other replicas by what they told last."""
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+import pytest
+from aiohttp import web
+
+from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
+from extender.effects.peer_wire import encode_message
+from extender.effects.peers import SILENT_SECONDS, Peers
+from extender.metrics import Metrics
+from extender.settings import peers as settings
+from tests.extender.served import MakeClient
+
+Tell = Callable[[str, Collection[str] | None], Awaitable[None]]
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def listening(
+    make_client: MakeClient, clock: Clock, interval_seconds: float
+) -> tuple[Peers, Tell]:
+    """Return what hears replicas that tell so often, and a way to tell it what is wrong."""
+    peers = Peers(
+        settings.Peers(interval_seconds=interval_seconds),
+        lambda _: None,
+        Metrics(),
+        monotonic=clock,
+        instance="us",
+    )
+    app = web.Application()
+    app.add_routes(peers.routes())
+    client = await make_client(app)
+
+    async def tell(instance: str, faults: Collection[str] | None) -> None:
+        body = encode_message(
+            instance,
+            [],
+            complete_since=clock(),
+            complete_until=clock(),
+            now=clock(),
+            faults=faults,
+        )
+        assert (await client.post(PATH, data=body)).status == 200
+
+    return peers, tell
+
+
+@pytest.mark.parametrize(
+    ("interval_seconds", "silent_seconds"),
+    [
+        pytest.param(0.01, SILENT_SECONDS, id="by default"),
+        pytest.param(10.0, 3 * (10.0 + HEARTBEAT_SECONDS), id="where replicas seldom tell"),
+    ],
+)
+async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_messages(
+    aiohttp_client: MakeClient, clock: Clock, interval_seconds: float, silent_seconds: float
+) -> None:
+    peers, tell = await listening(aiohttp_client, clock, interval_seconds)
+    await tell("them", ["prometheus"])
+
+    clock.now += silent_seconds - 0.1
+    assert peers.others_faults() == [frozenset({"prometheus"})]
+
+    clock.now += 0.2
+    assert peers.others_faults() == []
+
+
+async def test_a_replica_that_tells_again_counts_again_by_what_it_said_last(
+    aiohttp_client: MakeClient, clock: Clock
+) -> None:
+    peers, tell = await listening(aiohttp_client, clock, 10.0)
+    await tell("them", ["prometheus"])
+    clock.now += 100.0
+
+    await tell("them", [])
+
+    assert peers.others_faults() == [frozenset()]
+
+
+async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, clock: Clock) -> None:
+    peers, tell = await listening(aiohttp_client, clock, 0.01)
+
+    await tell("starting", None)
+    await tell("us", [])
+
+    assert peers.others_faults() == []
