@@ -193,6 +193,7 @@ class Reflector:
         self._failures = 0
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated = False
+        self._list_error = ""
 
     def change(self, settings: FollowSettings, *, is_outdated: bool) -> None:
         """Follow otherwise from the next `run` on; what is held stays.
@@ -229,17 +230,21 @@ class Reflector:
 
     async def _resync(self) -> None:
         """List again now and then, while the watch goes on, and correct what it has lost."""
+        settings = self._settings
+        # Its own: a watch that works puts the other back with each event.
+        backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         while True:
             if not self._is_outdated:
                 jitter = random.uniform(0.9, 1.1)
-                await asyncio.sleep(self._settings.resync_seconds * jitter)
+                await asyncio.sleep(settings.resync_seconds * jitter)
             if self.status.is_listed:
                 try:
                     await self._list()
-                    self._is_outdated = False
+                    self._is_outdated, self._list_error = False, ""
+                    backoff.reset()
                 except KubeError as error:
                     self._note_failure(error, is_cut_off=False)
-                    await asyncio.sleep(self._backoff.next_seconds())
+                    await asyncio.sleep(backoff.next_seconds())
 
     async def _list(self) -> str:
         """Take a complete list; return its version.
@@ -381,7 +386,7 @@ class Reflector:
             status.expired += 1
             return  # the API server's memory is short: listing anew is all there is to it
         cause = str(error)
-        if cause != status.last_error:
+        if cause != (status.last_error if is_cut_off else self._list_error):
             logger.warning(
                 "cannot follow the API server" if is_cut_off else "cannot list again",
                 extra={"resource": self._resource, "cause": cause},
@@ -389,3 +394,5 @@ class Reflector:
         if is_cut_off:
             status.is_connected = False
             status.last_error = cause
+        else:
+            self._list_error = cause
