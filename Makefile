@@ -8,11 +8,11 @@ export IDLEGPU_CACHE := $(CACHE)
 unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
-# Tests with real parts mostly wait: three processes keep two cores busy.
-REAL := -n 3 --dist loadfile
+# Tests with real parts mostly wait: beside four processes of them two cores have time for the others.
+REAL := -n 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit coverage real prometheus page e2e e2e-installed tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit unit-told-at-its-end coverage real prometheus page e2e e2e-installed tools bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,7 +35,8 @@ demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why 
 
 check: format lint types imports unit ## everything that needs no cluster, in minutes
 
-test: check real ## everything, against a real control plane, Prometheus and Chromium
+test: format lint types imports tools ## everything, against a real control plane, Prometheus and Chromium
+	@$(MAKE) --no-print-directory -j2 -o tools unit-told-at-its-end real
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
@@ -51,6 +52,9 @@ imports: $(VENV)/.dev
 
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT)
+
+unit-told-at-its-end:
+	@log=$$(mktemp) && { $(MAKE) --no-print-directory unit >"$$log" 2>&1; status=$$?; cat "$$log"; rm -f "$$log"; exit $$status; }
 
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
