@@ -38,7 +38,7 @@ async def client(kubelet: FakeKubelet) -> AsyncIterator[PodResourcesClient]:
 
 
 @asynccontextmanager
-async def asking(path: Path, *, deadline_seconds: float = 5) -> AsyncIterator[PodResourcesClient]:
+async def asking(path: Path, *, deadline_seconds: float = 30) -> AsyncIterator[PodResourcesClient]:
     client = PodResourcesClient(path, deadline_seconds=deadline_seconds)
     try:
         yield client
@@ -212,7 +212,7 @@ async def test_an_answer_of_megabytes_is_read(
 
 async def test_an_answer_beyond_all_sense_is_refused(kubelet: FakeKubelet) -> None:
     kubelet.pods = [pod("wide", container("main", "GPU-1" * 1_000))]
-    client = PodResourcesClient(kubelet.socket, deadline_seconds=5, largest_answer_bytes=4_096)
+    client = PodResourcesClient(kubelet.socket, deadline_seconds=30, largest_answer_bytes=4_096)
 
     with pytest.raises(PodResourcesError, match="at most 4096 are read"):
         await client.list()
