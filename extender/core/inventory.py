@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from extender.core.labels import HOSTNAME
+from extender.core.selection import Selection
+
 EMPTY: Mapping[str, int] = MappingProxyType({})
 
 
@@ -38,6 +41,8 @@ class NodeRecord:
         allocatable: device count by GPU resource name; only GPU resources are kept.
         capacity: the same, from `status.capacity`; an unhealthy device is in capacity alone.
         labels: labels that speak of GPUs (GFD, MIG manager, cloud providers), pool and zone.
+        other_labels: the others that are kept, but for the host's name: pods may select by them.
+        hostname: the label `kubernetes.io/hostname`, "" where it has none.
         taints: taints that speak of GPUs or keep pods away.
         is_unschedulable: `spec.unschedulable` (cordoned).
         is_ready: the Ready condition is True.
@@ -48,9 +53,18 @@ class NodeRecord:
     allocatable: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     capacity: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    other_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    hostname: str = ""
     taints: tuple[Taint, ...] = ()
     is_unschedulable: bool = False
     is_ready: bool = True
+
+    def label(self, key: str) -> str | None:
+        """Return the value of a label that is kept, None where the node has no such."""
+        if key == HOSTNAME:
+            return self.hostname or None
+        found = self.labels.get(key)
+        return self.other_labels.get(key) if found is None else found
 
 
 class PodPhase(StrEnum):
@@ -103,6 +117,8 @@ class PodRecord:
         wanted_model: the model that it asks for, as one word of `core.cards.NAMES` or `other`, ""
             where it does not say; kept only while the pod is not bound.
         gives_way: its priority is negative: it is there to be preempted by any pod.
+        selection: which nodes it may go to by its own word; kept only while the pod is not bound,
+            None where it asks for no GPU resource or says more than is kept.
     """
 
     uid: str
@@ -130,6 +146,7 @@ class PodRecord:
     owner: str = ""
     wanted_model: str = ""
     gives_way: bool = False
+    selection: Selection | None = None
 
     @property
     def key(self) -> str:

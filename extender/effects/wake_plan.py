@@ -2,7 +2,7 @@
 
 A wake makes kube-scheduler try every pod that an extender refused: it is cheap for us and dear for
 kube-scheduler, so it must be rare, and rarer still while it helps nobody. What we take for a node
-that would do may be none: we know neither a pod's node selector nor its tolerations.
+that would do may be none: we know neither its CPU and memory, nor who may be beside whom.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,9 +12,11 @@ from typing import Final
 import numpy as np
 
 from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.matching import may_go
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef, parse_request
 from extender.core.resources import ResourceNames
+from extender.core.selection import Selection
 from extender.core.snapshot import Snapshot
 from extender.settings.wake import Wake
 
@@ -28,8 +30,21 @@ QUIET_INTERVALS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a waiting pod needs.
+
+    Attributes:
+        request: what it asks for.
+        selection: which nodes it may go to by its own word.
+    """
+
+    request: GpuRequest
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """Waiting pods that ask for the same, and what would do for them now.
+    """Waiting pods that need the same, and what would do for them now.
 
     Attributes:
         request: what each asks for.
@@ -205,10 +220,7 @@ def read_request(record: PodRecord, policy: Policy) -> GpuRequest | None:
 def nodes_with_room(
     snapshot: Snapshot, nodes: Mapping[str, NodeRecord], request: GpuRequest
 ) -> tuple[str, ...]:
-    """Return the nodes that kube-scheduler would ask about, as far as we can tell.
-
-    Ready, not cordoned, and with as many devices left by the API's count as the pod asks for.
-    """
+    """Return the nodes that are ready, with as many devices left by the API's count as is asked."""
     pools = [(snapshot.pools.get(resource), count) for resource, count in request.resources]
     roomy: list[Iterable[str]] = []
     for pool, count in pools:
@@ -222,9 +234,17 @@ def nodes_with_room(
     return tuple(
         name
         for name in roomy[0]
-        if _takes_pods(nodes.get(name)) and all(name in names for names in others)
+        if _is_ready(nodes.get(name)) and all(name in names for names in others)
     )
 
 
-def _takes_pods(node: NodeRecord | None) -> bool:
-    return node is not None and node.is_ready and not node.is_unschedulable
+def open_to(
+    selection: Selection, names: Iterable[str], nodes: Mapping[str, NodeRecord]
+) -> tuple[str, ...]:
+    """Return those of some nodes that a pod may go to by its own word."""
+    records = ((name, nodes.get(name)) for name in names)
+    return tuple(name for name, record in records if record and may_go(selection, record))
+
+
+def _is_ready(node: NodeRecord | None) -> bool:
+    return node is not None and node.is_ready

@@ -18,9 +18,18 @@ from typing import Final, Protocol, TypeVar
 
 from extender.core.inventory import PodRecord
 from extender.core.request import GpuRequest, PodRef
+from extender.core.selection import ANYWHERE
 from extender.effects.lease import Lease
 from extender.effects.trouble import Trouble
-from extender.effects.wake_plan import Hope, Prospect, WakePlan, nodes_with_room, read_request
+from extender.effects.wake_plan import (
+    Hope,
+    Need,
+    Prospect,
+    WakePlan,
+    nodes_with_room,
+    open_to,
+    read_request,
+)
 from extender.kube import KubeClient, KubeError
 from extender.kube_config import SERVICE_ACCOUNT
 from extender.placement.placer import Placer
@@ -45,8 +54,10 @@ SCANNED: Final = 1000
 """Pods that are looked through before others get their turn on the event loop."""
 LOOKED_AT: Final = 1000
 """Waiting pods that are looked at in one look, in turn where there are more."""
-MAX_REQUESTS: Final = 32
-"""Distinct requests among them."""
+MAX_NEEDS: Final = 32
+"""Distinct needs among them."""
+PIECE_NODES: Final = 1000
+"""Nodes whose labels and taints are looked at in one step: 1 to 3 ms."""
 REST: Final = 19.0
 """So many times as long as a step took is rested after it: webhooks come first. A step takes up to
 8 ms with 40,000 devices; what it finds is kept for the webhooks' next answer."""
@@ -152,17 +163,18 @@ class Waker:
         if hopes and self.leader.is_held:
             await self._wake(hopes, len(waiting))
 
-    async def _waiting(self) -> list[tuple[PodRef, GpuRequest]]:
-        """Return the pods that we refused and that wait, with what they ask for."""
+    async def _waiting(self) -> list[tuple[PodRef, Need]]:
+        """Return the pods that we refused and that wait, with what each needs."""
         requests: dict[object, GpuRequest | None] = {}
-        found: list[tuple[PodRef, GpuRequest]] = []
+        found: list[tuple[PodRef, Need]] = []
         for number, record in enumerate(tuple(self._placer.fleet.unbound_pods.values())):
             if number % SCANNED == SCANNED - 1:
                 await asyncio.sleep(0)
             request = self._refused_request(record, requests)
             if request is not None:
                 pod = PodRef(uid=record.uid, namespace=record.namespace, name=record.name)
-                found.append((pod, request))
+                need = Need(request=request, selection=record.selection or ANYWHERE)
+                found.append((pod, need))
         return found
 
     def _refused_request(
@@ -185,35 +197,39 @@ class Waker:
         decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
         return decided.request if decided and decided.leaves_none else None
 
-    async def _prospects(self, waiting: list[tuple[PodRef, GpuRequest]]) -> AsyncIterator[Prospect]:
+    async def _prospects(self, waiting: list[tuple[PodRef, Need]]) -> AsyncIterator[Prospect]:
         """Yield what would do for the pods whose turn it is."""
-        for request, pods in self._next_in_turn(waiting).items():
-            nodes = await self._nodes_for(request, pods[0].uid)
-            yield Prospect(request=request, pods=tuple(pods), nodes=nodes)
+        for need, pods in self._next_in_turn(waiting):
+            nodes = await self._nodes_for(need, pods[0].uid)
+            yield Prospect(request=need.request, pods=tuple(pods), nodes=nodes)
 
-    def _next_in_turn(
-        self, waiting: list[tuple[PodRef, GpuRequest]]
-    ) -> dict[GpuRequest, list[PodRef]]:
-        """Return pods by request: as many as one look takes, beginning where the last one ended."""
-        groups: dict[GpuRequest, list[PodRef]] = {}
+    def _next_in_turn(self, waiting: list[tuple[PodRef, Need]]) -> list[tuple[Need, list[PodRef]]]:
+        """Return pods by need: as many as one look takes, beginning where the last one ended."""
+        groups: dict[object, tuple[Need, list[PodRef]]] = {}
         start = self._turn if self._turn < len(waiting) else 0
         taken = 0
-        for pod, request in islice(waiting[start:] + waiting[:start], LOOKED_AT):
-            if request not in groups and len(groups) == MAX_REQUESTS:
+        for pod, need in islice(waiting[start:] + waiting[:start], LOOKED_AT):
+            # Equal selections are mostly one object, and to compare long ones takes its time.
+            key = (need.request, id(need.selection))
+            if key not in groups and len(groups) == MAX_NEEDS:
                 break
-            groups.setdefault(request, []).append(pod)
+            groups.setdefault(key, (need, []))[1].append(pod)
             taken += 1
         self._turn = start + taken if taken < len(waiting) else 0
-        return groups
+        return list(groups.values())
 
-    async def _nodes_for(self, request: GpuRequest, uid: str) -> tuple[str, ...]:
-        """Return the nodes that would do for a request now, best first."""
+    async def _nodes_for(self, need: Need, uid: str) -> tuple[str, ...]:
+        """Return the nodes that would do for a pod now, best first."""
         fleet = self._placer.fleet
         snapshot = await _in_turn(fleet.snapshot)
-        roomy = await _in_turn(partial(nodes_with_room, snapshot, fleet.nodes, request))
-        if not roomy:
+        roomy = await _in_turn(partial(nodes_with_room, snapshot, fleet.nodes, need.request))
+        candidates: list[str] = []
+        for start in range(0, len(roomy), PIECE_NODES):
+            some = roomy[start : start + PIECE_NODES]
+            candidates += await _in_turn(partial(open_to, need.selection, some, fleet.nodes))
+        if not candidates:
             return ()
-        decision = await _in_turn(partial(self._placer.rank, request, roomy, uid=uid))
+        decision = await _in_turn(partial(self._placer.rank, need.request, candidates, uid=uid))
         return tuple(decision.candidates[index] for index in decision.order)
 
     async def _wake(self, hopes: tuple[Hope, ...], waiting: int) -> None:

@@ -28,7 +28,7 @@ from extender.observe.explain_views import (
 )
 from extender.observe.parameters import check_parameters, refusing
 from extender.observe.views import Json, request_view
-from extender.observe.what_if import open_nodes, read_selection
+from extender.observe.what_if import open_nodes, read_asked
 from extender.placement.placer import Placer
 
 MAX_BODY: Final = 1 << 20
@@ -88,8 +88,8 @@ class Foresight:
 
     async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
         """Return what would happen to a pod; nothing is assumed or remembered."""
-        selection = read_selection(pod, self._fleet.nodes)
-        names, closed = await open_nodes(self._fleet, wanted, selection)
+        asked = read_asked(pod)
+        names, closed = await open_nodes(self._fleet, wanted, asked.selection)
         decision = await in_turns(self._placer.guess_in_steps(wanted, names))
         best = [decision.candidates[at] for at in decision.order[: self._placer.detailed].tolist()]
         if wish.node in names and wish.node not in best:
@@ -126,7 +126,7 @@ class Foresight:
             "others_left": left,
             "rejected": rejected_nodes(decision),
             "closed": closed_nodes(closed),
-            "not_checked": list(selection.not_checked),
+            "not_checked": list(asked.not_checked),
             "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
         }
 

@@ -1,50 +1,54 @@
 """What would happen to a pod that is not there: which nodes kube-scheduler would ask us about."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from extender.core.inventory import NodeRecord, Taint
+from extender.core.inventory import NodeRecord
+from extender.core.labels import is_kept
+from extender.core.matching import CORDON, selects, tolerates
 from extender.core.request import GpuRequest
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.selection import REQUIRED, Selection, read_selection
+from extender.core.untyped import mapping_of, objects_of
 from extender.fleet.fleet import Fleet
 from extender.observe.api import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATED_TAINT
 
 NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
+MOST_REQUIREMENTS: Final = 100
+"""Of the labels of a node; of more none is judged."""
 PIECE_NODES: Final = 512
 """Nodes that are told open or closed between two turns of the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What a pod says of the nodes that it may go to.
+class AskedSelection:
+    """What a pod that is asked about says of the nodes that it may go to.
 
     Attributes:
-        labels: `nodeSelector`, those of its labels that we keep of nodes.
-        tolerations: key, effect and value of each; "" for any key or effect, None for any value.
+        selection: what of it we judge.
         not_checked: parts of the pod that we cannot judge.
     """
 
-    labels: Mapping[str, str]
-    tolerations: frozenset[tuple[str, str, str | None]]
+    selection: Selection
     not_checked: tuple[str, ...]
 
 
-def read_selection(pod: Mapping[str, object], nodes: Mapping[str, NodeRecord]) -> Selection:
+def read_asked(pod: Mapping[str, object]) -> AskedSelection:
     """Read what a pod says of its nodes; anything at all is taken.
 
-    A label of `nodeSelector` that no node is known to have may be one that we do not keep: it is
-    not judged.
+    A pod may name as many labels as it likes, and no work may grow with nodes and with what a pod
+    names: of very many none is judged.
     """
     spec = mapping_of(pod.get("spec"))
-    wanted = {key: text_of(value) for key, value in mapping_of(spec.get("nodeSelector")).items()}
-    # A pod may name as many as it likes: no work may grow with nodes and with what a pod names.
-    known = {label for node in nodes.values() for label in node.labels}
-    kept = wanted.keys() & known
-    unjudged = [f"nodeSelector {key}" for key in sorted(wanted.keys() - kept)]
-    fields = ("affinity", "topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
+    selection = read_selection(pod)
+    if len(selection.labels) + sum(1 for _ in selection.requirements) > MOST_REQUIREMENTS:
+        unjudged = [name for name in ("nodeSelector", "affinity") if spec.get(name)]
+        selection = Selection(tolerations=selection.tolerations)
+    else:
+        unjudged = list(_unkept(selection, mapping_of(spec.get("affinity"))))
+    fields = ("topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
     unjudged += [name for name in fields if spec.get(name)]
     containers = objects_of(spec.get("containers"))
     asked = {
@@ -57,11 +61,16 @@ def read_selection(pod: Mapping[str, object], nodes: Mapping[str, NodeRecord]) -
     unjudged += sorted(asked)
     if any(port.get("hostPort") for one in containers for port in objects_of(one.get("ports"))):
         unjudged.append("hostPort")
-    return Selection(
-        labels={key: wanted[key] for key in kept},
-        tolerations=frozenset(_tolerations(objects_of(spec.get("tolerations")))),
-        not_checked=(*unjudged, "quotas"),
-    )
+    return AskedSelection(selection=selection, not_checked=(*unjudged, "quotas"))
+
+
+def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[str]:
+    """Yield which parts of selector and affinity are about what we do not know."""
+    yield from (f"nodeSelector {key}" for key, _ in selection.labels if not is_kept(key))
+    by_node = mapping_of(affinity.get("nodeAffinity"))
+    is_more = affinity.keys() - {"nodeAffinity"} or by_node.keys() - {REQUIRED}
+    if is_more or not all(is_kept(one.key) for one in selection.requirements):
+        yield "affinity"
 
 
 async def open_nodes(
@@ -92,36 +101,14 @@ async def open_nodes(
 
 def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
     """Return why kube-scheduler would not ask about a node, "" where it would."""
-    if node.is_unschedulable:
+    if node.is_unschedulable and not tolerates(selection, CORDON):
         return CORDONED
     if not node.is_ready:
         return NOT_READY
-    if any(node.labels.get(key) != value for key, value in selection.labels.items()):
+    if not selects(selection, node):
         return NOT_SELECTED
-    repelling = [taint for taint in node.taints if taint.repels]
-    by_default = {TOLERATED_TAINT, resource}
-    for taint in repelling:
-        if taint.key not in by_default and not _tolerates(selection.tolerations, taint):
+    by_default = {TOLERATED_TAINT, resource}  # the API server adds them where it is told to
+    for taint in node.taints:
+        if taint.repels and taint.key not in by_default and not tolerates(selection, taint):
             return TAINTED
     return ""
-
-
-def _tolerations(
-    tolerations: Iterable[Mapping[str, object]],
-) -> Iterator[tuple[str, str, str | None]]:
-    """Yield key, effect and value of each toleration that means anything."""
-    for toleration in tolerations:
-        key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))
-        if toleration.get("operator") == "Exists":
-            yield key, effect, None
-        elif key:
-            yield key, effect, text_of(toleration.get("value"))
-
-
-def _tolerates(tolerations: Collection[tuple[str, str, str | None]], taint: Taint) -> bool:
-    """Tell whether a pod tolerates a taint, as Kubernetes does."""
-    return any(
-        (key, effect, value) in tolerations
-        for key, value in ((taint.key, taint.value), (taint.key, None), ("", None))
-        for effect in ("", taint.effect)
-    )

@@ -14,6 +14,7 @@ from typing import Final
 from extender.core.annotations import PREFIX, read_memory
 from extender.core.filtering import Rejection
 from extender.core.inventory import NodeRecord, PodPhase, PodRecord, Taint
+from extender.core.labels import HOSTNAME, is_kept, is_shown
 from extender.core.resources import (
     ResourceNames,
     count_devices,
@@ -21,42 +22,23 @@ from extender.core.resources import (
     has_gpu_claims,
     read_counts,
 )
+from extender.core.selection import Selection, read_selection
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_failed_early
 from extender.sources.kube_models import wanted_model
 from extender.sources.kube_time import parse_time
 
-LABELS_KEPT: Final = frozenset(
-    {
-        "cloud.google.com/gke-accelerator",
-        "cloud.google.com/gke-nodepool",
-        "eks.amazonaws.com/nodegroup",
-        "k8s.amazonaws.com/accelerator",
-        "karpenter.k8s.aws/instance-gpu-count",
-        "karpenter.k8s.aws/instance-gpu-memory",
-        "karpenter.k8s.aws/instance-gpu-name",
-        "karpenter.sh/nodepool",
-        "kubernetes.azure.com/accelerator",
-        "kubernetes.azure.com/agentpool",
-        "node.kubernetes.io/instance-type",
-        "topology.kubernetes.io/zone",
-    }
-)
-NVIDIA_PREFIX: Final = "nvidia.com/"
-NVIDIA_DROPPED_PREFIXES: Final = (
-    "nvidia.com/gfd.timestamp",  # changes every minute and says nothing
-    "nvidia.com/gpu.deploy.",  # which parts of the operator run there
-)
-NVIDIA_DROPPED_WORDS: Final = (".engines.", ".slices.", ".multiprocessors")
-"""Details of MIG profiles, a dozen labels for each, that no decision needs."""
-
 GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
 REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 MAX_CACHED: Final = 4096
+MAX_SHARED: Final = 256
+"""Larger things of which equal ones are one object: what is rare is not worth its place."""
 
 MAX_MESSAGE: Final = 1500
 """So much is kept of what kube-scheduler says of a pod that waits; the reasons come first."""
 MAX_OWNER: Final = 200
+MAX_SELECTION: Final = 8192
+"""So much of what a pod says of its nodes is kept, as `Selection.size` counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +66,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
     name = text_of(metadata.get("name"))
     if not name:
         return None
+    labels = mapping_of(metadata.get("labels"))
     return NodeRecord(
         name=intern(name),
         addresses=tuple(
@@ -93,7 +76,9 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         ),
         allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
         capacity=_shared_counts(read_counts(status.get("capacity"), names)),
-        labels=_keep_labels(mapping_of(metadata.get("labels"))),
+        labels=_shown_labels(labels),
+        other_labels=_other_labels(labels),
+        hostname=intern(text_of(labels.get(HOSTNAME))),
         taints=_keep_taints(spec.get("taints")),
         is_unschedulable=spec.get("unschedulable") is True,
         is_ready=_condition(status, "Ready").get("status", "True") == "True",
@@ -154,6 +139,7 @@ def reduce_pod(
         owner=_owner(metadata),
         wanted_model="" if node else wanted_model(raw),
         gives_way=isinstance(priority := spec.get("priority"), int) and priority < 0,
+        selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
     )
 
 
@@ -193,22 +179,38 @@ def _frozen_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
     return MappingProxyType(dict(items))
 
 
-def _keep_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
+def _shown_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
     """Return the labels that speak of GPUs, pool and zone; most nodes share their few values."""
     return MappingProxyType(
-        {key: intern(text_of(value)) for key, value in labels.items() if _is_kept(key)}
+        {key: intern(text_of(value)) for key, value in labels.items() if is_shown(key)}
     )
 
 
-@lru_cache(maxsize=MAX_CACHED)
-def _is_kept(label: str) -> bool:
-    """Whether a label is kept."""
-    if label.startswith(NVIDIA_PREFIX):
-        is_dropped = label.startswith(NVIDIA_DROPPED_PREFIXES) or any(
-            word in label for word in NVIDIA_DROPPED_WORDS
-        )
-        return not is_dropped
-    return label in LABELS_KEPT
+def _other_labels(labels: Mapping[str, object]) -> Mapping[str, str]:
+    """Return the others that are kept; nodes of one pool, whose labels are equal, share them."""
+    others = sorted(
+        (key, text_of(value))
+        for key, value in labels.items()
+        if key != HOSTNAME and is_kept(key) and not is_shown(key)
+    )
+    return _frozen_labels(tuple(others))
+
+
+@lru_cache(maxsize=MAX_SHARED)
+def _frozen_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return MappingProxyType({intern(key): intern(value) for key, value in items})
+
+
+def _selection(raw: Mapping[str, object]) -> Selection | None:
+    """Return which nodes a pod may go to by its own word, None where it says too much."""
+    selection = read_selection(raw)
+    return _shared_selection(selection) if selection.size <= MAX_SELECTION else None
+
+
+@lru_cache(maxsize=MAX_SHARED)
+def _shared_selection(selection: Selection) -> Selection:
+    """Return one object for all equal ones: pods of one owner are alike."""
+    return selection
 
 
 def _keep_taints(raw: object) -> tuple[Taint, ...]:

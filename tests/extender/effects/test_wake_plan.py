@@ -4,21 +4,24 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import PodRecord
+from extender.core.inventory import PodRecord, Taint
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request import GpuRequest, PodRef
+from extender.core.selection import ANYWHERE, Operator, Requirement, Selection, Term
 from extender.effects.wake_plan import (
     MAX_REPEAT_SECONDS,
     Hope,
     Prospect,
     WakePlan,
     nodes_with_room,
+    open_to,
     read_request,
 )
 from extender.settings.wake import Wake
 from tests.builders import GPU, pod_ref, request
 from tests.worlds import World
 
+NO_DISK = Requirement(key="disk", operator=Operator.DOES_NOT_EXIST)
 SETTINGS = Wake(
     confirmations=1,
     min_interval_seconds=2,
@@ -220,8 +223,9 @@ def test_a_pod_that_is_none_of_ours_asks_nothing(changes: dict[str, object]) -> 
     assert read_request(record(**changes), Policy()) is None
 
 
-def room(world: World, asked: GpuRequest) -> tuple[str, ...]:
-    return nodes_with_room(world.fleet.snapshot(), world.fleet.nodes, asked)
+def room(world: World, asked: GpuRequest, selection: Selection = ANYWHERE) -> tuple[str, ...]:
+    roomy = nodes_with_room(world.fleet.snapshot(), world.fleet.nodes, asked)
+    return open_to(selection, roomy, world.fleet.nodes)
 
 
 def test_room_is_where_enough_devices_are_left() -> None:
@@ -240,9 +244,13 @@ def test_no_room_is_where_kube_scheduler_does_not_look() -> None:
     world = World()
     world.add_node("ready")
     world.add_node("cordoned", is_unschedulable=True)
+    world.add_node("tainted", taints=(Taint(key="team"),))
+    world.add_node("other", labels={"disk": "hdd"})
     world.add_node("lost", is_ready=False)
+    selection = Selection(terms=(Term(labels=(NO_DISK,)),))
 
-    assert room(world, request()) == ("ready",)
+    assert room(world, request(), selection) == ("ready",)
+    assert set(room(world, request())) == {"ready", "cordoned", "tainted", "other"}
 
 
 def test_room_must_be_there_for_every_resource() -> None:

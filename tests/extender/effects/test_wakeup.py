@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from extender.core.inventory import Taint
+from extender.core.selection import read_selection
 from extender.effects.wake_plan import Hope
 from extender.effects.wakeup import build_waker, describe, own_namespace
 from extender.kube import KubeClient
@@ -103,6 +105,56 @@ async def test_a_full_node_is_no_reason_to_wake(
     await waker(client, world).look()
 
     assert kube.writes == []
+
+
+SSD = {"disk": "ssd"}
+
+
+@pytest.mark.parametrize(
+    ("of_node", "spec"),
+    [
+        ({}, {"nodeSelector": SSD}),
+        ({"taints": (Taint(key="team"),)}, {}),
+        ({"taints": (Taint(key="team", effect="NoExecute"),)}, {"tolerations": [{"key": "x"}]}),
+        ({"is_unschedulable": True}, {}),
+    ],
+    ids=["not selected", "tainted", "tainted otherwise than tolerated", "cordoned"],
+)
+async def test_a_node_that_the_pod_may_not_go_to_is_no_reason_to_wake(
+    kube: FakeKube,
+    client: KubeClient,
+    world: World,
+    of_node: dict[str, object],
+    spec: dict[str, object],
+) -> None:
+    world.fleet.apply_node(replace(world.fleet.nodes["y"], **of_node))  # type: ignore[arg-type]
+    waits(world, selection=read_selection({"spec": spec}))
+    waking = waker(client, world)
+    turn_idle(world, "y")
+
+    await waking.look()
+    assert kube.writes == []
+    assert waking.counts.waiting == 1
+
+    world.fleet.apply_node(replace(world.fleet.nodes["x"], other_labels=SSD))
+    turn_idle(world, "x")
+    await waking.look()
+    assert told(kube) == ["1 waiting pod may fit: ns/p on x"]
+
+
+async def test_pods_that_ask_for_the_same_are_woken_each_for_nodes_of_its_own(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    for name in ("x", "y"):
+        world.fleet.apply_node(replace(world.fleet.nodes[name], hostname=name))
+        host = {"kubernetes.io/hostname": name}
+        waits(world, f"for-{name}", selection=read_selection({"spec": {"nodeSelector": host}}))
+    turn_idle(world, "x")
+    turn_idle(world, "y")
+
+    await waker(client, world).look()
+
+    assert told(kube) == ["2 waiting pods may fit: ns/for-x on x, ns/for-y on y"]
 
 
 async def test_our_own_refusal_counts_until_kube_scheduler_says_why_the_pod_waits(

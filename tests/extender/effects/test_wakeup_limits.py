@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from extender.effects.wakeup import LOOKED_AT, MAX_REQUESTS
+from extender.core.selection import read_selection
+from extender.effects.wakeup import LOOKED_AT, MAX_NEEDS
 from extender.kube import KubeClient
 from tests.extender.effects.waking import (
     IDLE_ONLY,
@@ -114,32 +115,38 @@ async def test_who_stops_leading_during_a_look_writes_nothing(
     assert kube.writes == []
 
 
-async def test_each_distinct_request_is_asked_about_once(client: KubeClient, world: World) -> None:
+async def test_each_distinct_need_is_asked_about_once(client: KubeClient, world: World) -> None:
     turn_idle(world, "y")
     for number in range(50):
         waits(world, f"p{number}")
     asked = count_ranks(world)
 
     await waker(client, world).look()
-
     assert len(asked) == 1
+
+    selection = read_selection({"spec": {"tolerations": [{"operator": "Exists"}]}})
+    for number in range(25):
+        waits(world, f"p{number}", selection=selection)
+    asked.clear()
+    await waker(client, world).look()
+    assert len(asked) == 2
 
 
 async def test_one_look_is_bounded_and_the_next_goes_on_where_it_ended(
     client: KubeClient, world: World
 ) -> None:
     turn_idle(world, "y")
-    for number in range(2 * MAX_REQUESTS):
+    for number in range(2 * MAX_NEEDS):
         wish = ("idlegpu.io/max-utilization", str(20 + number))
         waits(world, f"p{number}", wishes=(*IDLE_ONLY, wish))
     asked = count_ranks(world)
     waking = waker(client, world)
 
     await waking.look()
-    assert len(asked) == MAX_REQUESTS
+    assert len(asked) == MAX_NEEDS
     await waking.look()
 
-    assert len(set(asked)) == 2 * MAX_REQUESTS
+    assert len(set(asked)) == 2 * MAX_NEEDS
 
 
 async def test_of_very_many_alike_some_are_looked_at_in_turn(
@@ -151,8 +158,7 @@ async def test_of_very_many_alike_some_are_looked_at_in_turn(
     waiting = await waking._waiting()
 
     first, second = (
-        [pod.name for pods in waking._next_in_turn(waiting).values() for pod in pods]
-        for _ in range(2)
+        [pod.name for _, pods in waking._next_in_turn(waiting) for pod in pods] for _ in range(2)
     )
 
     assert len(first) == len(second) == LOOKED_AT

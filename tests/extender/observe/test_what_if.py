@@ -1,64 +1,61 @@
 """What a pod says of its nodes, however much it says."""
 
-from typing import Any
-
-import pytest
-from typing_extensions import override  # in typing from Python 3.12 on
-
-from extender.core.inventory import NodeRecord, Taint
-from extender.observe.what_if import _tolerates, read_selection
+from extender.core.inventory import NodeRecord
+from extender.core.matching import selects
+from extender.observe.what_if import MOST_REQUIREMENTS, read_asked
 
 MANY = 1000
+NODE = NodeRecord(name="n", labels={"zone": "a"})
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-class Labels(dict[str, str]):
-    """Counts how often it is looked into."""
-
-    looks = 0
-
-    @override
-    def __contains__(self, key: object) -> bool:
-        self.looks += 1
-        return super().__contains__(key)
+def affinity(*keys: str) -> dict[str, object]:
+    expressions = [{"key": key, "operator": "Exists"} for key in keys]
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": expressions}]}}}
 
 
-def test_a_selector_of_many_labels_is_not_compared_with_each_node() -> None:
-    labels = [Labels(zone="a") for _ in range(MANY)]
-    nodes = {str(at): NodeRecord(name=str(at), labels=one) for at, one in enumerate(labels)}
-    selector = {f"label-{at}": "x" for at in range(MANY)} | {"zone": "a"}
+def test_of_very_many_requirements_none_is_judged() -> None:
+    selector = {f"label-{at}": "x" for at in range(MANY)}
+    exists = affinity(*selector)
 
-    selection = read_selection({"spec": {"nodeSelector": selector}}, nodes)
+    by_selector = read_asked({"spec": {"nodeSelector": selector}})
+    by_affinity = read_asked({"spec": {"affinity": exists}})
+    just = read_asked({"spec": {"affinity": affinity(*list(selector)[:MOST_REQUIREMENTS])}})
 
-    assert selection.labels == {"zone": "a"}
-    assert len([one for one in selection.not_checked if "label-" in one]) == MANY
-    assert sum(one.looks for one in labels) <= MANY
+    assert by_selector.not_checked == ("nodeSelector", "quotas")
+    assert by_affinity.not_checked == ("affinity", "quotas")
+    assert selects(by_selector.selection, NODE)
+    assert selects(by_affinity.selection, NODE)
+    assert just.not_checked == ("quotas",)
+    assert not selects(just.selection, NODE)
 
 
-@pytest.mark.parametrize(
-    ("toleration", "tolerates"),
-    [
-        ({"operator": "Exists"}, True),
-        ({"operator": "Exists", "effect": "NoSchedule"}, True),
-        ({"operator": "Exists", "effect": "NoExecute"}, False),
-        ({"key": "team", "operator": "Exists"}, True),
-        ({"key": "team", "value": "x"}, True),
-        ({"key": "team", "value": "x", "effect": "NoSchedule"}, True),
-        ({"key": "team", "value": "x", "effect": "NoExecute"}, False),
-        ({"key": "team", "value": "y"}, False),
-        ({"key": "team"}, False),
-        ({"value": "x"}, False),
-        ({"key": 7, "value": "x"}, False),
-        ({}, False),
-    ],
-)
-def test_a_taint_is_tolerated_as_kubernetes_has_it(
-    toleration: dict[str, Any], tolerates: bool
-) -> None:
-    others = [{"key": f"other-{at}"} for at in range(MANY)]
-    pod = {"spec": {"tolerations": [*others, toleration]}}
-    taint = Taint(key="team", value="x", effect="NoSchedule")
+def test_tolerations_are_judged_however_many_they_are() -> None:
+    tolerations = [{"key": f"other-{at}"} for at in range(MANY)]
 
-    selection = read_selection(pod, {})
+    assert len(read_asked({"spec": {"tolerations": tolerations}}).selection.tolerations) == MANY
 
-    assert _tolerates(selection.tolerations, taint) is tolerates
-    assert len(selection.tolerations) <= MANY + 1
+
+def test_labels_that_are_not_kept_are_not_judged() -> None:
+    feature = "feature.node.kubernetes.io/system-os_release.ID"
+
+    assert read_asked({"spec": {"nodeSelector": {feature: "a", "zone": "a"}}}).not_checked == (
+        f"nodeSelector {feature}",
+        "quotas",
+    )
+    assert read_asked({"spec": {"affinity": affinity(feature)}}).not_checked == (
+        "affinity",
+        "quotas",
+    )
+
+
+def test_required_node_affinity_is_judged_and_the_rest_of_affinity_is_not() -> None:
+    known = affinity("zone")
+    others: list[dict[str, object]] = [
+        {**known, "podAntiAffinity": {}},
+        {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    ]
+
+    assert read_asked({"spec": {"affinity": known}}).not_checked == ("quotas",)
+    for other in others:
+        assert read_asked({"spec": {"affinity": other}}).not_checked == ("affinity", "quotas")

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from extender.core.inventory import PodPhase, PodRecord, Taint
 from extender.core.resources import ResourceNames
+from extender.core.selection import Selection
 from extender.sources.kube_failures import is_failed_early
 from extender.sources.kube_records import (
     ExporterPod,
@@ -134,6 +135,7 @@ def test_a_pod_that_waits_is_reduced() -> None:
         is_unscheduled=True,
         scheduler_name="idle",
         created_at=START,
+        selection=Selection(),
     )
 
 

@@ -1,0 +1,96 @@
+"""Whether a pod may go to a node by its own word, as kube-scheduler judges it.
+
+So do its plugins NodeAffinity, TaintToleration and NodeUnschedulable. What a node's labels say
+that are not kept nobody knows: requirements of such count as met.
+"""
+
+import re
+from typing import Final
+
+from extender.core.inventory import NodeRecord, Taint
+from extender.core.labels import is_kept
+from extender.core.selection import Operator, Requirement, Selection, Term
+
+CORDON: Final = Taint(key="node.kubernetes.io/unschedulable")
+"""Pods that tolerate it may go to cordoned nodes."""
+
+INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+INT64: Final = 1 << 63
+
+
+def may_go(selection: Selection, node: NodeRecord) -> bool:
+    """Tell whether a pod may go to a node: by its labels, its taints, and whether it is cordoned.
+
+    Example:
+        >>> may_go(Selection(labels=(("disk", "ssd"),)), NodeRecord(name="a"))
+        False
+    """
+    if node.is_unschedulable and not tolerates(selection, CORDON):
+        return False
+    return all(tolerates(selection, taint) for taint in node.taints if taint.repels) and selects(
+        selection, node
+    )
+
+
+def selects(selection: Selection, node: NodeRecord) -> bool:
+    """Tell whether a pod's selector and required affinity take a node."""
+    for key, value in selection.labels:
+        if is_kept(key) and node.label(key) != value:
+            return False
+    return selection.terms is None or any(_meets(node, term) for term in selection.terms)
+
+
+def tolerates(selection: Selection, taint: Taint) -> bool:
+    """Tell whether a pod tolerates a taint."""
+    return any(
+        (key, effect, value) in selection.tolerations
+        for key, value in ((taint.key, taint.value), (taint.key, None), ("", None))
+        for effect in ("", taint.effect)
+    )
+
+
+def _meets(node: NodeRecord, term: Term) -> bool:
+    return all(
+        not is_kept(one.key) or _holds(one, node.label(one.key)) for one in term.labels
+    ) and all(_holds_of_name(one, node.name) for one in term.fields)
+
+
+def _holds(requirement: Requirement, value: str | None) -> bool:
+    """Tell whether a requirement holds of a label's value, None where the node has no such."""
+    match requirement.operator:
+        case Operator.IN:
+            return value in requirement.values
+        case Operator.NOT_IN:
+            return value not in requirement.values
+        case Operator.EXISTS:
+            return value is not None
+        case Operator.DOES_NOT_EXIST:
+            return value is None
+        case Operator.GT | Operator.LT:
+            return _compares(requirement, value)
+
+
+def _compares(requirement: Requirement, value: str | None) -> bool:
+    """Tell whether a label's value is greater, or less, than the one that is required."""
+    bounds = [_integer(bound) for bound in requirement.values]
+    found = _integer(value or "")
+    if found is None or len(bounds) != 1 or bounds[0] is None:
+        return False
+    return found > bounds[0] if requirement.operator is Operator.GT else found < bounds[0]
+
+
+def _integer(text: str) -> int | None:
+    """Return the number that a text is to kube-scheduler, None where it is none."""
+    if not INTEGER.fullmatch(text):
+        return None
+    number = int(text)
+    return number if -INT64 <= number < INT64 else None
+
+
+def _holds_of_name(requirement: Requirement, name: str) -> bool:
+    """Tell whether a requirement of a field holds; of one value, of `metadata.name` alone."""
+    if requirement.key != "metadata.name" or len(requirement.values) != 1:
+        return False
+    if requirement.operator not in {Operator.IN, Operator.NOT_IN}:
+        return False
+    return _holds(requirement, name)

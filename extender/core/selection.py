@@ -1,0 +1,145 @@
+"""Which nodes a pod may go to by its own word: selector, required affinity, tolerations.
+
+Nothing here raises for any pod; what the API server would let no pod say counts as absent.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
+
+Toleration = tuple[str, str, str | None]
+"""Key, effect and value; "" for any key or effect, None for any value."""
+
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+
+PART_SIZE: Final = 16
+"""What a text takes beside its characters, as `Selection.size` counts."""
+
+
+class Operator(StrEnum):
+    """How a requirement compares, as `matchExpressions` has it."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+    GT = "Gt"
+    LT = "Lt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What a label or field of a node must be.
+
+    Attributes:
+        key: the label, or the field.
+        operator: how it is compared.
+        values: with what.
+    """
+
+    key: str
+    operator: Operator
+    values: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """Requirements that must all be met.
+
+    Attributes:
+        labels: of labels.
+        fields: of fields; there is `metadata.name` alone.
+    """
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a pod says of the nodes that it may go to.
+
+    Attributes:
+        labels: `nodeSelector`, sorted.
+        terms: required node affinity, of which one must be met; None where there is none.
+        tolerations: its tolerations.
+    """
+
+    labels: tuple[tuple[str, str], ...] = ()
+    terms: tuple[Term, ...] | None = None
+    tolerations: frozenset[Toleration] = field(default=frozenset())
+
+    @property
+    def size(self) -> int:
+        """How much it says, in bytes, roughly; of requirements and tolerations."""
+        texts = [*(text for label in self.labels for text in label)]
+        for requirement in self.requirements:
+            texts += (requirement.key, *requirement.values)
+        texts += (text or "" for toleration in self.tolerations for text in toleration)
+        return sum(len(text) + PART_SIZE for text in texts)
+
+    @property
+    def requirements(self) -> Iterator[Requirement]:
+        """All requirements of the affinity."""
+        for term in self.terms or ():
+            yield from (*term.labels, *term.fields)
+
+
+ANYWHERE: Final = Selection(tolerations=frozenset({("", "", None)}))
+"""Any node will do, whatever its taints."""
+
+
+def read_selection(pod: Mapping[str, object]) -> Selection:
+    """Read what a pod says of its nodes; anything at all is taken.
+
+    Example:
+        >>> read_selection({"spec": {"nodeSelector": {"disk": "ssd"}}}).labels
+        (('disk', 'ssd'),)
+    """
+    spec = mapping_of(pod.get("spec"))
+    selector = mapping_of(spec.get("nodeSelector"))
+    by_node = mapping_of(mapping_of(spec.get("affinity")).get("nodeAffinity"))
+    required = by_node.get(REQUIRED)
+    return Selection(
+        labels=tuple(sorted((key, text_of(value)) for key, value in selector.items())),
+        terms=tuple(_terms(mapping_of(required))) if isinstance(required, dict) else None,
+        tolerations=frozenset(_tolerations(objects_of(spec.get("tolerations")))),
+    )
+
+
+def _terms(required: Mapping[str, object]) -> Iterator[Term]:
+    """Yield the terms that some node may meet: an empty one selects none, nor does a bad one."""
+    for term in objects_of(required.get("nodeSelectorTerms")):
+        labels = _requirements(term.get("matchExpressions"))
+        fields = _requirements(term.get("matchFields"))
+        if labels is not None and fields is not None and (labels or fields):
+            yield Term(labels=labels, fields=fields)
+
+
+def _requirements(told: object) -> tuple[Requirement, ...] | None:
+    """Return requirements, None where one of them is none that Kubernetes knows."""
+    found = []
+    for each in objects_of(told):
+        operator = text_of(each.get("operator"))
+        if operator not in set(Operator):
+            return None
+        values = frozenset(map(text_of, items_of(each.get("values"))))
+        key = text_of(each.get("key"))
+        found.append(Requirement(key=key, operator=Operator(operator), values=values))
+    return tuple(found)
+
+
+def _tolerations(tolerations: Iterable[Mapping[str, object]]) -> Iterator[Toleration]:
+    """Yield each toleration that means anything."""
+    for toleration in tolerations:
+        key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))
+        operator = toleration.get("operator")
+        if operator == "Exists":
+            yield key, effect, None
+        elif key:
+            # Gt and Lt (alpha, off by default) are taken for met: better a node too many.
+            is_compared = operator in {Operator.GT, Operator.LT}
+            yield key, effect, None if is_compared else text_of(toleration.get("value"))

@@ -1,0 +1,89 @@
+"""What is kept of pods' selectors and nodes' labels, so that each can be compared."""
+
+import pytest
+
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.resources import ResourceNames
+from extender.core.selection import Selection
+from extender.sources.kube_records import MAX_SELECTION, reduce_node, reduce_pod
+from tests.extender.kube_objects import Object, node, pod
+
+SSD = {"disk": "ssd"}
+
+
+def selecting(selector: dict[str, str] | None = None, name: str = "p", **status: object) -> Object:
+    raw = pod(name, **status)
+    raw["spec"]["nodeSelector"] = SSD if selector is None else selector
+    return raw
+
+
+def kept(raw: Object) -> PodRecord:
+    record = reduce_pod(raw, ResourceNames(), early_seconds=60)
+    assert record is not None
+    return record
+
+
+def labelled(name: str = "n", **labels: str) -> NodeRecord:
+    record = reduce_node(node(name, **labels), ResourceNames())
+    assert record is not None
+    return record
+
+
+def test_a_pods_selection_is_kept_while_it_waits() -> None:
+    bound = selecting()
+    bound["spec"]["nodeName"] = "n"
+
+    assert kept(selecting()).selection == Selection(labels=(("disk", "ssd"),))
+    assert kept(bound).selection is None
+    assert kept(selecting(phase="Failed")).selection is None
+
+
+def test_pods_alike_share_their_selection() -> None:
+    assert kept(selecting(name="a")).selection is kept(selecting(name="b")).selection
+
+
+def test_a_pod_with_claims_alone_has_none() -> None:
+    raw = selecting()
+    raw["spec"] = {**raw["spec"], "containers": [{}], "resourceClaims": [{"name": "gpu"}]}
+
+    assert kept(raw).selection is None
+
+
+@pytest.mark.parametrize(
+    "selector", [{"a": "x" * MAX_SELECTION}, {f"l{at}": "x" for at in range(MAX_SELECTION // 16)}]
+)
+def test_of_a_pod_that_says_too_much_nothing_is_kept(selector: dict[str, str]) -> None:
+    assert kept(selecting(selector)).selection is None
+
+
+def test_labels_that_pods_may_select_by_are_kept() -> None:
+    record = labelled(
+        **{
+            "disk": "ssd",
+            "kubernetes.io/hostname": "host",
+            "nvidia.com/gpu.product": "NVIDIA-L4",
+            "nvidia.com/gfd.timestamp": "1",
+            "feature.node.kubernetes.io/cpu-model.id": "1",
+        }
+    )
+
+    assert record.other_labels == SSD
+    assert record.hostname == "host"
+    assert record.labels == {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    assert record.label("disk") == "ssd"
+    assert record.label("kubernetes.io/hostname") == "host"
+    assert record.label("nvidia.com/gpu.product") == "NVIDIA-L4"
+    assert labelled().label("kubernetes.io/hostname") is None
+
+
+def test_nodes_of_one_pool_share_their_labels() -> None:
+    first = labelled("a", disk="ssd", arch="x", **{"kubernetes.io/hostname": "a"})
+    second = labelled("b", arch="x", disk="ssd", **{"kubernetes.io/hostname": "b"})
+
+    assert first.other_labels is second.other_labels
+
+
+def test_a_label_that_changes_for_no_reason_changes_no_record() -> None:
+    changing = "feature.node.kubernetes.io/network-latency"
+
+    assert labelled(disk="ssd", **{changing: "1"}) == labelled(disk="ssd", **{changing: "2"})
