@@ -39,12 +39,18 @@ class Ledger:
         self._by_uid: dict[str, Assumption] = {}
         # Kept as pods come and go: each decision asks for it, and a burst assumes hundreds.
         self._overlays: dict[str, dict[str, tuple[Tenant, ...]]] = {}
+        self._gone: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._by_uid)
 
     def assume(self, assumption: Assumption) -> None:
-        """Count a pod on a node; an earlier assumption of the same pod is replaced."""
+        """Count a pod on a node; an earlier assumption of the same pod is replaced.
+
+        A pod that is gone counts nowhere, unless its node is the API server's word.
+        """
+        if assumption.uid in self._gone and assumption.expires_at is not None:
+            return
         self.drop(assumption.uid)
         self._by_uid[assumption.uid] = assumption
         for resource, tenant in _tenants(assumption):
@@ -60,8 +66,23 @@ class Ledger:
                 if not self._overlays[resource]:
                     del self._overlays[resource]
 
+    def end(self, uid: str, until: float) -> None:
+        """Stop counting a pod that is gone, and let no answer bring it back.
+
+        A pod that is deleted while kube-scheduler places it is asked about, or told of by another
+        replica, once more; one of the same name may be in its place by then.
+
+        Args:
+            uid: the pod's UID.
+            until: no answer about it comes later, seconds since the epoch.
+        """
+        self.drop(uid)
+        self._gone[uid] = until
+
     def expire(self, now: float) -> None:
-        """Drop tentative pods whose time is up."""
+        """Drop tentative pods whose time is up, and forget those gone for long."""
+        while self._gone and self._gone[gone := next(iter(self._gone))] <= now:
+            del self._gone[gone]
         late = [
             assumption.uid
             for assumption in self._by_uid.values()

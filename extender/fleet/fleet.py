@@ -170,7 +170,7 @@ class Fleet:
 
     def remove_pod(self, uid: str, at: float) -> None:
         """Forget a pod that was deleted."""
-        self.ledger.drop(uid)
+        self.ledger.end(uid, self._clock() + self.policy.assumed.tentative_seconds)
         record = self._known.pop(uid)
         if record is not None and record.holds_devices:
             self._end_tenancy(record, at)

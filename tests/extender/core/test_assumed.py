@@ -42,6 +42,31 @@ def test_a_later_answer_replaces_the_earlier_one() -> None:
     assert counted(ledger(assumption("a", "old"), assumption("a", "new"))) == {"new": ["a"]}
 
 
+def test_no_answer_brings_a_pod_back_that_is_gone() -> None:
+    made = ledger(assumption("a"))
+
+    made.end("a", until=50.0)
+    made.assume(assumption("a"))
+    made.assume(assumption("b"))
+    assert counted(made) == {"node": ["b"]}
+
+    made.expire(49.0)
+    made.assume(assumption("a"))
+    assert counted(made) == {"node": ["b"]}
+
+    made.expire(50.0)
+    assert not made._gone
+
+
+def test_a_pod_that_the_api_server_nominates_is_there_whatever_was_said() -> None:
+    made = ledger()
+
+    made.end("a", until=50.0)
+    made.assume(assumption("a", expires_at=None))
+
+    assert counted(made) == {"node": ["a"]}
+
+
 def test_a_pod_never_counts_against_itself() -> None:
     assert counted(ledger(assumption("a"), assumption("b")), without="a") == {"node": ["b"]}
 

@@ -1,0 +1,181 @@
+"""A pod that is deleted and made anew under its name, as a StatefulSet does, is another pod."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.inventory import PodRecord
+from extender.core.request import PodRef
+from extender.placement.asked import PRIORITIZE, AnsweredQuestion
+from tests.builders import request
+from tests.extender.placement.judging import Part
+from tests.extender.served import GPU, IDLE
+
+OLD, NEW = "uid-old", "uid-new"
+
+
+@pytest.fixture
+def part() -> Part:
+    made = Part()
+    made.world.add({"a": [IDLE], "b": [IDLE]})
+    return made
+
+
+def web(uid: str) -> PodRecord:
+    return PodRecord(uid=uid, namespace="team", name="web-0", resources={GPU: 1})
+
+
+def ask(part: Part, uid: str, verb: str = "filter") -> str:
+    """Let kube-scheduler ask about a pod; return our first choice."""
+    pod = PodRef(uid=uid, namespace="team", name="web-0")
+    record = part.world.placer.place(verb, pod, request(), ("a", "b"))
+    part.world.asked.note(
+        AnsweredQuestion(verb=verb, uid=uid, key=pod.key, at=part.world.now, choices=2)
+    )
+    assert record.decision.best is not None
+    return record.decision.best
+
+
+def bind(part: Part, uid: str, node: str) -> None:
+    part.tap.apply_pod(replace(web(uid), node=node))
+    part.world.now += 0.1
+
+
+def delete(part: Part, uid: str) -> None:
+    part.tap.remove_pod(uid, part.world.now)
+    part.world.now += 0.1
+
+
+def assumed(part: Part) -> dict[str, list[str]]:
+    overlay = part.world.fleet.ledger.overlays(without="").get(GPU, {})
+    return {node: [tenant.uid for tenant in tenants] for node, tenants in overlay.items()}
+
+
+def followed(part: Part, choice: str) -> float:
+    return part.world.count("idlegpu_bound_pods_total", choice=choice)
+
+
+@pytest.mark.parametrize("is_bound", [False, True], ids=["while it waits", "once it is bound"])
+def test_the_second_is_unasked_although_the_first_was_asked_about(
+    part: Part, is_bound: bool
+) -> None:
+    part.create(web(OLD))
+    ask(part, OLD)
+    ask(part, OLD, PRIORITIZE)
+    if is_bound:
+        bind(part, OLD, "a")
+    delete(part, OLD)
+    part.create(web(NEW))
+    bind(part, NEW, "a")
+    part.judge()
+
+    assert part.counted() == 1
+
+
+def test_the_first_is_unasked_although_the_second_is_asked_about(part: Part) -> None:
+    part.create(web(OLD))
+    bind(part, OLD, "a")
+    delete(part, OLD)
+    part.create(web(NEW))
+    ask(part, NEW)
+    ask(part, NEW, PRIORITIZE)
+    bind(part, NEW, "a")
+    part.judge()
+
+    assert part.counted() == 1
+
+
+def test_a_question_about_the_second_may_come_before_the_watch_shows_any_of_it(part: Part) -> None:
+    part.create(web(OLD))
+    ask(part, NEW)  # kube-scheduler has seen more of the watch than we have
+    ask(part, NEW, PRIORITIZE)
+    delete(part, OLD)
+    part.create(web(NEW))
+    bind(part, NEW, "b")
+    part.judge()
+
+    assert part.counted() == 0
+    assert part.unjudged == 0
+
+
+def test_a_complete_list_that_shows_the_second_bound_accuses_nobody(part: Part) -> None:
+    part.create(web(OLD))
+    part.tap.replace_pods([replace(web(NEW), node="a")])
+    part.judge()
+
+    assert part.counted() == 0
+    assert part.world.fleet.pods_on("a") == (replace(web(NEW), node="a"),)
+    assert not part.world.fleet.unbound_pods
+
+
+@pytest.mark.parametrize("node", ["a", "b"], ids=["the same node", "another node"])
+def test_both_hold_no_devices_at_once(part: Part, node: str) -> None:
+    part.create(web(OLD))
+    bind(part, OLD, "a")
+    delete(part, OLD)
+    part.create(web(NEW))
+    bind(part, NEW, node)
+
+    assert [record.uid for name in ("a", "b") for record in part.world.fleet.pods_on(name)] == [NEW]
+    assert part.world.fleet.pods_on(node)
+    pool = part.world.fleet.snapshot().pools[GPU]
+    assert {name: row.held for name, row in zip(pool.nodes, pool.rows, strict=True)} == {
+        "a": int(node == "a"),
+        "b": int(node == "b"),
+    }
+
+
+def test_whether_we_were_followed_is_counted_for_each(part: Part) -> None:
+    part.create(web(OLD))
+    first = ask(part, OLD, PRIORITIZE)
+    bind(part, OLD, first)
+    delete(part, OLD)
+    part.create(web(NEW))
+    second = ask(part, NEW, PRIORITIZE)
+    bind(part, NEW, "b" if second == "a" else "a")
+
+    assert (followed(part, "first"), followed(part, "other")) == (1, 1)
+
+
+def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Part) -> None:
+    part.create(web(OLD))
+    ask(part, OLD)
+    delete(part, OLD)
+    ask(part, OLD, PRIORITIZE)  # kube-scheduler was placing it
+    part.create(web(NEW))
+    node = ask(part, NEW, PRIORITIZE)
+
+    assert assumed(part) == {node: [NEW]}
+    bind(part, NEW, node)
+    assert assumed(part) == {}
+
+
+def test_what_another_replica_tells_late_of_the_first_counts_nowhere(part: Part) -> None:
+    part.create(web(OLD))
+    delete(part, OLD)
+    part.world.asked.take(
+        AnsweredQuestion(
+            verb=PRIORITIZE,
+            uid=OLD,
+            key="team/web-0",
+            at=part.world.now - 0.2,
+            choices=2,
+            node="a",
+            resources=((GPU, 1),),
+        )
+    )
+
+    assert assumed(part) == {}
+
+
+def test_of_pods_that_are_gone_nothing_is_kept_for_long(part: Part) -> None:
+    for number in range(1000):
+        part.create(web(f"uid-{number}"))
+        ask(part, f"uid-{number}")
+        delete(part, f"uid-{number}")
+    part.world.now += part.world.policy.assumed.tentative_seconds
+    part.world.fleet.snapshot()
+
+    assert not part.world.fleet.ledger._gone
+    assert len(part.world.asked) == 0
+    assert not part.unasked._waiting
