@@ -5,7 +5,7 @@ kube-scheduler, so it must be rare, and rarer still while it helps nobody. What 
 that would do may be none: we know neither its CPU and memory, nor who may be beside whom.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,7 +100,7 @@ class WakePlan:
 
     def __init__(self, settings: Wake) -> None:
         self.helped = 0
-        """Pods that were gone from the waiting ones after a wake for them."""
+        """Pods that got a node after a wake for them."""
         self.settings = settings
         self._pods: dict[str, _Past] = {}
         self._hoping: set[str] = set()
@@ -110,7 +110,12 @@ class WakePlan:
         self._not_before = float("-inf")
 
     def next_wake(
-        self, prospects: Iterable[Prospect], waiting: Collection[str], now: float
+        self,
+        prospects: Iterable[Prospect],
+        waiting: Collection[str],
+        now: float,
+        *,
+        is_placed: Callable[[str], bool] = lambda _: True,
     ) -> tuple[Hope, ...]:
         """Return the pods that are worth a wake now; none where there are none, or it is too soon.
 
@@ -118,8 +123,10 @@ class WakePlan:
             prospects: what was found in this look; pods that no node would do for included.
             waiting: UIDs of all waiting pods, looked at or not.
             now: seconds of a clock that never goes back.
+            is_placed: whether a pod (UID) that waits no more has got a node; others were deleted,
+                or wait for something else.
         """
-        self._note_gone(waiting)
+        self._note_gone(waiting, is_placed)
         hopes = tuple(hope for prospect in prospects for hope in self._hopes(prospect, now))
         return hopes if now >= self._earliest(len(waiting)) else ()
 
@@ -155,11 +162,12 @@ class WakePlan:
         self._pods.clear()
         self._hoping.clear()
 
-    def _note_gone(self, waiting: Collection[str]) -> None:
+    def _note_gone(self, waiting: Collection[str], is_placed: Callable[[str], bool]) -> None:
         """Forget the pods that wait no more; where a wake helped one, others like it may hope."""
         gone = self._pods.keys() - waiting
-        helped = gone & self._hoping
+        helped = {uid for uid in gone & self._hoping if is_placed(uid)}
         requests = {self._pods[uid].request for uid in helped}
+        self._hoping -= gone
         for uid in gone:
             del self._pods[uid]
         if not helped:

@@ -130,7 +130,7 @@ class Waker:
 
     @property
     def helped(self) -> int:
-        """How many pods waited no more after a wake for them."""
+        """How many pods got a node after a wake for them."""
         return self.plan.helped
 
     async def run(self) -> None:
@@ -158,10 +158,15 @@ class Waker:
         self.counts.waiting = len(waiting)
         prospects = [prospect async for prospect in self._prospects(waiting)]
         uids = {pod.uid for pod, _ in waiting}
-        hopes = self.plan.next_wake(prospects, uids, self._monotonic())
+        now = self._monotonic()
+        hopes = self.plan.next_wake(prospects, uids, now, is_placed=self._is_placed)
         # The look takes its time: by now another replica may be the one that wakes.
         if hopes and self.leader.is_held:
             await self._wake(hopes, len(waiting))
+
+    def _is_placed(self, uid: str) -> bool:
+        record = self._placer.fleet.pods.get(uid)
+        return record is not None and bool(record.node)
 
     async def _waiting(self) -> list[tuple[PodRef, Need]]:
         """Return the pods that we refused and that wait, with what each needs."""

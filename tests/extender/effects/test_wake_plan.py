@@ -143,6 +143,37 @@ def test_a_wake_that_helped_ends_the_back_off_for_all_and_for_pods_alike() -> No
     assert planned.plan.helped == 1
 
 
+def test_a_pod_that_was_deleted_was_not_helped_and_slows_nobody_down() -> None:
+    planned = Planned()
+    planned.look(prospect("x"))
+    planned.gone(A)
+    planned.now += 2
+
+    hopes = planned.plan.next_wake(
+        [prospect("x", pods=(B,))], planned.waiting, planned.now, is_placed=lambda _: False
+    )
+
+    assert [hope.pod for hope in hopes] == [B]
+    assert planned.plan.helped == 0
+
+
+def test_pods_that_are_deleted_and_made_anew_keep_wakes_rare() -> None:
+    planned, woken = Planned(), list[float]()
+    for number in range(100):  # each waits a second, under a UID of its own
+        pod = pod_ref(f"p{number}")
+        planned.waiting = {pod.uid, B.uid}
+        prospects = [prospect("x", pods=(pod,)), prospect("y", pods=(B,))]
+        found = planned.plan.next_wake(
+            prospects, planned.waiting, planned.now, is_placed=lambda _: False
+        )
+        if found:
+            planned.plan.note_woken(found, planned.now)
+            woken.append(planned.now - 1000)
+        planned.now += 1
+
+    assert woken[:5] == [0, 2, 6, 14, 30]
+
+
 def test_many_waiting_pods_make_wakes_rarer() -> None:
     planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
     planned.look(prospect("x", pods=(pod_ref("0"),)))
