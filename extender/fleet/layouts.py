@@ -75,6 +75,7 @@ class NodeLayouts:
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._young: set[str] = set()
+        self._ended: dict[str, dict[str, float]] = {}
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more; whoever lays out frees them."""
 
@@ -145,6 +146,7 @@ class NodeLayouts:
     def settle(self, node: NodeRecord, pods: Sequence[PodRecord], now: float) -> Change:
         """Lay a node out and note who holds its devices; tell what has changed by that."""
         name = node.name
+        self._forget_ended(name, now)
         tenants = self._tenants(name, pods)
         before, after = self._rows.get(name), self._lay_out(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
@@ -168,6 +170,7 @@ class NodeLayouts:
         self._live.pop(node, None)
         self._held.pop(node, None)
         self._young.discard(node)
+        self._ended.pop(node, None)
         self._mappings.forget(node)
 
     def lay_out_without(
@@ -210,6 +213,7 @@ class NodeLayouts:
             at: when it ended, seconds since the epoch.
             has_others: other pods hold devices of its node.
         """
+        self._ended.setdefault(pod.node, {})[pod.key] = at
         live = self.tenants_on(pod.node)
         shown = [row for row, tenants in live.items() if pod.key in tenants]
         if shown:
@@ -232,10 +236,16 @@ class NodeLayouts:
         """Return which of the pods each device of the node has, by mapping and memory."""
         mapping = self._mappings.of(name)
         keys = {pod.key for pod in pods if mapping.is_of(pod)}
+        ended = self._ended.get(name, {})
+        # A name without its UID may be that of a pod before: until its device is read after that.
+        reused = {key: ended[key] for key in keys if key in ended and key not in mapping.uids}
         found: dict[int, set[str]] = {}
         for row in self._store.rows_of_node(name):
             info = self._store.info(row)
             found[row] = keys.intersection(mapping.pods.get(info.key, ())) if info else set()
+            if reused:
+                read_at = self._store.told_at(row) or 0.0
+                found[row] -= {key for key, ended_at in reused.items() if read_at <= ended_at}
         seen = set().union(*found.values())
         held = self._held.get(name, {})
         for pod in pods:
@@ -243,6 +253,12 @@ class NodeLayouts:
                 if row in found:
                     found[row].add(pod.key)
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
+
+    def _forget_ended(self, name: str, now: float) -> None:
+        """Forget the pods whose devices' readings from before their end are too old to count."""
+        ended, oldest = self._ended.get(name, {}), now - self._policy.freshness.max_age_seconds
+        for key in [key for key, at in ended.items() if at < oldest]:
+            del ended[key]
 
     def _lay_out(
         self,

@@ -61,6 +61,45 @@ def test_a_mapping_that_is_missing_from_an_answer_or_two_still_holds() -> None:
     assert not made.row().is_agreed
 
 
+def made_anew(made: World, *, card: int) -> None:
+    """Let a pod on the first card be deleted, and made anew on another under the same name."""
+    old = made.bind("web-0", on=[made.card()])
+    made.read_after(30)
+    made.clock.now += 10.0
+    made.fleet.remove_pod(old.uid, made.clock.now)
+    made.clock.now += 1.0
+    made.bind("web-0", uid="uid-new")
+    made.clock.now += 1.0
+    made.read(measured_at=made.clock.now - 5.0)  # its exporter has not looked since
+    assert (made.row().used, made.row().taken, made.row().is_agreed) == ((0, 0), 1, True)
+    made.card().tenants = ()
+    made.card(index=card).tenants = ("ns/web-0",)
+
+
+@pytest.mark.parametrize("card", [0, 1], ids=["on-the-same-card", "on-another-card"])
+def test_a_pod_made_anew_does_not_hold_what_the_one_before_it_held(card: int) -> None:
+    made = one_node(2)
+    made_anew(made, card=card)
+
+    made.read_after(20)
+
+    assert made.row().used == (int(card == 0), int(card == 1))
+    assert (made.row().taken, made.row().is_agreed) == (0, True)
+
+
+def test_of_pods_that_have_ended_nothing_is_kept_for_long() -> None:
+    made = one_node(2)
+    for number in range(100):
+        pod = made.bind(f"p{number}")
+        made.clock.now += 1.0
+        made.fleet.remove_pod(pod.uid, made.clock.now)
+    made.clock.now += 10_000.0
+    made.bind("last")
+    made.read_after(10.0)
+
+    assert made.fleet._layouts._ended["node"] == {}
+
+
 @pytest.mark.parametrize("how", ["its-label-is-lost", "no-mapping-at-all"])
 def test_a_pod_that_was_shown_once_is_known_to_be_there_still(how: str) -> None:
     made = one_node(2)
