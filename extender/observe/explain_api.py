@@ -180,8 +180,10 @@ class Explain:
         """
         decided = self._find(name, wanted)
         record = self._fleet.pods.get(decided.pod.uid) if decided else None
-        if decided is None and name:
+        if record is None and name:
+            # One that is gone may have been followed by another of its name, not decided about yet.
             record = await self._known(name)
+            decided = None if record is not None else decided
         if decided is None and record is None:
             return None
         view = await self._view(decided, record, wish)

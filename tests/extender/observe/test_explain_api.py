@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import Taint
+from extender.core.inventory import PodRecord, Taint
 from extender.core.parts import Breakdown, Factor, Part
 from extender.observe.what_if import NOT_SELECTED
 from tests.extender.observe.advising import SHARED
@@ -277,6 +277,22 @@ async def test_a_pod_that_the_caller_may_not_read_is_not_there(
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
 
     await get(client, "/v1/explain", 404, pod="other/secret")
+
+
+async def test_a_pod_made_anew_is_not_told_what_was_decided_about_the_one_before_it(
+    world: WhyWorld, client: Client
+) -> None:
+    await ask(client, "filter", "idle", name="p")
+    before = await get(client, "/v1/explain", pod="team/p")
+    record = PodRecord(uid="uid-new", namespace="team", name="p", resources={GPU: 2})
+    world.fleet.apply_pod(record)
+
+    after = await get(client, "/v1/explain", pod="team/p")
+
+    assert (before["uid"], before["state"]) == ("uid-p", "gone")
+    assert (after["uid"], after["state"], after["decision"]) == ("uid-new", "untried", None)
+    world.fleet.remove_pod("uid-new", world.now)
+    assert (await get(client, "/v1/explain", pod="team/p"))["uid"] == "uid-p"
 
 
 # --- what would happen ----------------------------------------------------------------------------
