@@ -47,9 +47,9 @@ async def make_idle(world: World, node: str) -> None:
     await world.wait_state(node, 0, "idle")
 
 
-async def refused(world: World, name: str = "patient") -> Object:
+async def refused(world: World, name: str = "patient", **spec: object) -> Object:
     """Create a pod that is refused, and wait until kube-scheduler would try it again at once."""
-    patient = pod(name, annotations=PATIENT)
+    patient = pod(name, annotations=PATIENT, **spec)
     await world.client.create(patient)
     assert "node(s) had" in await world.client.wait_unschedulable(patient)
     await world.decided(patient, more_than=0)
@@ -157,6 +157,39 @@ async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(
     assert annotations["idlegpu.io/state"].startswith(
         f"1 waiting pod may fit: default/patient-{TRIES - 1} on {node}; "
     )
+
+
+async def test_a_new_node_takes_pods_at_once_and_waiting_ones_once_it_is_known_to_be_idle(
+    world: World,
+) -> None:
+    await start(world)
+    patient = await refused(world)
+    tried = len(await world.decisions(patient))
+    node = world.add("new", cards=2)
+    await world.register(are_scraped=False)
+
+    stock = pod("stock", nodeSelector={"kubernetes.io/hostname": node})
+    assert await world.place(stock) == node
+    await world.decided(patient, more_than=tried)  # kube-scheduler tries it for the new node
+    assert await world.count_bound([patient]) == 0
+    world.scrape()
+
+    assert await world.client.wait_bound(patient) == node
+
+
+async def test_a_pod_is_not_woken_for_a_node_that_it_may_not_go_to(world: World) -> None:
+    other = world.add("other", cards=1)
+    only = await start(world)
+    await make_busy(world, other)
+    patient = await refused(world, nodeSelector={"kubernetes.io/hostname": only})
+    since = log_length(world.services.extender)
+
+    await make_idle(world, other)
+    await stays_waiting(world, patient)
+    assert lines(world.services.extender, since, "woke waiting pods") == []
+
+    await make_idle(world, only)
+    assert await world.client.wait_bound(patient) == only
 
 
 async def test_without_waking_the_pod_waits_on(world: World) -> None:

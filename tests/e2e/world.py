@@ -117,11 +117,16 @@ class World:
         )
         await self.settled()
 
-    async def register(self) -> None:
-        """Make the nodes that were added known to API server and Prometheus."""
+    async def register(self, *, are_scraped: bool = True) -> None:
+        """Make the nodes that were added known to API server and, at once or not, Prometheus."""
         new = self.fleet.nodes.keys() - self._registered
         await register_nodes(self.client, self.fleet, sorted(new))
         self._registered |= new
+        if are_scraped:
+            self.scrape()
+
+    def scrape(self) -> None:
+        """Make the nodes that are registered known to Prometheus."""
         self.services.prometheus.set_targets(sorted(self._registered))
 
     def _settings(self) -> Object:

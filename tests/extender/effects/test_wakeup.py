@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from extender.core.inventory import Taint
+from extender.core.inventory import NodeRecord, Taint
 from extender.core.selection import read_selection
 from extender.effects.wake_plan import Hope
 from extender.effects.wakeup import build_waker, describe, own_namespace
@@ -93,6 +93,24 @@ async def test_any_other_pod_is_no_reason_to_wake(
     await waker(client, world).look()
 
     assert kube.writes == []
+
+
+async def test_a_new_node_is_a_reason_once_its_readings_show_it_idle(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world)
+    waking = waker(client, world)
+
+    offered = {GPU: 1}
+    world.fleet.apply_node(NodeRecord(name="new", allocatable=offered, capacity=offered))
+    world.read_after(10.0)
+    await waking.look()
+    assert kube.writes == []
+
+    world.add_cards("new", 1)
+    world.read_after(10.0)
+    await waking.look()
+    assert told(kube) == ["1 waiting pod may fit: ns/p on new"]
 
 
 async def test_a_full_node_is_no_reason_to_wake(
