@@ -1,7 +1,7 @@
 """What the API server says of nodes and pods, reduced to what placing GPU pods needs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -65,6 +65,13 @@ class NodeRecord:
             return self.hostname or None
         found = self.labels.get(key)
         return self.other_labels.get(key) if found is None else found
+
+    def offers_as(self, other: "NodeRecord") -> bool:
+        """Tell whether another record of the node differs at most in what pods select by.
+
+        Some write labels of theirs again and again: none of that changes what the node offers.
+        """
+        return replace(self, other_labels=other.other_labels, hostname=other.hostname) == other
 
 
 class PodPhase(StrEnum):

@@ -101,8 +101,8 @@ class Fleet:
 
     def apply_node(self, record: NodeRecord) -> None:
         """Take over a node that was added or changed."""
-        if self._nodes.get(record.name) != record:
-            self._nodes[record.name] = record
+        before, self._nodes[record.name] = self._nodes.get(record.name), record
+        if before is None or not before.offers_as(record):
             self._late.add(record.name)
 
     def remove_node(self, name: str) -> None:

@@ -45,6 +45,20 @@ def test_an_unchanged_record_changes_nothing() -> None:
     assert made.fleet.snapshot() is before
 
 
+def test_labels_that_pods_alone_select_by_change_no_snapshot() -> None:
+    world = one_node(2)
+    record = world.fleet.nodes["node"]
+    before = world.fleet.snapshot()
+
+    world.fleet.apply_node(replace(record, other_labels={"disk": "ssd"}, hostname="host"))
+
+    assert world.fleet.is_settled
+    assert world.fleet.snapshot() is before
+    assert world.fleet.nodes["node"].label("disk") == "ssd"
+    world.fleet.apply_node(replace(record, other_labels={}, is_unschedulable=True))
+    assert not world.fleet.is_settled
+
+
 def test_a_snapshot_that_was_given_out_never_changes() -> None:
     made = one_node()
     before = made.fleet.snapshot()
