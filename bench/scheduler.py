@@ -19,9 +19,11 @@ minutes after its start, having Prometheus' past read, is over before the first 
 kube-scheduler did not get the extender's answer for every pod is an error, not a result.
 
 A pair is a run without and a run with the extender, one right after the other; the ratio is that
-of a pair. With `--trivial` a run with the trivial handler follows (`bench.trivial`, which knows
-nothing and names the first nodes of the question): what no extender in Python can undercut. The
-shortlists take turns, so that a machine that gets slower does so for all of them.
+of a pair. With `--trivial` a run with the trivial handler in the extender's place follows, while
+the extender stands still: `bench.trivial` knows and follows nothing, parses every name and names
+the first nodes of the question. That is what an extender costs which decides nothing, and no bound:
+the extender does not make strings of names that it only gives back. The shortlists take turns, so
+that a machine that gets slower does so for all of them.
 """
 
 import argparse
@@ -173,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
     built.add_argument(
         "--trivial",
         action="store_true",
-        help="ask the trivial handler as well: what no extender in Python can undercut",
+        help="ask the trivial handler as well: what an extender costs that decides nothing",
     )
     built.add_argument("--dry", action="store_true", help="print the table, write no files")
     return built

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import ssl
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from bench.calm import PAST_QUIET_SECONDS, PAST_SECONDS, Calm
 from bench.processes import cpu_seconds, tree_of
 from bench.scheduler_cluster import PODS, delete_pods, gpu_pod, watch_bindings
 from bench.scheduler_report import Run
+from bench.trivial_process import base_url, trivial_process
 from tests.controlplane.client import ApiClient
-from tests.controlplane.deployed import ROOT, ExtenderServer, scheduler_config
+from tests.controlplane.deployed import ExtenderServer, scheduler_config
 from tests.controlplane.plane import ControlPlane
-from tests.controlplane.process import ServerProcess, free_port
+from tests.controlplane.process import ServerProcess
 from tests.controlplane.scheduler import kube_scheduler
 from tests.controlplane.waiting import wait_for
 
@@ -53,7 +53,7 @@ class Bench:
     Attributes:
         plane: etcd and kube-apiserver.
         client: an administrator's client.
-        extender: the extender; stands still where it is not asked.
+        extender: the extender; stands still in runs that are to have none.
         prometheus_url: what the extender asks.
         nodes: how many nodes there are.
         pods: how many pods a run places.
@@ -114,13 +114,13 @@ class Bench:
         """
         async with AsyncExitStack() as stack:
             stack.enter_context(_halted())
-            server = trivial_server(self.plane.folder, shortlist)
+            server = trivial_process(self.plane.folder, shortlist)
             stack.callback(server.kill)
             await server.start()
-            url = server.ready_url.removesuffix("/healthz")
-            scheduler = kube_scheduler(self.plane, scheduler_config(url))
+            scheduler = kube_scheduler(self.plane, scheduler_config(base_url(server)))
             before, after, times = await self._time(stack, scheduler, is_extended=False)
-            check_asked(int(await _get(server.ready_url)), self.pods)
+            # It counts from its start: the pods before the clock ran are among them.
+            check_asked(int(await _get(server.ready_url)), WARM_UP + self.pods)
         change = Change(before=before, after=after)
         return Run(
             shortlist=shortlist,
@@ -241,29 +241,16 @@ class Change:
 
 
 def check_asked(answered: int, pods: int) -> None:
-    """Check that each pod was asked about: an extender that is ignored costs nothing.
+    """Check that kube-scheduler got an answer about each pod: an extender ignored costs nothing.
 
     Raises:
-        RuntimeError: it was not.
+        RuntimeError: it did not.
     """
     if answered < pods:
         raise RuntimeError(
             f"the extender has answered about {answered} of {pods} pods in time: the rest was "
             "placed without it, so the run says nothing: use a quieter machine"
         )
-
-
-def trivial_server(folder: Path, shortlist: int) -> ServerProcess:
-    """Describe the trivial handler as a process of its own."""
-    port = free_port()
-    command = [sys.executable, "-m", "bench.trivial", f"--port={port}", f"--shortlist={shortlist}"]
-    return ServerProcess(
-        name="trivial",
-        command=command,
-        folder=folder,
-        ready_url=f"http://127.0.0.1:{port}/healthz",
-        environment={"PYTHONPATH": str(ROOT)},
-    )
 
 
 def _rate(times: Sequence[float]) -> float:

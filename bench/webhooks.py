@@ -30,8 +30,8 @@ import orjson
 from bench.asking import Connection, percentile
 from bench.machine import Bound, report
 from bench.questions import EVERYDAY, Wish, distinct, names_json, pod_with, question
+from bench.trivial_process import base_url, trivial_process
 from bench.world import FleetSpec, World, open_world
-from tests.controlplane.process import ServerProcess, free_port
 
 SIZES: Final = (100, 1000, 5000)
 SHORTLISTS: Final = (100, 0)
@@ -127,17 +127,10 @@ class Asker:
 def trivial_handler() -> Iterator[str]:
     """Run the trivial handler while the context is open; yield its base URL."""
     with tempfile.TemporaryDirectory(prefix="idlegpu-trivial-") as folder:
-        port = free_port()
-        server = ServerProcess(
-            name="trivial",
-            command=[sys.executable, "-m", "bench.trivial", "--port", str(port)],
-            folder=Path(folder),
-            ready_url=f"http://127.0.0.1:{port}/healthz",
-            environment={"PYTHONPATH": str(Path(__file__).parents[1])},
-        )
+        server = trivial_process(Path(folder))
         asyncio.run(server.start())
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield base_url(server)
         finally:
             server.kill()
 
