@@ -20,10 +20,15 @@ def finish(steps: Generator[object, None, Result]) -> Result:
 
 
 PIECE_RECORDS: Final = 64
+"""Records that are freed in one step."""
 
 
 def let_go(records: list[Result]) -> Steps[None]:
-    """Free large records some at a time: a thousand explained nodes take milliseconds at once."""
+    """Free large records some at a time: a thousand explained nodes take milliseconds at once.
+
+    Args:
+        records: nobody else may hold them; the list is empty afterwards.
+    """
     while records:
         del records[-PIECE_RECORDS:]
         yield

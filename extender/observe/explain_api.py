@@ -56,6 +56,7 @@ ATTEMPT_SECONDS: Final = 5.0
 """Filter and prioritize of one attempt are asked so close together."""
 
 _LONG: Final = frozenset({"nodes", "others"})
+"""What is told of thousands of nodes, and goes from another replica to the caller unread."""
 _TOLD: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

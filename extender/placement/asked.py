@@ -121,8 +121,8 @@ class AskedLog:
         self.tell: Callable[[AnsweredQuestion], None] = lambda _: None
         """Tells other replicas; to be set before the first question."""
         self.on_elsewhere: Callable[[str, str, float], None] = lambda *_: None
-        """Is told which pod (UID) another replica answered about, as far as is known last, the
-        verb, and when (seconds since the epoch): also once the pod is bound, and judged."""
+        """Is told of another replica's answer about a pod where none later is known: the pod's UID,
+        the verb, and when (seconds since the epoch). The pod may be bound, and judged, by then."""
         self.last_at: float | None = None
         self.wrong_paths: OrderedDict[str, float] = OrderedDict()
         self.forgotten_until = float("-inf")
