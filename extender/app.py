@@ -21,7 +21,7 @@ from extender.effects.peers import Peers
 from extender.effects.placed import PlacementEvents
 from extender.effects.wakeup import Waker, build_waker, own_namespace
 from extender.fleet.fleet import Fleet
-from extender.following import Following, Tasks, in_turns
+from extender.following import Following, Tasks
 from extender.in_flight import InFlight
 from extender.kube import KubeClient
 from extender.memory import Garbage
@@ -45,6 +45,7 @@ from extender.readiness import Readiness
 from extender.reload import Reloader
 from extender.settings_file import SettingsFile
 from extender.sources.prometheus_plots import Plots
+from extender.stepping import in_turns
 from extender.tls import only_known
 from extender.trying import Trying
 from extender.webhook.handlers import Webhooks

@@ -17,9 +17,9 @@ from extender.sources.agents.source import SOURCE, AgentSource, AgentStatus
 from extender.sources.cluster import ClusterSource, InventorySink
 from extender.sources.identity import NodeIdentity
 from extender.sources.kube_reflector import FollowSettings
-from extender.sources.kube_shelf import GiveWay, next_turn
 from extender.sources.past_use import PastUse, Watch
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus
+from extender.stepping import GiveWay, in_turns, next_turn
 from extender.tls import ServerContext, follow_certificate
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
@@ -264,12 +264,6 @@ class Following:
         if self.agents is not None:
             are_awaited = next(iter(self._nodes_with_gpus()), None) is not None
             yield _agents_state(self.agents.status(), are_awaited=are_awaited)
-
-
-async def in_turns(steps: Steps[None], give_way: GiveWay = next_turn) -> None:
-    """Do work in steps, and let whoever waits have a turn between them."""
-    for _ in steps:
-        await give_way()
 
 
 def _agents_certificate(settings: Agents) -> ServerContext | None:

@@ -5,11 +5,11 @@ import contextlib
 from typing import Final
 
 from extender.fleet.fleet import Fleet
-from extender.following import Following, in_turns
+from extender.following import Following
 from extender.memory import Garbage
 from extender.placement.kept import KeptStandings
 from extender.readiness import Readiness
-from extender.sources.kube_shelf import GiveWay
+from extender.stepping import GiveWay, in_turns
 
 LOOK_SECONDS: Final = 0.05
 """Time between looks for what has changed in bulk: nobody is told of that."""

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
-    AsyncIterator,
     Callable,
     Iterable,
     Iterator,
@@ -22,8 +21,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import hdrs, web
 
-from extender.core.steps import Result, Steps
 from extender.observe.seen import write_json
+from extender.stepping import next_turn
 
 Item = TypeVar("Item")
 
@@ -37,17 +36,6 @@ PIECE_BYTES = 1 << 18
 """Bytes of what is JSON already, that are written between two turns."""
 NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
 """What one caller sees is for nobody else."""
-
-
-async def in_turns(steps: Steps[Result]) -> Result:
-    """Do work in steps, with a turn of the loop for others after each; return its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        await asyncio.sleep(0)
 
 
 def json_answer(document: Mapping[str, object], status: int = 200) -> web.Response:
@@ -124,10 +112,18 @@ def _is_long(value: object) -> bool:
     return is_list or isinstance(value, msgspec.Raw)
 
 
-async def _one_by_one(pieces: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+async def _one_by_one(
+    pieces: Iterable[Item] | AsyncIterable[Item],
+) -> AsyncGenerator[Item, None]:
+    """Yield the pieces, with a turn of the loop for others after each."""
+    if isinstance(pieces, AsyncIterable):
+        async for piece in pieces:
+            yield piece
+            await next_turn()
+        return
     for piece in pieces:
         yield piece
-        await asyncio.sleep(0)
+        await next_turn()
 
 
 async def _listed(
@@ -138,7 +134,7 @@ async def _listed(
     """Yield what `stream_answer` writes."""
     yield b"{%b:[" % write_json(name)
     separator = b""
-    async for piece in _in_turns(pieces):
+    async for piece in _one_by_one(pieces):
         for item in piece:
             if isinstance(item, dict) and any(map(_is_long, item.values())):
                 yield separator
@@ -172,20 +168,6 @@ async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> w
         if request.transport is not None:
             request.transport.abort()
     return response
-
-
-async def _in_turns(
-    pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
-) -> AsyncIterator[Sequence[object]]:
-    """Yield the pieces, with a turn of the loop for others after each."""
-    if isinstance(pieces, AsyncIterable):
-        async for piece in pieces:
-            yield piece
-            await asyncio.sleep(0)
-        return
-    for piece in pieces:
-        yield piece
-        await asyncio.sleep(0)
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterable[list[Item]]:

@@ -14,12 +14,13 @@ from extender.core.filtering import Code
 from extender.core.request import GpuRequest, parse_request
 from extender.core.resources import ResourceNames
 from extender.fleet.fleet import Fleet, SourceState
-from extender.observe.answers import chunks, error_answer, in_turns, json_answer, stream_answer
+from extender.observe.answers import chunks, error_answer, json_answer, stream_answer
 from extender.observe.decisions import Decisions
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.seen import NO_NAMESPACE, OfPod
 from extender.observe.views import GpuState, Json, gpus_of, node_views, verdict_view
 from extender.placement.placer import Placer
+from extender.stepping import in_turns
 
 DEFAULT_BEST, MAX_BEST = 20, 1000
 MAX_GPUS = 1024

@@ -16,7 +16,6 @@ from extender.observe.answers import (
     CONTENT_TYPE,
     chunks,
     document_answer,
-    in_turns,
     json_answer,
     stream_answer,
 )
@@ -30,6 +29,7 @@ from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import VIEWER, namespace_of, sees, write_json_in_full
 from extender.observe.views import Json, decision_in_steps, veiled
 from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.stepping import in_turns
 
 PEERS_PATH: Final = "/v1/peers/decisions"
 """Where other replicas ask: under the prefix that only their certificates open."""

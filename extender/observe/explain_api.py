@@ -20,7 +20,6 @@ from extender.observe.answers import (
     CONTENT_TYPE,
     document_answer,
     error_answer,
-    in_turns,
     write_in_pieces,
 )
 from extender.observe.decisions import named
@@ -48,6 +47,7 @@ from extender.observe.seen import (
 from extender.observe.views import Json, decision_view
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
+from extender.stepping import in_turns
 
 PATH: Final = "/v1/explain"
 PEERS_PATH: Final = "/v1/peers/explain"

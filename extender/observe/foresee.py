@@ -15,7 +15,7 @@ from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_contai
 from extender.core.steps import let_go
 from extender.core.untyped import mapping_of
 from extender.fleet.fleet import Fleet
-from extender.observe.answers import document_answer, error_answer, in_turns
+from extender.observe.answers import document_answer, error_answer
 from extender.observe.explain_api import PATH
 from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
@@ -30,6 +30,7 @@ from extender.observe.parameters import check_parameters, refusing
 from extender.observe.views import Json, request_view
 from extender.observe.what_if import open_nodes, read_asked
 from extender.placement.placer import Placer
+from extender.stepping import in_turns
 
 MAX_BODY: Final = 1 << 20
 """The API server takes no larger object."""

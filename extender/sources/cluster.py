@@ -26,8 +26,9 @@ from extender.sources.kube_records import (
     reduce_pod,
 )
 from extender.sources.kube_reflector import FollowSettings, FollowStatus, Kind, Reflector
-from extender.sources.kube_shelf import GiveWay, Pace, Shelf, next_turn
+from extender.sources.kube_shelf import Pace, Shelf
 from extender.sources.kube_text import Change, PodGlance
+from extender.stepping import GiveWay, next_turn
 
 NODES: Final = Kind(resource="nodes", path="/api/v1/nodes")
 PODS: Final = Kind(resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded")

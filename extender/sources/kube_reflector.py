@@ -17,8 +17,9 @@ import msgspec
 
 from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient, KubeError, parse_object
-from extender.sources.kube_shelf import GiveWay, Pace, next_turn
+from extender.sources.kube_shelf import Pace
 from extender.sources.kube_text import Change, read_object, read_page
+from extender.stepping import GiveWay, next_turn
 
 logger = logging.getLogger(__name__)
 

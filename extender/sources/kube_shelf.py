@@ -1,22 +1,16 @@
 """Holds the records of one kind by key, and tells a sink what changes."""
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, Generic, TypeVar
+
+from extender.stepping import GiveWay, next_turn
 
 Record = TypeVar("Record")
 
 STEP_SECONDS: Final = 0.001
 """Work on the loop is interrupted this often, so that a webhook never waits much longer."""
-
-GiveWay = Callable[[], Awaitable[None]]
-
-
-async def next_turn() -> None:
-    """Let everybody else have a turn."""
-    await asyncio.sleep(0)
 
 
 class Pace:

@@ -6,7 +6,7 @@ and keeps one event at most in memory here.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from extender.observe.collector import SourceStatus
@@ -16,6 +16,7 @@ from extender.observe.page.fleet_feed import FleetFeed, event
 from extender.observe.seen import SEES_ALL, VIEWER
 from extender.observe.views import Json
 from extender.sharing import who_gives_way
+from extender.stepping import GiveWay
 
 LOOK_SECONDS: Final = 1.0
 """Time between two looks."""
@@ -27,8 +28,6 @@ LOOKS_A_BEAT: Final = 5
 """A sign of life comes with every such look."""
 MOST_BATCHES: Final = 64
 """Batches of decisions that wait for slow readers."""
-
-GiveWay = Callable[[], Awaitable[None]]
 
 
 class Viewer:

@@ -17,12 +17,13 @@ from extender.observe.page.far_feed import FarFeed
 from extender.observe.page.files import file_routes
 from extender.observe.page.fleet_feed import FleetFeed
 from extender.observe.page.history import ShortMemory
-from extender.observe.page.hub import GiveWay, Hub
+from extender.observe.page.hub import Hub
 from extender.observe.page.lost import Lost
 from extender.observe.page.past import Past, Plots
 from extender.observe.page.stream import stream
 from extender.observe.replicas import ONE, Replicas
 from extender.placement.history import DecisionHistory
+from extender.stepping import GiveWay
 
 STREAM: Final = "/v1/page/stream"
 """Stays open: it is no question that waits for its answer."""
