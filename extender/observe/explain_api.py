@@ -159,7 +159,7 @@ class Explain:
     async def _answer(self, request: web.Request, known: _Known) -> web.StreamResponse:
         """Answer; of a pod that waits with the last word of any replica, not with this one's."""
         record, view = self._fleet.pods.get(known.uid), known.view
-        if record is not None and waits(record) and view["pending"] is not None:
+        if record is not None and waits(record) and view.get("pending") is not None:
             view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
         return await document_answer(request, view)
 
