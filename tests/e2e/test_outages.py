@@ -96,7 +96,14 @@ async def test_pods_wait_for_an_extender_that_may_not_be_ignored(world: World) -
     await world.describe(patient, "connection refused")
     assert await world.count_bound([patient]) == 0
 
-    await extender.start()
+    # A Service leads to no replica that is not ready; here kube-scheduler knows its address.
+    scheduler = world.services.scheduler
+    scheduler.pause()
+    try:
+        await extender.start()
+        await world.settled()
+    finally:
+        scheduler.resume()
 
     assert await world.bound([patient]) == [quiet]
 

@@ -124,14 +124,17 @@ async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
         await live(page)
         first = await _until_painted(page, "more", 0)
 
+        # Each step is waited for: what is painted on the way is what another step paints, too.
+        smaller = first
         for _ in range(3):
             await page.locator("#zoom-out").click()
-        smaller = await _until_painted(page, "less", first)
+            smaller = await _until_painted(page, "less", smaller)
         assert "zoom=" in await page.evaluate("location.search")
         await page.locator("#map").focus()
+        larger = smaller
         for _ in range(2):
             await page.keyboard.press("+")
-        larger = await _until_painted(page, "more", smaller)
+            larger = await _until_painted(page, "more", larger)
         await page.keyboard.press("-")
         await _until_painted(page, "less", larger)
         await page.keyboard.press("0")
