@@ -224,6 +224,8 @@ class RegretWatch:
         """Judge the pods whose time is up, or that have ended: one in each step."""
         now = self._clock()
         for uid, watched in list(self._watched.items()):
+            if self._watched.get(uid) is not watched:
+                continue  # left to another replica between two steps
             record = self._fleet.pods.get(uid)
             has_ended = record is None or not record.holds_devices
             if watched.got is None and not has_ended:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.inventory import PodRecord
+from extender.placement.asked import FILTER
 from extender.placement.regret import MAX_WAITING, Outcome, RegretWatch
 from tests.builders import pod_ref
 from tests.worlds import BUSY, IDLE, World
@@ -156,6 +157,23 @@ def test_a_pod_that_ends_early_is_judged_by_the_time_that_it_ran() -> None:
     (outcome,) = part.outcomes
     assert outcome.seconds < AFTER
     assert outcome.got == pytest.approx(0.6)
+
+
+def test_a_pod_that_is_left_to_another_replica_between_two_steps_is_not_judged() -> None:
+    part = Watched()
+    part.place("a", "node-1")
+    left = part.place("b", "node-2")
+    part.live(AFTER - 120)
+    part.world.read_after(240)
+    part.watch.look()
+
+    steps = part.watch.judge_in_steps()
+    next(steps)
+    part.watch.note_elsewhere(left.uid, FILTER, part.world.clock.now)
+    assert not list(steps)
+
+    assert [outcome.pod.name for outcome in part.outcomes] == ["a"]
+    assert part.watch.left_out == 0
 
 
 def test_a_pod_of_which_too_little_was_seen_is_left_out_and_counted() -> None:
