@@ -40,4 +40,5 @@ def split_names(body: bytes, roll: Roll) -> tuple[bytes, Sequence[str] | None]:
     if at < 0 or not body.endswith(b"]}"):
         return body, None
     listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, roll)
-    return (body, None) if listed is None else (body[:at] + b"}", listed)
+    # Where no names are sent, whole nodes may be.
+    return (body[:at] + b"}", listed) if listed else (body, None)

@@ -85,6 +85,15 @@ def test_names_that_are_not_all_on_the_roll_are_read_as_without_it(
     assert list(wire.decode_question(body).nodes) == expected
 
 
+def test_where_no_names_are_sent_whole_nodes_are_read() -> None:
+    body = b'{"Pod":null,"Nodes":{"items":[{"metadata":{"name":"a"}}]},"NodeNames":[]}'
+
+    question = wire.decode_question(body, ROLL)
+
+    assert list(question.nodes) == ["a"]
+    assert question.node_objects is not None
+
+
 @pytest.mark.parametrize("end", [b'"', b"7", b'"a" "b"', b'"a",'])
 def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: bytes) -> None:
     inner = b",".join(b'"%b"' % name.encode() for name in NODES)
