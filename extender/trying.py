@@ -38,7 +38,8 @@ class Trying:
         metrics: where it is counted.
         clock: seconds since the epoch.
         in_flight: lets what is urgent go first.
-        on_bound: is told of each decision about a pod that is bound now, too.
+        on_bound: is told of each decision about a pod that is bound now, too, unless another
+            replica decided later.
 
     Attributes:
         log: the log of decisions, None where there is none.
@@ -87,10 +88,10 @@ class Trying:
     def note_bound(self, record: DecisionRecord) -> None:
         """Note that a pod is bound, and what was decided about it.
 
-        Another replica may have decided later: then it is that one's to judge.
+        Another replica may have decided later: then it is that one's to tell of and to judge.
         """
-        self._on_bound(record)
         if not self._is_elsewhere(record.pod.uid):
+            self._on_bound(record)
             self.regret.note(record)
         if self.log is not None:
             self.log.note_bound(record.pod.uid, record.bound_node, self._clock())

@@ -11,6 +11,7 @@ from extender.in_flight import InFlight
 from extender.observe.replicas import ONE
 from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion
 from extender.placement.bindings import InventoryTap
+from extender.placement.history import DecisionRecord
 from extender.placement.unasked import UnaskedPods
 from extender.settings.peers import Unasked
 from extender.trying import Trying
@@ -29,7 +30,15 @@ class Replica(World):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.untold: list[AnsweredQuestion] = []
-        self.trying = Trying(Settings(), self.placer, self.metrics, lambda: self.now, InFlight())
+        self.told_of: list[DecisionRecord] = []
+        self.trying = Trying(
+            Settings(),
+            self.placer,
+            self.metrics,
+            lambda: self.now,
+            InFlight(),
+            self.told_of.append,
+        )
         self.asked.tell = self.untold.append
         self.trying.join(ONE, self.asked)
         self.unasked = UnaskedPods(self.asked, self.metrics, Unasked(grace_seconds=1))
@@ -125,6 +134,7 @@ async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: P
 
     assert pair.live() == [1, 0]
     assert pair.bound == [1, 0]
+    assert [len(replica.told_of) for replica in pair.replicas] == [1, 0]
 
 
 async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair) -> None:
