@@ -24,6 +24,7 @@ _WORD = 8
 _COMMA = ord(",")
 _SPECIAL = frozenset('",\\')
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
+_HALF = np.uint64(32)
 _SPARE_BITS = 2
 """The table has so many bits more than its names need: few share a place, and it stays small."""
 
@@ -362,8 +363,12 @@ def _tell_apart(words: Sequence[Words]) -> bool:
 def _hashes(words: Sequence[Words]) -> Words:
     """Return a hash of each name: its first bits depend on all of it."""
     hashes = words[0] * _ODD
-    for at, word in enumerate(words[1:], 1):
-        hashes += word * np.uint64(int(_ODD) * (2 * at + 1) % (1 << 64))
+    for word in words[1:]:
+        # In a mere sum a digit in one word makes up for another in the next: rack003-node001 would
+        # be rack000-node002.
+        hashes ^= hashes >> _HALF
+        hashes += word
+        hashes *= _ODD
     return hashes
 
 

@@ -92,6 +92,7 @@ def test_what_is_found_is_what_a_json_parser_reads(names: list[str], data: st.Da
         "node-{:03}-{:03}",
         "gke-prod-a100-pool-{:04x}-{:04x}",
         "{:03}-{:03}",
+        "rack{:03}-node{:03}",
     ],
 )
 def test_thousands_of_names_are_found(form: str) -> None:
