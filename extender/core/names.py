@@ -347,7 +347,7 @@ def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]
     """Return as few of the words as tell all names apart, the most telling ones first."""
     if likely and max(likely) < len(words) and _tell_apart([words[at] for at in likely]):
         return likely
-    variety = [len(np.unique(word)) for word in words]
+    variety = [1 if _is_one(word) else len(np.unique(word)) for word in words]
     ranked = sorted(range(len(words)), key=variety.__getitem__, reverse=True)
     for count in range(1, len(words)):
         if _tell_apart([words[at] for at in ranked[:count]]):

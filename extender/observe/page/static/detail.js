@@ -9,6 +9,7 @@ import { bytes, clean, count, duration, h, percent, plural, show } from "./dom.j
 import { go, state } from "./url.js";
 
 const AGAIN_MS = 5000, PAST_MS = 60000;
+const PAUSE_MS = 1500;
 const SIGNAL_NAMES = {
   gpu_utilization_ratio: "GPU utilization", graphics_active_ratio: "graphics engine", sm_active_ratio: "SMs",
   tensor_active_ratio: "tensor cores", dram_active_ratio: "memory traffic", memory_copy_utilization_ratio: "memory copy",
@@ -26,7 +27,7 @@ function inUnit(signal, value) {
 
 export class Detail {
   constructor(box, fleet, view) {
-    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "" });
+    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "", askedAt: 0, again: 0 });
     setInterval(() => this.node && !document.hidden && this.load(), AGAIN_MS);
   }
 
@@ -54,18 +55,24 @@ export class Detail {
     if (isInside) this.view.map.canvas.focus();
   }
 
+  /** Something has changed, perhaps here: look again, but not for each of many changes. */
   isChanged() {
-    if (this.node && this.document && Date.now() - this.loadedAt > 1500) this.load();
+    if (!this.node || this.again) return;
+    const wait = Math.max(this.askedAt + PAUSE_MS - Date.now(), 0);
+    this.again = setTimeout(() => {
+      this.again = 0;
+      if (this.node) this.load();
+    }, wait);
   }
 
   async load() {
     const node = this.node;
     const name = encodeURIComponent(node);
+    this.askedAt = Date.now();
     try {
       const document = await ask(`page/nodes/${name}`);
       if (node !== this.node) return;
       this.document = document;
-      this.loadedAt = Date.now();
       this.error = "";
       if (!this.past || Date.now() - this.past.loadedAt > PAST_MS) {
         const past = await ask(`page/past/${name}`);
