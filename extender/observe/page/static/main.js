@@ -20,9 +20,9 @@ const detail = new Detail(byId("detail"), fleet, fleetView);
 const told = { state: "connecting", why: "", beat: null, beatAt: 0 };
 
 const feed = new Feed({
-  fleet: (event) => { fleet.take(event); fleetView.isNew(); },
+  fleet: (event) => { fleet.take(event); fleetView.isNew(); detail.isChanged(); },
   looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
-  delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(event); },
+  delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(); },
   decisions: (event) => views.decisions.take(event),
   beat: (event) => { told.beat = event; told.beatAt = Date.now(); tellStatus(); },
   state: (name, why) => {
