@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from extender.core.policy import Policy, Strategy, Thresholds
@@ -103,6 +104,8 @@ class Wishes:
 def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
     """Return what a pod's annotations say; where they do not, `defaults` hold."""
     annotations = _annotations_of(pod)
+    if not annotations.are_ours:
+        return _silent(defaults.thresholds, defaults.strategy)
     utilization = defaults.thresholds.utilization
     memory = defaults.thresholds.memory
     wishes = Wishes(
@@ -150,6 +153,20 @@ def read_annotations(pod: Mapping[str, object], defaults: Policy) -> Wishes:
         problems=(),
     )
     return replace(wishes, problems=(*annotations.problems, *annotations.unknown()))
+
+
+@lru_cache(maxsize=64)
+def _silent(thresholds: Thresholds, strategy: Strategy) -> Wishes:
+    """Return what a pod says that says nothing: most do."""
+    return Wishes(
+        is_enabled=True,
+        memory_bytes=None,
+        requires_idle=False,
+        thresholds=thresholds,
+        strategy=strategy,
+        preferred_models=(),
+        problems=(),
+    )
 
 
 _OF_SETTINGS: Final = {
@@ -203,6 +220,11 @@ class _Annotations:
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
         self.problems: list[AnnotationProblem] = []
+
+    @property
+    def are_ours(self) -> bool:
+        """Whether any is under our prefix."""
+        return any(name.startswith(PREFIX) for name in self._values)
 
     def read(
         self,

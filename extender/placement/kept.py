@@ -71,7 +71,11 @@ class KeptStandings:
     def evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
         """Evaluate a pool, once for each distinct request; afterwards only what has changed."""
         # Where a pod is nominated concerns a single row, which is corrected afterwards.
-        key = (pool.resource, replace(question.request, nominated_node=""))
+        request = question.request
+        key = (
+            pool.resource,
+            replace(request, nominated_node="") if request.nominated_node else request,
+        )
         kept = self._kept.pop(key, None) or _Kept()
         kept.asked_at = self._clock()
         self._kept[key] = kept
