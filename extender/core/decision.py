@@ -242,7 +242,7 @@ def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int 
     passing = np.flatnonzero(codes == Code.PASSES)
     if ranked is not None and ranked < len(passing):
         # All that are as good as the last one wanted: which of them it is goes by name.
-        values = -scores[passing]
+        values = -(scores if len(passing) == len(scores) else scores[passing])
         passing = passing[values <= np.partition(values, ranked)[ranked]]
     if isinstance(candidates, NamesAt):
         # Numbers go by name: no name has to be looked at.
