@@ -19,6 +19,7 @@ from extender.observe.answers import (
     json_answer,
     stream_answer,
 )
+from extender.observe.hearing import Form, hear
 from extender.observe.parameters import (
     check_parameters,
     read_boolean,
@@ -56,7 +57,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     decisions: list[dict[str, object]] = []
 
 
-_TOLD: Final = msgspec.json.Decoder(Told)
+FORM: Final = Form(msgspec.json.Decoder(Told), VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ class Decisions:
                 )
                 if body is None:
                     silent.add(decision.address)
-                told = read_told(body)
+                told = FORM.read(body)
                 view = told.decisions[0] if told and told.decisions else None
             # Forgotten meanwhile: then what it said in short.
             yield [veiled(view or decision.view)]
@@ -227,37 +228,15 @@ class Decisions:
 
     async def _hear(self, query: Mapping[str, str]) -> _Heard:
         """Ask the others, and find out what of it the caller may see."""
-        answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(query)}")
-        decisions: list[_Far] = []
-        unreachable: list[str] = []
-        heard = {
-            self._replicas.name
-        }  # a replica may have two addresses, and we have one of our own
-        for address, body in sorted(answers.items()):
-            told = read_told(body)
-            if told is None:
-                unreachable.append(address)
-            elif told.replica not in heard:
-                heard.add(told.replica)
-                decisions += _far(address, told)
+        heard = await hear(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
+        decisions = [it for address, told in heard.told for it in _far(address, told)]
         await VIEWER.get().learn({_namespace(it.view) for it in decisions})
-        return _Heard(decisions=decisions, unreachable=unreachable)
+        return _Heard(decisions=decisions, unreachable=heard.unreachable)
 
 
 def named(replicas: Replicas, record: DecisionRecord) -> Json:
     """Return what a decision of ours is called, and who made it."""
     return {"id": replicas.id_of(record.number), "replica": replicas.host}
-
-
-def read_told(body: bytes | None) -> Told | None:
-    """Return what another replica told, None where it is nothing that can be read."""
-    if body is None:
-        return None
-    try:
-        told = _TOLD.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return told if told.version == VERSION else None
 
 
 def _far(address: str, told: Told) -> list[_Far]:

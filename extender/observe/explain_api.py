@@ -31,7 +31,7 @@ from extender.observe.explain_views import (
     rejected_nodes,
     short_nodes,
 )
-from extender.observe.last_decisions import NOTHING_HEARD, Heard
+from extender.observe.last_decisions import NOTHING_HEARD, LastHeard
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.pending import PIECE_SCANNED, Pending, waits
 from extender.observe.replicas import ONE, Replicas
@@ -163,7 +163,7 @@ class Explain:
             view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
         return await document_answer(request, view)
 
-    def _waiting(self, record: PodRecord, heard: Heard) -> Json:
+    def _waiting(self, record: PodRecord, heard: LastHeard) -> Json:
         """Return how a pod fares that waits."""
         pending = self._pending.view(record, heard)
         return {"state": pending["state"], "pending": pending}

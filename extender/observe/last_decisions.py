@@ -1,7 +1,7 @@
 """The last decision about each pod that waits, whichever replica made it."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -14,6 +14,7 @@ from aiohttp import web
 from extender.core.filtering import Code
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import CONTENT_TYPE, chunks
+from extender.observe.hearing import Form, hear
 from extender.observe.parameters import check_parameters, refusing
 from extender.observe.reasons import Counted
 from extender.observe.replicas import Replicas
@@ -67,12 +68,12 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     last: dict[str, Last]
 
 
-_TOLD: Final = msgspec.json.Decoder(_Told)
+_FORM: Final = Form(msgspec.json.Decoder(_Told), VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """What the other replicas told.
+class LastHeard:
+    """What the other replicas told of their last decisions.
 
     Attributes:
         last: their last decision about each pod, by UID.
@@ -80,10 +81,10 @@ class Heard:
     """
 
     last: Mapping[str, Last] = field(default_factory=dict)
-    unreachable: tuple[str, ...] = ()
+    unreachable: Sequence[str] = ()
 
 
-NOTHING_HEARD: Final = Heard()
+NOTHING_HEARD: Final = LastHeard()
 
 
 class LastDecisions:
@@ -104,7 +105,7 @@ class LastDecisions:
         """Return the route for other replicas."""
         return [web.get(PEERS_PATH, refusing(self._tell))]
 
-    def of(self, uid: str, heard: Heard) -> Last | None:
+    def of(self, uid: str, heard: LastHeard) -> Last | None:
         """Return the last decision about a pod, here or elsewhere; None where none is known."""
         record = self._history.last_of(uid)
         own = None if record is None else self._last(record)
@@ -113,7 +114,7 @@ class LastDecisions:
             return own or other
         return own if own.at >= other.at else other
 
-    async def hear(self, *, uid: str = "", namespace: str = "") -> Heard:
+    async def hear(self, *, uid: str = "", namespace: str = "") -> LastHeard:
         """Ask the others.
 
         Args:
@@ -122,21 +123,15 @@ class LastDecisions:
         """
         asked = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
         path = f"{PEERS_PATH}?{urlencode(asked)}" if asked else PEERS_PATH
+        heard = await hear(self._replicas, path, _FORM)
         last: dict[str, Last] = {}
-        unreachable: list[str] = []
-        heard = {self._replicas.name}  # a replica may have two addresses, and we have one of ours
-        for address, body in sorted((await self._replicas.others.ask(path)).items()):
-            told = _read(body)
-            if told is None:
-                unreachable.append(address)
-            elif told.replica not in heard:
-                heard.add(told.replica)
-                for pod, one in told.last.items():
-                    known = last.get(pod)
-                    if known is None or one.at > known.at:
-                        last[pod] = one
+        for _, told in heard.told:
+            for pod, one in told.last.items():
+                known = last.get(pod)
+                if known is None or one.at > known.at:
+                    last[pod] = one
             await asyncio.sleep(0)
-        return Heard(last=last, unreachable=tuple(unreachable))
+        return LastHeard(last=last, unreachable=heard.unreachable)
 
     async def _tell(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica; it knows the pods itself, and hides what its caller may not see.
@@ -190,12 +185,3 @@ def rejections(record: DecisionRecord) -> tuple[Counted, ...]:
     counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
     found = [Counted(count=counts[code], reason=code.text) for code in Code if counts[code]]
     return tuple(sorted((one for one in found if one.reason), key=lambda one: -one.count))
-
-
-def _read(body: bytes | None) -> _Told | None:
-    """Return what another replica told, None where it is nothing that can be read."""
-    try:
-        told = _TOLD.decode(body or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return told if told.version == VERSION else None

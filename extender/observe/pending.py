@@ -11,7 +11,7 @@ from aiohttp import web
 from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import stream_answer
-from extender.observe.last_decisions import Heard, Last, LastDecisions
+from extender.observe.last_decisions import Last, LastDecisions, LastHeard
 from extender.observe.parameters import check_parameters, read_number, refusing
 from extender.observe.reasons import Counted, hints, of_nodes, read_message
 from extender.observe.replicas import ONE, Replicas
@@ -81,7 +81,7 @@ class Pending:
             await asyncio.sleep(0)
         return found
 
-    def view(self, record: PodRecord, heard: Heard) -> Json:
+    def view(self, record: PodRecord, heard: LastHeard) -> Json:
         """Return what is known of one pod that waits.
 
         Args:

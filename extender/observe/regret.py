@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from extender.observe.answers import CONTENT_TYPE, chunks, json_answer
+from extender.observe.hearing import Form, hear
 from extender.observe.parameters import check_parameters, read_number, refusing
 from extender.observe.pending import moment
 from extender.observe.replicas import ONE, Replicas
@@ -65,7 +66,7 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     outcomes: list[Outcome]
 
 
-_TOLD = msgspec.json.Decoder(_Told)
+_FORM = Form(msgspec.json.Decoder(_Told), VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,8 @@ class RegretTable:
             request.query, "limit", default=DEFAULT_OUTCOMES, low=1, high=MAX_OUTCOMES
         )
         watching = self._watch()
-        told, unreachable = await self._hear()
+        heard = await hear(self._replicas, PEERS_PATH, _FORM)
+        told = [each for _, each in heard.told]
         own = _told_of(watching)
         known = await _newest(chain(own, *(each.outcomes for each in told)))
         await VIEWER.get().learn({one.pod.namespace for one in known})
@@ -202,7 +204,7 @@ class RegretTable:
                 "total": len(shown),
                 **means,
                 "placements": [_view(one) for one in shown[:limit]],
-                "unreachable": unreachable,
+                "unreachable": heard.unreachable,
             }
         )
 
@@ -228,34 +230,10 @@ class RegretTable:
         body = b'%b,"outcomes":[%b]}' % (head[:-1], b",".join(written))
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
-    async def _hear(self) -> tuple[list[_Told], list[str]]:
-        """Return what the others tell, and the addresses of those that do not answer."""
-        told: list[_Told] = []
-        unreachable: list[str] = []
-        heard = {self._replicas.name}  # a replica may have two addresses, and we have one of ours
-        for address, body in sorted((await self._replicas.others.ask(PEERS_PATH)).items()):
-            one = _read(body)
-            if one is None:
-                unreachable.append(address)
-            elif one.replica not in heard:
-                heard.add(one.replica)
-                told.append(one)
-            await asyncio.sleep(0)
-        return told, unreachable
-
 
 def _told_of(watching: RegretWatch) -> list[Outcome]:
     """Return the outcomes that are told, the newest first, as they are now: more come meanwhile."""
     return list(islice(reversed(watching.outcomes), MOST_TOLD))
-
-
-def _read(body: bytes | None) -> _Told | None:
-    """Return what another replica told, None where it is nothing that can be read."""
-    try:
-        told = _TOLD.decode(body or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return told if told.version == VERSION else None
 
 
 async def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:

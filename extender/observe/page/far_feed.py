@@ -6,7 +6,8 @@ from urllib.parse import urlencode
 
 from extender.core.untyped import text_of
 from extender.fleet.fleet import Fleet
-from extender.observe.decisions import PEERS_PATH, read_told
+from extender.observe.decisions import FORM, PEERS_PATH
+from extender.observe.hearing import hear
 from extender.observe.page.decision_feed import MOST_AT_ONCE, MOST_OPEN
 from extender.observe.replicas import Replicas
 from extender.observe.views import Json, veiled
@@ -44,15 +45,10 @@ class FarFeed:
         is_first, self._is_begun = not self._is_begun, True
         limit = FIRST if is_first else MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
-        answers = await self._replicas.others.ask(f"{PEERS_PATH}?{query}")
+        heard = await hear(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []
         passed_over = 0
-        heard = {self._replicas.name}  # a replica may have two addresses, and we have one of ours
-        for _, body in sorted(answers.items()):
-            told = read_told(body)
-            if told is None or told.replica in heard:
-                continue
-            heard.add(told.replica)
+        for _, told in heard.told:
             before = self._last.setdefault(told.replica, f"{told.replica}-0")
             self._last.move_to_end(told.replica)
             if not told.decisions:
