@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -242,6 +243,11 @@ PER_SLOT = ("used", "assumed", "assumed_bytes", "assumed_shares")
 PER_NODE = ("replicas", "allocatable", "withdrawn", "held", "taken", "model_id")
 FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_reconfiguring")
 
+_OF_NODE = attrgetter(*PER_NODE, *FLAGS)
+_OF_SLOTS = attrgetter("slots", "used", "assumed", "assumed_shares", "assumed_bytes")
+_BLANKS = (NO_DEVICE, 0, 0, 0, 0.0)
+"""What each of these says of a slot without a device."""
+
 
 def batch_rows(
     rows: tuple[PoolRow, ...], telemetry: Telemetry, suspicion: Ratios, *, width: int = 1
@@ -254,48 +260,43 @@ def batch_rows(
         suspicion: per node, in the order of `rows`.
         width: columns at least; wider rows widen the batch.
     """
-    lengths = np.fromiter((len(row.slots) for row in rows), np.intp, len(rows))
-    width = max(width, int(lengths.max(initial=0)))
-    filled = np.arange(width) < lengths[:, None]
-
-    def per_slot(name: str, dtype: type, blank: int = 0) -> npt.NDArray[np.generic]:
-        matrix: npt.NDArray[np.generic] = np.full((len(rows), width), blank, dtype=dtype, order="F")
-        values = chain.from_iterable(getattr(row, name) for row in rows)
-        matrix[filled] = np.fromiter(values, dtype, int(lengths.sum()))
-        return matrix
-
-    def slot_counts(name: str, blank: int = 0) -> Rows:
-        return per_slot(name, np.intp, blank).astype(np.intp, copy=False)
-
-    def counts(name: str) -> Rows:
-        return np.fromiter((getattr(row, name) for row in rows), np.intp, len(rows))
-
-    def flags(name: str) -> Flags:
-        return np.fromiter((getattr(row, name) for row in rows), np.bool_, len(rows))
-
-    slots = slot_counts("slots", NO_DEVICE)
-    assumed_bytes = per_slot("assumed_bytes", np.float64).astype(np.float64, copy=False)
+    width = max(width, max((len(row.slots) for row in rows), default=0))
+    by_slot = _by_slot(rows, width)
+    slots, used, assumed, assumed_shares = (column.T for column in by_slot[:-1].astype(np.intp))
+    shape = len(rows), len(PER_NODE) + len(FLAGS)
+    of_nodes = np.fromiter(chain.from_iterable(map(_OF_NODE, rows)), np.intp, shape[0] * shape[1])
+    counts: Rows = of_nodes.reshape(shape).T.copy()
     return Batch(
         slots=slots,
         present=slots != NO_DEVICE,
         telemetry=telemetry.take(slots),
         suspicion=suspicion,
-        used=slot_counts("used"),
-        assumed=slot_counts("assumed"),
-        assumed_bytes=assumed_bytes,
-        assumed_shares=slot_counts("assumed_shares"),
-        replicas=counts("replicas"),
-        allocatable=counts("allocatable"),
-        withdrawn=counts("withdrawn"),
-        held=counts("held"),
-        taken=counts("taken"),
-        is_shared=flags("is_shared"),
-        is_packed=flags("is_packed"),
-        is_mps=flags("is_mps"),
-        is_agreed=flags("is_agreed"),
-        is_reconfiguring=flags("is_reconfiguring"),
-        model_id=counts("model_id"),
+        used=used,
+        assumed=assumed,
+        assumed_bytes=by_slot[-1].T,
+        assumed_shares=assumed_shares,
+        **dict(zip(PER_NODE, counts, strict=False)),
+        **dict(zip(FLAGS, counts[len(PER_NODE) :] != 0, strict=True)),
     )
+
+
+def _by_slot(rows: tuple[PoolRow, ...], width: int) -> Ratios:
+    """Return what rows say of their slots: by name, slot and row, filled up to so many slots.
+
+    All at once, and as floats, in which counts are exact: most calls are about a single row.
+    """
+    columns = list(map(_OF_SLOTS, rows))
+    if any(len(row.slots) < width for row in rows):
+        columns = [
+            tuple(
+                (*values, *repeat(blank, width - len(values)))
+                for values, blank in zip(named, _BLANKS, strict=True)
+            )
+            for named in columns
+        ]
+    values = chain.from_iterable(chain.from_iterable(columns))
+    flat = np.fromiter(values, np.float64, len(rows) * len(_BLANKS) * width)
+    return flat.reshape(len(rows), len(_BLANKS), width).transpose(1, 2, 0).copy()
 
 
 def patch_batch(batch: Batch, changed: Mapping[int, PoolRow]) -> Batch:
