@@ -158,8 +158,9 @@ async def test_the_first_places_mig_pods_as_the_extender_says(
 ) -> None:
     profile = "nvidia.com/mig-1g.18gb"
     async with StubExtender(best="b") as stub:
-        await start_scheduler(scheduler_config(stub.url))
+        # One that came later might be unknown yet when the first pod is placed.
         await installation.admin.create_all([node(name, {profile: 2}) for name in "abc"])
+        await start_scheduler(scheduler_config(stub.url))
         for name in (SECOND, "default-scheduler"):
             item = pod(name, {profile: 1}, schedulerName=name)
             await installation.admin.create(item)
