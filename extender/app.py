@@ -257,7 +257,7 @@ class Extender:
         settings = self.settings
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
-            middlewares.insert(0, only_known(settings.tls))
+            middlewares.insert(1, only_known(settings.tls))
         routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
         routes += self.page.lost.peer_routes()
         routes += [*self.api.decisions.peer_routes(), *self.why.peer_routes()]
@@ -358,6 +358,7 @@ async def start(
         if extender.peers is not None:
             extender.peers.tls = doors.client_context
             extender.peers.faults = extender.readiness.faults
+        extender.in_flight.callers = doors.callers
         try:
             await doors.open()
             extender.addresses = doors.urls

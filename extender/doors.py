@@ -100,6 +100,11 @@ class Doors:
         return tuple(port for port in ports if port is not None)
 
     @property
+    def _webhook_ports(self) -> tuple[Listener, ...]:
+        ports = (self._webhooks_port, self._admission_port)
+        return tuple(port for port in ports if port is not None)
+
+    @property
     def client_context(self) -> ssl.SSLContext | None:
         """How other replicas are asked; None for without TLS."""
         return self._certificates.client if self._certificates is not None else None
@@ -108,6 +113,17 @@ class Doors:
     def urls(self) -> tuple[str, ...]:
         """Base URLs, those of the webhooks first."""
         return tuple(_url(port, address) for port in self.ports for address in port.addresses)
+
+    def callers(self) -> tuple[object, ...]:
+        """Return who is at the ports of the webhooks, as `InFlight` asks for it."""
+        handlers = [
+            handler
+            for runner in (self._runner, self._admission)
+            if runner is not None and runner.server is not None
+            for handler in runner.server.connections
+            if handler.connected
+        ]
+        return (*handlers, *(one for port in self._webhook_ports for one in port.coming))
 
     async def open(self) -> None:
         """Listen.
@@ -134,9 +150,8 @@ class Doors:
 
     async def close_webhooks(self) -> None:
         """Take no new questions; those that are there are answered, and health is told on."""
-        for port in (self._webhooks_port, self._admission_port):
-            if port is not None:
-                port.close()
+        for port in self._webhook_ports:
+            port.close()
 
     async def close(self) -> None:
         """Close everything."""

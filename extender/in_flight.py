@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from aiohttp import web
@@ -33,6 +33,8 @@ class InFlight:
     Attributes:
         requests: how many there are.
         is_draining: no more are asked for: the end is near.
+        callers: says who is connected and may ask what is not asked again: `web.RequestHandler`s,
+            and whatever stands for who is not as far yet. Set before the end.
 
     Args:
         urgent: paths of the questions that somebody waits for.
@@ -48,9 +50,11 @@ class InFlight:
     ) -> None:
         self.is_draining = False
         self.requests = 0
+        self.callers: Callable[[], Iterable[object]] = tuple
         self._urgent = frozenset(urgent)
         self._lasting = frozenset(lasting)
         self._once = frozenset(once)
+        self._known: set[web.RequestHandler] = set()
         self._askers: set[web.RequestHandler] = set()
         self._ends_at = math.inf
         self._waiting = 0
@@ -62,12 +66,14 @@ class InFlight:
     @web.middleware
     async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count a request from its headers to the end of its answer."""
+        if request.protocol not in self._known:
+            self._get_to_know(request.protocol)
         if request.path in self._lasting:
             return await handler(request)
         self.requests += 1
         self._none.clear()
         if request.path in self._once:
-            self._note_asker(request.protocol)
+            self._askers.add(request.protocol)
         is_urgent = request.path in self._urgent
         self._waiting += is_urgent
         try:
@@ -122,7 +128,9 @@ class InFlight:
 
         Whoever keeps a connection may ask on it just when it is closed, and kube-scheduler does not
         ask again. So nobody's is: an answer says that its connection ends, whereupon the next
-        question goes elsewhere, and who asks nothing closes it in the end.
+        question goes elsewhere, and who asks nothing closes it in the end. That goes for who has
+        not asked anything yet as well: kube-scheduler may open a connection that it needs only
+        later.
 
         Args:
             at_least_seconds: somebody new may come for so long.
@@ -139,14 +147,18 @@ class InFlight:
         """Have the end come so soon, whatever is under way."""
         self._ends_at = time.monotonic() + at_most_seconds
 
-    def _note_asker(self, connection: web.RequestHandler) -> None:
-        """Remember who may ask again on the same connection; forget those that have ended."""
-        if connection not in self._askers:
-            self._askers = {one for one in self._askers if one.connected}
-            self._askers.add(connection)
+    def _get_to_know(self, connection: web.RequestHandler) -> None:
+        """Remember that something was asked on a connection; forget those that have ended."""
+        self._known = {one for one in self._known if one.connected}
+        self._known.add(connection)
+        self._askers &= self._known
 
     def _is_somebody_left(self) -> bool:
-        return self.requests > 0 or any(one.connected for one in self._askers)
+        return (
+            self.requests > 0
+            or any(one.connected for one in self._askers)
+            or any(one not in self._known for one in self.callers())
+        )
 
     async def drain(self, timeout_seconds: float) -> None:
         """Wait until every accepted request is answered, or the time is up.

@@ -159,6 +159,11 @@ class Listener:
         """Where this listens: host and port of each socket."""
         return tuple(one.getsockname()[:2] for one in self._sockets)
 
+    @property
+    def coming(self) -> tuple[object, ...]:
+        """Something for each connection whose handshake is not over."""
+        return tuple(self._tasks)
+
     async def open(self) -> None:
         """Listen.
 

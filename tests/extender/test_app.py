@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extender.app import Extender, start
 from extender.config import Prometheus, Settings
+from extender.in_flight import LOOK_SECONDS
 from extender.settings.service import Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
@@ -168,6 +169,27 @@ async def test_question_that_is_still_arriving_at_the_end_is_answered() -> None:
     answer = await answering
     writer.close()
     assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
+
+
+async def test_connection_on_which_nothing_was_asked_yet_is_left_to_whoever_opened_it() -> None:
+    body = orjson.dumps({"Pod": pod_object("first"), "NodeNames": ["gpu-h100-01", "unknown"]})
+    head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async with running() as part:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
+        leaving = asyncio.create_task(part.extender.in_flight.take_leave(0.0, 60.0))
+        await asyncio.sleep(5 * LOOK_SECONDS)
+        assert not leaving.done()
+
+        writer.write(head + body)
+        answer = await reader.read()
+        writer.close()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await leaving
+
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"Connection: close" in answer
     assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
 
 

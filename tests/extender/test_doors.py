@@ -211,3 +211,29 @@ async def test_the_log_stays_short_whatever_is_no_http(caplog: pytest.LogCapture
 
     told = [text for text in caplog.messages if text.startswith("Error handling request")]
     assert len(told) == len(doors.ports)
+
+
+@LOOPS
+def test_who_may_ask_is_known_from_before_the_handshake_until_the_connection_ends(
+    run: Run, folder: Path
+) -> None:
+    async def check() -> None:
+        async with doors_with(tls=settings_for(folder)) as (doors, _):
+            webhooks, status = (port.addresses[0] for port in doors.ports)
+            _, scraper = await asyncio.open_connection(*status)
+            assert doors.callers() == ()
+
+            _, writer = await asyncio.open_connection(*webhooks)
+            await eventually(lambda: len(doors.callers()) == 1)
+            (at_the_handshake,) = doors.callers()
+
+            await writer.start_tls(client_context(folder, shows=folder))
+            await eventually(lambda: at_the_handshake not in doors.callers())
+            (connected,) = doors.callers()
+            assert isinstance(connected, web.RequestHandler)
+
+            writer.close()
+            await eventually(lambda: doors.callers() == ())
+            scraper.close()
+
+    run(check())
