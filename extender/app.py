@@ -289,7 +289,7 @@ class Extender:
         app.add_routes([*unasked_routes(self.unasked), *self._regret.routes()])
         app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
         self.page.add_to(app)
-        app.add_routes(health_routes(lambda: self.readiness.standing, self._degraded))
+        app.add_routes(health_routes(self.readiness.tell, self._degraded))
         app.add_routes([self._metrics_route])
 
     def _degraded(self) -> dict[str, str]:

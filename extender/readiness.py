@@ -2,16 +2,22 @@
 
 Nobody is left without an answer for it. Who starts waits for the first readings, but not for long:
 where Prometheus is down all replicas answer without. And who has fallen behind steps back only for
-another that has not: where all have the same fault, all are ready.
+another that has not, and that is asked: where all have the same fault, or the other one's kubelet
+is gone, all are ready.
 """
 
 import time
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
+from typing import Final
 
 from extender.config import Settings
 from extender.in_flight import InFlight
 from extender.observe.collector import SourceStatus
+
+TOLD_SECONDS: Final = 30.0
+"""Who has not asked again for so long does not lead questions here: a kubelet asks more often, and
+40 s after its last word Kubernetes takes its pods out of their Services."""
 
 
 class Standing(StrEnum):
@@ -59,6 +65,7 @@ class Readiness:
         self._monotonic = monotonic
         self._laid_out_at: float | None = None
         self._is_started = False
+        self._told_ready_at: float | None = None
         self._failing_since: dict[str, float] = {}
 
     @property
@@ -89,6 +96,12 @@ class Readiness:
                 return Standing.BEHIND
         return Standing.READY
 
+    def tell(self) -> Standing:
+        """Return the standing for who goes by it, as a kubelet does; note that somebody does."""
+        standing = self.standing
+        self._told_ready_at = self._monotonic() if standing is Standing.READY else None
+        return standing
+
     def causes(self) -> dict[str, str]:
         """Return why this replica is not ready although it could answer; nothing where it is."""
         match self.standing:
@@ -101,10 +114,16 @@ class Readiness:
                 return {}
 
     def faults(self) -> tuple[str, ...] | None:
-        """Return what the others are told that we do not reach; None where we are no help."""
-        if self._in_flight.is_draining or not self._has_started():
+        """Return what the others are told that we do not reach; None where we are no help.
+
+        We are none before somebody was told that we are ready, nor where nobody asks any more: then
+        no question is led here, however well we are.
+        """
+        unreached = self._unreached()  # always: how long something has failed counts from a look
+        told_at = self._told_ready_at
+        if self._in_flight.is_draining or told_at is None:
             return None
-        return tuple(sorted(self._unreached()))
+        return tuple(sorted(unreached)) if self._monotonic() - told_at < TOLD_SECONDS else None
 
     def _has_started(self) -> bool:
         if not self._is_started and self._laid_out_at is not None:

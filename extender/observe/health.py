@@ -16,7 +16,8 @@ def health_routes(
     """Return the routes.
 
     Args:
-        standing: whether questions are to come, and can be answered well: "ready", or what it is.
+        standing: whether questions are to come, and can be answered well: "ready", or what it is;
+            called for each who asks.
         degraded: what is wrong all the same, by what it is wrong with; no word of pods, for
             anybody may read it.
     """

@@ -1,11 +1,14 @@
 """Replicas that start, fall behind and catch up: real extenders, whose ways to others are shut."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
 import pytest_asyncio
 
+from extender import readiness as module
 from extender.app import Extender, start
 from extender.config import Prometheus, Settings
 from extender.readiness import Standing
@@ -108,10 +111,17 @@ async def test_it_waits_for_no_replica_that_does_not_answer() -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two replicas that know each other, each with a way of its own to the API server."""
+    """Two replicas that know each other, each with a way of its own to the API server.
+
+    Attributes:
+        replicas: the two.
+        ways: to the API server.
+        kubelets: those that ask whether they are ready.
+    """
 
     replicas: tuple[Replica, ...]
     ways: tuple[Gate, ...]
+    kubelets: tuple[asyncio.Task[None], ...]
 
     async def until(self, *standings: Standing) -> None:
         """Wait until both stand so."""
@@ -143,7 +153,19 @@ async def pair(replicas: Replicas) -> AsyncIterator[Pair]:
             started.append(await stack.enter_async_context(replicas.start(number, **changes)))
         for replica in started:
             await replica.hear_all()
-        yield Pair(tuple(started), tuple(ways))
+        async with asyncio.TaskGroup() as group:
+            kubelets = [group.create_task(probe(replica)) for replica in started]
+            yield Pair(tuple(started), tuple(ways), tuple(kubelets))
+            for kubelet in kubelets:
+                kubelet.cancel()
+
+
+async def probe(replica: Replica) -> None:
+    """Ask as a kubelet does, until cancelled."""
+    while True:
+        async with replica.session.get(f"{replica.url}/readyz"):
+            pass
+        await asyncio.sleep(0.1)
 
 
 async def test_who_does_not_reach_the_api_server_steps_back_while_another_does() -> None:
@@ -176,3 +198,16 @@ async def test_a_replica_that_went_away_holds_nobody_back() -> None:
 
         await both.until(Standing.ENDING, Standing.READY)
         both.replicas[0].extender.in_flight.is_draining = False
+
+
+async def test_a_replica_whose_kubelet_is_gone_holds_nobody_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TOLD_SECONDS", 1.0)
+    async with described(2) as replicas, pair(replicas) as both:
+        both.ways[1].shut()
+        await both.until(Standing.READY, Standing.BEHIND)
+
+        both.kubelets[0].cancel()  # Kubernetes will take it out of its Service
+
+        await both.until(Standing.READY, Standing.READY)
