@@ -2,7 +2,16 @@
 
 from typing import Final
 
-from extender.doctor.checks import coverage, neighbours, nodes, pods, schedulers, service, telemetry
+from extender.doctor.checks import (
+    coverage,
+    neighbours,
+    nodes,
+    pods,
+    replicas,
+    schedulers,
+    service,
+    telemetry,
+)
 from extender.doctor.findings import Check
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -162,5 +171,17 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="the extender's account has its rights",
         needs=("rights",),
         find=service.lacking_rights,
+    ),
+    Check(
+        code="IG404",
+        title="the extender has time to take leave",
+        needs=("pods", "settings"),
+        find=replicas.short_grace,
+    ),
+    Check(
+        code="IG405",
+        title="replicas know of each other",
+        needs=("pods", "settings"),
+        find=replicas.strangers,
     ),
 )

@@ -9,6 +9,7 @@ from extender.core.filtering import Rejection
 from extender.doctor.facts import Certificate, Facts, Sample
 from extender.doctor.findings import examine
 from extender.doctor.table import CHECKS
+from tests.extender.doctor.checks.test_replicas import replica
 from tests.extender.doctor.checks.test_schedulers import unasked
 from tests.extender.doctor.checks.test_service import right
 from tests.extender.doctor.things import (
@@ -66,7 +67,7 @@ HEALTHY: Final = Facts(
     at=NOW,
     extender_at=NOW,
     nodes=(node(),),
-    pods=(EXPORTER, TRAIN),
+    pods=(EXPORTER, TRAIN, replica("one")),
     daemon_sets=(),
     config_maps=(),
     schedulers=(scheduler(entry()),),
@@ -277,6 +278,16 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "rights that are missing": Fault(
         "IG403", "kubectl apply -k manifests/rbac", {"rights": (right(is_allowed=False),)}
+    ),
+    "too little time to take leave": Fault(
+        "IG404",
+        "terminationGracePeriodSeconds of the Deployment",
+        {"pods": beside(replica(grace_seconds=30))},
+    ),
+    "replicas that do not know of each other": Fault(
+        "IG405",
+        "peers: {service: idlegpu-peers.idlegpu.svc:8888}",
+        {"pods": beside(replica("x"), replica("y"))},
     ),
 }
 """Every finding that there is, by what it is of."""
