@@ -1,6 +1,6 @@
 """What replicas write to each other: JSON, versioned; unknown fields are ignored.
 
-Times go as ages: replicas' clocks differ.
+Times go as ages: replicas' clocks differ. The sender's own shows which messages come late.
 """
 
 from collections.abc import Collection, Iterable
@@ -65,6 +65,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
         instance: who tells; no two processes have the same.
         complete_for_seconds: the receiver has been told of every question of so long ...
         untold_seconds: ... but for those of the last so many seconds.
+        sent_at: when this was sent, in seconds of the sender's monotonic clock; see `Delay`.
         asked: the questions since the last message.
         faults: what has failed for long with whoever tells; None where it is not to be asked.
     """
@@ -73,6 +74,7 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
     complete_for_seconds: _Age = 0.0
     untold_seconds: _Age = 0.0
+    sent_at: float | None = None
     asked: Annotated[list[Asked], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
     faults: Annotated[list[_Name], msgspec.Meta(max_length=MAX_FAULTS)] | None = None
 
@@ -151,6 +153,7 @@ def encode_message(
             instance=instance,
             complete_for_seconds=_age(complete_since, now),
             untold_seconds=_age(complete_until, now),
+            sent_at=now,
             asked=asked,
             faults=None if faults is None else list(faults),
         )
@@ -180,14 +183,14 @@ def decode_receipt(body: bytes) -> Receipt:
     return _decode(_RECEIPT, body, "a replica's answer")
 
 
-def questions_in(message: Message, now: float) -> list[AnsweredQuestion]:
-    """Return what a message tells, by our own clock."""
+def questions_in(message: Message, sent_at: float) -> list[AnsweredQuestion]:
+    """Return what a message tells that was sent then, by our own clock."""
     return [
         AnsweredQuestion(
             verb=asked.verb,
             uid=asked.uid,
             key=asked.pod,
-            at=now - asked.age_seconds,
+            at=sent_at - asked.age_seconds,
             choices=asked.choices,
             is_lost=asked.is_lost,
             node=asked.node,

@@ -17,6 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from extender.effects.lease import make_identity
+from extender.effects.peer_delay import Delay
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH, PeerLink
 from extender.effects.peer_wire import (
     MAX_BYTES,
@@ -50,6 +51,7 @@ class _Heard:
     until: float
     at: float
     faults: frozenset[str] | None
+    delay: Delay
 
 
 class Peers:
@@ -239,14 +241,17 @@ class Peers:
             return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_REQUEST)
         if message.instance != self.instance:
             now = self._monotonic()
-            for question in questions_in(message, now):
+            before = self._heard.pop(message.instance, None)
+            delay = Delay() if before is None else before.delay
+            sent_at = now if message.sent_at is None else now - delay.of(message.sent_at, now)
+            for question in questions_in(message, sent_at):
                 self._take(question)
-            self._heard.pop(message.instance, None)
             self._heard[message.instance] = _Heard(
-                since=now - message.complete_for_seconds,
-                until=now - message.untold_seconds,
+                since=sent_at - message.complete_for_seconds,
+                until=sent_at - message.untold_seconds,
                 at=now,
                 faults=None if message.faults is None else frozenset(message.faults),
+                delay=delay,
             )
             if len(self._heard) > 2 * MAX_PEERS:
                 self._heard.popitem(last=False)

@@ -163,13 +163,13 @@ async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair
     assert pair.live() == [0, 1]
 
 
-async def test_of_one_attempt_prioritize_comes_last_however_late_filter_is_told(
+async def test_of_one_attempt_prioritize_comes_last_though_filter_looks_newer(
     pair: Pair,
 ) -> None:
     await pair.ask(NEAR, FILTER, is_told=False)
     await pair.ask(FAR, PRIORITIZE, is_told=False)
     (late,) = pair.replicas[NEAR].untold
-    pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.5)]  # on its way for so long
+    pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # on its way for so long
     pair.tell()
     pair.bind()
 

@@ -43,12 +43,13 @@ def questions(draw: st.DrawFn) -> AnsweredQuestion:
 def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredQuestion]) -> None:
     body = encode_message("a", sent, complete_since=700.0, complete_until=990.0, now=1000.0)
     message = decode_message(body)
-    arrived = questions_in(message, now=1000.0)
+    arrived = questions_in(message, sent_at=1000.0)
 
     assert all(map(is_tellable, sent))
     assert [it.at for it in arrived] == pytest.approx([it.at for it in sent])
     assert [replace(it, at=0.0) for it in arrived] == [replace(it, at=0.0) for it in sent]
     assert (message.complete_for_seconds, message.untold_seconds) == (300.0, 10.0)
+    assert message.sent_at == 1000.0
 
 
 def message(**changes: Any) -> bytes:
@@ -70,7 +71,7 @@ def test_a_replica_that_tells_nothing_of_it_is_no_help() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    (question,) = questions_in(decode_message(message(colour="red")), now=10.0)
+    (question,) = questions_in(decode_message(message(colour="red")), sent_at=10.0)
 
     assert (question.uid, question.at) == ("u", 9.0)
 

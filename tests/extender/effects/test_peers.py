@@ -10,6 +10,7 @@ from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH
 from extender.effects.peer_wire import encode_message
 from extender.effects.peers import SILENT_SECONDS, Peers
 from extender.metrics import Metrics
+from extender.placement.asked import AnsweredQuestion
 from extender.settings import peers as settings
 from tests.extender.served import MakeClient
 
@@ -97,3 +98,26 @@ async def test_one_that_is_no_help_does_not_count(aiohttp_client: MakeClient, cl
     await tell("us", [])
 
     assert peers.others_faults() == []
+
+
+async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
+    aiohttp_client: MakeClient, clock: Clock
+) -> None:
+    taken: list[AnsweredQuestion] = []
+    peers = Peers(settings.Peers(), taken.append, Metrics(), monotonic=clock, instance="us")
+    app = web.Application()
+    app.add_routes(peers.routes())
+    client = await aiohttp_client(app)
+
+    for transit_seconds in (0.001, 0.6):
+        asked_at = clock.now
+        theirs = asked_at - 900.0  # another machine's clock
+        asked = AnsweredQuestion(verb="filter", uid="u", key="team/p", at=theirs)
+        body = encode_message(
+            "them", [asked], complete_since=theirs, complete_until=theirs, now=theirs
+        )
+        clock.now += transit_seconds
+        assert (await client.post(PATH, data=body)).status == 200
+
+        assert taken[-1].at == pytest.approx(asked_at, abs=0.002)
+        clock.now += 1.0

@@ -1,0 +1,57 @@
+"""How late messages of another replica come, by clocks that differ."""
+
+import pytest
+
+from extender.effects.peer_delay import WINDOW_SECONDS, Delay
+
+APART = 12_345.0
+"""Our clock before theirs."""
+
+
+def told(delay: Delay, at: float, late: float, *, apart: float = APART) -> float:
+    """Have a message come that was sent at a time of ours."""
+    return delay.of(at - apart, at + late)
+
+
+def test_the_quickest_message_of_late_is_the_measure() -> None:
+    delay = Delay()
+    lateness = [0.3, 0.002, 0.05, 0.001, 0.7]
+
+    found = [told(delay, float(at), late) for at, late in enumerate(lateness)]
+
+    assert found == pytest.approx([0.0, 0.0, 0.048, 0.0, 0.699])
+
+
+def test_it_is_remembered_from_one_window_to_the_next() -> None:
+    delay = Delay()
+    told(delay, 0.0, 0.0)
+
+    assert told(delay, WINDOW_SECONDS + 1.0, 0.5) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("jump", [-60.0, 60.0], ids=["we stood still", "they stood still"])
+def test_clocks_that_are_set_apart_anew_are_believed_before_long(jump: float) -> None:
+    delay = Delay()
+    for at in range(5):
+        told(delay, float(at), 0.0)
+
+    apart = APART + jump
+    found = [told(delay, float(at), 0.0, apart=apart) for at in range(5, 40)]
+
+    assert found[int(2 * WINDOW_SECONDS) :] == pytest.approx([0.0] * (35 - int(2 * WINDOW_SECONDS)))
+
+
+def test_after_a_long_silence_it_is_measured_anew() -> None:
+    delay = Delay()
+    told(delay, 0.0, 0.0)
+
+    assert told(delay, 3 * WINDOW_SECONDS, 0.5) == 0.0
+
+
+def test_clocks_that_drift_apart_look_little_later_than_they_are() -> None:
+    delay = Delay()
+    drift = 0.001  # NTP's most, on both sides
+
+    found = [told(delay, at / 10, 0.001, apart=APART + drift * at / 10) for at in range(1000)]
+
+    assert 0.0 < max(found) <= 2 * WINDOW_SECONDS * drift + 1e-6
