@@ -18,6 +18,7 @@ from extender.observe.answers import (
     document_answer,
     json_answer,
     stream_answer,
+    write_in_pieces,
 )
 from extender.observe.hearing import Form, hear
 from extender.observe.parameters import (
@@ -187,18 +188,28 @@ class Decisions:
         else:
             records = self._near(query.get("pod"))[:limit]
         written: list[bytes] = []
-        for some in chunks(records, PIECE_DECISIONS):
-            written += [
-                write_json_in_full(await self._view(record, brief=wanted is None))
-                for record in some
-            ]
-            await asyncio.sleep(0)
+        if wanted is not None:
+            written += [await self._written(record) for record in records]
+        else:
+            for some in chunks(records, PIECE_DECISIONS):
+                written += [
+                    write_json_in_full(await self._view(record, brief=True)) for record in some
+                ]
+                await asyncio.sleep(0)
         body = b'{"version":%d,"replica":%b,"decisions":[%b]}' % (
             VERSION,
             write_json_in_full(self._replicas.name),
             b",".join(written),
         )
         return web.Response(body=body, content_type=CONTENT_TYPE)
+
+    async def _written(self, record: DecisionRecord) -> bytes:
+        """Return a decision in full, written for another replica in steps."""
+        pieces: list[bytes] = []
+        for piece in write_in_pieces(await self._view(record, brief=False), write_json_in_full):
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        return b"".join(pieces)
 
     def _near(self, pod: str | None) -> list[DecisionRecord]:
         """Return the decisions of this replica about a pod, or all, the newest first."""

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.explain import Evidence, NodeVerdict, explain
+from extender.observe import decisions
 from extender.observe.answers import PIECE_ITEMS, document_answer, write_in_pieces
+from extender.observe.decisions import Decisions
 from extender.observe.explain_node import Wish
 from extender.observe.explain_views import Ranking, full_nodes
 from extender.observe.seen import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
@@ -126,6 +128,29 @@ def test_a_decision_in_full_is_told_in_steps_as_at_once(
     view = decision_view(record, brief=False)
     assert len(view["explained"]) == NODES  # type: ignore[arg-type] # a list
     assert set(view["nodes"]) == set(CARDS)  # type: ignore[call-overload] # an object
+
+
+async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
+    world: Replica, record: DecisionRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def write(value: Any) -> bytes:
+        nodes = value.get("explained", ()) if isinstance(value, dict) else value
+        written.append(len(nodes) if isinstance(nodes, list) else 0)
+        return write_json_in_full(value)
+
+    monkeypatch.setattr(decisions, "write_json_in_full", write)
+    decided = Decisions(world.history)
+
+    before = 0
+    for _ in steps_of(decided._written(record)):
+        assert sum(written[before:]) <= PIECE_ITEMS
+        before = len(written)
+
+    assert sum(written) == NODES
+    whole = orjson.loads(write_json_in_full(decision_view(record, brief=False)))
+    assert orjson.loads(await decided._written(record)).items() >= whole.items()
 
 
 def test_records_of_some_nodes_are_made_in_each_step(record: DecisionRecord) -> None:
