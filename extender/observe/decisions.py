@@ -58,7 +58,20 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     decisions: list[dict[str, object]] = []
 
 
-FORM: Final = Form(msgspec.json.Decoder(Told), VERSION)
+class _Written(msgspec.Struct, kw_only=True, frozen=True):
+    """What a replica tells another, with the decisions as they are written."""
+
+    version: int
+    replica: str
+    decisions: list[msgspec.Raw] = []
+
+
+_WRITTEN: Final = msgspec.json.Decoder(_Written)
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_VIEW: Final = msgspec.json.Decoder(dict[str, object])
+
+LONG_BYTES: Final = 1 << 16
+"""Of a decision that is read in parts; one in short has less than a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +261,36 @@ class Decisions:
 def named(replicas: Replicas, record: DecisionRecord) -> Json:
     """Return what a decision of ours is called, and who made it."""
     return {"id": replicas.id_of(record.number), "replica": replicas.host}
+
+
+def _read_told(body: bytes) -> Told:
+    """Return what another replica told.
+
+    What a long decision says of thousands of nodes stays as it is written: a `msgspec.Raw`.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it cannot be read.
+    """
+    told = _WRITTEN.decode(body)
+    return Told(
+        version=told.version,
+        replica=told.replica,
+        decisions=[_read_view(view) for view in told.decisions],
+    )
+
+
+def _read_view(written: msgspec.Raw) -> dict[str, object]:
+    if not _is_long(written):
+        return _VIEW.decode(written)
+    fields = _FIELDS.decode(written).items()
+    return {name: raw if _is_long(raw) else msgspec.json.decode(raw) for name, raw in fields}
+
+
+def _is_long(written: msgspec.Raw) -> bool:
+    return memoryview(written).nbytes >= LONG_BYTES
+
+
+FORM: Final = Form(_read_told, VERSION)
 
 
 def _far(address: str, told: Told) -> list[_Far]:

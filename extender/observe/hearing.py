@@ -1,7 +1,7 @@
 """What the other replicas tell: each is heard once, and who cannot be read is named."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -30,17 +30,17 @@ class Form(Generic[Word]):
     """How what is told is read.
 
     Attributes:
-        decoder: of the form's JSON.
+        decode: of the form's JSON; raises a `msgspec.DecodeError` where it is none.
         version: the one that can be read.
     """
 
-    decoder: msgspec.json.Decoder[Word]
+    decode: Callable[[bytes], Word]
     version: int
 
     def read(self, body: bytes | None) -> Word | None:
         """Return what another replica told, None where it is nothing that can be read."""
         try:
-            told = self.decoder.decode(body or b"")
+            told = self.decode(body or b"")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         return told if told.version == self.version else None

@@ -68,7 +68,7 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     last: dict[str, Last]
 
 
-_FORM: Final = Form(msgspec.json.Decoder(_Told), VERSION)
+_FORM: Final = Form(msgspec.json.Decoder(_Told).decode, VERSION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

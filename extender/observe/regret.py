@@ -66,7 +66,7 @@ class _Told(msgspec.Struct, kw_only=True, frozen=True):
     outcomes: list[Outcome]
 
 
-_FORM = Form(msgspec.json.Decoder(_Told), VERSION)
+_FORM = Form(msgspec.json.Decoder(_Told).decode, VERSION)
 
 
 @dataclass(frozen=True, slots=True)

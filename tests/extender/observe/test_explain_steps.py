@@ -15,11 +15,17 @@ from hypothesis import strategies as st
 from extender.core.explain import Evidence, NodeVerdict, explain
 from extender.observe import decisions
 from extender.observe.answers import PIECE_ITEMS, document_answer, write_in_pieces
-from extender.observe.decisions import Decisions
+from extender.observe.decisions import FORM, Decisions
 from extender.observe.explain_node import Wish
 from extender.observe.explain_views import Ranking, full_nodes
 from extender.observe.seen import SEES_ALL, VIEWER, OfPod, write_json, write_json_in_full
-from extender.observe.views import PIECE_VERDICTS, Json, decision_in_steps, decision_view
+from extender.observe.views import (
+    PIECE_VERDICTS,
+    Json,
+    decision_in_steps,
+    decision_view,
+    veiled,
+)
 from extender.placement import evidence
 from extender.placement.evidence import PIECE_NODES
 from extender.placement.history import DecisionRecord
@@ -151,6 +157,32 @@ async def test_a_decision_is_written_for_another_replica_some_nodes_at_a_time(
     assert sum(written) == NODES
     whole = orjson.loads(write_json_in_full(decision_view(record, brief=False)))
     assert orjson.loads(await decided._written(record)).items() >= whole.items()
+
+
+async def test_what_another_replica_says_of_many_nodes_is_not_read_but_handed_on(
+    world: Replica,
+    record: DecisionRecord,
+    aiohttp_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decisions, "LONG_BYTES", 1000)
+    written = await Decisions(world.history)._written(record)
+    told = FORM.read(b'{"version":1,"replica":"near","decisions":[%b]}' % written)
+    assert told is not None
+    (view,) = told.decisions
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        VIEWER.set(SEES_ALL)
+        return await document_answer(request, veiled(view))
+
+    app = web.Application()
+    app.router.add_get("/decision", answer)
+
+    assert {name for name, it in view.items() if isinstance(it, msgspec.Raw)} == {
+        "explained",
+        "nodes",
+    }
+    assert await get(await aiohttp_client(app), "/decision") == orjson.loads(written)
 
 
 def test_records_of_some_nodes_are_made_in_each_step(record: DecisionRecord) -> None:
