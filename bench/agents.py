@@ -19,8 +19,8 @@ from typing import Final
 from bench.agent import cpu_seconds
 from bench.asking import Placed, Scheduler, percentile
 from bench.machine import Bound, report
-from bench.noise import trivial_server
-from bench.timing import Phase, ask_trivial, place_and_free
+from bench.noise import noise_server
+from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import ROOT, FleetSpec, World, open_world, wait_until
 from tests.controlplane.process import free_port
 
@@ -82,12 +82,12 @@ def measure(
 ) -> Span:
     """Place pods for a time; return what the extender took meanwhile."""
     pid = world.extender_pid
-    with trivial_server() as trivial:
+    with noise_server() as noise:
         before, cpu, began = reports(world), cpu_seconds(pid), time.perf_counter()
         while time.perf_counter() - began < options.seconds:
             due = time.perf_counter() + options.pause
             phase.note(place_and_free(scheduler, KEPT, running))
-            ask_trivial(trivial, phase)
+            ask_noise(noise, phase)
             time.sleep(max(due - time.perf_counter(), 0.0))
         taken, seconds = cpu_seconds(pid) - cpu, time.perf_counter() - began
     return Span(seconds=seconds, cpu_seconds=taken, reports=reports(world) - before)

@@ -16,8 +16,8 @@ from typing import Final
 
 from bench.asking import Placed, Scheduler, percentile
 from bench.machine import Bound, report
-from bench.noise import trivial_server
-from bench.timing import Phase, ask_trivial, place_and_free
+from bench.noise import noise_server
+from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_MS: Final = 10.0
@@ -67,7 +67,7 @@ def run(spec: FleetSpec, seconds: float, pods: int, *, is_stepping: bool) -> lis
     settings = {"prometheus": {"interval_seconds": INTERVAL_SECONDS}}
     phases: list[Phase] = []
     with (
-        trivial_server() as trivial,
+        noise_server() as noise,
         open_world(spec, settings=settings, is_stepping=is_stepping) as world,
     ):
         world.wait_ready()
@@ -84,7 +84,7 @@ def run(spec: FleetSpec, seconds: float, pods: int, *, is_stepping: bool) -> lis
                 deadline = time.perf_counter() + seconds
                 while time.perf_counter() < deadline:
                     phase.note(place_and_free(scheduler, KEPT, running))
-                    ask_trivial(trivial, phase)
+                    ask_noise(noise, phase)
                     time.sleep(PAUSE_SECONDS)
             if is_stepping:
                 steps = world.steps()

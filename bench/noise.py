@@ -47,7 +47,7 @@ async def serve(port: int) -> None:
 
 
 @contextmanager
-def trivial_server() -> Iterator[Connection]:
+def noise_server() -> Iterator[Connection]:
     """Run the process while the context is open; yield a connection to it.
 
     Raises:

@@ -18,10 +18,10 @@ from typing import Final
 
 from bench.asking import Connection, Placed, Scheduler
 from bench.machine import Bound, report
-from bench.noise import trivial_server
+from bench.noise import noise_server
 from bench.processes import watching_memory
 from bench.questions import EVERYDAY, distinct
-from bench.timing import Phase, ask_trivial, place_and_free
+from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import FleetSpec, World, open_world, wait_until
 
 SETTINGS: Final = {
@@ -81,7 +81,7 @@ class Churn:
         ]
 
 
-def soak(world: World, trivial: Connection, seconds: float) -> Phase:
+def soak(world: World, noise: Connection, seconds: float) -> Phase:
     """Keep everything going for so long."""
     phase = Phase("soak")
     churn = Churn(world, world.nodes())
@@ -94,7 +94,7 @@ def soak(world: World, trivial: Connection, seconds: float) -> Phase:
         scheduler = unusual if number % 4 == 0 else everyday
         number += 1
         phase.note(place_and_free(scheduler, KEPT, running))
-        ask_trivial(trivial, phase)
+        ask_noise(noise, phase)
         time.sleep(PAUSE_SECONDS)
     if churn.away:
         world.control("add-nodes", nodes=churn.away)
@@ -148,7 +148,7 @@ def main() -> int:
         other_pods=options.all_pods - options.gpu_pods,
     )
     with (
-        trivial_server() as trivial,
+        noise_server() as noise,
         open_world(
             spec,
             settings=SETTINGS,
@@ -159,7 +159,7 @@ def main() -> int:
         world.wait_ready()
         wait_until(world.has_readings, "the first readings", 240.0, poll_seconds=0.5)
         with watching_memory(lambda: world.extender_pid) as peak:
-            phase = soak(world, trivial, options.seconds)
+            phase = soak(world, noise, options.seconds)
         stopped = lost(world)
     warm, end = _medians([rss for _, rss in peak.series])
     rows: list[dict[str, object]] = [

@@ -1,4 +1,4 @@
-"""Latencies of one phase of a benchmark, beside those of a trivial handler at the same time."""
+"""Latencies of one phase of a benchmark, beside what the machine adds at the same time."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -6,7 +6,7 @@ from typing import Any, Final
 from bench.asking import Connection, Placed, Scheduler, percentile
 
 QUESTION_BYTES: Final = 64 << 10
-"""About what the names of thousands of nodes weigh; the trivial handler gets as much to read."""
+"""About what the names of thousands of nodes weigh; `bench.noise` gets as much to read."""
 
 
 @dataclass(slots=True)
@@ -17,7 +17,8 @@ class Phase:
         name: what was going on.
         filter_ms: of each filter.
         prioritize_ms: of each prioritize.
-        trivial_ms: of the trivial handler, asked after each.
+        noise_ms: of the process of `bench.noise`, asked after each; tables call it trivial, as do
+            those that are kept.
         longest_step_ms: longest step of the extender's loop in CPU time; nan where not measured.
         long_steps: steps of more than 10 ms.
         longest_steps: the longest ones, with their names.
@@ -26,7 +27,7 @@ class Phase:
     name: str
     filter_ms: list[float] = field(default_factory=list)
     prioritize_ms: list[float] = field(default_factory=list)
-    trivial_ms: list[float] = field(default_factory=list)
+    noise_ms: list[float] = field(default_factory=list)
     longest_step_ms: float = float("nan")
     long_steps: int = 0
     longest_steps: list[dict[str, Any]] = field(default_factory=list)
@@ -53,16 +54,16 @@ class Phase:
             "prioritize p99 ms": percentile(self.prioritize_ms, 0.99),
             "all p99 ms": percentile(self.answers_ms, 0.99),
             "max ms": percentile(self.answers_ms, 1.0),
-            "trivial p50 ms": percentile(self.trivial_ms, 0.5),
-            "trivial p99 ms": percentile(self.trivial_ms, 0.99),
-            "trivial max ms": percentile(self.trivial_ms, 1.0),
+            "trivial p50 ms": percentile(self.noise_ms, 0.5),
+            "trivial p99 ms": percentile(self.noise_ms, 0.99),
+            "trivial max ms": percentile(self.noise_ms, 1.0),
         }
 
 
-def ask_trivial(connection: Connection, phase: Phase) -> None:
-    """Ask the trivial handler once."""
+def ask_noise(connection: Connection, phase: Phase) -> None:
+    """Ask the process of `bench.noise` once."""
     seconds, _ = connection.post("/", bytes(QUESTION_BYTES))
-    phase.trivial_ms.append(1000 * seconds)
+    phase.noise_ms.append(1000 * seconds)
 
 
 def place_and_free(scheduler: Scheduler, keep: int, running: list[Placed]) -> Placed:
