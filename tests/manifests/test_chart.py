@@ -1,6 +1,7 @@
 """The Helm chart renders what kustomize does, and changes what its values say."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 import pytest
 import yaml
 
-from extender.config import load_settings
+from extender.config import Settings, load_settings
 from tests.controlplane.objects import Object
 from tests.manifests.chart import CHART, HelmError, Values, helm, rendered
 from tests.manifests.shipped import (
@@ -141,6 +142,32 @@ def scheduler_config(items: list[Object]) -> tuple[str, str]:
     volumes = find(items, "Deployment", SCHEDULER)["spec"]["template"]["spec"]["volumes"]
     (name,) = [each["configMap"]["name"] for each in volumes if "configMap" in each]
     return name, find(items, "ConfigMap", name)["data"]["kube-scheduler.yaml"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shutdown_seconds": 200},
+        {"drain_seconds": 0.5, "shutdown_seconds": 30},
+        {"drain_seconds": 0},
+    ],
+    ids=str,
+)
+def test_the_extender_gets_the_time_to_end_that_its_settings_need(
+    settings: dict[str, float], tmp_path: Path
+) -> None:
+    shipped = find(built(MANIFESTS), "Deployment", EXTENDER)["spec"]["template"]["spec"]
+    to_spare = shipped["terminationGracePeriodSeconds"] - time_to_end(Settings())
+
+    items = rendered({"extender": {"settings": settings}}, tmp_path)
+
+    spec = find(items, "Deployment", EXTENDER)["spec"]["template"]["spec"]
+    needed = time_to_end(Settings.model_validate(settings))
+    assert spec["terminationGracePeriodSeconds"] == math.ceil(needed + to_spare)
+
+
+def time_to_end(settings: Settings) -> float:
+    return settings.drain_seconds + settings.shutdown_seconds
 
 
 def test_images_come_from_where_the_values_say(tmp_path: Path) -> None:

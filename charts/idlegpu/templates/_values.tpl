@@ -16,6 +16,9 @@
 {{- $own := ternary $values.scheduler $values.extender (eq $name "idlegpu-scheduler") }}
 {{- $_ := set $item.spec "replicas" $own.replicas }}
 {{- include "idlegpu.workload" (dict "spec" $item.spec.template.spec "values" $own) }}
+{{- if eq $name "idlegpu-extender" }}
+{{- include "idlegpu.grace" (dict "spec" $item.spec.template.spec "settings" $own.settings) }}
+{{- end }}
 {{- range $volume := $item.spec.template.spec.volumes }}
 {{- if eq (dig "configMap" "name" "" $volume) "idlegpu-scheduler-config" }}
 {{- $_ := set $volume.configMap "name" $.schedulerConfig }}
@@ -78,6 +81,15 @@
 {{- $_ := set $config "extenders" (list (mergeOverwrite (first $config.extenders) $settings)) }}
 {{- $_ := set .data "kube-scheduler.yaml" (toYaml $config) }}
 {{- end }}
+{{- end }}
+
+{{/* Time to end: what the settings need, and as much to spare as the manifest has beyond their defaults.
+     In: spec, settings (of the extender). */}}
+{{- define "idlegpu.grace" }}
+{{- $drain := dig "drain_seconds" 5 .settings }}
+{{- $shutdown := dig "shutdown_seconds" 95 .settings }}
+{{- $grace := addf .spec.terminationGracePeriodSeconds (subf $drain 5) (subf $shutdown 95) }}
+{{- $_ := set .spec "terminationGracePeriodSeconds" (ceil $grace | int64) }}
 {{- end }}
 
 {{/* Resources, nodes and tolerations of extender, agent or second scheduler. In: spec, values (of the one). */}}
