@@ -52,12 +52,29 @@ def texts(stage: list[Step], word: str) -> list[str]:
     return [step.text for step in stage if step.word == word]
 
 
-def build(program: str, folder: Path) -> Path:
+def fetch_wheels(folder: Path) -> Path:
+    """Fetch what the lock files of both programs name, as a build would; return the folder.
+
+    A build takes most of its time to read the package index, which names every file of every
+    release: so that is done once.
+
+    Raises:
+        AssertionError: a package is not there as it is locked.
+    """
+    options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--quiet"]
+    for program in ("extender", "agent"):
+        options += ["--requirement", str(IMAGES / f"{program}.txt")]
+    _call([sys.executable, "-m", "pip", "download", "--dest", str(folder), *options], folder)
+    return folder
+
+
+def build(program: str, folder: Path, wheels: Path) -> Path:
     """Run the steps of a program's build stage in a clean folder; return what they make.
 
     Args:
         program: `extender` or `agent`.
         folder: an empty one.
+        wheels: where the packages are.
 
     Raises:
         AssertionError: the Dockerfile has a step that this cannot do, or a step failed.
@@ -68,7 +85,14 @@ def build(program: str, folder: Path) -> Path:
         if step.word == "COPY":
             _copy(step.text, source)
         elif step.word == "RUN":
-            _run(step.text.replace(INSTALLED, str(made)), source)
+            _call(
+                step.text.replace(INSTALLED, str(made)).split(),
+                source,
+                PYTHON=sys.executable,
+                INSTALLED=INSTALLED,
+                PIP_NO_INDEX="1",
+                PIP_FIND_LINKS=str(wheels),
+            )
         else:
             assert step.word in {"FROM", "WORKDIR"}, f"unknown step: {step}"
     return made
@@ -114,14 +138,14 @@ def _copy(text: str, folder: Path) -> None:
             shutil.copy(ROOT / name, into)
 
 
-def _run(text: str, folder: Path) -> None:
+def _call(words: list[str], folder: Path, **variables: str) -> None:
     result = subprocess.run(
-        text.split(),
+        words,
         cwd=folder,
-        env={**os.environ, "PYTHON": sys.executable, "INSTALLED": INSTALLED},
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
         timeout=BUILD_TIMEOUT_SECONDS,
     )
-    assert result.returncode == 0, f"{text}: {result.stdout}{result.stderr}"
+    assert result.returncode == 0, f"{words}: {result.stdout}{result.stderr}"

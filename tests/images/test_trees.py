@@ -11,7 +11,15 @@ import pytest
 
 from tests.controlplane.process import free_port
 from tests.controlplane.waiting import wait_for
-from tests.images.dockerfile import IMAGES, ROOT, build, command, environment, run
+from tests.images.dockerfile import (
+    IMAGES,
+    ROOT,
+    build,
+    command,
+    environment,
+    fetch_wheels,
+    run,
+)
 
 # As slow as what needs a cluster, and like that it needs a package index.
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -20,6 +28,7 @@ SETTINGS = """
 listen: 127.0.0.1:{webhooks}
 status_listen: 127.0.0.1:{status}
 kubeconfig: {folder}/kubeconfig
+drain_seconds: 0
 """
 KUBECONFIG = """
 apiVersion: v1
@@ -41,15 +50,21 @@ for path in sorted(p for name in ("agent", "extender") for p in (root / name).rg
 
 
 @pytest.fixture(scope="module")
-def extender(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the extender's image has in its folder."""
-    return build("extender", tmp_path_factory.mktemp("extender"))
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheels of both lock files."""
+    return fetch_wheels(tmp_path_factory.mktemp("wheels"))
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def extender(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
+    """What the extender's image has in its folder."""
+    return build("extender", tmp_path_factory.mktemp("extender"), wheels)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Path:
     """What the agent's image has in its folder."""
-    return build("agent", tmp_path_factory.mktemp("agent"))
+    return build("agent", tmp_path_factory.mktemp("agent"), wheels)
 
 
 @pytest.fixture
@@ -155,14 +170,15 @@ def test_nothing_in_an_image_is_compiled_when_it_starts(
 @pytest.mark.timeout(600)  # two builds
 @pytest.mark.parametrize("program", ["extender", "agent"])
 def test_the_same_lock_file_makes_the_same_files(
-    program: str, request: pytest.FixtureRequest, tmp_path: Path
+    program: str, request: pytest.FixtureRequest, wheels: Path, tmp_path: Path
 ) -> None:
     tree: Path = request.getfixturevalue(program)
 
-    again = build(program, tmp_path / "elsewhere")
+    again = build(program, tmp_path / "elsewhere", wheels)
 
-    assert hashes(again) == hashes(tree)
-    assert len(hashes(tree)) > 1000
+    made = hashes(tree)
+    assert hashes(again) == made
+    assert len(made) > 1000
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
