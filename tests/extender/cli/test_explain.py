@@ -10,8 +10,7 @@ import yaml
 from extender.client import Client, ClientError
 from extender.observe.replicas import ALONE
 from tests.extender.cli.serving import Run, ask, runner, serving
-from tests.extender.observe.test_decisions import Far
-from tests.extender.observe.test_explain_replicas import ADDRESS, Replica
+from tests.extender.observe.others import FAR, Far, Replica
 
 PODS = ("a", "b", "c")
 
@@ -20,11 +19,11 @@ class Elsewhere(Far):
     """Another replica whose answers are fetched by the client: it runs on another loop."""
 
     def __init__(self, url: str) -> None:
-        super().__init__({ADDRESS: None})
+        super().__init__({FAR: None})
         self._client = Client.at(url)
 
     async def ask_one(self, address: str, path: str) -> bytes | None:
-        assert address == ADDRESS
+        assert address == FAR
         try:
             return (await asyncio.to_thread(self._client.text, path)).encode()
         except ClientError:

@@ -1,77 +1,20 @@
 """Any replica answers for all: what the others decided, and what of it the caller may see."""
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from extender.observe.decisions import PEERS_PATH, Decisions
 from extender.observe.replicas import Nobody, Replicas
-from extender.observe.seen import SEES_ALL, VIEWER, Viewer, write_json_in_full
+from extender.observe.seen import SEES_ALL, Viewer, write_json_in_full
 from tests.extender.observe.asking import get
+from tests.extender.observe.others import FAR, NEAR, THIRD, Far, SeesTeam, serve_to
 from tests.extender.served import IDLE, Client, MakeClient, World, names_question, pod
-
-FAR = "10.0.0.2:8888"
-THIRD = "10.0.0.3:8888"
-
-
-@dataclass
-class SeesTeam:
-    """May read the pods of one namespace, of which it learns on the way."""
-
-    learnt: set[str] = field(default_factory=set)
-    name: str = "somebody"
-
-    def sees(self, namespace: str) -> bool:
-        return namespace == "team" and namespace in self.learnt
-
-    async def learn(self, namespaces: Any) -> None:
-        self.learnt |= set(namespaces)
-
-    async def renew(self) -> None:
-        """There is nothing to find out."""
-
-
-@dataclass
-class Far:
-    """Other replicas, over their real answers; None for one that does not answer.
-
-    Attributes:
-        garbage: what comes from those that do not answer.
-        asked: what they were asked.
-        hanging: those that told what they have, and answer nothing since.
-    """
-
-    clients: Mapping[str, Client | None] = field(default_factory=dict)
-    garbage: bytes | None = None
-    asked: list[str] = field(default_factory=list)
-    hanging: Collection[str] = ()
-
-    async def ask(self, path: str) -> Mapping[str, bytes | None]:
-        return {address: await self.ask_one(address, path) for address in self.clients}
-
-    async def ask_one(self, address: str, path: str) -> bytes | None:
-        self.asked.append(path)
-        client = self.clients[address]
-        if client is None or (address in self.hanging and "id=" in path):
-            return self.garbage
-        response = await client.get(path)
-        assert response.status == 200, await response.text()
-        return await response.read()
 
 
 def application(world: World, decisions: Decisions, viewer: Viewer = SEES_ALL) -> web.Application:
-    @web.middleware
-    async def for_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not request.path.startswith("/v1/peers/"):
-            VIEWER.set(viewer)
-        return await handler(request)
-
-    app = web.Application(middlewares=[for_viewer])
+    app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*world.webhooks().routes(), *decisions.routes(), *decisions.peer_routes()])
     return app
 
@@ -274,7 +217,7 @@ async def test_an_address_that_is_our_own_tells_nothing_twice(
     far = Far()
     world, decisions = replica("near", far)
     client = await aiohttp_client(application(world, decisions))
-    far.clients = {"10.0.0.1:8888": client}
+    far.clients = {NEAR: client}
     await decide(client, "ours")
 
     told = await get(client, "/v1/decisions")

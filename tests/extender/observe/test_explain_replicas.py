@@ -1,54 +1,13 @@
 """Any replica explains what any of them decided, to whom may read the pod."""
 
-from dataclasses import dataclass, field
-
 import pytest
 from aiohttp import web
-from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.observe.explain_api import PEERS_PATH
-from extender.observe.replicas import Replicas
-from extender.observe.seen import SEES_ALL, VIEWER, Viewer
-from extender.observe.why import Why
+from extender.observe.seen import VIEWER, Viewer
 from tests.extender.observe.asking import decide, get
-from tests.extender.observe.test_decisions import Far, SeesTeam
-from tests.extender.observe.whys import WhyWorld
-from tests.extender.served import IDLE, Client, MakeClient, names_question, pod
-
-ADDRESS = "10.0.0.2:8888"
-
-
-@dataclass
-class Replica(WhyWorld):
-    """A replica that asks others.
-
-    Attributes:
-        far: the others.
-        tells: whether it tells them.
-        name: its short name.
-    """
-
-    far: Far = field(default_factory=Far)
-    tells: bool = True
-    name: str = "near"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.why = Why(
-            self.placer,
-            lambda: self.resources,
-            lambda: self.now,
-            replicas=Replicas(name=self.name, others=self.far, tells=self.tells),
-        )
-        self.add({"a": [IDLE], "b": [IDLE]})
-
-    @override
-    def build_app(
-        self, *, max_body_bytes: int = 1 << 20, viewer: Viewer = SEES_ALL
-    ) -> web.Application:
-        app = super().build_app(max_body_bytes=max_body_bytes, viewer=viewer)
-        app.add_routes(self.why.peer_routes())
-        return app
+from tests.extender.observe.others import FAR, Far, Replica, SeesTeam
+from tests.extender.served import Client, MakeClient, names_question, pod
 
 
 @pytest.fixture
@@ -64,7 +23,7 @@ async def other(aiohttp_client: MakeClient) -> Client:
 
 @pytest.fixture
 def far(other: Client) -> Far:
-    return Far({ADDRESS: other})
+    return Far({FAR: other})
 
 
 @pytest.fixture
@@ -162,7 +121,7 @@ async def test_a_short_name_means_the_pod_that_the_caller_may_read(
 async def test_a_replica_that_does_not_answer_is_left_out(
     aiohttp_client: MakeClient, garbage: bytes | None
 ) -> None:
-    world = Replica(far=Far({ADDRESS: None}, garbage=garbage))
+    world = Replica(far=Far({FAR: None}, garbage=garbage))
     client = await aiohttp_client(world.build_app())
     await decide(client, "a", name="ours")
 

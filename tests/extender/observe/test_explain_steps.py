@@ -30,8 +30,7 @@ from extender.placement import evidence
 from extender.placement.evidence import PIECE_NODES
 from extender.placement.history import DecisionRecord
 from tests.extender.observe.asking import decide, get
-from tests.extender.observe.test_decisions import Far
-from tests.extender.observe.test_explain_replicas import ADDRESS, Replica
+from tests.extender.observe.others import FAR, Far, Replica
 from tests.extender.observe.whys import SeesTeam
 from tests.extender.served import BUSY, Client, Gpu, MakeClient
 
@@ -195,7 +194,7 @@ async def test_every_node_is_in_the_answer_whichever_replica_is_asked(
     aiohttp_client: MakeClient,
 ) -> None:
     other = await aiohttp_client(replica("far").build_app())
-    client = await aiohttp_client(replica("near", Far({ADDRESS: other})).build_app())
+    client = await aiohttp_client(replica("near", Far({FAR: other})).build_app())
     await decide(other, *CARDS, name="p")
 
     for limit in ("0", "10000"):

@@ -7,12 +7,10 @@ import pytest
 from extender.observe.last_decisions import PEERS_PATH
 from tests.extender.cli.serving import runner, serving
 from tests.extender.observe.asking import decide, get
-from tests.extender.observe.test_decisions import Far
-from tests.extender.observe.test_explain_replicas import Replica
+from tests.extender.observe.others import FAR, NEAR, Far, Replica
 from tests.extender.observe.whys import SeesTeam
 from tests.extender.served import IDLE, Client, MakeClient
 
-NEAR, FAR = "10.0.0.1:8888", "10.0.0.2:8888"
 REFUSED = [{"count": 1, "reason": "node(s) had too few GPUs known to be idle"}]
 
 

@@ -4,19 +4,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from extender.core.request import PodRef
 from extender.observe.regret import PATH, PEERS_PATH, RegretTable
 from extender.observe.replicas import Nobody, Replicas
-from extender.observe.seen import SEES_ALL, VIEWER, Viewer
+from extender.observe.seen import SEES_ALL, Viewer
 from extender.placement.regret import Outcome, RegretWatch
 from tests.extender.observe.asking import get
-from tests.extender.observe.test_decisions import Far, SeesTeam
+from tests.extender.observe.others import FAR, NEAR, Far, SeesTeam, serve_to
 from tests.extender.observe.test_regret import outcome
 from tests.extender.served import Client, MakeClient, World
-
-FAR = "10.0.0.2:8888"
 
 
 def secret() -> Outcome:
@@ -43,13 +40,7 @@ def replica(
     watch.left_out = 1
     table = RegretTable(lambda: watch, Replicas(name=name, others=far or Nobody(), tells=tells))
 
-    @web.middleware
-    async def for_viewer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not request.path.startswith("/v1/peers/"):
-            VIEWER.set(viewer)
-        return await handler(request)
-
-    app = web.Application(middlewares=[for_viewer])
+    app = web.Application(middlewares=[serve_to(viewer)])
     app.add_routes([*table.routes(), *table.peer_routes()])
     return app
 
@@ -128,7 +119,7 @@ async def test_replicas_that_do_not_answer_are_named(
 async def test_an_address_that_is_our_own_tells_nothing_twice(aiohttp_client: MakeClient) -> None:
     far = Far()
     client = await aiohttp_client(replica("near", OURS, far=far))
-    far.clients = {"10.0.0.1:8888": client}
+    far.clients = {NEAR: client}
 
     assert (await get(client, PATH))["left_out"] == 1
 

@@ -9,10 +9,9 @@ from extender.observe.page.decision_feed import MOST_AT_ONCE
 from extender.observe.page.far_feed import MOST_REPLICAS, FarFeed
 from extender.observe.replicas import Replicas
 from extender.observe.seen import SEES_ALL, VIEWER, SeesNone, write_json, write_json_in_full
-from tests.extender.observe.test_decisions import Far, application, decide, replica
+from tests.extender.observe.others import FAR, THIRD, Far
+from tests.extender.observe.test_decisions import application, decide, replica
 from tests.extender.served import Client, MakeClient, World
-
-FAR = "10.0.0.2:8888"
 
 
 @pytest.fixture
@@ -156,13 +155,12 @@ async def test_an_address_that_is_our_own_tells_nothing_twice(
 async def test_replicas_that_are_long_gone_are_asked_after_no_more(
     feed: FarFeed, far: Far, other: Client
 ) -> None:
-    gone = "10.0.0.3:8888"
     news: list[str] = []
     for number in range(MOST_REPLICAS + 5):  # one that starts anew again and again
         at = "2027-01-15T08:00:00+00:00"
         views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
         told = {"version": 1, "replica": f"gone{number}", "decisions": views}
-        far.clients, far.garbage = {gone: None, FAR: other}, write_json_in_full(told)
+        far.clients, far.garbage = {THIRD: None, FAR: other}, write_json_in_full(told)
         batch = await feed.batch()
         news += names(batch) if batch else []
     far.clients = {FAR: other}

@@ -7,11 +7,9 @@ from extender.observe.page.lost import MOST_IDS, PATH, PEERS_PATH, Lost
 from extender.observe.replicas import Nobody, Replicas
 from extender.observe.seen import SEES_ALL, SeesNone, Viewer
 from tests.extender.observe.asking import decide, get
-from tests.extender.observe.test_decisions import Far
+from tests.extender.observe.others import FAR, Far
 from tests.extender.observe.whys import WhyWorld
 from tests.extender.served import BUSY, IDLE, Client, MakeClient
-
-FAR = "10.0.0.2:8888"
 
 
 def replica(
