@@ -14,14 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import override
 
+from extender.core.pieces import Pieces, Places, Words
 from extender.core.steps import Steps, finish
 
-Words = npt.NDArray[np.uint64]
-Parts = npt.NDArray[np.void]
-Places = npt.NDArray[np.intp]
-
 _WORD = 8
-_COMMA = ord(",")
 _SPECIAL = frozenset('",\\')
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _HALF = np.uint64(32)
@@ -75,10 +71,6 @@ class NamesAt(Sequence[str]):
         """Tell whether these are the same names in the same order."""
         return self.names is names and np.array_equal(self.rows, rows)
 
-    def pick(self, indexes: Places) -> list[str]:
-        """Return some of the names."""
-        return list(map(self.names.__getitem__, self.rows[indexes].tolist()))
-
     @override
     def __len__(self) -> int:
         return len(self.rows)
@@ -86,6 +78,24 @@ class NamesAt(Sequence[str]):
     @override
     def __iter__(self) -> Iterator[str]:
         return map(self.names.__getitem__, self.rows.tolist())
+
+
+class NamesIn(NamesAt):
+    """Names that were found in a text.
+
+    Args:
+        names: names that others use too.
+        rows: the places.
+        pieces: each name where it stands in the text, as JSON.
+    """
+
+    __slots__ = ("pieces",)
+
+    def __init__(
+        self, names: tuple[str, ...], rows: npt.NDArray[np.integer], pieces: Pieces
+    ) -> None:
+        super().__init__(names, rows)
+        self.pieces = pieces
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,8 +139,8 @@ class NameTable:
         if not names or not _is_plain("".join(names)):
             return None
         text = b'["' + b'","'.join(map(str.encode, names)) + b'"]'
-        starts, lengths = _pieces(text, 0, len(text))
-        if (chosen := _split(text, starts, lengths, like)) is None:
+        pieces = Pieces.of(text, 0, len(text))
+        if pieces is None or (chosen := _split(pieces, like)) is None:
             return None
         words, telling = chosen.words, chosen.telling
         hashes = _hashes([words[at] for at in telling])
@@ -147,7 +157,7 @@ class NameTable:
         return cls(
             head=chosen.head,
             tail=chosen.tail,
-            lengths=lengths.astype(np.min_scalar_type(lengths.max())),
+            lengths=pieces.lengths.astype(np.min_scalar_type(pieces.lengths.max())),
             words=tuple(word[:1].copy() if _is_one(word) else word.copy() for word in words),
             telling=telling,
             hashes=hashes,
@@ -155,23 +165,16 @@ class NameTable:
             shift=shift,
         )
 
-    def find(self, text: bytes, begin: int, end: int) -> Places | None:
+    def find(self, pieces: Pieces) -> Places | None:
         """Return the place of each name of a JSON list, as Go writes it.
 
         None where one is not known, or listed twice, or it is no such list.
-
-        Args:
-            text: has the list in it.
-            begin: where the list begins.
-            end: where the list ends.
         """
-        if not (text.startswith(b"[", begin) and text.endswith(b"]", begin + 1, end)):
-            return None
-        starts, lengths = _pieces(text, begin, end)
+        lengths = pieces.lengths
         shortest, longest = int(lengths.min()), int(lengths.max())
         if shortest < max(self.head, self.tail) or longest > self.head + self.tail:
             return None
-        words = _words(text, starts, lengths, self.head, self.tail)
+        words = pieces.words(self.head, self.tail)
         hashes = _hashes([words[at] for at in self.telling])
         slots = (hashes >> self.shift).view(np.intp)
         found = self.places[slots].astype(np.intp)
@@ -234,7 +237,7 @@ class Roll:
             self._rows[resource] = rows
             yield
 
-    def find(self, text: bytes, begin: int, end: int) -> NamesAt | None:
+    def find(self, text: bytes, begin: int, end: int) -> NamesIn | None:
         """Return the names of a JSON list in a text by their numbers.
 
         None where they must be read otherwise: they are few, or not all known, or one is listed
@@ -248,8 +251,9 @@ class Roll:
         """
         if self._table is None or end - begin < FEW_BYTES:
             return None
-        found = self._table.find(text, begin, end)
-        return None if found is None else NamesAt(self.names, found)
+        pieces = Pieces.of(text, begin, end)
+        found = None if pieces is None else self._table.find(pieces)
+        return None if pieces is None or found is None else NamesIn(self.names, found, pieces)
 
     def number(self, names: Sequence[str]) -> Sequence[str]:
         """Return names by their numbers if all are known; else as they are."""
@@ -270,29 +274,6 @@ class Roll:
         return found
 
 
-def _pieces(text: bytes, begin: int, end: int) -> tuple[Places, Places]:
-    """Return where what stands between the commas of a list begins, and how long each is."""
-    inner = np.frombuffer(text, np.uint8, end - begin - 2, begin + 1)
-    commas = np.flatnonzero(inner == _COMMA)
-    starts = np.empty(len(commas) + 1, dtype=np.intp)
-    starts[0], starts[1:] = 0, commas
-    starts[1:] += 1
-    lengths = np.empty_like(starts)
-    lengths[:-1], lengths[-1] = commas, len(inner)
-    lengths -= starts
-    starts += begin + 1
-    return starts, lengths
-
-
-def _words(text: bytes, starts: Places, lengths: Places, head: int, tail: int) -> list[Words]:
-    """Return the words of so many bytes from the begin and from the end of each piece of a text.
-
-    No piece may be shorter than either part.
-    """
-    parts = (_taken(text, starts, head), _taken(text, starts + (lengths - tail), tail))
-    return [word for part in parts for word in part.view("<u8").reshape(len(part), -1).T]
-
-
 @dataclass(frozen=True, slots=True)
 class _Split:
     """One way to look at names: `head` and `tail` bytes of them, as words, and what tells."""
@@ -308,9 +289,9 @@ class _Split:
         return len(self.telling), sum(not _is_one(word) for word in self.words)
 
 
-def _split(text: bytes, starts: Places, lengths: Places, like: NameTable | None) -> _Split | None:
+def _split(pieces: Pieces, like: NameTable | None) -> _Split | None:
     """Choose two parts that cover every piece and are in every one; None where there are none."""
-    shortest, longest = int(lengths.min()), int(lengths.max())
+    shortest, longest = int(pieces.lengths.min()), int(pieces.lengths.max())
     sizes = [
         (head, max(-(-(longest - head) // _WORD), 1) * _WORD)
         for head in range(_WORD, shortest + 1, _WORD)
@@ -318,7 +299,7 @@ def _split(text: bytes, starts: Places, lengths: Places, like: NameTable | None)
     splits: list[_Split] = []
     for head, tail in sorted(sizes, key=lambda size: like is None or size[0] != like.head):
         if tail <= shortest:
-            words = _words(text, starts, lengths, head, tail)
+            words = pieces.words(head, tail)
             telling = _telling(words, like.telling if like else ())
             splits.append(_Split(head, tail, words, telling))
             if like is not None and (head, telling) == (like.head, like.telling):
@@ -328,14 +309,6 @@ def _split(text: bytes, starts: Places, lengths: Places, like: NameTable | None)
 
 def _is_one(word: Words) -> bool:
     return bool((word == word[0]).all())
-
-
-def _taken(text: bytes, starts: Places, size: int) -> Parts:
-    """Return so many bytes of a text from each start."""
-    # As one item, for a fancy index copies each whole, and fast.
-    width = np.dtype((np.void, size))
-    parts: Parts = np.ndarray(len(text) - size + 1, width, buffer=text, strides=(1,))[starts]
-    return parts
 
 
 def _is_plain(names: str) -> bool:

@@ -1,11 +1,15 @@
-"""The list of candidates in a question: thousands of names, found where they stand."""
+"""The list of candidates in a question: thousands of names, found where they stand.
+
+What an answer says of them is cut out of the question: no name is read, and none written anew.
+"""
 
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from extender.core.names import Roll
+from extender.core.names import NamesIn, Roll
+from extender.core.snapshot import Rows
 
 NAMES: Final = msgspec.json.Decoder(list[str])
 NAMES_KEY: Final = b',"NodeNames":'
@@ -42,3 +46,34 @@ def split_names(body: bytes, roll: Roll) -> tuple[bytes, Sequence[str] | None]:
     listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, roll)
     # Where no names are sent, whole nodes may be.
     return (body[:at] + b"}", listed) if listed else (body, None)
+
+
+def write_names(names: Sequence[str], kept: Rows) -> msgspec.Raw | list[str]:
+    """Return some of the names of a question as an encoder takes them.
+
+    Args:
+        names: the candidates.
+        kept: their indexes, in order and each at most once.
+    """
+    if isinstance(names, NamesIn):
+        return msgspec.Raw(b"[%b]" % names.pieces.joined(kept))
+    return [names[at] for at in kept.tolist()]
+
+
+def write_reasons(
+    names: Sequence[str], reasons: Sequence[tuple[str, Rows]]
+) -> msgspec.Raw | dict[str, str]:
+    """Return names of a question with what is against each as an encoder takes them.
+
+    Args:
+        names: the candidates.
+        reasons: each with the indexes of those that it is against; a name has one at most.
+    """
+    if isinstance(names, NamesIn):
+        parts = []
+        for reason, rows in reasons:
+            after = b":%b" % msgspec.json.encode(reason)
+            # None of them has a comma in it.
+            parts.append(names.pieces.joined(rows).replace(b",", after + b",") + after)
+        return msgspec.Raw(b"{%b}" % b",".join(parts))
+    return {names[at]: reason for reason, rows in reasons for at in rows.tolist()}

@@ -10,13 +10,13 @@ from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from extender.core.decision import Decision
-from extender.core.filtering import Code
-from extender.core.names import EMPTY_ROLL, NamesAt, Roll
+from extender.core.filtering import Code, Rejection
+from extender.core.names import EMPTY_ROLL, Roll
+from extender.core.snapshot import Rows
 from extender.webhook.casing import POD, restore_case
-from extender.webhook.listed import NAMES, split_names
+from extender.webhook.listed import NAMES, split_names, write_names, write_reasons
 
 T = TypeVar("T")
 
@@ -183,41 +183,46 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
         decision: the verdict on each candidate; None passes them all.
         shortlist: so many of the best nodes are named, 0 for all that pass.
     """
-    failed: dict[str, str] = {}
-    unresolvable: dict[str, str] = {}
-    if decision is None:
-        names, kept = question.nodes, np.arange(len(question.nodes))
-    else:
-        names = decision.candidates
-        is_long = 0 < shortlist < decision.feasible
-        kept = (
-            np.sort(decision.order[:shortlist])
-            if is_long
-            else np.flatnonzero(decision.codes == Code.PASSES)
-        )
-        for code in [] if is_long else np.flatnonzero(np.bincount(decision.codes)).tolist():
-            if code != Code.PASSES:
-                refused = _pick(names, np.flatnonzero(decision.codes == code))
-                target = failed if _REJECTIONS[code].is_resolvable else unresolvable
-                target.update(dict.fromkeys(refused, _REJECTIONS[code].value))
+    kept, refused = _verdicts(question, decision, shortlist)
     # An answer in the other form, or without a list in it, would mean that no node passes.
-    objects = question.node_objects
+    names, objects = question.nodes, question.node_objects
     return _ENCODER.encode(
         {
-            "Nodes": None if objects is None else {"items": _pick(objects, kept)},
-            "NodeNames": _pick(names, kept) if objects is None else None,
-            "FailedNodes": failed,
-            "FailedAndUnresolvableNodes": unresolvable,
+            "Nodes": None if objects is None else {"items": [objects[at] for at in kept.tolist()]},
+            "NodeNames": write_names(names, kept) if objects is None else None,
+            "FailedNodes": write_reasons(names, _reasons(refused, is_resolvable=True)),
+            "FailedAndUnresolvableNodes": write_reasons(
+                names, _reasons(refused, is_resolvable=False)
+            ),
             "Error": "",
         }
     )
 
 
-def _pick(items: Sequence[T], kept: npt.NDArray[np.intp]) -> Sequence[T] | list[str]:
-    """Return the items at `kept`, which is in order and names each at most once."""
-    if isinstance(items, NamesAt):
-        return items.pick(kept)
-    return list(items) if len(kept) == len(items) else [items[at] for at in kept.tolist()]
+def _verdicts(
+    question: Question, decision: Decision | None, shortlist: int
+) -> tuple[Rows, Mapping[Rejection, Rows]]:
+    """Return which candidates are named, in their order, and which are told of by each reason."""
+    if decision is None:
+        return np.arange(len(question.nodes)), {}
+    if 0 < shortlist < decision.feasible:
+        return np.sort(decision.order[:shortlist]), {}
+    counts = np.bincount(decision.codes)
+    refused = {
+        rejection: np.flatnonzero(decision.codes == code)
+        for code, rejection in _REJECTIONS.items()
+        if code < len(counts) and counts[code]
+    }
+    return np.flatnonzero(decision.codes == Code.PASSES), refused
+
+
+def _reasons(refused: Mapping[Rejection, Rows], *, is_resolvable: bool) -> list[tuple[str, Rows]]:
+    """Return the reasons that preemption could mend, or the others."""
+    return [
+        (rejection.value, rows)
+        for rejection, rows in refused.items()
+        if rejection.is_resolvable is is_resolvable
+    ]
 
 
 _REJECTIONS = {code.value: code.rejection for code in Code if code.rejection is not None}

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.names import FEW_BYTES, NamesAt, NameTable, Roll
+from extender.core.pieces import Pieces
 
 PLAIN = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='",\\')
 """What Go writes into a list as it is, but for the comma; names of nodes are made of these."""
@@ -35,7 +36,13 @@ def found(
     """Return the places of names that stand in a text; None where they are not found."""
     before, after = around
     text = before + written(names) + after
-    places = table.find(text, len(before), len(text) - len(after))
+    return found_in(table, text, len(before), len(text) - len(after))
+
+
+def found_in(table: NameTable, text: bytes, begin: int, end: int) -> list[int] | None:
+    """Return the places of the names of a list in a text; None where they are not found."""
+    pieces = Pieces.of(text, begin, end)
+    places = None if pieces is None else table.find(pieces)
     return None if places is None else places.tolist()
 
 
@@ -79,10 +86,10 @@ def test_what_is_found_is_what_a_json_parser_reads(names: list[str], data: st.Da
         gone = data.draw(st.integers(0, 2))
         text[at : at + gone] = data.draw(st.text('["],\\ a', max_size=2)).encode()
 
-    places = table_of(names).find(bytes(text), 0, len(text))
+    places = found_in(table_of(names), bytes(text), 0, len(text))
 
     if places is not None:
-        assert [names[at] for at in places.tolist()] == json.loads(text)
+        assert [names[at] for at in places] == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -141,8 +148,8 @@ def test_a_list_with_a_name_twice_is_not_found() -> None:
 def test_lists_that_go_would_not_write_so_are_not_found(text: bytes) -> None:
     table = table_of(["node-a", "node-b"])
 
-    assert table.find(text, 0, len(text)) is None
-    assert table.find(b"[" + text + b"]", 1, len(text) + 1) is None
+    assert found_in(table, text, 0, len(text)) is None
+    assert found_in(table, b"[" + text + b"]", 1, len(text) + 1) is None
 
 
 @pytest.mark.parametrize(
