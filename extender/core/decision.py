@@ -69,7 +69,7 @@ class Decision:
     @property
     def feasible(self) -> int:
         """How many candidates pass."""
-        return int(np.count_nonzero(self.codes == Code.PASSES))
+        return len(self.codes) - int(np.count_nonzero(self.codes))
 
     def refused(self, count: int) -> list[int]:
         """Return the indexes of so many candidates that do not pass, each reason in its turn."""

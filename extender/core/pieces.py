@@ -70,6 +70,8 @@ class Pieces:
             >>> pieces.joined(np.array([0, 1, 3]))
             b'"a","b","d"'
         """
+        if len(indexes) == len(self):
+            return self.text[self.starts[0] : self.starts[-1] + self.lengths[-1]]
         breaks = np.flatnonzero(np.diff(indexes, prepend=-2, append=len(self) + 1) != 1)
         firsts, lasts = indexes[breaks[:-1]], indexes[breaks[1:] - 1]
         begins, ends = self.starts[firsts], self.starts[lasts] + self.lengths[lasts]

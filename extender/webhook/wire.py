@@ -205,8 +205,11 @@ def _verdicts(
     """Return which candidates are named, in their order, and which are told of by each reason."""
     if decision is None:
         return np.arange(len(question.nodes)), {}
-    if 0 < shortlist < decision.feasible:
+    feasible = decision.feasible
+    if 0 < shortlist < feasible:
         return np.sort(decision.order[:shortlist]), {}
+    if feasible == len(decision.codes):  # as nearly every time
+        return np.arange(feasible), {}
     counts = np.bincount(decision.codes)
     refused = {
         rejection: np.flatnonzero(decision.codes == code)
