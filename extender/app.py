@@ -353,6 +353,7 @@ async def start(
             extender.build_app(),
             extender.build_status_app(),
             extender.build_admission_app(),
+            watch=extender.in_flight.watch,
         )
         export_ports(extender.metrics, [*doors.ports, *extender.following.ports])
         if extender.peers is not None:

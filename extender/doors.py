@@ -28,6 +28,9 @@ CLIENTS_HINT: Final = (
     "tlsConfig.certFile and keyFile of its extender; another replica shows its tls.cert_file"
 )
 
+Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
+"""Stands between a connection and what handles it."""
+
 
 class Doors:
     """What this listens on.
@@ -37,6 +40,7 @@ class Doors:
         webhooks: what kube-scheduler and other replicas ask; everything where `status` is None.
         status: health, metrics and API, for a port of their own.
         admission: what the API server asks; None for nothing.
+        watch: is given what handles a connection of the webhooks' port, and returns what does so.
 
     Raises:
         TlsError: the certificates cannot be used.
@@ -48,6 +52,8 @@ class Doors:
         webhooks: web.Application,
         status: web.Application | None,
         admission: web.Application | None = None,
+        *,
+        watch: Watch = lambda connection: connection,
     ) -> None:
         self._runner = _runner(settings, webhooks)
         self._status = _runner(settings, status) if status is not None else None
@@ -61,7 +67,7 @@ class Doors:
         self._webhooks_port = Listener(
             "webhooks",
             settings.listen_address,
-            _factory(self._runner),
+            _factory(self._runner, watch),
             most=lambda: settings.max_connections,
             tls=self._certificates.server if self._certificates is not None else None,
             spare=min(KEPT_BACK, spare_for(0)),
@@ -173,13 +179,15 @@ def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
     )
 
 
-def _factory(runner: web.AppRunner) -> Callable[[], asyncio.BaseProtocol]:
+def _factory(
+    runner: web.AppRunner, watch: Watch = lambda connection: connection
+) -> Callable[[], asyncio.BaseProtocol]:
     """Return what makes the handler of each connection, once the runner is set up."""
 
     def make() -> asyncio.BaseProtocol:
         if runner.server is None:
             raise ConnectionAbortedError("the server ends")
-        return runner.server()
+        return watch(runner.server())
 
     return make
 

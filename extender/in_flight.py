@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from aiohttp import web
+from typing_extensions import override  # in typing from Python 3.12 on
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ class InFlight:
         self._once = frozenset(once)
         self._known: set[web.RequestHandler] = set()
         self._askers: set[web.RequestHandler] = set()
+        # Connections whose request is being handled, and those of which one is coming, since when.
+        self._handled: set[asyncio.BaseProtocol] = set()
+        self._coming: dict[asyncio.BaseProtocol, float] = {}
         self._ends_at = math.inf
         self._waiting = 0
         self._nobody_waits = asyncio.Event()
@@ -66,25 +70,27 @@ class InFlight:
     @web.middleware
     async def count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count a request from its headers to the end of its answer."""
-        if request.protocol not in self._known:
-            self._get_to_know(request.protocol)
+        connection, is_urgent = request.protocol, request.path in self._urgent
+        if connection not in self._known:
+            self._get_to_know(connection)
         if request.path in self._lasting:
             return await handler(request)
         self.requests += 1
         self._none.clear()
         if request.path in self._once:
-            self._askers.add(request.protocol)
-        is_urgent = request.path in self._urgent
+            self._askers.add(connection)
         self._waiting += is_urgent
+        self._handled.add(connection)
+        self._coming.pop(connection, None)
         try:
             response = await handler(request)
             if self.is_draining:
                 response.force_close()
             return response
         finally:
+            self._handled.discard(connection)
             self._waiting -= is_urgent
-            if not self._waiting:
-                self._nobody_waits.set()
+            self._tell_if_nobody_waits()
             self.requests -= 1
             self._answered_at = time.monotonic()
             if not self.requests:
@@ -97,11 +103,39 @@ class InFlight:
         between them would delay it by that many steps.
         """
         await asyncio.sleep(0)
-        if self._waiting:
+        if self._is_waited_for():
             self._nobody_waits.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await self._nobody_waits.wait()
+
+    def watch(self, connection: web.RequestHandler) -> asyncio.BaseProtocol:
+        """Return what hands everything on to a connection, and notes when a question is coming."""
+        return _Watched(connection, self)
+
+    def note_bytes(self, connection: asyncio.BaseProtocol) -> None:
+        """Note that something has come of a connection that has asked what is not asked again.
+
+        It takes several turns of the loop until that is a request, and handled.
+        """
+        if connection in self._askers and connection not in self._handled:
+            self._coming.setdefault(connection, time.monotonic())
+
+    def note_end(self, connection: asyncio.BaseProtocol) -> None:
+        """Note that nothing more will come of a connection."""
+        self._coming.pop(connection, None)
+        self._tell_if_nobody_waits()
+
+    def _is_waited_for(self) -> bool:
+        """Whether somebody waits for an answer; what comes and is no request ends some time."""
+        if self._coming:
+            since = time.monotonic() - PATIENCE_SECONDS
+            self._coming = {one: at for one, at in self._coming.items() if at > since}
+        return bool(self._waiting or self._coming)
+
+    def _tell_if_nobody_waits(self) -> None:
+        if not (self._waiting or self._coming):
+            self._nobody_waits.set()
 
     async def calm(self) -> None:
         """Let a burst of questions pass, but for what goes on all the while.
@@ -173,3 +207,43 @@ class InFlight:
                 await self._none.wait()
         except TimeoutError:
             logger.warning("requests left unanswered", extra={"requests": self.requests})
+
+
+class _Watched(asyncio.Protocol):
+    """Hands everything on to a connection, and tells first what comes.
+
+    Args:
+        connection: handles it.
+        in_flight: is told.
+    """
+
+    def __init__(self, connection: web.RequestHandler, in_flight: InFlight) -> None:
+        self._connection = connection
+        self._in_flight = in_flight
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connection.connection_made(transport)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._in_flight.note_end(self._connection)
+        self._connection.connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._in_flight.note_bytes(self._connection)
+        self._connection.data_received(data)
+
+    @override
+    def eof_received(self) -> bool | None:
+        self._connection.eof_received()
+        return None
+
+    @override
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

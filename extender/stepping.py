@@ -1,4 +1,4 @@
-"""Long work in steps on the event loop: between two of them others have their turn."""
+"""Long work in steps on the event loop: before each others have their turn."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,11 +15,11 @@ async def next_turn() -> None:
 
 
 async def in_turns(steps: Steps[Result], give_way: GiveWay = next_turn) -> Result:
-    """Do work in steps, and let whoever waits have a turn after each; return its result."""
+    """Do work in steps, and let whoever waits have a turn before each; return its result."""
     while True:
+        await give_way()
         try:
             next(steps)
         except StopIteration as end:
             result: Result = end.value
             return result
-        await give_way()

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from extender import in_flight as in_flight_module
 from extender.app import Extender, start
 from extender.config import Prometheus, Settings
 from extender.in_flight import LOOK_SECONDS
@@ -21,6 +22,7 @@ from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
 from simulation.objects import JsonObject, pod_object
 from tests.extender.fake_kube import eventually
+from tests.extender.giving_way import makes_wait
 
 DEADLINE_SECONDS = 20.0
 
@@ -191,6 +193,27 @@ async def test_connection_on_which_nothing_was_asked_yet_is_left_to_whoever_open
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert b"Connection: close" in answer
     assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
+
+
+async def test_other_work_waits_from_the_first_bytes_of_kube_schedulers_next_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    question = orjson.dumps({"Pod": {}, "Nodes": None, "NodeNames": ["gpu-h100-01"]})
+    head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(question)}\r\n\r\n"
+    async with running() as part:
+        in_flight = part.extender.in_flight
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
+        writer.write(head.encode() + question)
+        await reader.readuntil(b'"Error":""}')
+        await in_flight.give_way()  # nobody waits any more
+
+        monkeypatch.setattr(in_flight_module, "PATIENCE_SECONDS", DEADLINE_SECONDS)
+        writer.write(b"POST")
+        await makes_wait(in_flight)
+
+        writer.close()
+        async with asyncio.timeout(DEADLINE_SECONDS / 2):
+            await in_flight.give_way()
 
 
 async def test_bound_pod_is_counted_and_the_decision_says_where_it_went() -> None:

@@ -1,6 +1,8 @@
 """Other work gives way to a question from its first byte to its answer, but not for ever."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
@@ -9,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from extender import in_flight as module
 from extender.in_flight import InFlight
 from tests.extender.fake_kube import eventually
+from tests.extender.giving_way import makes_wait
 
 
 async def serving(
@@ -197,3 +200,93 @@ async def test_in_a_hurry_nobody_waits_for_what_is_under_way(
     over.set()
     await task
     await client.close()
+
+
+# --- a question that is coming --------------------------------------------------------------------
+
+QUESTION = b"GET /filter HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    in_flight: InFlight, first: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect, and have a first question answered."""
+
+    async def handle(_: web.Request) -> web.Response:
+        return web.Response(text="an answer")
+
+    app = web.Application(middlewares=[in_flight.count])
+    app.add_routes([web.get("/filter", handle), web.get("/metrics", handle)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    made = runner.server
+    assert made is not None
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: in_flight.watch(made()), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+    try:
+        writer.write(first)
+        await reader.readuntil(b"an answer")
+        yield reader, writer
+    finally:
+        writer.close()
+        server.close()
+        await runner.cleanup()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have work wait longer than any test."""
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_work_waits_from_the_first_bytes_of_the_next_question() -> None:
+    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
+    async with connected(in_flight, QUESTION) as (reader, writer):
+        assert await gives_way_at_once(in_flight)
+        writer.write(QUESTION[:9])
+
+        await makes_wait(in_flight)
+
+        writer.write(QUESTION[9:])
+        await reader.readuntil(b"an answer")
+        assert await gives_way_at_once(in_flight)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gone() -> None:
+    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
+    async with connected(in_flight, QUESTION) as (_, writer):
+        writer.write(QUESTION[:9])
+        await makes_wait(in_flight)
+        work = asyncio.create_task(in_flight.give_way())
+
+        writer.close()
+
+        async with asyncio.timeout(5):
+            await work
+
+
+async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
+    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
+    async with connected(in_flight, QUESTION) as (_, writer):
+        writer.write(QUESTION[:9])
+        await asyncio.sleep(3 * module.PATIENCE_SECONDS)
+
+        assert await gives_way_at_once(in_flight)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_bytes_of_who_asks_nothing_urgent_are_not_waited_for() -> None:
+    in_flight = InFlight(urgent=["/filter"], once=["/filter"])
+    metrics = QUESTION.replace(b"/filter", b"/metrics")
+    async with connected(in_flight, metrics) as (reader, writer):
+        writer.write(metrics[:9])
+        await asyncio.sleep(0.05)
+
+        assert await gives_way_at_once(in_flight)
+
+        writer.write(metrics[9:])
+        await reader.readuntil(b"an answer")
