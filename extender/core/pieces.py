@@ -71,12 +71,19 @@ class Pieces:
             b'"a","b","d"'
         """
         if len(indexes) == len(self):
-            return self.text[self.starts[0] : self.starts[-1] + self.lengths[-1]]
+            return self._whole()
         breaks = np.flatnonzero(np.diff(indexes, prepend=-2, append=len(self) + 1) != 1)
         firsts, lasts = indexes[breaks[:-1]], indexes[breaks[1:] - 1]
         begins, ends = self.starts[firsts], self.starts[lasts] + self.lengths[lasts]
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b",".join([self.text[begin:end] for begin, end in spans])
+
+    def split(self) -> list[bytes]:
+        """Return every piece by itself."""
+        return self._whole().split(b",")
+
+    def _whole(self) -> bytes:
+        return self.text[self.starts[0] : self.starts[-1] + self.lengths[-1]]
 
 
 def _taken(text: bytes, starts: Places, size: int) -> npt.NDArray[np.void]:

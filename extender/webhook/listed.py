@@ -77,3 +77,13 @@ def write_reasons(
             parts.append(names.pieces.joined(rows).replace(b",", after + b",") + after)
         return msgspec.Raw(b"{%b}" % b",".join(parts))
     return {names[at]: reason for reason, rows in reasons for at in rows.tolist()}
+
+
+def write_scores(names: NamesIn, scores: Sequence[int]) -> bytes:
+    """Return names of a question, each with its score, as a HostPriorityList."""
+    between = {score: b',"Score":%d},{"Host":' % score for score in set(scores)}
+    parts = [b""] * (2 * len(scores))
+    parts[0::2] = names.pieces.split()
+    parts[1::2] = map(between.__getitem__, scores)
+    parts[-1] = b',"Score":%d}]' % scores[-1]
+    return b'[{"Host":' + b"".join(parts)

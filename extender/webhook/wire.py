@@ -13,10 +13,10 @@ import numpy as np
 
 from extender.core.decision import Decision
 from extender.core.filtering import Code, Rejection
-from extender.core.names import EMPTY_ROLL, Roll
+from extender.core.names import EMPTY_ROLL, NamesIn, Roll
 from extender.core.snapshot import Rows
 from extender.webhook.casing import POD, restore_case
-from extender.webhook.listed import NAMES, split_names, write_names, write_reasons
+from extender.webhook.listed import NAMES, split_names, write_names, write_reasons, write_scores
 
 T = TypeVar("T")
 
@@ -257,7 +257,9 @@ def encode_scores(question: Question, decision: Decision | None, max_score: int)
     values[decision.codes != Code.PASSES] = 0
     if len(decision.order):
         values[decision.order[0]] = max_score
-    return _ENCODER.encode(list(map(HostPriority, decision.candidates, values.tolist())))
+    if isinstance(question.nodes, NamesIn):
+        return write_scores(question.nodes, values.tolist())
+    return _ENCODER.encode(list(map(HostPriority, question.nodes, values.tolist())))
 
 
 def encode_preemption(candidates: Iterable[PreemptionCandidate]) -> bytes:

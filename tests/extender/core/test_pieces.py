@@ -24,6 +24,7 @@ def test_some_pieces_are_cut_as_if_each_were_taken_alone(
 
     assert pieces is not None
     assert len(pieces) == len(items)
+    assert pieces.split() == items
     assert pieces.joined(np.array(kept, dtype=np.intp)) == b",".join(items[at] for at in kept)
 
 

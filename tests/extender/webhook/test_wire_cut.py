@@ -1,4 +1,4 @@
-"""Filter's answer is cut out of the question, and says what one that is written anew would say."""
+"""Answers are cut out of the question, and say what those that are written anew would say."""
 
 import json
 import random
@@ -131,6 +131,22 @@ def test_it_is_cut_where_all_are_known(about: Asked, shortlist: int) -> None:
 
     assert isinstance(question.nodes, NamesIn)
     assert answered(question, about, shortlist) == expected(about, shortlist)
+    scores = wire.encode_scores(question, about.decision(question.nodes), 10)
+    assert [entry["Host"] for entry in json.loads(scores)] == about.names
+
+
+@given(about=asked(), max_score=st.sampled_from([1, 10, 1_000_000]))
+def test_scores_are_the_same_beside_names_that_are_cut_or_written_anew(
+    about: Asked, max_score: int
+) -> None:
+    cut, anew = (
+        wire.encode_scores(question, about.decision(question.nodes), max_score)
+        for question in (
+            wire.decode_question(body(about.names), roll) for roll in (ROLL, EMPTY_ROLL)
+        )
+    )
+
+    assert json.loads(cut) == json.loads(anew)
 
 
 @given(about=asked(), shortlist=st.sampled_from([0, 100]))
