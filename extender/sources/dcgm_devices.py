@@ -13,7 +13,7 @@ import numpy as np
 
 from extender.core.readings import Column, DeviceKey
 from extender.sources.identity import NodeIdentity, match_node
-from extender.sources.prometheus_layouts import Layouts, Places
+from extender.sources.prometheus_layouts import Layouts, Text, Vector, evaluated_at, short
 from extender.sources.prometheus_rows import Rows
 from extender.sources.promql import (
     DRIVER_LABELS,
@@ -62,6 +62,27 @@ class Sighting:
     unmatched_series: int = 0
     unmatched_example: str = ""
     evaluated_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sight:
+    """What one answer says of the devices, as changes against the one before.
+
+    Attributes:
+        removed: positions of the devices that are gone, in the table before.
+        added: new devices, which stand at the end.
+        scraped: when each device was last scraped (Prometheus's clock).
+        evaluated_at: the server's clock when it answered; None where it did not say.
+        unmatched_series: series whose labels named no node of the cluster.
+        unmatched_example: labels of one of them.
+    """
+
+    removed: Sequence[int] = ()
+    added: Sequence[DeviceRow] = ()
+    scraped: Column
+    evaluated_at: float | None
+    unmatched_series: int = 0
+    unmatched_example: str = ""
 
 
 def device_key(labels: Mapping[str, str]) -> DeviceKey | None:
@@ -157,12 +178,38 @@ class DeviceTable:
         self._rows: list[DeviceRow] = []
         self._positions: dict[DeviceKey, int] = {}
         self._layouts = Layouts()
+        self._sights = Layouts(short)  # asked for seldom, and twice as long: text is not kept
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __contains__(self, key: DeviceKey) -> bool:
         return key in self._positions
+
+    def see(self, rows: Rows, identity: NodeIdentity, node_labels: Sequence[str]) -> Sight:
+        """Take over which devices an answer shows; `sight_devices` says how it is read."""
+        sighting = sight_devices(rows, identity, node_labels)
+        removed, added = self.update(sighting.devices)
+        # Where several rows speak of one device, it depends on their values which is right.
+        if len(rows) == len(self._rows):
+            positions = map(self._positions.__getitem__, sighting.devices)
+            self._sights.learn(rows.text, np.fromiter(positions, np.intp, len(rows)))
+        return Sight(
+            removed=removed,
+            added=added,
+            scraped=self.times(sighting.devices),
+            evaluated_at=sighting.evaluated_at,
+            unmatched_series=sighting.unmatched_series,
+            unmatched_example=sighting.unmatched_example,
+        )
+
+    def see_again(self, text: Text) -> Sight | None:
+        """Read an answer for the same nodes that shows these very devices, as one before did."""
+        vector = self._sights.read(text)
+        scraped = None if vector is None else self.column_of_all(vector)
+        if vector is None or scraped is None:
+            return None
+        return Sight(scraped=scraped, evaluated_at=vector.evaluated_at)
 
     def update(
         self, devices: Mapping[DeviceKey, tuple[DeviceRow, float]]
@@ -187,18 +234,28 @@ class DeviceTable:
             self._rows = [row for at, row in enumerate(self._rows) if at not in gone] + added
             self._positions = {row.key: at for at, row in enumerate(self._rows)}
             self._layouts.forget()
+            self._sights.forget()
         return removed, added
 
-    def column(self, rows: Rows) -> Column:
-        """Put values of devices into a column; devices without a value are NaN.
+    def recognize(self, text: Text) -> Vector | None:
+        """Read the rows of a vector, as text, that is laid out as an earlier one was."""
+        return self._layouts.read(text)
 
-        Args:
-            rows: a vector with at most one value for each device.
-        """
-        places, values = self._read(rows)
+    def read(self, rows: Rows) -> Vector:
+        """Read a vector with at most one value for each device, whatever its layout."""
+        found = [(device_key(row["metric"]), number(row["value"][1])) for row in rows]
+        positions = (self._positions.get(key, -1) if key else -1 for key, _ in found)
+        places = np.fromiter(positions, np.intp, len(found))
+        if len(places) >= len(self._rows) / 2:  # sparse answers are others every time
+            self._layouts.learn(rows.text, places)
+        values = np.fromiter((value for _, value in found), np.float64, len(found))
+        return Vector(places, values, evaluated_at(rows.text))
+
+    def column(self, vector: Vector) -> Column:
+        """Put values of devices into a column; devices without a value are NaN."""
         column = np.full(len(self._rows), np.nan)
-        is_known = places >= 0
-        column[places[is_known]] = values[is_known]
+        is_known = vector.places >= 0
+        column[vector.places[is_known]] = vector.values[is_known]
         return column
 
     def column_of(self, values: Iterable[tuple[DeviceKey, float]]) -> Column:
@@ -209,9 +266,9 @@ class DeviceTable:
                 column[self._positions[key]] = value
         return column
 
-    def column_of_all(self, rows: Rows) -> Column | None:
+    def column_of_all(self, vector: Vector) -> Column | None:
         """Put values likewise; None unless they are of all these devices, and of no others."""
-        places, values = self._read(rows)
+        places, values, _ = vector
         if len(places) != len(self._rows) or (places < 0).any():
             return None
         column = np.full(len(self._rows), np.nan)
@@ -221,15 +278,3 @@ class DeviceTable:
     def times(self, devices: Mapping[DeviceKey, tuple[DeviceRow, float]]) -> Column:
         """Put when devices were last scraped into a column."""
         return np.fromiter((devices[row.key][1] for row in self._rows), np.float64, len(self))
-
-    def _read(self, rows: Rows) -> tuple[Places, Column]:
-        """Read the place of each row's device, -1 for none that is known, and its value."""
-        read = self._layouts.read(rows.text)
-        if read is not None:
-            return read
-        found = [(device_key(row["metric"]), number(row["value"][1])) for row in rows]
-        known = (self._positions.get(key, -1) if key else -1 for key, _ in found)
-        places = np.fromiter(known, np.intp, len(found))
-        if len(places) >= len(self._rows) / 2:  # sparse answers are others every time
-            self._layouts.learn(rows.text, places)
-        return places, np.fromiter((value for _, value in found), np.float64, len(found))

@@ -18,11 +18,7 @@ from extender.sources.dcgm import (
     Metric,
     convert,
 )
-from extender.sources.dcgm_devices import (
-    DeviceRow,
-    DeviceTable,
-    sight_devices,
-)
+from extender.sources.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.dcgm_tenants import (
     Tenants,
     changes,
@@ -34,9 +30,9 @@ from extender.sources.dcgm_tenants import (
 from extender.sources.dcgm_xids import graver, xids_of
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus_common import PrometheusError, table_of
-from extender.sources.prometheus_layouts import digest, evaluated_at
+from extender.sources.prometheus_layouts import Text, digest
 from extender.sources.prometheus_queries import Queries, outcome
-from extender.sources.prometheus_rows import Rows
+from extender.sources.prometheus_rows import Rows, nothing
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -217,36 +213,39 @@ class Collector:
         Which there are is asked now and then, and once one of them is missing, or another there.
 
         Returns:
-            What `DeviceTable.update` returns, and a time for each device.
+            Devices that are gone and new, as a `Sight` tells them, and a time for each device.
         """
         known, self._sighted = self._sighted, Sighted()
         if not known_by:
             return *self._devices.update({}), np.zeros(0)
-        if known.is_same(known_by, identity) and now - known.at < _DISCOVERY_SECONDS:
+        is_same = known.is_same(known_by, identity)
+        if is_same and now - known.at < _DISCOVERY_SECONDS:
             started = time.monotonic()
-            evaluated, scraped = self._queries.reduced(
+            ages = self._queries.reduced(
                 promql.ages_query(known_by, self._selector),
-                lambda rows: (evaluated_at(rows.text), self._devices.column_of_all(rows)),
+                self._devices.read,
+                self._devices.recognize,
             )
+            scraped = self._devices.column_of_all(ages)
             if scraped is not None:
-                self._correct_clock(evaluated, now, started)
+                self._correct_clock(ages.evaluated_at, now, started)
                 self._sighted = known
                 return [], [], scraped
         started, labels = time.monotonic(), self._settings.node_labels
-        sighting = self._queries.reduced(
+        seen = self._queries.reduced(
             promql.devices_query(known_by, labels, self._selector),
-            lambda rows: sight_devices(rows, identity, labels),
+            lambda rows: self._devices.see(rows, identity, labels),
+            self._devices.see_again if is_same else nothing,
         )
-        self._correct_clock(sighting.evaluated_at, now, started)
+        self._correct_clock(seen.evaluated_at, now, started)
         self._sighted = Sighted(
             at=now,
             known_by=known_by,
             identity=identity,
-            unmatched_series=sighting.unmatched_series,
-            unmatched_example=sighting.unmatched_example,
+            unmatched_series=seen.unmatched_series,
+            unmatched_example=seen.unmatched_example,
         )
-        removed, added = self._devices.update(sighting.devices)
-        return removed, added, self._devices.times(sighting.devices)
+        return seen.removed, seen.added, seen.scraped
 
     def _correct_clock(self, evaluated_at: float | None, now: float, started: float) -> None:
         """Compare the server's clock with ours, so that ages do not depend on it.
@@ -279,12 +278,15 @@ class Collector:
         return [(metric, self._queries.start(partial(self._column, metric))) for metric in metrics]
 
     def _column(self, metric: Metric) -> Column:
-        def read(rows: Rows) -> Column:
-            if metric.name == promql.XID_COUNTS:
-                return self._devices.column_of(xids_of(rows))
-            return self._devices.column(rows)
-
-        values = self._queries.reduced(promql.metric_query(metric, self._selector), read)
+        query = promql.metric_query(metric, self._selector)
+        if metric.name == promql.XID_COUNTS:
+            values = self._queries.reduced(
+                query, lambda rows: self._devices.column_of(xids_of(rows))
+            )
+        else:
+            values = self._devices.column(
+                self._queries.reduced(query, self._devices.read, self._devices.recognize)
+            )
         return convert(values, metric.unit, metric.signal)
 
     def _find_tenants(self, known_by: Sequence[str], identity: NodeIdentity) -> Tenants:
@@ -329,16 +331,16 @@ class Collector:
             about: what that depends on besides.
         """
 
+        def recognize(text: Text) -> T | None:
+            word, found = self._pods.get(query, (None, None))
+            return cast("T", found) if word == (digest(text), about) else None
+
         def read(rows: Rows) -> T:
-            word = (digest(rows.text), about)
-            known = self._pods.get(query)
-            if known is not None and known[0] == word:
-                return cast("T", known[1])
             found = reduce(rows)
-            self._pods[query] = (word, found)
+            self._pods[query] = ((digest(rows.text), about), found)
             return found
 
-        return self._queries.reduced(query, read)
+        return self._queries.reduced(query, read, recognize)
 
     def _changed_tenants(self, tenants: Tenants, now: float) -> Tenants | None:
         """Say which tenants changed, or None where the source cannot tell.

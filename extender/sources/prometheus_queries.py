@@ -10,7 +10,7 @@ import msgspec
 
 from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_rows import Rows
+from extender.sources.prometheus_rows import Recognized, Rows, nothing
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -65,14 +65,6 @@ class Queries:
         for client in self._all:
             client.close()
 
-    def query(self, text: str) -> Rows:
-        """Ask for the values of now.
-
-        Raises:
-            PrometheusError: no usable answer came, or the round's time is over.
-        """
-        return self.using(lambda client, limit_seconds: client.query(text, limit_seconds))
-
     def using(self, ask: Callable[[PrometheusClient, float], T]) -> T:
         """Ask with a client of one's own, and the seconds that are left.
 
@@ -91,13 +83,27 @@ class Queries:
         finally:
             self._idle.put(client)
 
-    def reduced(self, text: str, reduce: Callable[[Rows], T]) -> T:
+    def reduced(
+        self,
+        text: str,
+        reduce: Callable[[Rows], T],
+        recognize: Callable[[memoryview], T | None] = nothing,
+    ) -> T:
         """Ask, and reduce the answer before it is kept: a large one is many times its numbers.
+
+        Args:
+            text: the query.
+            reduce: makes of the rows what is wanted.
+            recognize: likewise, of the text of rows that it knows; None for others.
 
         Raises:
             PrometheusError: no usable answer came, or it has not the shape of an answer.
         """
-        rows = self.query(text)
+        rows = self.using(
+            lambda client, limit_seconds: client.query_known(text, limit_seconds, recognize)
+        )
+        if isinstance(rows, Recognized):
+            return rows.value
         try:
             return reduce(rows)
         except UNREADABLE as error:

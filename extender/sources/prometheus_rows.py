@@ -1,8 +1,9 @@
 """Reads answers of Prometheus row by row: all at once they take ten times the text's memory."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 import msgspec
 from typing_extensions import override  # in typing from Python 3.12 on
@@ -12,9 +13,15 @@ Row = Mapping[str, Any]
 
 Fields = dict[str, msgspec.Raw]
 
+T = TypeVar("T")
+
 _FIELDS: Final = msgspec.json.Decoder(Fields)
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANYTHING: Final = msgspec.json.Decoder()
+
+_RESULT: Final = b'"result":'
+_END: Final = b"]}]"
+_STAND_IN: Final = b'["rows"]'
 
 
 class Rows(Sequence[Row]):
@@ -54,6 +61,17 @@ class Rows(Sequence[Row]):
         return map(_ANYTHING.decode, self._raw)
 
 
+@dataclass(frozen=True, slots=True)
+class Recognized(Generic[T]):
+    """What was made of rows that were not parsed, for they were known."""
+
+    value: T
+
+
+def nothing(_: memoryview) -> None:
+    """Recognize no rows."""
+
+
 def parse_document(body: bytes | bytearray) -> dict[str, Any]:
     """Return an answer whose rows are left as text; empty where it is no JSON object.
 
@@ -70,6 +88,42 @@ def parse_document(body: bytes | bytearray) -> dict[str, Any]:
         }
     except msgspec.DecodeError:
         return {}
+
+
+def recognize_rows(
+    body: bytes | bytearray, recognize: Callable[[memoryview], T | None]
+) -> dict[str, Any] | None:
+    """Return an answer of which only what stands around the rows is parsed.
+
+    Args:
+        body: the answer.
+        recognize: makes of the text of all rows what is wanted; None where it does not know that
+            they are a JSON list.
+
+    Returns:
+        As `parse_document` does, with what was made in place of the rows; None where those are
+        not recognized.
+
+    Example:
+        >>> body = b'{"status":"success","data":{"result":[{"value":1}]}}'
+        >>> recognize_rows(body, len)
+        {'status': 'success', 'data': {'result': Recognized(value=13)}}
+    """
+    start, end = body.find(_RESULT) + len(_RESULT), body.rfind(_END) + len(_END)
+    if start < len(_RESULT) or end <= start:
+        return None
+    value = recognize(memoryview(body)[start:end])
+    if value is None:
+        return None
+    # A list stands here, and any other that stands in for it makes as good a document.
+    document = parse_document(body[:start] + _STAND_IN + body[end:])
+    data = document.get("data")
+    if not isinstance(data, dict):
+        return None
+    rows = data.get("result")
+    if not isinstance(rows, Rows) or rows.text != _STAND_IN:
+        return None
+    return {**document, "data": {**data, "result": Recognized(value)}}
 
 
 def _read_data(raw: msgspec.Raw) -> object:

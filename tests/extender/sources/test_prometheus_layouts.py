@@ -32,9 +32,9 @@ def test_values_are_those_that_a_parser_reads(
     read = layouts.read(text)
 
     assert read is not None
-    places, values = read
-    assert places.tolist() == list(range(len(rows)))
-    assert values.tolist() == [float(row["value"][1]) for row in json.loads(text)]
+    assert read.places.tolist() == list(range(len(rows)))
+    assert read.values.tolist() == [float(row["value"][1]) for row in json.loads(text)]
+    assert read.evaluated_at == 1_700_000_010.5
 
 
 @given(rows=rows, other=rows)
