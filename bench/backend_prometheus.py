@@ -213,23 +213,6 @@ class Prometheus:
     def _workloads(self, now: float) -> bytes:
         return _all_one(list(chain.from_iterable(self._pod_rows)), now)
 
-    def _idle(self, now: float) -> bytes:
-        """Answer the devices without workloads: `pod` is their exporter's there."""
-        labels = (
-            b',"container":"nvidia-dcgm-exporter","namespace":"gpu-operator",'
-            b'"pod":"nvidia-dcgm-exporter-%05x","service":"nvidia-dcgm-exporter"},"value":['
-        )
-        rows = [
-            self._labels(row) + labels % self._fleet.devices[row].node
-            for row, pods in enumerate(self._pod_rows)
-            if not pods
-        ]
-        return _all_one(rows, now)
-
-    def _exporters(self, now: float) -> bytes:
-        row = b'{"metric":{"namespace":"gpu-operator","pod":"nvidia-dcgm-exporter-%05x"},"value":['
-        return _all_one([row % node for node in range(len(self._fleet.nodes))], now)
-
     # --- answers ----------------------------------------------------------------------------------
 
     async def _names(self, request: web.Request) -> web.StreamResponse:
@@ -243,10 +226,8 @@ class Prometheus:
             body = self._sightings(now, is_full=MODEL_LABEL in text)
         elif "exported_pod!=" in text:
             body = self._workloads(now)
-        elif 'exported_pod=""' in text:
-            body = self._idle(now)
-        elif "up{" in text:
-            body = self._exporters(now)
+        elif 'exported_pod=""' in text and '!~".*dcgm-exporter.*"' in text:
+            body = _all_one([], now)  # of idle devices `pod` is their exporter's, called just so
         elif (match := _METRIC.fullmatch(text)) and match[1] in METRICS:
             body = self._vector(match[1], now)
         else:

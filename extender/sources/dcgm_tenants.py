@@ -7,15 +7,14 @@ exporter's own pod there and looks held.
 """
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from extender.core.readings import DeviceKey
 from extender.sources.dcgm_devices import device_key
+from extender.sources.promql import EXPORTER_WORD
 
 Row = Mapping[str, Any]
 Tenants = dict[DeviceKey, tuple[str, ...]]
-
-_EXPORTER_WORD: Final = "dcgm-exporter"
 
 
 def pods_of(rows: Iterable[Row], namespace_label: str, pod_label: str) -> set[str]:
@@ -72,8 +71,8 @@ def _looks_like_exporter(labels: Mapping[str, str], pod: str) -> bool:
     """
     service = labels.get("service", "")
     return (
-        _EXPORTER_WORD in labels.get("container", "")
-        or _EXPORTER_WORD in pod
+        EXPORTER_WORD in labels.get("container", "")
+        or EXPORTER_WORD in pod
         or bool(service and pod.startswith(f"{service}-") and "dcgm" in service)
     )
 

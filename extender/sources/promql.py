@@ -22,6 +22,9 @@ INDEX_LABEL: Final = "gpu"
 XID_COUNTS: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 XID_LABEL: Final = "xid"
 
+EXPORTER_WORD: Final = "dcgm-exporter"
+"""In the names of exporters' pods and containers; a workload is hardly ever called so."""
+
 _DEVICE_LABELS: Final = (*UUID_LABELS, INSTANCE_LABEL)
 _INFO_LABELS: Final = (PROFILE_LABEL, INDEX_LABEL, MODEL_LABEL, *DRIVER_LABELS)
 
@@ -100,8 +103,15 @@ def relabeled_pods_query(names: Sequence[str], selector: str) -> str:
 
 
 def plain_pods_query(names: Sequence[str], selector: str) -> str:
-    """Ask for the pods that stand under their own labels: workloads, or the exporter itself."""
-    series = " or ".join(_selected(name, 'exported_pod=""', 'pod!=""', selector) for name in names)
+    """Ask for the pods that stand under their own labels: workloads, or the exporter itself.
+
+    Where all exporters are called so, which is nearly everywhere, the latter are no part of the
+    answer: one row for each idle device otherwise.
+    """
+    no_exporters = [f'{label}!~".*{EXPORTER_WORD}.*"' for label in ("container", "pod")]
+    series = " or ".join(
+        _selected(name, 'exported_pod=""', 'pod!=""', *no_exporters, selector) for name in names
+    )
     labels = (*_DEVICE_LABELS, "namespace", "pod", "container", "service")
     return f"group {_by(labels)} ({series})"
 

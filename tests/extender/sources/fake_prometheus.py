@@ -21,7 +21,7 @@ HANGING_SECONDS: Final = 30.0
 SAMPLES: Final = Path(__file__).parents[2] / "data" / "dcgm"
 _AGGREGATION: Final = re.compile(r"^(max|min|group) by \(([^)]*)\) \((.*)\)$")
 _SELECTOR: Final = re.compile(r"(\w*)\{([^}]*)\}")
-_MATCHER: Final = re.compile(r'(\w+)(=~|!=|=)"([^"]*)"')
+_MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _LINE: Final = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
@@ -163,6 +163,6 @@ def _aggregate(operator: str, values: list[str]) -> str:
 
 
 def _matches(found: str, how: str, value: str) -> bool:
-    if how == "=~":
-        return re.fullmatch(value, found) is not None
+    if how in {"=~", "!~"}:
+        return (re.fullmatch(value, found) is not None) == (how == "=~")
     return (found == value) == (how == "=")

@@ -53,6 +53,17 @@ async def test_exporter_with_any_name_is_no_tenant(fake: FakePrometheus, name: s
     assert sorted(asked.held()) == ["0", "1", "2", "3", "4", "5"]
 
 
+async def test_exporters_with_the_usual_name_are_no_part_of_the_answer(
+    fake: FakePrometheus,
+) -> None:
+    fake.series = read_sample("h100_8x_partial_4.5.x.prom", EXPORTER, honor_labels=False)
+
+    await Asked(fake.url).round(NOW)
+
+    (plain,) = (question for question in fake.questions if 'exported_pod=""' in question)
+    assert list(fake._evaluate(plain)) == []
+
+
 async def test_pods_of_an_old_exporter_are_found(fake: FakePrometheus) -> None:
     fake.series = [
         series(
