@@ -40,6 +40,8 @@ class Renewal:
         self._policy = policy
         self._now = now
         self._telemetry = Telemetry.missing(capacity)
+        self.changed: set[str] = set()
+        """Nodes that were laid out anew since the begin."""
         self.doubted: set[str] = set()
         """Nodes whose devices are to be believed anew again: that rests on other things by now."""
 
@@ -112,15 +114,24 @@ def with_rows_now(made: Snapshot, rows: RowsByNode, version: int) -> Snapshot:
 
     What is believed of the nodes of which that rests on other things by now is patched by whoever
     takes it over.
+
+    Args:
+        made: the snapshot.
+        rows: rows of the nodes that were laid out anew meanwhile, as they are by now.
+        version: of what is returned.
     """
     pools, capacity = {}, len(made.telemetry.utilization)
+    fitting = {
+        node: of_node
+        for node, of_node in rows.items()
+        if fits_pools(made.pools, node, of_node, capacity)
+    }
     for resource, pool in made.pools.items():
-        changed = {}
-        for at, (node, before) in enumerate(zip(pool.nodes, pool.rows, strict=True)):
-            of_node = rows.get(node, {})
-            row = of_node.get(resource, before)
-            if row is not before and fits_pools(made.pools, node, of_node, capacity):
-                changed[at] = row
+        changed = {
+            pool.row_of[node]: of_node[resource]
+            for node, of_node in fitting.items()
+            if resource in of_node
+        }
         after = with_rows(pool.rows, changed)
         pools[resource] = replace(pool, rows=after, patched=tuple(changed)) if changed else pool
     return replace(made, version=version, pools=MappingProxyType(pools))

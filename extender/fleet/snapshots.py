@@ -165,7 +165,9 @@ class Snapshots:
             self._is_believed &= is_done
             self._has_news |= had_news and not is_done
         if is_done:
-            self.current = with_rows_now(made, self._layouts.rows, current.version + 1)
+            rows = self._layouts.rows
+            laid_out = {name: rows[name] for name in renewal.changed if name in rows}
+            self.current = with_rows_now(made, laid_out, current.version + 1)
             self.changed |= renewal.doubted
             self.doubted |= renewal.doubted
             self._believed_at, self._shown_shape = now, shape
@@ -180,6 +182,7 @@ class Snapshots:
         """Return a new snapshot, made from the old one where that still holds."""
         self._policy = policy
         if self._renewal is not None:
+            self._renewal.changed |= self.changed
             self._renewal.doubted |= self.doubted
         changed, doubted = self.changed, self.doubted
         self.changed, self.doubted = set(), set()
