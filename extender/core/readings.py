@@ -1,6 +1,6 @@
 """What one source said of the devices at one time, before it is merged with anything else."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -165,6 +165,19 @@ class Own:
     devices: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedTenants:
+    """Where an answer's tenants are not those of an earlier one.
+
+    Attributes:
+        since: the tenants of the earlier answer, the very same object.
+        devices: all that have other pods now, or none any more.
+    """
+
+    since: Mapping[DeviceKey, tuple[str, ...]]
+    devices: Collection[DeviceKey]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readings:
     """One answer of one source, complete for every device that it sees.
@@ -179,6 +192,7 @@ class Readings:
         tenants: by device, pods (`namespace/name`) that the source saw holding it; a shared
             device has several. None where the source cannot tell at all.
         tenants_at: when it was asked for them; None for `at`.
+        changed_tenants: what has changed of them; None where the source does not say.
         unmatched_series: series whose labels named no node of the cluster.
         unmatched_example: labels of one of them, for people; "" where there is none.
         own: where the source runs on the nodes: what it says besides, and of which nodes.
@@ -191,6 +205,7 @@ class Readings:
     measured_at: Column
     tenants: Mapping[DeviceKey, tuple[str, ...]] | None
     tenants_at: float | None = None
+    changed_tenants: ChangedTenants | None = None
     unmatched_series: int = 0
     unmatched_example: str = ""
     own: Own | None = None

@@ -210,8 +210,7 @@ class Fleet:
             yield from self.settle_in_steps()
             return
         self._late |= self._layouts.young
-        mapped_at = readings.at if readings.tenants_at is None else readings.tenants_at
-        self._late |= yield from self._layouts.map_tenants(readings.tenants, mapped_at)
+        self._late |= yield from self._layouts.map_tenants(readings)
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
             at=readings.at,

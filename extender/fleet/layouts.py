@@ -19,7 +19,7 @@ from extender.core.layout import (
     resource_profile,
 )
 from extender.core.policy import Policy
-from extender.core.readings import DeviceKey, Holders
+from extender.core.readings import Holders, Readings
 from extender.core.snapshot import PoolRow
 from extender.core.steps import Steps
 from extender.fleet.mapping import Mappings
@@ -98,26 +98,20 @@ class NodeLayouts:
         """Return the pods that are known to hold the devices of a node."""
         return self._live.get(node, {})
 
-    def map_tenants(
-        self, mapping: Mapping[DeviceKey, tuple[str, ...]] | None, at: float
-    ) -> Steps[set[str]]:
+    def map_tenants(self, readings: Readings) -> Steps[set[str]]:
         """Take over which pods hold which devices; return the nodes that this concerns.
 
-        Args:
-            mapping: pods by device; None where the source cannot tell: then the last one holds
-                as long as a value is fresh.
-            at: when the source was asked, seconds since the epoch.
+        Where the source cannot tell, the last mapping holds as long as a value is fresh.
         """
-        replaced = self._mappings.replace(mapping, at, self._policy.freshness.max_age_seconds)
+        replaced = self._mappings.replace(readings, self._policy.freshness.max_age_seconds)
         if replaced is None:
             return set()
-        is_turned, before, after = replaced
-        if is_turned:
+        if replaced.is_turned:
             return {name for name in self._rows if not self._mappings.is_own(name)}
         nodes: set[str] = set()
-        keys = iter({**before, **after})
+        keys = iter(replaced.devices)
         while some := list(islice(keys, PIECE_KEYS)):
-            rows = (self._store.row_of(key) for key in some if before.get(key) != after.get(key))
+            rows = (self._store.row_of(key) for key in some if replaced.is_other(key))
             infos = (self._store.info(row) for row in rows if row is not None)
             nodes |= {info.node for info in infos if info is not None}
             yield

@@ -1,11 +1,11 @@
 """Which pods hold which devices: by the node's own agent where it says so, else by the others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from extender.core.inventory import PodRecord
-from extender.core.readings import DeviceKey, Holders
+from extender.core.readings import DeviceKey, Holders, Readings
 
 PodsByDevice = Mapping[DeviceKey, tuple[str, ...]]
 """Pods (`namespace/name`) by device."""
@@ -33,6 +33,27 @@ class NodeMapping:
         return (pod.bound_at or 0.0) <= self.at if uid is None else uid == pod.uid
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replaced:
+    """How a mapping of all nodes differs from the one before.
+
+    Attributes:
+        is_turned: it is known or unknown, unlike before.
+        before: the one before.
+        after: the new one.
+        devices: all where they differ are among these.
+    """
+
+    is_turned: bool
+    before: PodsByDevice
+    after: PodsByDevice
+    devices: Collection[DeviceKey]
+
+    def is_other(self, device: DeviceKey) -> bool:
+        """Tell whether other pods hold a device now."""
+        return self.before.get(device) != self.after.get(device)
+
+
 class Mappings:
     """The latest word of each source on who holds what.
 
@@ -54,27 +75,31 @@ class Mappings:
             return NodeMapping(is_known=True, at=own.at, pods=own.pods, uids=own.uids)
         return NodeMapping(is_known=self._is_known, at=self._at, pods=self._complete)
 
-    def replace(
-        self, mapping: PodsByDevice | None, at: float, max_age_seconds: float
-    ) -> tuple[bool, PodsByDevice, PodsByDevice] | None:
-        """Take over who holds what on all nodes.
+    def replace(self, readings: Readings, max_age_seconds: float) -> Replaced | None:
+        """Take over who holds what on all nodes, as an answer says.
 
         Args:
-            mapping: None where the source cannot tell: then the last one holds as long as a value
-                is fresh.
-            at: when the source was asked, seconds since the epoch.
+            readings: the answer. Where its source cannot tell, the last mapping holds as long as
+                a value is fresh.
             max_age_seconds: so long.
 
         Returns:
-            Whether it is now known or unknown unlike before, and the mapping before and after;
-            None where the last one holds.
+            What has changed; None where the last one holds.
         """
+        mapping = readings.tenants
+        at = readings.at if readings.tenants_at is None else readings.tenants_at
         if mapping is None and at - self._at <= max_age_seconds:
             return None
-        before, after = self._complete, mapping or {}
+        before, after, changed = self._complete, mapping or {}, readings.changed_tenants
         was_known, self._is_known = self._is_known, mapping is not None
         self._complete, self._at = after, at
-        return was_known is not self._is_known, before, after
+        is_told = changed is not None and changed.since is before
+        return Replaced(
+            is_turned=was_known is not self._is_known,
+            before=before,
+            after=after,
+            devices=changed.devices if changed is not None and is_told else {**before, **after},
+        )
 
     def is_own(self, node: str) -> bool:
         """Tell whether the node's agent says it."""

@@ -7,7 +7,15 @@ from sys import intern
 
 import numpy as np
 
-from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
+from extender.core.readings import (
+    ChangedTenants,
+    Column,
+    DeviceInfo,
+    DeviceKey,
+    History,
+    Readings,
+    Signal,
+)
 from extender.sources.frames import Frame
 
 SOURCE = "prometheus"
@@ -61,6 +69,7 @@ class ReadingsBuilder:
                 columns[Signal(part.header["signal"])] = _column(part)
             await asyncio.sleep(0)
         self._change_devices(last.header["removed"], added)
+        before = self._tenants
         self._change_tenants(changed)
         readings = Readings(
             source=SOURCE,
@@ -70,6 +79,7 @@ class ReadingsBuilder:
             measured_at=_column(last),
             tenants=self._tenants if last.header["knows_tenants"] else None,
             tenants_at=last.header["tenants_at"],
+            changed_tenants=ChangedTenants(before, changed.keys()),
             unmatched_series=last.header["unmatched_series"],
             unmatched_example=last.header["unmatched_example"],
         )

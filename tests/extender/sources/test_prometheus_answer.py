@@ -61,6 +61,7 @@ def test_any_sequence_of_changes_is_followed(
 ) -> None:
     table, builder = DeviceTable(), ReadingsBuilder()
     tenants: dict[DeviceKey, tuple[str, ...]] = {}
+    before: Readings | None = None
     for fleet in sequence:
         rows = [device(number, driver) for number, (driver, _) in fleet.items()]
         now: dict[DeviceKey, tuple[str, ...]] = {
@@ -87,6 +88,10 @@ def test_any_sequence_of_changes_is_followed(
         assert readings.measured_at.tolist() == [value + 100 for value in values]
         assert readings.tenants == tenants
         assert (readings.at, readings.tenants_at) == (1.0, 1.5)
+        assert readings.changed_tenants is not None
+        assert before is None or readings.changed_tenants.since is before.tenants
+        assert set(readings.changed_tenants.devices) == set(found.tenants or ())
+        before = readings
 
 
 def test_large_fleet_comes_in_parts_and_whole() -> None:
