@@ -76,6 +76,33 @@ class Intake:
         busy = np.where(is_untold, np.nan, busy)
         used, _, _ = memory(answer, self._columns.total_bytes(rows))
         yield
+        for start in range(0, len(rows), PIECE_VALUES):
+            some = slice(start, start + PIECE_VALUES)
+            part = replace(
+                readings,
+                devices=(),
+                columns={},
+                measured_at=measured_at[some],
+                own=None if readings.own is None else _own_of(readings.own, some),
+            )
+            self._take_use(part, rows[some], used[some], busy[some], disagree[some])
+            self._float["seen_at"][rows[some]] = now
+            yield
+        return disagree
+
+    def _take_use(
+        self, readings: Readings, rows: Rows, used: Column, busy: Column, disagree: Flags
+    ) -> None:
+        """Let windows and streaks take what is new of devices, and note who tells of them.
+
+        Args:
+            readings: when they were measured; values are not looked at.
+            rows: the devices.
+            used: their memory in use, bytes.
+            busy: their activity.
+            disagree: whether the signals of each contradict each other.
+        """
+        measured_at, origin = readings.measured_at, self.number(readings.source)
         led_at = self._float["led_at"][rows]
         leads = self._latest.stands(
             origin, self._count["source_row"][rows].astype(np.int8), led_at, measured_at
@@ -88,10 +115,8 @@ class Intake:
         before = self._float["measured_at"][rows]
         self._float["measured_at"][rows] = np.fmax(before, measured_at)
         self._float["led_at"][rows[leads]] = np.fmax(led_at, measured_at)[leads]
-        self._float["seen_at"][rows] = now
         self._count["source_row"][rows[leads]] = origin
         self._flag["disagrees"][rows[leads]] = disagree[leads]
-        return disagree
 
     def _take_others(
         self, readings: Readings, rows: Rows, answer: Mapping[Signal, Column], now: float
@@ -171,15 +196,6 @@ def without(readings: Readings, kept: Flags) -> Readings:
         readings: the answer.
         kept: per device, whether it stays.
     """
-    own = readings.own
-    if own is not None:
-        own = replace(
-            own,
-            mean=own.mean[kept],
-            mean_square=own.mean_square[kept],
-            is_foreign=own.is_foreign[kept],
-            xid_age=own.xid_age[kept],
-        )
     return replace(
         readings,
         devices=tuple(
@@ -187,5 +203,16 @@ def without(readings: Readings, kept: Flags) -> Readings:
         ),
         columns={signal: column[kept] for signal, column in readings.columns.items()},
         measured_at=readings.measured_at[kept],
-        own=own,
+        own=None if readings.own is None else _own_of(readings.own, kept),
+    )
+
+
+def _own_of(own: Own, kept: Flags | slice) -> Own:
+    """Return what an answer says besides of some of its devices."""
+    return replace(
+        own,
+        mean=own.mean[kept],
+        mean_square=own.mean_square[kept],
+        is_foreign=own.is_foreign[kept],
+        xid_age=own.xid_age[kept],
     )

@@ -1,0 +1,88 @@
+"""Devices of an answer that are taken over some at a time are taken over as if all at once."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.policy import Policy
+from extender.core.readings import Own, Readings, Signal
+from extender.fleet import intake
+from extender.fleet.store import DeviceStore
+from tests.builders import GIB, NOW
+from tests.extender.fleet.stores import CARD, NAN, free
+
+CARDS = tuple(replace(CARD, uuid=f"GPU-{number}", index=number) for number in range(5))
+ratios = st.sampled_from([0.0, 0.3, 1.0, NAN])
+ages = st.sampled_from([0.0, 5.0, 40.0])
+told = st.lists(st.tuples(ratios, ratios, ages), min_size=len(CARDS), max_size=len(CARDS))
+answers = st.lists(st.tuples(told, st.booleans()), min_size=1, max_size=4)
+
+
+def answer(said: Sequence[tuple[float, float, float]], at: float, *, is_own: bool) -> Readings:
+    """Return what Prometheus or the node's agent says: utilization, memory and age of each card."""
+    utilization, memory, age = (np.array(column) for column in zip(*said, strict=True))
+    own = Own(
+        nodes=("node",),
+        news=frozenset(),
+        holders={},
+        mean=utilization,
+        mean_square=utilization**2,
+        is_foreign=memory > 0,
+        xid_age=age,
+    )
+    return Readings(
+        source="agent" if is_own else "prometheus",
+        at=at,
+        devices=CARDS,
+        columns={
+            Signal.GPU_UTILIZATION: utilization,
+            Signal.MEMORY_USED: 80 * GIB * memory,
+            Signal.XID: 79 * np.nan_to_num(memory),
+        },
+        measured_at=at - age,
+        tenants=None,
+        own=own if is_own else None,
+    )
+
+
+def taken(sequence: Sequence[tuple[list[tuple[float, float, float]], bool]]) -> DeviceStore:
+    store = DeviceStore(Policy())
+    for number, (said, is_own) in enumerate(sequence):
+        at = NOW + 10.0 * number
+        store.apply(answer(said, at, is_own=is_own), at)
+        for row in range(len(store)):
+            free(store, row)
+    return store
+
+
+@given(answers)
+def test_pieces_make_no_difference(
+    sequence: list[tuple[list[tuple[float, float, float]], bool]],
+) -> None:
+    whole = taken(sequence)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intake, "PIECE_VALUES", 2)
+        in_pieces = taken(sequence)
+
+    one, other = whole.evidence(), in_pieces.evidence()
+    for column in fields(one):
+        np.testing.assert_equal(getattr(other, column.name), getattr(one, column.name))
+    now = NOW + 60.0
+    np.testing.assert_equal(in_pieces.ages(now), whole.ages(now))
+    assert whole.shown(np.arange(5))[0] == in_pieces.shown(np.arange(5))[0]
+
+
+def test_no_step_takes_the_use_of_more_devices_than_are_a_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "PIECE_VALUES", 2)
+    store = DeviceStore(Policy())
+
+    steps = store.apply_in_steps(answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False), NOW)
+    taken = {sum(store.measured_at(row) is not None for row in range(len(store))) for _ in steps}
+
+    assert taken == {0, 2, 4, 5}
