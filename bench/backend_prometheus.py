@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress
 from typing import Final
 
 import numpy as np
@@ -33,7 +33,8 @@ GZIP_LEVEL: Final = 1
 _HEAD: Final = b'{"status":"success","data":{"resultType":"%b","result":['
 _END: Final = b"]}}"
 _METRIC: Final = re.compile(
-    r"(?:max|min) by \(UUID, uuid, GPU_I_ID\) \((?:max_over_time\()?(\w+)\{\}(?:\[\w+\]\))?\)"
+    r"(?:max|min) by \(UUID, uuid, GPU_I_ID\) "
+    r"\((?:max_over_time\()?(\w+)\{\}(?:\[\w+\]\))?( > 0)?\)"
 )
 
 
@@ -177,8 +178,8 @@ class Prometheus:
             device.model.name.encode(),
         )
 
-    def _vector(self, name: str, now: float) -> bytes:
-        """Answer one metric."""
+    def _vector(self, name: str, now: float, *, is_above_zero: bool = False) -> bytes:
+        """Answer one metric; if so, of the devices alone where it is above 0."""
         metric = METRICS[name]
         if name not in self._tables:
             self._tables[name] = [
@@ -190,8 +191,12 @@ class Prometheus:
             self._codes[name] = self._levels(metric).tolist()
         head = b'%.3f,"' % now
         ends = [head + text + b'"]}' for text in self._tables[name]]
-        rows = self._rows if metric.has_instances else self._card_rows
-        return _joined(rows, map(ends.__getitem__, self._codes[name]))
+        rows, codes = self._rows if metric.has_instances else self._card_rows, self._codes[name]
+        if is_above_zero:
+            above = [float(text) > 0 for text in self._tables[name]]
+            kept = [above[code] for code in codes]
+            rows, codes = list(compress(rows, kept)), list(compress(codes, kept))
+        return _joined(rows, map(ends.__getitem__, codes))
 
     def _levels(self, metric: BenchMetric) -> Codes:
         load = self._fleet.load
@@ -229,7 +234,7 @@ class Prometheus:
         elif 'exported_pod=""' in text and '!~".*dcgm-exporter.*"' in text:
             body = _all_one([], now)  # of idle devices `pod` is their exporter's, called just so
         elif (match := _METRIC.fullmatch(text)) and match[1] in METRICS:
-            body = self._vector(match[1], now)
+            body = self._vector(match[1], now, is_above_zero=bool(match[2]))
         else:
             return _refused(text)
         return await self._send(request, body)

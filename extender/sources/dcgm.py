@@ -84,6 +84,23 @@ USE_SIGNALS: Final = frozenset(
 )
 """What shows that somebody uses a device."""
 
+SIZE_SIGNALS: Final = frozenset({Signal.MEMORY_TOTAL, Signal.MEMORY_RESERVED, Signal.POWER_LIMIT})
+"""What a device is, not what it does: it stays for as long as nobody sets it otherwise."""
+
+FAULT_SIGNALS: Final = frozenset(
+    {
+        Signal.XID,
+        Signal.ROW_REMAP_FAILURE,
+        Signal.ROW_REMAP_PENDING,
+        Signal.UNCORRECTABLE_REMAPPED_ROWS,
+        Signal.ECC_DOUBLE_BIT_VOLATILE,
+        Signal.RETIRED_PAGES_PENDING,
+        Signal.RETIRED_PAGES_SINGLE_BIT,
+        Signal.RETIRED_PAGES_DOUBLE_BIT,
+    }
+)
+"""What is 0 of nearly all devices."""
+
 _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     # Within a signal: 2.x to 4.8, then 4.9, then 1.x and --use-old-namespace. DCGM 4.6 has an alias
     # DCGM_FI_DEV_GPU_UTIL_RATIO that still counts percent: a custom CSV that uses it needs a row of

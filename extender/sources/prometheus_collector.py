@@ -33,6 +33,7 @@ from extender.sources.prometheus_common import PrometheusError, table_of
 from extender.sources.prometheus_layouts import Text, digest
 from extender.sources.prometheus_queries import Queries, outcome
 from extender.sources.prometheus_rows import Rows, nothing
+from extender.sources.prometheus_steady import SteadyColumns
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
@@ -122,6 +123,7 @@ class Collector:
         self._names_at = -np.inf
         self._skew_seconds = 0.0
         self._sighted = Sighted()
+        self._steady = SteadyColumns(self._column)
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf
@@ -149,15 +151,17 @@ class Collector:
         metrics = [metric for metric in self._table if metric.name in self._names]
         known_by = _identity_names(metrics)
         removed, added, scraped = self._sight(known_by, identity, now)
+        if removed or added:
+            self._steady.forget()
         if not len(self._devices):
             self._names_at = -np.inf  # nothing there: perhaps under new names
-        using = self._start_measuring(one for one in metrics if one.signal in USE_SIGNALS)
+        using = self._start_measuring((m for m in metrics if m.signal in USE_SIGNALS), now)
         # A scrape between two questions may bring a pod and its load. Who holds what is asked last,
         # for a device in use by nobody would count beside the one kept for a pod not yet shown.
         wait([future for _, future in using], timeout=self._queries.left_seconds / 2)
         tenants_at = now + time.monotonic() - started
         finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
-        rest = self._start_measuring(one for one in metrics if one.signal not in USE_SIGNALS)
+        rest = self._start_measuring((m for m in metrics if m.signal not in USE_SIGNALS), now)
         columns, failed = _measured([*using, *rest])
         if error := outcome(finding_tenants):
             failed["tenants"] = str(error)
@@ -271,14 +275,15 @@ class Collector:
         scraped = np.minimum(scraped - self._skew_seconds, now)
         return np.maximum(scraped - self._settings.exporter_interval_seconds, 0.0)
 
-    def _start_measuring(self, metrics: Iterable[Metric]) -> Measuring:
+    def _start_measuring(self, metrics: Iterable[Metric], now: float) -> Measuring:
         """Ask for each metric in threads."""
         if not len(self._devices):
             return []
-        return [(metric, self._queries.start(partial(self._column, metric))) for metric in metrics]
+        measure = self._steady.column
+        return [(one, self._queries.start(partial(measure, one, now))) for one in metrics]
 
-    def _column(self, metric: Metric) -> Column:
-        query = promql.metric_query(metric, self._selector)
+    def _column(self, metric: Metric, *, is_above_zero: bool) -> Column:
+        query = promql.metric_query(metric, self._selector, is_above_zero=is_above_zero)
         if metric.name == promql.XID_COUNTS:
             values = self._queries.reduced(
                 query, lambda rows: self._devices.column_of(xids_of(rows))

@@ -260,7 +260,10 @@ def _values(text: Text, starts: Places, ends: Places) -> Column:
         # Each with what stands before it, which is blanked, and the quotation mark behind it.
         table = _windows(text, width + 1)[ends - width].view(np.uint8).reshape(-1, width + 1)
         table[:, -1] = ord(",")
-        table[:, :-1][np.arange(width, 0, -1) > lengths[:, np.newaxis]] = _BLANK
+        if int(lengths.min()) < width:
+            table[:, :-1][np.arange(width, 0, -1) > lengths[:, np.newaxis]] = _BLANK
+        elif (table == table[0]).all():  # most faults: no device has them
+            return np.full(len(lengths), _number(bytes(text[starts[0] : ends[0]])))
         if table.min() < _BLANK:
             raise ValueError("control characters are in no text")
         try:

@@ -47,8 +47,13 @@ def _by(labels: Iterable[str]) -> str:
     return f"by ({', '.join(dict.fromkeys(labels))})"
 
 
-def metric_query(metric: Metric, selector: str) -> str:
+def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) -> str:
     """Ask for one metric, one value for each device.
+
+    Args:
+        metric: the metric.
+        selector: which series.
+        is_above_zero: only of devices of which it is above 0.
 
     Example:
         >>> from extender.sources.dcgm import DEFAULT_METRICS
@@ -59,6 +64,8 @@ def metric_query(metric: Metric, selector: str) -> str:
     if metric.name == XID_COUNTS:
         # Of what happened in its window, one series each; else one without the label, at 0.
         series, labels = f"{series} > 0", [*_DEVICE_LABELS, XID_LABEL]
+    elif is_above_zero:
+        series = f"{series} > 0"
     if metric.is_counter:
         # Of most devices it does not grow: they are left out, for each row costs.
         series = f"rate({series}[{GROWTH_SECONDS:.0f}s]) > 0"

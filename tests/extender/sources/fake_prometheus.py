@@ -140,6 +140,8 @@ class FakePrometheus:
             labels = [(label, one.labels.get(label, "")) for label in by.split(", ")]
             groups.setdefault(tuple(pair for pair in labels if pair[1]), []).append(value)
         for labels_of_group, values in groups.items():
+            if expression.endswith(" > 0") and not max(map(float, values)) > 0:
+                continue
             yield dict(labels_of_group), _aggregate(operator, values)
 
     def _select(self, expression: str) -> Iterable[Series]:
