@@ -9,9 +9,9 @@ import numpy as np
 from extender.core.assessment import Ask, Assessment, assess
 from extender.core.decision import Decision, decide
 from extender.core.evaluation import Overlay, estimates
-from extender.core.names import Roll
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request import GpuRequest, PodRef
+from extender.core.roll import Roll
 from extender.core.snapshot import (
     Batch,
     PoolRow,

@@ -5,9 +5,9 @@ answer needs. So the names stay in the bytes that they came in: a table finds th
 them in a few vector operations, eight bytes of each name at a time.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import overload
 
 import numpy as np
@@ -18,15 +18,18 @@ from extender.core.pieces import Pieces, Places, Words
 from extender.core.steps import Steps, finish
 
 _WORD = 8
-_SPECIAL = frozenset('",\\')
+_SPECIAL = '",\\'
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # Knuth's multiplicative hashing, the golden ratio of 2**64
 _HALF = np.uint64(32)
 _SPARE_BITS = 2
 """The table has so many bits more than its names need: few share a place, and it stays small."""
 
 
-FEW_BYTES = 8192
-"""Names in fewer bytes are looked up one by one: faster than some dozen vector operations."""
+MOST_STRANGERS = 256
+"""Where so many names of a list are unknown, the list had better be read otherwise."""
+
+_PLAIN_NAME = re.compile(rb'"([ -!#-+\--\[\]-~]+)"')
+"""A name that JSON writes as it is, and that has no comma in it."""
 
 
 class NamesAt(Sequence[str]):
@@ -98,15 +101,30 @@ class NamesIn(NamesAt):
         self.pieces = pieces
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The names of a list.
+
+    Attributes:
+        places: of each, its place among the known ones; those that are not known count on from
+            there, in the order of `strangers`.
+        strangers: the names that are not known, in the order of the list.
+    """
+
+    places: Places
+    strangers: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NameTable:
     """Finds names of a JSON list among known ones, all at once.
 
     What stands between two commas of the list is a name if it is that of a known one, in its
     quotation marks, byte by byte; no known one has a comma in it, or anything that JSON would write
-    otherwise. Two parts of it are looked at that cover it together: as many whole words of eight
-    bytes as the shortest has from its begin, and what the longest has more from its end. Where the
-    shortest is too short for that, nothing is found here.
+    otherwise. Nor may those that are not known, and they must be few. Two parts of it are looked at
+    that cover it together: as many whole words of eight bytes as the shortest has from its begin,
+    and what the longest has more from its end. Where the shortest is too short for that, nothing is
+    found here.
 
     Attributes:
         head: bytes of the first part.
@@ -129,8 +147,13 @@ class NameTable:
     shift: np.uint64
 
     @classmethod
-    def of(cls, names: Sequence[str], like: "NameTable | None" = None) -> "NameTable | None":
-        """Return the table of some names, each another; None where it could not find any.
+    def of(cls, names: Sequence[str]) -> "NameTable | None":
+        """Return the table of some names, each another; None where it could not find any."""
+        return finish(cls.in_steps(names, None))
+
+    @classmethod
+    def in_steps(cls, names: Sequence[str], like: "NameTable | None") -> "Steps[NameTable | None]":
+        """Return the same in steps.
 
         Args:
             names: the names.
@@ -140,7 +163,8 @@ class NameTable:
             return None
         text = b'["' + b'","'.join(map(str.encode, names)) + b'"]'
         pieces = Pieces.of(text, 0, len(text))
-        if pieces is None or (chosen := _split(pieces, like)) is None:
+        yield
+        if pieces is None or (chosen := (yield from _split(pieces, like))) is None:
             return None
         words, telling = chosen.words, chosen.telling
         hashes = _hashes([words[at] for at in telling])
@@ -165,112 +189,52 @@ class NameTable:
             shift=shift,
         )
 
-    def find(self, pieces: Pieces) -> Places | None:
-        """Return the place of each name of a JSON list, as Go writes it.
+    def find(self, pieces: Pieces) -> Found | None:
+        """Return the names of a JSON list, as Go writes it.
 
-        None where one is not known, or listed twice, or it is no such list.
+        None where one is listed twice, too many are not known, or it is no such list.
         """
         lengths = pieces.lengths
         shortest, longest = int(lengths.min()), int(lengths.max())
-        if shortest < max(self.head, self.tail) or longest > self.head + self.tail:
-            return None
+        if shortest >= max(self.head, self.tail) and longest <= self.head + self.tail:
+            found = self._find(pieces)
+        else:
+            fits = (lengths >= max(self.head, self.tail)) & (lengths <= self.head + self.tail)
+            found = np.full(len(pieces), -1, dtype=np.intp)
+            if fits.any():
+                found[fits] = self._find(pieces.some(fits))
+        strangers: tuple[str, ...] = ()
+        if found.min() < 0:
+            unknown = np.flatnonzero(found < 0)
+            names = _plain_names(pieces.some(unknown))
+            if names is None:
+                return None
+            found[unknown] = np.arange(len(self.hashes), len(self.hashes) + len(names))
+            strangers = names
+        return None if np.bincount(found).max() > 1 else Found(found, strangers)
+
+    def _find(self, pieces: Pieces) -> Places:
+        """Return the place of what stands in each piece of a text; -1 where that is no known name.
+
+        No piece may be shorter than either part, or longer than both.
+        """
         words = pieces.words(self.head, self.tail)
         hashes = _hashes([words[at] for at in self.telling])
         slots = (hashes >> self.shift).view(np.intp)
         found = self.places[slots].astype(np.intp)
         others = np.flatnonzero(self.hashes[found] != hashes)
+        others = others[found[others] >= 0]
         while len(others):
             slots[others] = (slots[others] + 1) % len(self.places)
             found[others] = next_found = self.places[slots[others]]
-            if (next_found < 0).any():
-                return None
-            others = others[self.hashes[next_found] != hashes[others]]
-        if found.min() < 0 or np.bincount(found).max() > 1:
-            return None
-        if (self.lengths[found] != lengths).any():
-            return None
+            others = others[(next_found >= 0) & (self.hashes[next_found] != hashes[others])]
+        is_other = self.lengths[found] != pieces.lengths
         for at, (known, asked) in enumerate(zip(self.words, words, strict=True)):
             # Of one word, multiplied by an odd number, the hash is the same only if the word is.
-            if (
-                self.telling != (at,)
-                and ((known if len(known) == 1 else known[found]) != asked).any()
-            ):
-                return None
-        return found
-
-
-class Roll:
-    """The nodes by number: a node's number is its name's place among all of them.
-
-    Args:
-        nodes: every node.
-        pools: each pool's nodes in the order of its rows, by resource.
-    """
-
-    def __init__(self, nodes: Iterable[str], pools: Mapping[str, Sequence[str]]) -> None:
-        finish(self._fill(nodes, pools, None))
-
-    @classmethod
-    def in_steps(
-        cls, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "Roll"
-    ) -> "Steps[Roll]":
-        """Return the same in steps; most of the nodes are those of another roll."""
-        roll = cls.__new__(cls)
-        yield from roll._fill(nodes, pools, like._table)  # noqa: SLF001 - of this very class
-        return roll
-
-    def _fill(
-        self,
-        nodes: Iterable[str],
-        pools: Mapping[str, Sequence[str]],
-        like: NameTable | None,
-    ) -> Steps[None]:
-        self.names = tuple(sorted({*nodes, *chain.from_iterable(pools.values())}))
-        self._number_of = {name: number for number, name in enumerate(self.names)}
-        yield
-        self._table = NameTable.of(self.names, like)
-        yield
-        self._rows: dict[str, Places] = {}
-        for resource, listed in pools.items():
-            rows = np.full(len(self.names), -1, dtype=np.intp)
-            rows[[self._number_of[name] for name in listed]] = np.arange(len(listed))
-            self._rows[resource] = rows
-            yield
-
-    def find(self, text: bytes, begin: int, end: int) -> NamesIn | None:
-        """Return the names of a JSON list in a text by their numbers.
-
-        None where they must be read otherwise: they are few, or not all known, or one is listed
-        twice, or the list is not as Go writes it.
-
-        Example:
-            >>> nodes = [f"gpu-node-{number}" for number in range(1000)]
-            >>> asked = b'["' + b'","'.join(node.encode() for node in nodes[1:]) + b'"]'
-            >>> Roll(nodes, {}).find(asked, 0, len(asked))[0]
-            'gpu-node-1'
-        """
-        if self._table is None or end - begin < FEW_BYTES:
-            return None
-        pieces = Pieces.of(text, begin, end)
-        found = None if pieces is None else self._table.find(pieces)
-        return None if pieces is None or found is None else NamesIn(self.names, found, pieces)
-
-    def number(self, names: Sequence[str]) -> Sequence[str]:
-        """Return names by their numbers if all are known; else as they are."""
-        if isinstance(names, NamesAt) and names.names is self.names:
-            return names
-        numbers = list(map(self._number_of.get, names))
-        return names if None in numbers else NamesAt(self.names, np.array(numbers, dtype=np.intp))
-
-    def rows(self, resource: str, names: Sequence[str]) -> Places | None:
-        """Return the row of each name in a pool, -1 where it is not in it.
-
-        None where the names are not by number, or the pool is not on the roll.
-        """
-        rows = self._rows.get(resource)
-        if rows is None or not (isinstance(names, NamesAt) and names.names is self.names):
-            return None
-        found: Places = rows[names.rows]
+            if self.telling != (at,):
+                is_other |= (known if len(known) == 1 else known[found]) != asked
+        if is_other.any():
+            found[is_other] = -1
         return found
 
 
@@ -289,7 +253,7 @@ class _Split:
         return len(self.telling), sum(not _is_one(word) for word in self.words)
 
 
-def _split(pieces: Pieces, like: NameTable | None) -> _Split | None:
+def _split(pieces: Pieces, like: NameTable | None) -> Steps[_Split | None]:
     """Choose two parts that cover every piece and are in every one; None where there are none."""
     shortest, longest = int(pieces.lengths.min()), int(pieces.lengths.max())
     sizes = [
@@ -304,6 +268,7 @@ def _split(pieces: Pieces, like: NameTable | None) -> _Split | None:
             splits.append(_Split(head, tail, words, telling))
             if like is not None and (head, telling) == (like.head, like.telling):
                 return splits[0]  # most names are the same: it is the best still, or nearly
+            yield
     return min(splits, key=lambda split: split.cost, default=None)
 
 
@@ -313,7 +278,21 @@ def _is_one(word: Words) -> bool:
 
 def _is_plain(names: str) -> bool:
     """Whether JSON writes names as they are."""
-    return names.isascii() and names.isprintable() and not _SPECIAL.intersection(names)
+    is_written_so = names.isascii() and names.isprintable()
+    return is_written_so and not any(special in names for special in _SPECIAL)
+
+
+def _plain_names(pieces: Pieces) -> tuple[str, ...] | None:
+    """Return the names in some pieces of a text, each once.
+
+    None where one is listed twice, they are too many, or one is written as Go does not.
+    """
+    if len(pieces) > MOST_STRANGERS:
+        return None
+    spans = zip(pieces.starts.tolist(), pieces.lengths.tolist(), strict=True)
+    read = [_PLAIN_NAME.fullmatch(pieces.text, at, at + length) for at, length in spans]
+    names = {match[1].decode(): None for match in read if match is not None}
+    return tuple(names) if len(names) == len(read) else None
 
 
 def _telling(words: Sequence[Words], likely: tuple[int, ...]) -> tuple[int, ...]:
@@ -343,6 +322,3 @@ def _hashes(words: Sequence[Words]) -> Words:
         hashes += word
         hashes *= _ODD
     return hashes
-
-
-EMPTY_ROLL = Roll((), {})

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
 
 _COMMA = ord(",")
 
@@ -49,6 +50,10 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def some(self, which: Places | Flags) -> "Pieces":
+        """Return some of the pieces."""
+        return Pieces(self.text, self.starts[which], self.lengths[which])
 
     def words(self, head: int, tail: int) -> list[Words]:
         """Return the words of so many bytes from the begin and from the end of each piece.

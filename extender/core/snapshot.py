@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.memo import Memo
-from extender.core.names import EMPTY_ROLL, Roll
+from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.steps import Steps, finish
 
 Ratios = npt.NDArray[np.float64]

@@ -6,8 +6,8 @@ from itertools import islice
 from types import MappingProxyType
 
 from extender.core.causes import renumber
-from extender.core.names import Roll
 from extender.core.policy import Policy
+from extender.core.roll import Roll
 from extender.core.signals import believe
 from extender.core.snapshot import Pool, Snapshot, Telemetry
 from extender.core.steps import Steps

@@ -5,8 +5,8 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
-from extender.core.names import Roll
 from extender.core.policy import Policy
+from extender.core.roll import Roll
 from extender.core.signals import believe, believe_again
 from extender.core.snapshot import Snapshot
 from extender.core.steps import Steps, finish

@@ -12,9 +12,9 @@ from extender.core.evaluation import Evaluation, Overlay, Question, asks, evalua
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
-from extender.core.names import EMPTY_ROLL
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
+from extender.core.roll import EMPTY_ROLL
 from extender.core.snapshot import Snapshot, batch_rows
 from extender.core.standing import stand_in_steps
 from extender.core.steps import Steps

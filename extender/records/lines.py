@@ -17,9 +17,10 @@ import orjson
 from extender.core.batches import current_batch
 from extender.core.decision import Decision
 from extender.core.evaluation import Overlay
-from extender.core.names import NamesAt, Roll
+from extender.core.names import NamesAt
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
+from extender.core.roll import Roll
 from extender.core.snapshot import Pool, Snapshot, batch_rows
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Weighed

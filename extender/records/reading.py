@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 
 from extender.core.evaluation import Overlay
-from extender.core.names import Roll
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request import GpuRequest, PodRef
+from extender.core.roll import Roll
 from extender.core.snapshot import (
     FLAGS,
     NO_DEVICE,

@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from extender.core.names import NamesIn, Roll
+from extender.core.names import NamesIn
+from extender.core.roll import Roll
 from extender.core.snapshot import Rows
 
 NAMES: Final = msgspec.json.Decoder(list[str])

@@ -13,7 +13,8 @@ import numpy as np
 
 from extender.core.decision import Decision
 from extender.core.filtering import Code, Rejection
-from extender.core.names import EMPTY_ROLL, NamesIn, Roll
+from extender.core.names import NamesIn
+from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.snapshot import Rows
 from extender.webhook.casing import POD, restore_case
 from extender.webhook.listed import NAMES, split_names, write_names, write_reasons, write_scores

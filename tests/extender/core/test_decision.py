@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.decision import decide
+from extender.core.decision import Decision, decide
 from extender.core.evaluation import model_places
 from extender.core.filtering import Code
+from extender.core.names import NamesAt
 from extender.core.policy import LoadFilter, Policy
+from extender.core.roll import EMPTY_ROLL
 from extender.core.snapshot import Snapshot, Telemetry, Tenant, build_pool
 from tests.builders import (
     GIB,
@@ -51,6 +53,24 @@ def test_the_first_choice_is_the_best_of_those_that_pass() -> None:
 
     assert decide_on(nodes).best == "busy"
     assert decide_on(nodes, candidates=("dead",)).best is None
+
+
+def test_nodes_that_came_or_went_cost_the_others_nothing_but_time() -> None:
+    fleet = {f"node-{at:03}": node(gpu(utilization=at % 7 / 10)) for at in range(0, 600, 2)}
+    snapshot = snapshot_of(fleet)
+    candidates = (*fleet, "node-001", "zone-b", "a")
+
+    def decided(snapshot: Snapshot) -> Decision:
+        return decide(snapshot, request(), candidates, Policy(), overlays={})
+
+    by_number, by_name = decided(snapshot), decided(replace(snapshot, roll=EMPTY_ROLL))
+
+    assert isinstance(by_number.candidates, NamesAt)
+    assert not isinstance(by_name.candidates, NamesAt)
+    assert list(by_number.candidates) == list(by_name.candidates)
+    assert by_number.scores.tolist() == by_name.scores.tolist()
+    assert by_number.codes.tolist() == by_name.codes.tolist()
+    assert ranking(by_number) == ranking(by_name)
 
 
 def test_nobody_is_asked_about() -> None:

@@ -1,4 +1,4 @@
-"""Node names by number, found where they stand in a question."""
+"""Node names, found where they stand in a question."""
 
 import json
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.names import FEW_BYTES, NamesAt, NameTable, Roll
+from extender.core.names import MOST_STRANGERS, Found, NameTable
 from extender.core.pieces import Pieces
+from extender.core.steps import finish
 
 PLAIN = st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='",\\')
 """What Go writes into a list as it is, but for the comma; names of nodes are made of these."""
@@ -33,17 +34,17 @@ def written(names: Sequence[str]) -> bytes:
 def found(
     table: NameTable, names: Sequence[str], around: tuple[bytes, bytes] = (b"", b"")
 ) -> object:
-    """Return the places of names that stand in a text; None where they are not found."""
+    """Return the places of names that stand in a text; None where they are not read so."""
     before, after = around
     text = before + written(names) + after
-    return found_in(table, text, len(before), len(text) - len(after))
+    answer = found_in(table, text, len(before), len(text) - len(after))
+    return None if answer is None else answer.places.tolist()
 
 
-def found_in(table: NameTable, text: bytes, begin: int, end: int) -> list[int] | None:
-    """Return the places of the names of a list in a text; None where they are not found."""
+def found_in(table: NameTable, text: bytes, begin: int, end: int) -> Found | None:
+    """Return the names of a list in a text; None where they are not found."""
     pieces = Pieces.of(text, begin, end)
-    places = None if pieces is None else table.find(pieces)
-    return None if places is None else places.tolist()
+    return None if pieces is None else table.find(pieces)
 
 
 def table_of(names: list[str]) -> NameTable:
@@ -63,9 +64,18 @@ def test_names_are_found_where_a_dictionary_finds_them(
     assert found(table_of(names), asked, around) == [names.index(name) for name in asked]
 
 
-@given(names=node_names, asked=node_names)
-def test_names_are_found_only_if_all_are_known(names: list[str], asked: list[str]) -> None:
-    assert (found(table_of(names), asked) is not None) == (set(asked) <= set(names))
+@given(names=node_names, asked=st.lists(st.text(PLAIN, min_size=1), min_size=1, unique=True))
+def test_names_that_are_not_known_are_told_apart_from_those_that_are(
+    names: list[str], asked: list[str]
+) -> None:
+    together = [*asked, *(name for name in names if name not in asked)]
+
+    answer = found_in(table_of(names), written(together), 0, len(written(together)))
+
+    assert answer is not None
+    assert list(answer.strangers) == [name for name in asked if name not in names]
+    known = [*names, *answer.strangers]
+    assert [known[at] for at in answer.places.tolist()] == together
 
 
 @given(names=node_names, data=st.data())
@@ -74,7 +84,10 @@ def test_a_name_that_differs_in_one_byte_is_another(names: list[str], data: st.D
     at = data.draw(st.integers(0, len(known)))
     other = known[:at] + data.draw(st.text(PLAIN, min_size=1)) + known[at + 1 :]
 
-    assert (found(table_of(names), [other]) is not None) == (other in names)
+    answer = found_in(table_of(names), written([other]), 0, len(written([other])))
+
+    assert answer is not None
+    assert answer.strangers == (() if other in names else (other,))
 
 
 @given(names=node_names, data=st.data())
@@ -86,10 +99,19 @@ def test_what_is_found_is_what_a_json_parser_reads(names: list[str], data: st.Da
         gone = data.draw(st.integers(0, 2))
         text[at : at + gone] = data.draw(st.text('["],\\ a', max_size=2)).encode()
 
-    places = found_in(table_of(names), bytes(text), 0, len(text))
+    answer = found_in(table_of(names), bytes(text), 0, len(text))
 
-    if places is not None:
-        assert [names[at] for at in places] == json.loads(text)
+    if answer is not None:
+        known = [*names, *answer.strangers]
+        assert [known[at] for at in answer.places.tolist()] == json.loads(text)
+
+
+def test_where_too_many_are_not_known_they_are_to_be_read_otherwise() -> None:
+    table = table_of([f"node-{number:03}" for number in range(300)])
+    others = [f"other-{number:03}" for number in range(MOST_STRANGERS + 1)]
+
+    assert found(table, others) is None
+    assert found(table, others[1:]) == list(range(300, 300 + MOST_STRANGERS))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +135,18 @@ def test_thousands_of_names_are_found(form: str) -> None:
 def test_a_table_like_another_one_finds_as_much(names: list[str], gone: st.DataObject) -> None:
     others = gone.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
 
-    table = NameTable.of(others, table_of(names))
+    table = finish(NameTable.in_steps(others, table_of(names)))
 
     if NameTable.of(others) is not None:
         assert table is not None
         assert found(table, others) == list(range(len(others)))
+
+
+def test_a_table_that_no_other_one_is_like_is_made_in_steps() -> None:
+    nodes = [f"ip-10-64-0-{number}.eu-west-1.compute.internal" for number in range(200)]
+    ways = list(range(8, len(nodes[0]) + 2, 8))  # as many bytes of a name from its begin
+
+    assert len(list(NameTable.in_steps(nodes, None))) > len(ways)
 
 
 def test_a_list_with_a_name_twice_is_not_found() -> None:
@@ -125,6 +154,7 @@ def test_a_list_with_a_name_twice_is_not_found() -> None:
 
     assert found(table, ["node-a", "node-b"]) == [0, 1]
     assert found(table, ["node-a", "node-b", "node-a"]) is None
+    assert found(table, ["node-a", "new", "new"]) is None
 
 
 @pytest.mark.parametrize(
@@ -168,56 +198,3 @@ def test_where_names_are_short_or_most_unlike_or_strange_there_is_no_table(
     names: list[str],
 ) -> None:
     assert NameTable.of(names) is None
-
-
-@given(names=node_names, data=st.data())
-def test_a_roll_knows_each_node_in_each_pool(names: list[str], data: st.DataObject) -> None:
-    pools = {
-        resource: data.draw(st.lists(st.sampled_from(names), unique=True)) for resource in "gm"
-    }
-    roll = Roll(names, pools)
-    asked = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
-
-    numbered = roll.number(asked)
-
-    assert isinstance(numbered, NamesAt)
-    assert list(numbered) == asked
-    assert [numbered[at] for at in range(len(numbered))] == asked
-    for resource, nodes in pools.items():
-        rows = roll.rows(resource, numbered)
-        assert rows is not None
-        assert rows.tolist() == [nodes.index(n) if n in nodes else -1 for n in asked]
-
-
-def test_a_roll_finds_many_names_in_a_text() -> None:
-    nodes = [f"gpu-node-{number:05}" for number in range(2000)]
-    roll = Roll(nodes, {})
-    text = written(nodes[::-1])
-
-    numbered = roll.find(text, 0, len(text))
-
-    assert len(text) >= FEW_BYTES
-    assert numbered is not None
-    assert list(numbered) == nodes[::-1]
-    assert roll.number(numbered) is numbered
-
-
-def test_numbers_of_another_roll_are_not_taken_for_those_of_this_one() -> None:
-    nodes = [f"gpu-node-{number:05}" for number in range(2000)]
-    text = written(nodes)
-    numbered = Roll(nodes, {}).find(text, 0, len(text))
-    assert numbered is not None
-
-    again = Roll(nodes[1:], {}).number(numbered[1:])
-
-    assert list(again) == nodes[1:]
-    assert isinstance(again, NamesAt)
-    assert again.rows[0] == 0
-
-
-def test_names_that_are_not_on_the_roll_stay_names() -> None:
-    roll = Roll(["a"], {"gpu": ["a"]})
-
-    assert list(roll.number(("a", "new"))) == ["a", "new"]
-    assert roll.rows("gpu", roll.number(("a", "new"))) is None
-    assert roll.rows("unknown", roll.number(("a",))) is None

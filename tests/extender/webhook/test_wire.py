@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.core.names import NamesAt, Roll
+from extender.core.names import NamesAt
+from extender.core.roll import Roll
 from extender.webhook import wire
 
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
