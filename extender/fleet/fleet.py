@@ -1,7 +1,7 @@
 """The fleet: takes what the sources say as it comes, and gives the next snapshot when asked."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
@@ -9,6 +9,7 @@ from extender.core.assumed import Assumption, Ledger
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.policy import Policy
 from extender.core.readings import History, Own, Readings
+from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.snapshot import PoolRow, Snapshot
 from extender.core.steps import Steps, finish
 from extender.fleet.draft import Draft
@@ -17,6 +18,7 @@ from extender.fleet.layouts import Change, NodeLayouts, is_laid_out_by
 from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
+from extender.fleet.source_state import SourceState
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 8
@@ -24,25 +26,6 @@ PIECE_NODES = 8
 
 DRAFT_ROUNDS = 3
 """So often nodes that change while all are drafted under other settings are drafted again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceState:
-    """What a source last said, for people.
-
-    Attributes:
-        at: when it last answered, seconds since the epoch.
-        devices: how many devices it saw.
-        unmatched_series: series whose labels named no node.
-        unmatched_example: labels of one of them, "" where there is none.
-        disagreements: devices of which its own signals say contradictory things.
-    """
-
-    at: float
-    devices: int
-    unmatched_series: int
-    unmatched_example: str
-    disagreements: int
 
 
 class Fleet:
@@ -82,6 +65,7 @@ class Fleet:
         self._layouts = NodeLayouts(policy, self.store)
         self._failures = FailureLog(policy.early_failures)
         self._in_steps = in_steps
+        self._gained: set[str] = set()
         self._dirty: set[str] = set()
         self._late: set[str] = set()
         self._ended: set[str] = set()
@@ -109,8 +93,7 @@ class Fleet:
         """Forget a node that is gone, and its devices."""
         if self._nodes.pop(name, None) is not None:
             self._layouts.forget(name)
-            self._dirty.discard(name)
-            self._late.discard(name)
+            self._unmark(name)
             self._failures.forget(name)
             self.store.forget_node(name)
             self._snapshots.forget(name)
@@ -137,6 +120,8 @@ class Fleet:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if not record.node:
             return
+        if record.holds_devices and not (before is not None and before.holds_devices):
+            self._gained.add(record.node)
         self._dirty.add(record.node)
         self.on_change()
         if record.is_failed_early:
@@ -352,14 +337,21 @@ class Fleet:
         """Return how many pods died soon after their start on a node, as far as remembered."""
         return self._failures.count(node)
 
+    @property
+    def roll(self) -> Roll:
+        """The nodes by number as they are in the latest snapshot."""
+        return EMPTY_ROLL if self._snapshots.current is None else self._snapshots.current.roll
+
     def snapshot(self) -> Snapshot:
         """Return the fleet as it is now; the same object as long as nothing has changed."""
         now = self._clock()
         self.ledger.expire(now)
-        # Who was placed must count at once; what nodes are and what readings show may wait.
-        self._settle(self._dirty)
-        if not self._in_steps or len(self._late) <= PIECE_NODES:
-            self._settle(self._late)
+        # Who was placed must count at once; who is gone, what nodes are and what readings show may
+        # wait where that concerns many.
+        self._settle(self._gained)
+        for changed in (self._dirty, self._late):
+            if not self._in_steps or len(changed) <= PIECE_NODES:
+                self._settle(changed)
         return self._snapshots.get(self._nodes, self.policy, now)
 
     def snapshot_of_all(self) -> Snapshot:
@@ -382,8 +374,7 @@ class Fleet:
         """Lay out those of these nodes that have changed."""
         now = self._clock()
         for name in [name for name in names if name in self._dirty or name in self._late]:
-            self._dirty.discard(name)
-            self._late.discard(name)
+            self._unmark(name)
             if name in self._nodes:
                 change = self._layouts.settle(self._nodes[name], self.pods_on(name), now)
                 if change is Change.DEVICES:
@@ -393,6 +384,12 @@ class Fleet:
                     self._snapshots.touch(name, is_doubted=is_doubted)
             self._ended.discard(name)
         # Emptied, a set is as slow to walk through as it was when it was full.
-        self._dirty, self._late = self._dirty or set(), self._late or set()
+        self._gained, self._dirty = self._gained or set(), self._dirty or set()
+        self._late = self._late or set()
         surplus, self._layouts.surplus = self._layouts.surplus, []
         self.store.drop(surplus)
+
+    def _unmark(self, name: str) -> None:
+        """Note that a node needs not be laid out."""
+        for changed in (self._gained, self._dirty, self._late):
+            changed.discard(name)

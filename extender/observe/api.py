@@ -13,7 +13,8 @@ from extender.core.decision import Decision
 from extender.core.filtering import Code
 from extender.core.request import GpuRequest, parse_request
 from extender.core.resources import ResourceNames
-from extender.fleet.fleet import Fleet, SourceState
+from extender.fleet.fleet import Fleet
+from extender.fleet.source_state import SourceState
 from extender.observe.answers import chunks, error_answer, json_answer, stream_answer
 from extender.observe.decisions import Decisions
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing

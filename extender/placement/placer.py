@@ -14,7 +14,7 @@ from extender.core.filtering import Code
 from extender.core.landing import assume
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
-from extender.core.roll import EMPTY_ROLL
+from extender.core.roll import Roll
 from extender.core.snapshot import Snapshot, batch_rows
 from extender.core.standing import stand_in_steps
 from extender.core.steps import Steps
@@ -76,7 +76,6 @@ class Placer:
     Attributes:
         is_shadow: no answer changes anything: pods count where they are bound, not where we would
             have put them.
-        roll: the nodes as the last question found them: the next one names nearly the same.
         on_settled: is told of each decision, and of what it was made from, before the answer.
         standings: what is kept for the requests of the last minutes, to be brought up to date.
     """
@@ -89,7 +88,6 @@ class Placer:
         self._clock = clock
         self.detailed = detailed
         self.is_shadow = False
-        self.roll = EMPTY_ROLL
         self.on_settled: Callable[[DecisionRecord, Weighed], None] = lambda *_: None
         self.standings = KeptStandings(fleet, clock)
         self._listed: dict[str, Sequence[str]] = {}
@@ -99,6 +97,11 @@ class Placer:
     def policy(self) -> Policy:
         """The settings of the decision."""
         return self.fleet.policy
+
+    @property
+    def roll(self) -> Roll:
+        """The nodes by number: a question names nearly the same."""
+        return self.fleet.roll
 
     def rank(self, request: GpuRequest, candidates: Iterable[str], *, uid: str = "") -> Decision:
         """Decide without assuming or remembering anything: what a pod would get now."""
@@ -271,7 +274,6 @@ class Placer:
         self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None
     ) -> tuple[Decision, Snapshot, Mapping[str, Overlay]]:
         snapshot = self.fleet.snapshot()
-        self.roll = snapshot.roll
         overlays = self.fleet.ledger.overlays(without=uid)
         decision = decide(
             snapshot,
