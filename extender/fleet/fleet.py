@@ -253,6 +253,9 @@ class Fleet:
         while not self.is_settled:
             self._settle(islice(self._dirty or self._late, PIECE_NODES))
             yield
+            if self._snapshots.is_far_behind:
+                self.snapshot()
+                yield
 
     def renew_in_steps(
         self, prepare: Callable[[Snapshot], Steps[None]] | None = None

@@ -25,6 +25,9 @@ NEWS_SECONDS = 1.0
 MOST_PATCHED = 32
 """So many of them are: what was computed of a pool is corrected in each of their rows."""
 
+PIECE_NODES = 256
+"""Nodes that are patched before others may have their turn: about a millisecond."""
+
 OVERDUE_SECONDS = 30.0
 """Where beliefs are renewed in steps, a question renews them itself only if that is so late."""
 
@@ -69,12 +72,20 @@ class Snapshots:
         self._patched = 0
         self._bases = 0
         self._shape, self._shown_shape = 1, 0
+        self._outdated: set[str] = set()
+        """Nodes whose devices were believed anew on other grounds than they have by now."""
         self._renewal: Renewal | None = None
 
     @property
     def is_reshaped(self) -> bool:
         """Whether nodes or devices came or went since the latest snapshot."""
         return self._shape != self._shown_shape
+
+    @property
+    def is_far_behind(self) -> bool:
+        """Whether so many nodes have changed that the next snapshot had better be made now."""
+        is_patched = self._in_steps and self.current is not None
+        return is_patched and len(self.changed) >= PIECE_NODES
 
     def reshape(self) -> None:
         """Note that nodes or devices came or went."""
@@ -109,6 +120,7 @@ class Snapshots:
         """Note that a node is gone."""
         self.changed.discard(node)
         self.doubted.discard(node)
+        self._outdated.discard(node)
         self.reshape()
 
     def outdate(self) -> None:
@@ -168,9 +180,15 @@ class Snapshots:
             rows = self._layouts.rows
             laid_out = {name: rows[name] for name in renewal.changed if name in rows}
             self.current = with_rows_now(made, laid_out, current.version + 1)
-            self.changed |= renewal.doubted
-            self.doubted |= renewal.doubted
+            self._outdated |= renewal.doubted
             self._believed_at, self._shown_shape = now, shape
+        while self._outdated:
+            for _ in range(min(PIECE_NODES, len(self._outdated))):
+                self.touch(self._outdated.pop(), is_doubted=True)
+            if self._outdated:
+                yield
+                latest()
+                yield
 
     def _is_fresh(self, now: float) -> bool:
         """Tell whether what was last believed of the devices still holds."""

@@ -118,34 +118,6 @@ def test_nodes_that_change_in_bulk_wait_for_the_steps_and_pods_count_at_once() -
     assert (world.row("node-0").allocatable, world.row("node-1").allocatable) == (4, 8)
 
 
-def test_pods_that_end_in_bulk_wait_for_the_steps_and_one_that_comes_does_not() -> None:
-    world = World(in_steps=True)
-    bulk(world, 3 * PIECE_NODES)
-    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(3 * PIECE_NODES)]
-    world.fleet.snapshot_of_all()
-
-    for pod in pods:
-        world.end(pod)
-    world.bind("new", "node-3", 2)
-
-    assert world.row("node-3").held == 2
-    assert [row.held for row in world.fleet.snapshot().pools[GPU].rows].count(1) == len(pods) - 1
-    finish(world.fleet.settle_in_steps())
-    assert [row.held for row in world.fleet.snapshot().pools[GPU].rows].count(1) == 0
-
-
-def test_a_few_pods_that_end_free_their_devices_at_once() -> None:
-    world = World(in_steps=True)
-    bulk(world, 3 * PIECE_NODES)
-    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(PIECE_NODES)]
-    world.fleet.snapshot_of_all()
-
-    for pod in pods:
-        world.end(pod)
-
-    assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
-
-
 # --- patched is made anew -------------------------------------------------------------------------
 
 CHANGES = ("bind", "end", "read", "show", "add", "remove", "widen", "fail", "place", "ask")

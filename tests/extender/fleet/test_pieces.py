@@ -1,0 +1,124 @@
+"""What concerns many nodes at once is done some at a time."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from extender.core import standing
+from extender.core.steps import finish
+from extender.fleet import snapshots
+from extender.fleet.fleet import PIECE_NODES
+from extender.fleet.snapshots import RENEW_SECONDS
+from tests.builders import GPU, request
+from tests.extender.fleet.test_steps import bulk
+from tests.worlds import World
+
+
+def test_pods_that_end_in_bulk_wait_for_the_steps_and_one_that_comes_does_not() -> None:
+    world = World(in_steps=True)
+    bulk(world, 3 * PIECE_NODES)
+    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(3 * PIECE_NODES)]
+    world.fleet.snapshot_of_all()
+
+    for pod in pods:
+        world.end(pod)
+    world.bind("new", "node-3", 2)
+
+    assert world.row("node-3").held == 2
+    assert [row.held for row in world.fleet.snapshot().pools[GPU].rows].count(1) == len(pods) - 1
+    finish(world.fleet.settle_in_steps())
+    assert [row.held for row in world.fleet.snapshot().pools[GPU].rows].count(1) == 0
+
+
+def test_a_few_pods_that_end_free_their_devices_at_once() -> None:
+    world = World(in_steps=True)
+    bulk(world, 3 * PIECE_NODES)
+    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(PIECE_NODES)]
+    world.fleet.snapshot_of_all()
+
+    for pod in pods:
+        world.end(pod)
+
+    assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
+
+
+@pytest.fixture
+def patched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Nodes that each snapshot was patched with; many are more than 16."""
+    counts: list[int] = []
+
+    def patch_pools(pools: object, changed: Mapping[str, object], *rest: object) -> object:
+        counts.append(len(changed))
+        return pools_patched(pools, changed, *rest)  # type: ignore[arg-type]
+
+    pools_patched = snapshots.patch_pools
+    monkeypatch.setattr(snapshots, "patch_pools", patch_pools)
+    monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
+    return counts
+
+
+def test_nodes_that_all_change_are_patched_into_snapshots_some_at_a_time(
+    patched: list[int],
+) -> None:
+    world = World(in_steps=True)
+    bulk(world, 100)
+    world.fleet.snapshot_of_all()
+
+    bulk(world, 100, gpus=4)
+    finish(world.fleet.settle_in_steps())
+    pool = world.fleet.snapshot().pools[GPU]
+
+    assert {row.allocatable for row in pool.rows} == {4}
+    assert sum(patched) == 100
+    assert max(patched) < 16 + PIECE_NODES
+
+
+def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_time(
+    patched: list[int],
+) -> None:
+    world = World(in_steps=True)
+    for number in range(100):
+        world.add_node(f"node-{number}", 1)
+    pods = [world.bind(f"pod-{number}", f"node-{number}") for number in range(100)]
+    world.read()
+    world.fleet.snapshot_of_all()
+    world.clock.now += RENEW_SECONDS
+    steps = world.fleet.renew_in_steps()
+    next(steps)
+    for pod in pods:
+        world.end(pod)
+    finish(world.fleet.settle_in_steps())
+    world.fleet.snapshot()
+    patched.clear()
+
+    finish(steps)
+    world.fleet.snapshot()
+
+    assert sum(patched) == 100
+    assert max(patched) <= 16
+    assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
+
+
+def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standing, "MOST_PATCHED", 4)
+    world = World(in_steps=True)
+    bulk(world, 10)
+    world.fleet.snapshot_of_all()
+    world.rank(request(1))
+    for number in range(5):
+        world.bind(f"pod-{number}", f"node-{number}")
+    anew: list[int] = []
+    evaluate_anew = standing._evaluate_anew
+
+    def note(*args: Any, **how: Any) -> Any:
+        anew.extend(len(rows) for _, rows in args[3])
+        return evaluate_anew(*args, **how)
+
+    monkeypatch.setattr(standing, "_evaluate_anew", note)
+    monkeypatch.setattr(standing, "_changed", None)  # whoever compares rows fails
+    world.rank(request(1))
+
+    assert anew == [5]  # in the arrays these are as they were before
