@@ -82,7 +82,8 @@ def batch_in_steps(rows: Sequence[PoolRow], telemetry: Telemetry) -> Steps[Batch
         columns[name] = np.asfortranarray(column)
         yield
     slots = columns["slots"]
-    return Batch(present=slots != NO_DEVICE, telemetry=telemetry.take(slots), **columns)
+    seen = yield from telemetry.take_in_steps(slots)
+    return Batch(present=slots != NO_DEVICE, telemetry=seen, **columns)
 
 
 def rearrange_in_steps(
@@ -118,4 +119,5 @@ def rearrange_in_steps(
         columns[name] = column
         yield
     slots = columns["slots"]
-    return Batch(present=slots != NO_DEVICE, telemetry=telemetry.take(slots), **columns)
+    seen = yield from telemetry.take_in_steps(slots)
+    return Batch(present=slots != NO_DEVICE, telemetry=seen, **columns)

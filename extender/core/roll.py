@@ -48,6 +48,7 @@ class Roll:
         like: NameTable | None,
     ) -> Steps[None]:
         self.names = tuple(sorted({*nodes, *chain.from_iterable(pools.values())}))
+        yield
         self._number_of = {name: number for number, name in enumerate(self.names)}
         self._wider: _Wider | None = None
         yield

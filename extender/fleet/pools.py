@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
@@ -20,6 +21,9 @@ from extender.core.steps import Steps
 
 LATE_ROWS = 256
 """So many patched rows are put into the arrays together: a millisecond or two."""
+
+PIECE_NODES = 1000
+"""Nodes that are looked through before others may have their turn: a millisecond at most."""
 
 RowsByNode = Mapping[str, Mapping[str, PoolRow]]
 """Each node's row in the pool of each of its resources, by node and resource."""
@@ -40,10 +44,12 @@ def build_pools(
         before: pools as they were: what has not changed of them is not put together again.
     """
     by_resource: dict[str, dict[str, PoolRow]] = {}
-    for node, of_node in rows.items():
-        for resource, row in of_node.items():
-            by_resource.setdefault(resource, {})[node] = row
-    yield
+    items = iter(rows.items())
+    while some := list(islice(items, PIECE_NODES)):
+        for node, of_node in some:
+            for resource, row in of_node.items():
+                by_resource.setdefault(resource, {})[node] = row
+        yield
     pools = {}
     for resource, of_pool in by_resource.items():
         known = before.get(resource) or build_pool(resource, {}, telemetry, {})
@@ -60,13 +66,16 @@ def _rebuild(
     """Return one pool after nodes came, went or changed."""
     nodes = tuple(sorted(rows))
     ordered = tuple(rows[node] for node in nodes)
-    found = [before.row_of.get(node, -1) for node in nodes]
-    late = set(before.late)
-    kept = [
-        at if at >= 0 and at not in late and _is_same(before.rows[at], row) else -1
-        for at, row in zip(found, ordered, strict=True)
-    ]
     yield
+    late, kept = set(before.late), list[int]()
+    pairs = zip(nodes, ordered, strict=True)
+    while some := list(islice(pairs, PIECE_NODES)):
+        found = ((before.row_of.get(node, -1), row) for node, row in some)
+        kept += (
+            at if at >= 0 and at not in late and _is_same(before.rows[at], row) else -1
+            for at, row in found
+        )
+        yield
     changed = [row for at, row in zip(kept, ordered, strict=True) if at < 0]
     fresh = yield from batch_in_steps(changed, telemetry)
     index = np.array(kept, dtype=np.intp)

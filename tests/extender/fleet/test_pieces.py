@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from extender.core import standing
+from extender.core import batches, standing
+from extender.core.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
-from extender.fleet import snapshots
+from extender.fleet import pools, snapshots
 from extender.fleet.fleet import PIECE_NODES
 from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import GPU, request
-from tests.extender.fleet.test_steps import bulk
+from tests.extender.fleet.test_steps import bulk, node_record
 from tests.worlds import World
 
 
@@ -98,6 +99,43 @@ def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_tim
     assert sum(patched) == 100
     assert max(patched) <= 16
     assert not any(row.held for row in world.fleet.snapshot().pools[GPU].rows)
+
+
+def test_pools_are_put_together_anew_some_nodes_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pools, "PIECE_NODES", 10)
+    monkeypatch.setattr(batches, "PIECE_ROWS", 10)
+    world = World(in_steps=True)
+    bulk(world, 100)
+    world.fleet.snapshot_of_all()
+    world.fleet.remove_node("node-7")
+    for number in range(20, 40):
+        world.fleet.apply_node(node_record(number, gpus=4))
+    finish(world.fleet.settle_in_steps())
+    world.clock.now += RENEW_SECONDS
+    compared, taken = [0], [0]
+    is_same, take = pools._is_same, Telemetry.take
+
+    def compare(one: PoolRow, other: PoolRow) -> bool:
+        compared[-1] += 1
+        return is_same(one, other)
+
+    def take_some(self: Telemetry, slots: Rows) -> Telemetry:
+        taken[-1] += len(slots)
+        return take(self, slots)
+
+    monkeypatch.setattr(pools, "_is_same", compare)
+    monkeypatch.setattr(Telemetry, "take", take_some)
+    for _ in world.fleet.renew_in_steps():
+        compared.append(0)
+        taken.append(0)
+
+    assert len(world.fleet.snapshot().pools[GPU].nodes) == 99
+    assert sum(compared) == 79
+    assert max(compared) <= 10
+    assert sum(taken) == 20
+    assert max(taken) <= 10
 
 
 def test_where_most_nodes_have_changed_a_pool_is_evaluated_afresh(
