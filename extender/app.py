@@ -127,6 +127,7 @@ class Extender:
             clock=clock,
             give_way=self.in_flight.give_way,
         )
+        self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         self.readiness = Readiness(
             lambda: self.settings,
             self.in_flight,
@@ -134,6 +135,7 @@ class Extender:
             awaited=self._awaited,
             others=lambda: self.peers.others_faults() if self.peers is not None else (),
             unset=self.following.unset,
+            make_ready=self.garbage.tidy,  # the first readings are many objects, and they stay
         )
         self.webhooks = Webhooks(
             placer=self.placer,
@@ -180,7 +182,6 @@ class Extender:
             plots=Plots(lambda: self.settings.prometheus, clock),
             replicas=replicas,
         )
-        self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
         self.preparing = Preparing(
             self.fleet,
             self.placer.standings,

@@ -17,10 +17,9 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-FIRST_SECONDS: Final = 120.0
-"""Time until the first search: by then the past has been read."""
-PAUSE_SECONDS: Final = 600.0
-"""Time between the next ones."""
+PAUSE_SECONDS: Final = 60.0
+"""Time between searches: what has come meanwhile is searched within a hundredth of a second or two;
+what came in ten minutes, or with the first readings, would take a fifth."""
 PATIENCE_SECONDS: Final = 3600.0
 """So much longer one waits for a quiet moment."""
 LOOK_SECONDS: Final = 1.0
@@ -37,8 +36,7 @@ class Garbage:
 
     Args:
         is_quiet: whether nobody asks just now.
-        first_seconds: time until the first search.
-        pause_seconds: time between the next ones.
+        pause_seconds: time until the first search, and between two.
         patience_seconds: after so much longer without a quiet moment it is done nevertheless.
         look_seconds: time between looks for a quiet moment.
         most_objects: where so many more have come than gone, it is done at once.
@@ -48,14 +46,12 @@ class Garbage:
         self,
         is_quiet: Callable[[], bool],
         *,
-        first_seconds: float = FIRST_SECONDS,
         pause_seconds: float = PAUSE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
         most_objects: int = MOST_OBJECTS,
     ) -> None:
         self._is_quiet = is_quiet
-        self._first_seconds = first_seconds
         self._pause_seconds = pause_seconds
         self._patience_seconds = patience_seconds
         self._look_seconds = look_seconds
@@ -75,7 +71,7 @@ class Garbage:
         """Search now and then until cancelled; then Python does as it did before."""
         was_enabled = gc.isenabled()
         gc.disable()
-        due_at = time.monotonic() + self._first_seconds
+        due_at = time.monotonic() + self._pause_seconds
         try:
             while True:
                 await asyncio.sleep(self._look_seconds)

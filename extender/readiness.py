@@ -42,6 +42,8 @@ class Readiness:
         awaited: says what a start still waits for.
         others: what is wrong with each replica that answers well otherwise; see `Peers`.
         unset: the sources that it is not told to follow, and so does not reach either.
+        make_ready: is called once, right before anybody is told that it is ready: whatever takes
+            long then keeps nobody waiting.
         monotonic: seconds since any moment.
     """
 
@@ -54,6 +56,7 @@ class Readiness:
         awaited: Callable[[], Iterable[str]],
         others: Callable[[], Iterable[Collection[str]]],
         unset: Callable[[], Iterable[str]] = tuple,
+        make_ready: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -62,6 +65,7 @@ class Readiness:
         self._awaited = awaited
         self._others = others
         self._unset = unset
+        self._make_ready = make_ready
         self._monotonic = monotonic
         self._laid_out_at: float | None = None
         self._is_started = False
@@ -131,6 +135,8 @@ class Readiness:
             self._is_started = waited >= self._settings().ready.wait_seconds or not any(
                 True for _ in self._awaited()
             )
+            if self._is_started:
+                self._make_ready()
         return self._is_started
 
     def _unreached(self) -> frozenset[str]:

@@ -27,7 +27,6 @@ def make_knot() -> Callable[[], object]:
 def garbage(is_quiet: Callable[[], bool], **limits: float) -> Garbage:
     """Return one that is always due."""
     values: dict[str, Any] = {
-        "first_seconds": 0.0,
         "pause_seconds": 0.0,
         "look_seconds": 0.001,
         **limits,
@@ -66,7 +65,7 @@ async def test_without_a_quiet_moment_patience_ends() -> None:
 
 
 async def test_too_many_objects_are_searched_at_once() -> None:
-    searching = garbage(lambda: False, first_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
+    searching = garbage(lambda: False, pause_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
     async with running(searching):
         knot = make_knot()
         junk = [[number] for number in range(15_000)]

@@ -25,6 +25,7 @@ class Replica:
         self.others: list[Collection[str]] = []
         self.unset: list[str] = []
         self.partial: set[str] = set()
+        self.made_ready: list[float] = []
         self.in_flight = InFlight()
         self.readiness = Readiness(
             lambda: SETTINGS,
@@ -42,6 +43,7 @@ class Replica:
             awaited=lambda: self.awaited,
             others=lambda: self.others,
             unset=lambda: self.unset,
+            make_ready=lambda: self.made_ready.append(self.now),
             monotonic=lambda: self.now,
         )
 
@@ -88,6 +90,19 @@ def test_it_waits_for_first_readings(replica: Replica) -> None:
     replica.awaited = []
 
     assert replica.standing is Standing.READY
+
+
+def test_what_takes_long_is_done_once_before_anybody_asks(replica: Replica) -> None:
+    replica.awaited = ["prometheus"]
+    replica.readiness.lay_out()
+    assert replica.standing is Standing.STARTING
+    assert not replica.made_ready
+
+    replica.awaited = []
+    assert replica.readiness.faults() == ()  # others hear of it first
+    assert replica.standing is Standing.READY
+
+    assert replica.made_ready == [replica.now]
 
 
 def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:

@@ -1,6 +1,7 @@
 """Replicas that start, fall behind and catch up: real extenders, whose ways to others are shut."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ async def test_it_is_ready_once_first_readings_have_come(cluster: SimulatedClust
 
             await until_ready(extender)
             assert prometheus.status().last_success_at is not None
+            store = extender.fleet.store
+            seen = [store.info(row) for row in store.rows_on(store.nodes).tolist()]
+            assert seen
+            # A search for garbage while questions come passes over them.
+            assert not {id(one) for one in gc.get_objects()}.intersection(map(id, seen))
 
 
 async def test_it_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster) -> None:
