@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -36,28 +37,34 @@ class Roll:
     def in_steps(
         cls, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "Roll"
     ) -> "Steps[Roll]":
-        """Return the same in steps; most of the nodes are those of another roll."""
+        """Return the same in steps; most of the nodes are those of another roll.
+
+        A few that have gone since stay on it, in no pool: they may still be asked about, and come
+        back, and as long as nobody new comes all that goes by the names can be shared.
+        """
         roll = cls.__new__(cls)
-        yield from roll._fill(nodes, pools, like._table)  # noqa: SLF001 - of this very class
+        yield from roll._fill(nodes, pools, like._known)  # noqa: SLF001 - of this very class
         return roll
 
     def _fill(
-        self,
-        nodes: Iterable[str],
-        pools: Mapping[str, Sequence[str]],
-        like: NameTable | None,
+        self, nodes: Iterable[str], pools: Mapping[str, Sequence[str]], like: "_Names | None"
     ) -> Steps[None]:
-        self.names = tuple(sorted({*nodes, *chain.from_iterable(pools.values())}))
+        listed = {*nodes, *chain.from_iterable(pools.values())}
+        if like is not None:
+            gone = like.number_of.keys() - listed
+            if len(gone) <= MOST_STRANGERS:
+                listed |= gone
         yield
-        self._number_of = {name: number for number, name in enumerate(self.names)}
+        if like is not None and listed == like.number_of.keys():
+            known = like
+        else:
+            known = yield from _Names.of(listed, like)
+        self._known, self.names = known, known.ordered
         self._wider: _Wider | None = None
-        yield
-        self._table = yield from NameTable.in_steps(self.names, like)
-        yield
         self._rows: dict[str, Places] = {}
-        for resource, listed in pools.items():
+        for resource, of_pool in pools.items():
             rows = np.full(len(self.names), -1, dtype=np.intp)
-            rows[[self._number_of[name] for name in listed]] = np.arange(len(listed))
+            rows[[known.number_of[name] for name in of_pool]] = np.arange(len(of_pool))
             self._rows[resource] = rows
             yield
 
@@ -73,10 +80,11 @@ class Roll:
             >>> Roll(nodes, {}).find(asked, 0, len(asked))[0]
             'gpu-node-1'
         """
-        if self._table is None or end - begin < FEW_BYTES:
+        table = self._known.table
+        if table is None or end - begin < FEW_BYTES:
             return None
         pieces = Pieces.of(text, begin, end)
-        found = None if pieces is None else self._table.find(pieces)
+        found = None if pieces is None else table.find(pieces)
         if pieces is None or found is None:
             return None
         if not found.strangers:
@@ -88,7 +96,7 @@ class Roll:
         """Return names by their numbers if all are known, or nearly all of many; else as names."""
         if isinstance(names, NamesAt) and self._rows_by(names) is not None:
             return names
-        numbers = list(map(self._number_of.get, names))
+        numbers = list(map(self._known.number_of.get, names))
         if None not in numbers:
             return NamesAt(self.names, np.array(numbers, dtype=np.intp))
         at = [place for place, number in enumerate(numbers) if number is None]
@@ -128,6 +136,32 @@ class Roll:
             chosen = wanted if len(together) > MOST_STRANGERS else together
             self._wider = _Wider(self.names, self._rows, chosen)
         return self._wider
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Names by number, and what finds them.
+
+    Attributes:
+        ordered: the names.
+        number_of: the number of each.
+        table: finds them in a text; None where it could not.
+    """
+
+    ordered: tuple[str, ...]
+    number_of: dict[str, int]
+    table: NameTable | None
+
+    @classmethod
+    def of(cls, names: Iterable[str], like: "_Names | None") -> "Steps[_Names]":
+        """Return names by number in steps; most of them are those of another one."""
+        ordered = tuple(sorted(names))
+        yield
+        number_of = {name: number for number, name in enumerate(ordered)}
+        yield
+        table = yield from NameTable.in_steps(ordered, like.table if like is not None else None)
+        yield
+        return cls(ordered, number_of, table)
 
 
 class _Wider:

@@ -2,11 +2,12 @@
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extender.core.names import MOST_STRANGERS, NamesAt
 from extender.core.roll import FEW_BYTES, FEW_NAMES, Roll
+from extender.core.steps import finish
 from tests.extender.core.test_names import node_names, written
 
 NODES = [f"gpu-node-{number:05}" for number in range(2000)]
@@ -67,6 +68,7 @@ def test_a_few_names_that_are_not_on_the_roll_stay_names() -> None:
     assert roll.rows("unknown", roll.number(("a",))) is None
 
 
+@settings(max_examples=20)
 @given(
     gone=st.sets(st.sampled_from(NODES), min_size=1, max_size=20),
     chance=st.randoms(use_true_random=False),
@@ -116,3 +118,29 @@ def test_where_most_of_many_names_are_not_on_the_roll_they_stay_names() -> None:
 
     assert len(others) >= FEW_NAMES
     assert roll.number(others) is others
+
+
+def test_nodes_that_go_and_come_back_leave_the_names_as_they_are() -> None:
+    before = Roll(NODES, {"gpu": NODES[:5]})
+
+    fewer = finish(Roll.in_steps(NODES[3:], {"gpu": NODES[3:5]}, before))
+    again = finish(Roll.in_steps(NODES, {"gpu": NODES[1:5]}, fewer))
+
+    assert fewer.names is before.names
+    assert again.names is before.names
+    asked = asked_of(before, NODES)
+    assert fewer.number(asked) is asked
+    for roll, expected in ((fewer, [-1, -1, -1, 0, 1, -1]), (again, [-1, 0, 1, 2, 3, -1])):
+        rows = roll.rows("gpu", asked)
+        assert rows is not None
+        assert rows[:6].tolist() == expected
+
+
+def test_the_names_of_nodes_that_are_gone_do_not_pile_up() -> None:
+    roll = Roll(NODES, {})
+
+    most = finish(Roll.in_steps(NODES[MOST_STRANGERS:], {}, roll))
+    fewer = finish(Roll.in_steps([*NODES[MOST_STRANGERS + 1 :], "new"], {}, most))
+
+    assert most.names is roll.names
+    assert fewer.names == (*NODES[MOST_STRANGERS + 1 :], "new")
