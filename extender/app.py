@@ -127,7 +127,10 @@ class Extender:
             clock=clock,
             give_way=self.in_flight.give_way,
         )
-        self.garbage = Garbage(lambda: self.in_flight.is_quiet(QUIET_SECONDS))
+        self.garbage = Garbage(
+            is_idle=lambda: not self.in_flight.requests,
+            is_quiet=lambda: self.in_flight.is_quiet(QUIET_SECONDS),
+        )
         self.readiness = Readiness(
             lambda: self.settings,
             self.in_flight,

@@ -1,9 +1,9 @@
 """Keeps the process small, and Python's searches for garbage out of the way of answers.
 
 Memory is freed here as soon as nobody refers to it; the search is for cycles alone, and answering,
-watching and reading make none. It would find nothing, and take its time for that: a fifth of a
-second where it walks forty thousand devices, and ten milliseconds again and again for whatever is
-new. So it waits until nobody asks.
+watching and reading make next to none. Python's own would take a fifth of a second where it walks
+forty thousand devices, whenever it likes. This one searches between two answers, and often: so it
+walks only what came in the last seconds.
 """
 
 import asyncio
@@ -17,11 +17,12 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS: Final = 60.0
-"""Time between searches: what has come meanwhile is searched within a hundredth of a second or two;
-what came in ten minutes, or with the first readings, would take a fifth."""
-PATIENCE_SECONDS: Final = 3600.0
-"""So much longer one waits for a quiet moment."""
+PAUSE_SECONDS: Final = 5.0
+"""Time between searches. In that time come some ten thousand objects: a hundredth of a second."""
+PATIENCE_SECONDS: Final = 60.0
+"""So much longer one waits for a moment in which nobody is being answered."""
+TRIM_SECONDS: Final = 60.0
+"""Time between looks whether free memory can be given back."""
 LOOK_SECONDS: Final = 1.0
 MOST_OBJECTS: Final = 2_000_000
 """Where so many have come and stayed, something makes cycles after all: search at once."""
@@ -35,25 +36,31 @@ class Garbage:
     """Searches for garbage where nobody is kept waiting.
 
     Args:
-        is_quiet: whether nobody asks just now.
+        is_idle: whether nobody is being answered just now.
+        is_quiet: whether nobody has asked for some time.
         pause_seconds: time until the first search, and between two.
-        patience_seconds: after so much longer without a quiet moment it is done nevertheless.
-        look_seconds: time between looks for a quiet moment.
+        patience_seconds: after so much longer without an idle moment it is done nevertheless.
+        trim_seconds: time between two attempts to give free memory back.
+        look_seconds: time between looks for an idle moment.
         most_objects: where so many more have come than gone, it is done at once.
     """
 
     def __init__(
         self,
+        is_idle: Callable[[], bool],
         is_quiet: Callable[[], bool],
         *,
         pause_seconds: float = PAUSE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        trim_seconds: float = TRIM_SECONDS,
         look_seconds: float = LOOK_SECONDS,
         most_objects: int = MOST_OBJECTS,
     ) -> None:
+        self._is_idle = is_idle
         self._is_quiet = is_quiet
         self._pause_seconds = pause_seconds
         self._patience_seconds = patience_seconds
+        self._trim_seconds = trim_seconds
         self._look_seconds = look_seconds
         self._most_objects = most_objects
 
@@ -63,8 +70,7 @@ class Garbage:
         What is there afterwards is not searched again. So only where no question is under way:
         what belongs to it would never be found.
         """
-        gc.collect()
-        gc.freeze()
+        _search()
         give_back()
 
     async def run(self) -> None:
@@ -72,21 +78,25 @@ class Garbage:
         was_enabled = gc.isenabled()
         gc.disable()
         due_at = time.monotonic() + self._pause_seconds
+        trim_at = time.monotonic() + self._trim_seconds
         try:
             while True:
                 await asyncio.sleep(self._look_seconds)
-                if self._search(due_at):
+                if self._has_searched(due_at):
                     due_at = time.monotonic() + self._pause_seconds
+                if time.monotonic() >= trim_at and self._is_quiet():
+                    give_back()
+                    trim_at = time.monotonic() + self._trim_seconds
         finally:
             gc.unfreeze()
             if was_enabled:
                 gc.enable()
 
-    def _search(self, due_at: float) -> bool:
+    def _has_searched(self, due_at: float) -> bool:
         """Search if it is time; tell whether it was."""
         late_seconds = time.monotonic() - due_at
-        if late_seconds >= 0 and self._is_quiet():
-            self.tidy()
+        if late_seconds >= 0 and self._is_idle():
+            _search()
             return True
         if late_seconds >= self._patience_seconds or gc.get_count()[0] >= self._most_objects:
             started = time.perf_counter()
@@ -97,6 +107,12 @@ class Garbage:
             )
             return True
         return False
+
+
+def _search() -> None:
+    """Search what has come since the last time; what is left is never searched again."""
+    gc.collect()
+    gc.freeze()
 
 
 def give_back() -> None:

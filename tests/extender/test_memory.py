@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
+from extender import memory
 from extender.memory import Garbage, give_back
 from tests.extender.fake_kube import eventually
 
@@ -24,14 +27,14 @@ def make_knot() -> Callable[[], object]:
     return weakref.ref(Knot())
 
 
-def garbage(is_quiet: Callable[[], bool], **limits: float) -> Garbage:
+def garbage(is_idle: Callable[[], bool], **limits: float) -> Garbage:
     """Return one that is always due."""
     values: dict[str, Any] = {
         "pause_seconds": 0.0,
         "look_seconds": 0.001,
         **limits,
     }
-    return Garbage(is_quiet, **values)
+    return Garbage(is_idle, lambda: False, **values)
 
 
 @asynccontextmanager
@@ -46,19 +49,19 @@ async def running(searching: Garbage) -> AsyncIterator[None]:
             await task
 
 
-async def test_cycles_are_freed_in_a_quiet_moment_and_not_before() -> None:
-    is_quiet = False
-    async with running(garbage(lambda: is_quiet)):
+async def test_cycles_are_freed_in_an_idle_moment_and_not_before() -> None:
+    is_idle = False
+    async with running(garbage(lambda: is_idle)):
         knot = make_knot()
         junk = [[number] for number in range(5000)]  # more than Python itself would wait for
         await asyncio.sleep(0.05)
         assert knot() is not None
-        is_quiet = True
+        is_idle = True
         await eventually(lambda: knot() is None)
     assert junk
 
 
-async def test_without_a_quiet_moment_patience_ends() -> None:
+async def test_without_an_idle_moment_patience_ends() -> None:
     async with running(garbage(lambda: False, patience_seconds=0.02)):
         knot = make_knot()
         await eventually(lambda: knot() is None)
@@ -82,6 +85,30 @@ async def test_what_was_there_is_not_searched_again() -> None:
         frozen = gc.get_freeze_count()
         assert frozen > 10_000
         assert len(gc.get_objects()) < frozen / 10
+
+
+async def test_what_a_search_has_left_is_not_walked_by_the_next() -> None:
+    async with running(garbage(lambda: True)):
+        kept = [[number] for number in range(1000)]
+        await eventually(lambda: not any(one is kept for one in gc.get_objects()))
+    assert kept
+
+
+async def test_memory_is_given_back_once_nobody_has_asked_for_some_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[bool] = []
+    is_quiet = False
+    monkeypatch.setattr(memory, "give_back", lambda: given.append(is_quiet))
+    searching = Garbage(
+        lambda: True, lambda: is_quiet, trim_seconds=0.0, look_seconds=0.001, pause_seconds=0.0
+    )
+
+    async with running(searching):
+        await asyncio.sleep(0.05)
+        assert not given
+        is_quiet = True
+        await eventually(lambda: given)
 
 
 async def test_afterwards_python_does_as_before() -> None:
