@@ -182,6 +182,10 @@ class Snapshots:
             self.current = with_rows_now(made, laid_out, current.version + 1)
             self._outdated |= renewal.doubted
             self._believed_at, self._shown_shape = now, shape
+        yield from self._show_outdated(latest)
+
+    def _show_outdated(self, latest: Callable[[], Snapshot]) -> Steps[None]:
+        """Have nodes that changed during a renewal believed anew, some of them in each step."""
         while self._outdated:
             for _ in range(min(PIECE_NODES, len(self._outdated))):
                 self.touch(self._outdated.pop(), is_doubted=True)
