@@ -3,7 +3,8 @@
 Memory is freed here as soon as nobody refers to it; the search is for cycles alone, and answering,
 watching and reading make next to none. Python's own would take a fifth of a second where it walks
 forty thousand devices, whenever it likes. This one searches between two answers, and often: so it
-walks only what came in the last seconds.
+walks only what came in the last seconds. What was in use during such a search, and is garbage only
+later, as what belonged to a connection may be, is found by a thorough one, while nobody asks.
 """
 
 import asyncio
@@ -21,6 +22,10 @@ PAUSE_SECONDS: Final = 5.0
 """Time between searches. In that time come some ten thousand objects: a hundredth of a second."""
 PATIENCE_SECONDS: Final = 60.0
 """So much longer one waits for a moment in which nobody is being answered."""
+THOROUGH_SECONDS: Final = 600.0
+"""Time between thorough searches, which walk everything."""
+THOROUGH_PATIENCE_SECONDS: Final = 3600.0
+"""So much longer one waits for a quiet moment: a fifth of a second an hour is the most it costs."""
 TRIM_SECONDS: Final = 60.0
 """Time between looks whether free memory can be given back."""
 LOOK_SECONDS: Final = 1.0
@@ -40,6 +45,9 @@ class Garbage:
         is_quiet: whether nobody has asked for some time.
         pause_seconds: time until the first search, and between two.
         patience_seconds: after so much longer without an idle moment it is done nevertheless.
+        thorough_seconds: time between two thorough searches.
+        thorough_patience_seconds: after so much longer without a quiet moment one is made
+            nevertheless.
         trim_seconds: time between two attempts to give free memory back.
         look_seconds: time between looks for an idle moment.
         most_objects: where so many more have come than gone, it is done at once.
@@ -52,6 +60,8 @@ class Garbage:
         *,
         pause_seconds: float = PAUSE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        thorough_seconds: float = THOROUGH_SECONDS,
+        thorough_patience_seconds: float = THOROUGH_PATIENCE_SECONDS,
         trim_seconds: float = TRIM_SECONDS,
         look_seconds: float = LOOK_SECONDS,
         most_objects: int = MOST_OBJECTS,
@@ -60,6 +70,8 @@ class Garbage:
         self._is_quiet = is_quiet
         self._pause_seconds = pause_seconds
         self._patience_seconds = patience_seconds
+        self._thorough_seconds = thorough_seconds
+        self._thorough_patience_seconds = thorough_patience_seconds
         self._trim_seconds = trim_seconds
         self._look_seconds = look_seconds
         self._most_objects = most_objects
@@ -67,8 +79,8 @@ class Garbage:
     def tidy(self) -> None:
         """Search everything that has come since the last time, and give memory back.
 
-        What is there afterwards is not searched again. So only where no question is under way:
-        what belongs to it would never be found.
+        What is there afterwards is searched again only by a thorough search. So where no question
+        is under way: what belongs to it would be found late.
         """
         _search()
         give_back()
@@ -79,10 +91,13 @@ class Garbage:
         gc.disable()
         due_at = time.monotonic() + self._pause_seconds
         trim_at = time.monotonic() + self._trim_seconds
+        thorough_at = time.monotonic() + self._thorough_seconds
         try:
             while True:
                 await asyncio.sleep(self._look_seconds)
-                if self._has_searched(due_at):
+                if self._has_searched_thoroughly(thorough_at):
+                    thorough_at = time.monotonic() + self._thorough_seconds
+                elif self._has_searched(due_at):
                     due_at = time.monotonic() + self._pause_seconds
                 if time.monotonic() >= trim_at and self._is_quiet():
                     give_back()
@@ -91,6 +106,17 @@ class Garbage:
             gc.unfreeze()
             if was_enabled:
                 gc.enable()
+
+    def _has_searched_thoroughly(self, due_at: float) -> bool:
+        """Search everything if it is time; tell whether it was."""
+        late_seconds = time.monotonic() - due_at
+        if late_seconds >= self._thorough_patience_seconds or (
+            late_seconds >= 0 and self._is_quiet()
+        ):
+            gc.unfreeze()
+            _search()
+            return True
+        return False
 
     def _has_searched(self, due_at: float) -> bool:
         """Search if it is time; tell whether it was."""
@@ -110,7 +136,7 @@ class Garbage:
 
 
 def _search() -> None:
-    """Search what has come since the last time; what is left is never searched again."""
+    """Search what has come since the last time; what is left is not walked by the next search."""
     gc.collect()
     gc.freeze()
 

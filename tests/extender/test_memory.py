@@ -94,6 +94,31 @@ async def test_what_a_search_has_left_is_not_walked_by_the_next() -> None:
     assert kept
 
 
+@pytest.mark.parametrize(
+    ("is_quiet", "patience_seconds"),
+    [pytest.param(True, 1e6, id="nobody asks"), pytest.param(False, 0.02, id="patience has ended")],
+)
+async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
+    is_quiet: bool, patience_seconds: float
+) -> None:
+    is_thorough = False
+    searching = Garbage(
+        lambda: True,
+        lambda: is_quiet and is_thorough,
+        pause_seconds=0.0,
+        look_seconds=0.001,
+        thorough_seconds=0.0,
+        thorough_patience_seconds=patience_seconds,
+    )
+    async with running(searching):
+        in_use = [Knot()]
+        knot = weakref.ref(in_use[0])
+        await eventually(lambda: not any(one is in_use for one in gc.get_objects()))
+        in_use.clear()
+        is_thorough = True
+        await eventually(lambda: knot() is None)
+
+
 async def test_memory_is_given_back_once_nobody_has_asked_for_some_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
