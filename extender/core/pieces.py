@@ -77,7 +77,11 @@ class Pieces:
         """
         if len(indexes) == len(self):
             return self._whole()
-        breaks = np.flatnonzero(np.diff(indexes, prepend=-2, append=len(self) + 1) != 1)
+        if not len(indexes):
+            return b""
+        is_break = np.ones(len(indexes) + 1, dtype=np.bool_)
+        np.not_equal(indexes[1:], indexes[:-1] + 1, out=is_break[1:-1])
+        breaks = np.flatnonzero(is_break)
         firsts, lasts = indexes[breaks[:-1]], indexes[breaks[1:] - 1]
         begins, ends = self.starts[firsts], self.starts[lasts] + self.lengths[lasts]
         spans = zip(begins.tolist(), ends.tolist(), strict=True)

@@ -70,7 +70,7 @@ def write_reasons(
         names: the candidates.
         reasons: each with the indexes of those that it is against; a name has one at most.
     """
-    if isinstance(names, NamesIn):
+    if reasons and isinstance(names, NamesIn):
         parts = []
         for reason, rows in reasons:
             after = b":%b" % msgspec.json.encode(reason)

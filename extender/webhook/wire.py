@@ -221,7 +221,7 @@ def _verdicts(
 
 
 def _reasons(refused: Mapping[Rejection, Rows], *, is_resolvable: bool) -> list[tuple[str, Rows]]:
-    """Return the reasons that preemption could mend, or the others."""
+    """Return the reasons that preemption could mend, or the others, each with the candidates."""
     return [
         (rejection.value, rows)
         for rejection, rows in refused.items()
