@@ -1,9 +1,11 @@
 """A small Prometheus, for whatever asks one."""
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
+from extender.sources.prometheus_rows import Rows
 from tests.extender.sources.asking import NOW
 from tests.extender.sources.fake_prometheus import FakePrometheus
 
@@ -15,3 +17,17 @@ async def fake() -> AsyncIterator[FakePrometheus]:
     server = await fake.start()
     yield fake
     await server.close()
+
+
+@pytest.fixture
+def parsing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return how many rows were parsed, answer by answer where there are any."""
+    sizes: list[int] = []
+    iterate = Rows.__iter__
+
+    def counted(self: Rows) -> Any:
+        sizes.extend([len(self)] if self else [])
+        return iterate(self)
+
+    monkeypatch.setattr(Rows, "__iter__", counted)
+    return sizes

@@ -289,3 +289,15 @@ async def test_killed_prometheus_is_an_error_until_it_is_back(scraped: Scraped) 
         return len(asked.rows) == 8
 
     await wait_for(is_back, "readings are back")
+
+
+async def test_of_answers_like_those_before_only_rows_of_faults_are_parsed(
+    scraped: Scraped, parsing: list[int]
+) -> None:
+    asked = await scraped.ask("service-monitor")
+    parsing.clear()
+
+    await asked.round(time.time())
+
+    assert len(asked.rows) == 8
+    assert sorted(parsing) == [1, 2]  # two XIDs, and one card with remapped rows

@@ -15,7 +15,7 @@ from extender.core.readings import Signal
 from extender.sources.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus_layouts import Vector
 from extender.sources.prometheus_queries import UNREADABLE
-from extender.sources.prometheus_rows import Recognized, Rows, parse_document, recognize_rows
+from extender.sources.prometheus_rows import Recognized, parse_document, recognize_rows
 from tests.extender.sources.asking import NOW, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus
 
@@ -273,20 +273,6 @@ class Compact:
 
 def two_gpus(seen: str = f"{NOW:.3f}", *, node: str = "gpu-1") -> list[tuple[Labels, str]]:
     return [({"UUID": f"GPU-{gpu}", "Hostname": node, "gpu": gpu}, seen) for gpu in "12"]
-
-
-@pytest.fixture
-def parsing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return how many rows were parsed, answer by answer where there are any."""
-    sizes: list[int] = []
-    iterate = Rows.__iter__
-
-    def counted(self: Rows) -> Any:
-        sizes.extend([len(self)] if self else [])
-        return iterate(self)
-
-    monkeypatch.setattr(Rows, "__iter__", counted)
-    return sizes
 
 
 async def test_a_round_like_the_one_before_parses_no_rows(
