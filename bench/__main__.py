@@ -16,6 +16,7 @@ BENCHMARKS: Final = (
     "start",
     "memory",
     "ingest",
+    "rounds",
     "soak",
     "scheduler",
     "agent",

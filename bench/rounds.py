@@ -1,0 +1,92 @@
+"""CPU of the worker process in each round of questions to Prometheus: `python -m bench.rounds`.
+
+The worker's own code asks the cluster's Prometheus for 40,000 cards, in this process, so that its
+CPU time is that of nothing else. Between two rounds all readings change and some pods come and go;
+by the clock that the collector is given, rounds are ten seconds apart.
+"""
+
+import argparse
+import gc
+import os
+import random
+import statistics
+import sys
+import time
+from typing import Final
+
+from bench.machine import report
+from bench.world import FleetSpec, World, open_world
+from extender import memory
+from extender.config import Prometheus
+from extender.sources import frames
+from extender.sources.identity import NodeIdentity
+from extender.sources.prometheus_collector import Collector
+from extender.sources.prometheus_worker import round_frames
+
+INTERVAL_SECONDS: Final = 10.0
+YOUNGER: Final = 1
+"""Generation of Python's collector that the worker asks after nearly every round."""
+
+
+def churn(world: World, nodes: list[str], live: list[str], pods: int) -> None:
+    """Let so many pods come, and as many others go; `live` are the UIDs of all."""
+    chance = random.Random(len(live))
+    created = world.control("pods", count=pods, kind="gpu")["uids"] if pods else []
+    for uid in created:
+        world.control("bind", uid=uid, node=chance.choice(nodes))
+    gone = [live.pop(chance.randrange(len(live))) for _ in created]
+    live.extend(created)
+    if gone:
+        world.control("delete", uids=gone)
+
+
+def measure(world: World, rounds: int, pods: int) -> list[float]:
+    """Return the CPU of each round in milliseconds."""
+    nodes = world.nodes()
+    live = world.running_pods("gpu")
+    identity = NodeIdentity(names=frozenset(nodes))
+    settings = Prometheus(url=f"{world.backend_url}/prometheus", round_timeout_seconds=300)
+    collector, begun = Collector(settings), time.time()
+    spent = []
+    with open(os.devnull, "wb") as pipe:  # noqa: PTH123 - a device, not a path of ours
+        for number in range(rounds):
+            churn(world, nodes, live, pods)
+            world.control("refresh")
+            before = time.process_time()
+            found = collector.collect(identity, begun + INTERVAL_SECONDS * number)
+            for frame in round_frames(found):
+                frames.write(pipe, frame)
+            del found
+            gc.collect(YOUNGER)
+            memory.give_back()
+            spent.append(1000 * (time.process_time() - before))
+    collector.close()
+    return spent
+
+
+def main() -> int:
+    """Measure and print; nothing is promised."""
+    parser = argparse.ArgumentParser(prog="python -m bench.rounds", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--gpu-pods", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=19, help="the first one is left out")
+    parser.add_argument("--pods", type=int, default=50, help="that come and go from round to round")
+    options = parser.parse_args()
+    spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods)
+    gc.disable()
+    memory.prefer_small()
+    with open_world(spec, is_started=False, refresh_seconds=0) as world:
+        first, *spent = measure(world, options.rounds, options.pods)
+    row = {
+        "rounds": len(spent),
+        "mean ms": statistics.fmean(spent),
+        "least ms": min(spent),
+        "most ms": max(spent),
+        "the first ms": first,
+    }
+    report("rounds", "CPU of a round", rows=[row], bounds=[], notes=[__doc__ or ""], folder=None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
