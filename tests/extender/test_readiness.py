@@ -99,10 +99,11 @@ def test_what_takes_long_is_done_once_before_anybody_asks(replica: Replica) -> N
     assert not replica.made_ready
 
     replica.awaited = []
-    assert replica.readiness.faults() == ()  # others hear of it first
+    assert replica.standing is Standing.READY
+    replica.now += 1.0
     assert replica.standing is Standing.READY
 
-    assert replica.made_ready == [replica.now]
+    assert replica.made_ready == [replica.now - 1.0]
 
 
 def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
