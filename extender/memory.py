@@ -18,7 +18,7 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 10.0
 """Time between searches. In that time come some ten thousand objects: a hundredth of a second."""
 PATIENCE_SECONDS: Final = 60.0
 """So much longer one waits for a moment in which nobody is being answered."""

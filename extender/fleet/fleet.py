@@ -254,7 +254,7 @@ class Fleet:
             self._settle(islice(self._dirty or self._late, PIECE_NODES))
             yield
             if self._snapshots.is_far_behind:
-                self.snapshot()
+                self._snapshots.get(self._nodes, self.policy, self._clock())
                 yield
 
     def renew_in_steps(

@@ -10,6 +10,7 @@ from extender.core.snapshot import PoolRow, Rows, Telemetry
 from extender.core.steps import finish
 from extender.fleet import pools, snapshots
 from extender.fleet.fleet import PIECE_NODES
+from extender.fleet.layouts import NodeLayouts
 from extender.fleet.snapshots import RENEW_SECONDS
 from tests.builders import GPU, request
 from tests.extender.fleet.test_steps import bulk, node_record
@@ -73,6 +74,32 @@ def test_nodes_that_all_change_are_patched_into_snapshots_some_at_a_time(
     assert {row.allocatable for row in pool.rows} == {4}
     assert sum(patched) == 100
     assert max(patched) < 16 + PIECE_NODES
+
+
+def test_no_step_lays_out_many_nodes_though_pods_came_to_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
+    world = World(in_steps=True)
+    world.fleet.snapshot()
+    bulk(world, 100)
+    for number in range(100):
+        world.bind(f"pod-{number}", f"node-{number}")
+    laid_out: list[object] = []
+    settle = NodeLayouts.settle
+
+    def note(*args: Any) -> Any:
+        laid_out.append(args)
+        return settle(*args)
+
+    monkeypatch.setattr(NodeLayouts, "settle", note)
+    counts = []
+    for _ in world.fleet.settle_in_steps():
+        counts.append(len(laid_out))
+        laid_out.clear()
+
+    assert sum(counts) == 100
+    assert max(counts) == PIECE_NODES
 
 
 def test_what_changes_while_all_is_believed_anew_is_believed_again_some_at_a_time(
