@@ -58,9 +58,6 @@ Clock = Callable[[], float]
 VERBS = ("/filter", "/prioritize", "/preempt")
 """What kube-scheduler waits for: all other work gives way to it."""
 
-QUIET_SECONDS = 1.0
-"""Where nobody has asked for so long, the next question may be some time away as well."""
-
 WAKER = "waker"
 """Name of a task."""
 
@@ -129,7 +126,7 @@ class Extender:
         )
         self.garbage = Garbage(
             is_idle=lambda: not self.in_flight.requests,
-            is_quiet=lambda: self.in_flight.is_quiet(QUIET_SECONDS),
+            is_quiet=self.in_flight.is_quiet,
         )
         self.readiness = Readiness(
             lambda: self.settings,

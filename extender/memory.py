@@ -24,10 +24,14 @@ PATIENCE_SECONDS: Final = 60.0
 """So much longer one waits for a moment in which nobody is being answered."""
 THOROUGH_SECONDS: Final = 600.0
 """Time between thorough searches, which walk everything."""
-THOROUGH_PATIENCE_SECONDS: Final = 3600.0
-"""So much longer one waits for a quiet moment: a fifth of a second an hour is the most it costs."""
+THOROUGH_QUIET_SECONDS: Final = 30.0
+"""One takes a fifth of a second or more: only after so long a silence the next question is far."""
+THOROUGH_PATIENCE_SECONDS: Final = 6 * 3600.0
+"""So much longer one waits for such a silence."""
 TRIM_SECONDS: Final = 60.0
-"""Time between looks whether free memory can be given back."""
+"""Time between looks whether free memory can be given back ..."""
+TRIM_QUIET_SECONDS: Final = 1.0
+"""... once nobody has asked for so long."""
 LOOK_SECONDS: Final = 1.0
 MOST_OBJECTS: Final = 2_000_000
 """Where so many have come and stayed, something makes cycles after all: search at once."""
@@ -42,7 +46,7 @@ class Garbage:
 
     Args:
         is_idle: whether nobody is being answered just now.
-        is_quiet: whether nobody has asked for some time.
+        is_quiet: whether nobody has asked for so many seconds.
         pause_seconds: time until the first search, and between two.
         patience_seconds: after so much longer without an idle moment it is done nevertheless.
         thorough_seconds: time between two thorough searches.
@@ -56,7 +60,7 @@ class Garbage:
     def __init__(
         self,
         is_idle: Callable[[], bool],
-        is_quiet: Callable[[], bool],
+        is_quiet: Callable[[float], bool],
         *,
         pause_seconds: float = PAUSE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
@@ -99,7 +103,7 @@ class Garbage:
                     thorough_at = time.monotonic() + self._thorough_seconds
                 elif self._has_searched(due_at):
                     due_at = time.monotonic() + self._pause_seconds
-                if time.monotonic() >= trim_at and self._is_quiet():
+                if time.monotonic() >= trim_at and self._is_quiet(TRIM_QUIET_SECONDS):
                     give_back()
                     trim_at = time.monotonic() + self._trim_seconds
         finally:
@@ -111,7 +115,7 @@ class Garbage:
         """Search everything if it is time; tell whether it was."""
         late_seconds = time.monotonic() - due_at
         if late_seconds >= self._thorough_patience_seconds or (
-            late_seconds >= 0 and self._is_quiet()
+            late_seconds >= 0 and self._is_quiet(THOROUGH_QUIET_SECONDS)
         ):
             gc.unfreeze()
             _search()

@@ -34,7 +34,7 @@ def garbage(is_idle: Callable[[], bool], **limits: float) -> Garbage:
         "look_seconds": 0.001,
         **limits,
     }
-    return Garbage(is_idle, lambda: False, **values)
+    return Garbage(is_idle, lambda _: False, **values)
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
     is_thorough = False
     searching = Garbage(
         lambda: True,
-        lambda: is_quiet and is_thorough,
+        lambda _: is_quiet and is_thorough,
         pause_seconds=0.0,
         look_seconds=0.001,
         thorough_seconds=0.0,
@@ -126,7 +126,7 @@ async def test_memory_is_given_back_once_nobody_has_asked_for_some_time(
     is_quiet = False
     monkeypatch.setattr(memory, "give_back", lambda: given.append(is_quiet))
     searching = Garbage(
-        lambda: True, lambda: is_quiet, trim_seconds=0.0, look_seconds=0.001, pause_seconds=0.0
+        lambda: True, lambda _: is_quiet, trim_seconds=0.0, look_seconds=0.001, pause_seconds=0.0
     )
 
     async with running(searching):
