@@ -101,6 +101,7 @@ class ExtenderServer:
         url: base URL of its API; the same over all starts.
         webhooks: base URL of its webhooks, likewise.
         settings: those that it was last told.
+        config: its settings file.
         process: the server; kill and start it as a test needs.
     """
 
@@ -135,10 +136,10 @@ class ExtenderServer:
         self.settings: Object = {}
         self._usual, self._own = usual, own
         self._token = manner.token
-        self._config = folder / f"{name}.yaml"
+        self.config = folder / f"{name}.yaml"
         self.process = ServerProcess(
             name=name,
-            command=[*manner.command, str(self._config)],
+            command=[*manner.command, str(self.config)],
             folder=folder,
             ready_url=f"{self.url}/readyz",
             environment={
@@ -168,7 +169,7 @@ class ExtenderServer:
         """Write these settings into its file: where it runs, it follows them by itself."""
         self.settings = settings
         text = yaml.safe_dump({**merged(self._usual, settings), **self._own})
-        self._config.write_text(text)
+        self.config.write_text(text)
 
     async def get(self, path: str, parameters: Mapping[str, str] | None = None) -> Object:
         """Ask its API, e.g. for "/v1/gpus".

@@ -54,6 +54,12 @@ async def installed(
         },
         {
             "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "idlegpu-extender", "namespace": NAMESPACE},
+            "data": {"settings.yaml": world.services.extender.config.read_text()},
+        },
+        {
+            "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": "idlegpu-extender-tls", "namespace": NAMESPACE},
             "data": {"tls.crt": _encoded(folder / "extender" / "tls.crt")},
@@ -115,9 +121,9 @@ async def test_nothing_is_found_in_a_healthy_cluster(world: World) -> None:
 
     assert shown(done.json) == {}
     assert {one["code"]: one["why"] for one in done.json["not_run"]} == {}
-    assert len(done.json["passed"]) == 27
+    assert len(done.json["passed"]) == 29
     assert table.out == (
-        "findings: 0 error, 0 warning, 0 info; checks passed: 27, could not run: 0\n"
+        "findings: 0 error, 0 warning, 0 info; checks passed: 29, could not run: 0\n"
     )
 
 
