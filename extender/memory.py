@@ -19,7 +19,8 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 10.0
-"""Time between searches. In that time come some ten thousand objects: a hundredth of a second."""
+"""Time between searches. In that time come some ten thousand objects: a hundredth of a second, and
+up to three of them while nodes come and go."""
 PATIENCE_SECONDS: Final = 60.0
 """So much longer one waits for a moment in which nobody is being answered."""
 THOROUGH_SECONDS: Final = 600.0

@@ -102,20 +102,18 @@ class PrometheusClient:
         """Close the connections."""
         self._connect.close()
 
-    def query(self, text: str, timeout_seconds: float) -> Rows:
+    def query(
+        self,
+        text: str,
+        timeout_seconds: float,
+        recognize: Callable[[memoryview], T | None] = nothing,
+    ) -> Rows | Recognized[T]:
         """Ask for the values of now.
 
-        Raises:
-            PrometheusError: no usable answer came within the time.
-        """
-        rows: Rows | Recognized[None] = self.query_known(text, timeout_seconds, nothing)
-        assert isinstance(rows, Rows)  # noqa: S101 - for mypy: nothing is recognized
-        return rows
-
-    def query_known(
-        self, text: str, timeout_seconds: float, recognize: Callable[[memoryview], T | None]
-    ) -> Rows | Recognized[T]:
-        """Ask likewise; what `recognize` makes of the text of the rows comes in their place.
+        Args:
+            text: the query.
+            timeout_seconds: how long to wait for the answer.
+            recognize: what it makes of the text of rows that it knows comes in their place.
 
         Raises:
             PrometheusError: no usable answer came within the time.

@@ -100,7 +100,7 @@ class Queries:
             PrometheusError: no usable answer came, or it has not the shape of an answer.
         """
         rows = self.using(
-            lambda client, limit_seconds: client.query_known(text, limit_seconds, recognize)
+            lambda client, limit_seconds: client.query(text, limit_seconds, recognize)
         )
         if isinstance(rows, Recognized):
             return rows.value
