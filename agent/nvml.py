@@ -57,6 +57,7 @@ class Nvml:
         self._nvml = Library(module)
         self._sys_pci = sys_pci
         self._meters: dict[tuple[str, int | None], GpmMeter] = {}
+        self._layouts: dict[str, list[tuple[str, int]] | None] = {}
 
     def start(self) -> None:
         """Load and initialize NVML."""
@@ -79,15 +80,11 @@ class Nvml:
     def card(self, index: int) -> Card:
         """Return a card by its index."""
         handle = self._nvml.ask("nvmlDeviceGetHandleByIndex", index)
-        uuid = text(self._nvml.ask("nvmlDeviceGetUUID", handle))
-        # Its layout may have changed: samples from before are of other instances.
-        for key in [key for key in self._meters if key[0] == uuid]:
-            self._meters.pop(key).close()
         return Card(
             handle=handle,
             index=index,
             minor=self._minor(handle),
-            uuid=uuid,
+            uuid=text(self._nvml.ask("nvmlDeviceGetUUID", handle)),
             model=text(self._nvml.ask("nvmlDeviceGetName", handle)),
             pci_bus_id=text(self._nvml.ask("nvmlDeviceGetPciInfo", handle).busId),
             has_gpm=self._has_gpm(handle),
@@ -111,6 +108,16 @@ class Nvml:
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
         """Return the MIG devices of a card, None where MIG is off."""
+        found = self._instances(card)
+        layout = None if found is None else [(one.uuid, one.gpu_instance_id) for one in found]
+        if layout != self._layouts.get(card.uuid, layout):
+            # Samples from before are of other instances.
+            for key in [key for key in self._meters if key[0] == card.uuid]:
+                self._meters.pop(key).close()
+        self._layouts[card.uuid] = layout
+        return found
+
+    def _instances(self, card: Card) -> tuple[Instance, ...] | None:
         try:
             is_on = self._nvml.ask("nvmlDeviceGetMigMode", card.handle)[0]
         except NvmlError as error:

@@ -8,6 +8,7 @@ import argparse
 import ctypes
 import sys
 import time
+from uuid import UUID
 
 PERIOD_SECONDS = 0.2
 THREADS = 128
@@ -15,7 +16,7 @@ BLOCKS_PER_SM = 4
 SM_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 GIB = 1 << 30
 
-SPIN = b"""
+KERNELS = b"""
 .version 6.0
 .target sm_50
 .address_size 64
@@ -32,6 +33,15 @@ LOOP:
     @%again bra LOOP;
     ret;
 }
+.visible .entry trespass()
+{
+    .reg .u64 %t0;
+    .reg .u32 %t1;
+    mov.u64 %t0, 64;
+    mov.u32 %t1, 1;
+    st.global.u32 [%t0], %t1;
+    ret;
+}
 """
 
 
@@ -41,7 +51,7 @@ class Cuda:
     def __init__(self, index: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", 0)
-        device = ctypes.c_int()
+        device = self._device = ctypes.c_int()
         self._call("cuDeviceGet", ctypes.byref(device), index)
         context, module = ctypes.c_void_p(), ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -49,14 +59,21 @@ class Cuda:
         count = ctypes.c_int()
         self._call("cuDeviceGetAttribute", ctypes.byref(count), SM_COUNT, device)
         self._blocks = count.value * BLOCKS_PER_SM
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(SPIN))
-        self._kernel = ctypes.c_void_p()
-        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, b"spin")
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(KERNELS))
+        self._spin, self._trespass = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleGetFunction", ctypes.byref(self._spin), module, b"spin")
+        self._call("cuModuleGetFunction", ctypes.byref(self._trespass), module, b"trespass")
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)
         if code:
             raise SystemExit(f"{name} failed with CUDA error {code}")
+
+    def uuid(self) -> str:
+        """Return the card's UUID, as NVML writes it."""
+        raw = (ctypes.c_ubyte * 16)()
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(raw), self._device)
+        return f"GPU-{UUID(bytes=bytes(raw))}"
 
     def allocate(self, size: int) -> None:
         """Take memory, until the process ends."""
@@ -68,7 +85,13 @@ class Cuda:
         nanoseconds = ctypes.c_uint64(int(seconds * 1e9))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(nanoseconds))
         dimensions = (self._blocks, 1, 1, THREADS, 1, 1)
-        self._call("cuLaunchKernel", self._kernel, *dimensions, 0, None, parameters, None)
+        self._call("cuLaunchKernel", self._spin, *dimensions, 0, None, parameters, None)
+        self._call("cuCtxSynchronize")
+
+    def trespass(self) -> None:
+        """Write where no memory is, as a program with a bug does; the driver ends the context."""
+        dimensions = (1, 1, 1, 1, 1, 1)
+        self._call("cuLaunchKernel", self._trespass, *dimensions, 0, None, None, None)
         self._call("cuCtxSynchronize")
 
 
@@ -79,10 +102,13 @@ def main() -> None:
     parser.add_argument("--duty", type=float, default=0.5, help="share of time busy, 0 to 1")
     parser.add_argument("--gib", type=float, default=0.0, help="memory to hold")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long")
+    parser.add_argument("--trespass", action="store_true", help="write where no memory is")
     arguments = parser.parse_args()
     cuda = Cuda(arguments.index)
     if arguments.gib:
         cuda.allocate(int(arguments.gib * GIB))
+    if arguments.trespass:
+        cuda.trespass()
     sys.stdout.write("running\n")
     sys.stdout.flush()
     end = time.monotonic() + arguments.seconds

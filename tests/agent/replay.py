@@ -1,4 +1,4 @@
-"""pynvml as one H200 answered it: stands in for the module under the real `agent.nvml`."""
+"""pynvml as a real card answered it: stands in for the module under the real `agent.nvml`."""
 
 import ctypes
 import json
@@ -11,9 +11,9 @@ import pynvml
 
 from agent.nvml import Nvml
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "h200.json").read_text())
-CALLS = RECORDED["calls"]
-LOADS = tuple(RECORDED["series"])
+DATA = Path(__file__).parent / "data"
+RECORDED = {name: json.loads((DATA / f"{name}.json").read_text()) for name in ("h100", "h200")}
+LOADS = [(card, load) for card, recorded in RECORDED.items() for load in recorded["series"]]
 
 MIB = 1 << 20
 _GPM = {1: "graphics_util", 2: "sm_util", 3: "sm_occupancy", 5: "tensor", 10: "dram_bw"}
@@ -31,12 +31,21 @@ class Replay:
 
     Args:
         load: which series.
+        card: which recording.
         has_gpm: whether the card counts its activity itself; else it is as cards before Hopper.
         has_memory_v2: whether the driver knows the second version of the call for memory.
     """
 
-    def __init__(self, load: str = "idle", *, has_gpm: bool = True, has_memory_v2: bool = True):
-        self._series = RECORDED["series"][load]
+    def __init__(
+        self,
+        load: str = "idle",
+        card: str = "h200",
+        *,
+        has_gpm: bool = True,
+        has_memory_v2: bool = True,
+    ):
+        self.calls: dict[str, Any] = RECORDED[card]["calls"]
+        self._series = RECORDED[card]["series"][load]
         self._times = [self._series["start"] + t for t in self._series["t"]]
         self._has_gpm = has_gpm
         self._has_memory_v2 = has_memory_v2
@@ -65,7 +74,7 @@ class Replay:
         return self._recorded(name)
 
     def _recorded(self, name: str) -> Any:
-        answer = CALLS.get(name, {"error": _NOT_SUPPORTED})
+        answer = self.calls.get(name, {"error": _NOT_SUPPORTED})
         if "error" in answer:
             raise error(answer["error"])
         value = answer["value"]
@@ -96,12 +105,12 @@ class Replay:
 
     def _nvmlDeviceGetMemoryInfo(self, _: Any, version: int = 0) -> Any:
         free, used = self._at("free_mib") * MIB, self._at("used_mib") * MIB
-        total = CALLS["memory_v2"]["value"]["total"]
+        total = self.calls["memory_v2"]["value"]["total"]
         if not version:
             return SimpleNamespace(total=total, free=free, used=used)
         if not self._has_memory_v2:
             raise error(13)
-        reserved = CALLS["memory_v2"]["value"]["reserved"]
+        reserved = self.calls["memory_v2"]["value"]["reserved"]
         used = max(used - reserved, 0)
         return SimpleNamespace(total=total, free=free, used=used, reserved=reserved)
 
@@ -123,7 +132,7 @@ class Replay:
 
     def _nvmlDeviceGetGpuFabricInfoV(self, _: Any, reference: Any) -> None:
         info = reference._obj
-        recorded = CALLS["fabric"]["value"]
+        recorded = self.calls["fabric"]["value"]
         if info.version != recorded["version"]:
             raise error(25)
         info.state, info.status = recorded["state"], recorded["status"]
@@ -141,7 +150,7 @@ class Replay:
             if one["sm"] is not None
         ]
         if not lines:
-            raise error(CALLS["process_utilization"]["error"])
+            raise error(self.calls["process_utilization"]["error"])
         return lines
 
     def _nvmlDeviceGetSamples(self, _: Any, kind: int, since: int) -> Any:

@@ -5,34 +5,26 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from agent.backend import NvmlError
+from agent.app import open_tenants
 from agent.nvml import Nvml
 from agent.options import Options
-from agent.report import Report
+from agent.report import Place, Report
 from agent.sampler import Sampler
 from extender.core.readings import Signal
+from tests.agent.fake_kubelet import FakeKubelet, container, pod
+from tests.agent.loads import load, pod_cgroup, why_no_gpu
 
 GIB = 1 << 30
 POINTS = 0.05
 SECONDS = 8
 HELD_GIB = 2.0
-
-
-def why_no_gpu() -> str:
-    """Say why there is no GPU to test on, "" where there is one."""
-    nvml = Nvml()
-    try:
-        nvml.start()
-        count = nvml.count()
-        nvml.stop()
-    except NvmlError as error:
-        return f"no NVIDIA GPU: {error}"
-    return "" if count else "no NVIDIA GPU: the driver lists none"
+BUGS = {13, 31}  # XID errors of a program that writes where no memory is
 
 
 WHY_NOT = why_no_gpu()
@@ -41,19 +33,6 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.timeout(180),
 ]
-
-
-@contextlib.contextmanager
-def load(duty: float, gib: float = 0.0) -> Iterator[int]:
-    """Keep the first GPU busy for a share of time; yield the pid of who does it."""
-    command = [sys.executable, "-m", "tests.agent.gpu_load", "--duty", str(duty), "--gib", str(gib)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == b"running\n", "the load did not start"
-            yield process.pid
-        finally:
-            process.terminate()
 
 
 @contextlib.asynccontextmanager
@@ -78,6 +57,12 @@ async def watch(one: Sampler, seconds: int = SECONDS) -> list[Report]:
 def first(reports: list[Report], signal: Signal) -> list[float]:
     """Return what was measured of the first device."""
     return [values[signal] for one in reports if signal in (values := one.signals_of(0))]
+
+
+async def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python in a process of its own: what it holds of the GPU is gone with it."""
+    command = [sys.executable, *arguments]
+    return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
 
 
 def say(text: str) -> None:
@@ -170,3 +155,63 @@ async def test_what_this_gpu_answers_is_plausible() -> None:
         if not device.gpu_instance_id:
             assert 5 < values[Signal.POWER] < 2000
             assert 10 < values[Signal.TEMPERATURE] < 110
+
+
+async def test_processes_of_pods_and_of_others_are_told_apart(tmp_path: Path) -> None:
+    uid = "0f6b1c2d-0000-4000-8000-00000000000a"
+    logs = tmp_path / "logs"
+    (logs / f"ml_train-0_{uid}").mkdir(parents=True)
+    with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
+        options = Options(node="here", kubelet_socket=str(kubelet.socket), pod_logs=str(logs))
+        with (
+            open_tenants(options) as tenants,
+            contextlib.closing(Sampler(Nvml(), options, tenants)) as one,
+        ):
+            uuid = (await one.sample()).devices[0].uuid
+            kubelet.pods = [pod("train-0", container("main", uuid), namespace="ml")]
+            with (
+                pod_cgroup(uid) as enter,
+                load(0.3, HELD_GIB) as mine,
+                load(0.0, 2 * HELD_GIB) as other,
+            ):
+                enter(mine)
+                await tenants.refresh()
+                device = (await watch(one, 6))[-1].devices[0]
+
+    say(f"used by {device.used_by}, foreign: {device.foreign}")
+    (tenant,) = device.allocated_to or ()
+    assert (tenant.namespace, tenant.pod, tenant.container) == ("ml", "train-0", "main")
+    places = {process.pid: process for process in device.used_by or ()}
+    assert (places[mine].place, places[mine].pod) == (Place.POD, "train-0")
+    assert places[other].place is Place.HOST
+    assert device.foreign is not None
+    assert device.foreign.pids == (other,)
+    assert (device.foreign.memory_bytes or 0) >= 2 * HELD_GIB * GIB
+
+
+async def test_an_xid_error_is_seen_as_it_happens() -> None:
+    async with sampler() as one:
+        await watch(one, 1)
+        started = time.monotonic()
+        told = await run("-m", "tests.agent.gpu_load", "--trespass")
+        report = await one.sample()
+        while Signal.XID not in report.signals_of(0) and time.monotonic() - started < 20:
+            await asyncio.sleep(0.1)
+            report = await one.sample()
+        took = time.monotonic() - started
+
+    assert "CUDA error" in told.stderr
+    xid, verdict = report.signals_of(0)[Signal.XID], report.devices[0].verdict
+    say(f"XID {xid:.0f} after {took:.1f} s, {report.devices[0].xid_age_seconds} s old: {verdict}")
+    assert xid in BUGS
+    assert verdict is not None
+    assert verdict.is_idle is True, "a program's bug says nothing of its card"
+
+
+async def test_the_device_that_a_worker_is_given_is_the_one_that_cuda_means() -> None:
+    told = await run("-m", "agent.device", "--worker-id", "0")
+    meant = await run("-c", "from tests.agent.gpu_load import Cuda; print(Cuda(0).uuid())")
+
+    assert told.stdout == "cuda:0\n"
+    assert meant.stdout.startswith("GPU-"), meant.stderr
+    assert meant.stdout.strip() in told.stderr

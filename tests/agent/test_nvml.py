@@ -11,7 +11,7 @@ from agent.backend import Call, Code, Extra, NvmlError, ProcessList
 from agent.nvml import Nvml
 from extender.core.readings import Signal
 from tests.agent.fake_driver import FakeDriver, card
-from tests.agent.replay import CALLS, Replay, nvml_on, refuse
+from tests.agent.replay import Replay, nvml_on, refuse
 
 GIB = 1 << 30
 
@@ -76,7 +76,7 @@ def test_used_memory_excludes_what_the_driver_reserves() -> None:
 
     memory = nvml_on(replay).read(Call.MEMORY, replay.handle)
 
-    assert memory[Signal.MEMORY_RESERVED] == CALLS["memory_v2"]["value"]["reserved"]
+    assert memory[Signal.MEMORY_RESERVED] == replay.calls["memory_v2"]["value"]["reserved"]
     assert memory[Signal.MEMORY_USED] / GIB == pytest.approx(60.5, abs=0.2)
     assert (
         sum(memory[one] for one in (Signal.MEMORY_USED, Signal.MEMORY_FREE))
@@ -151,13 +151,30 @@ def test_gpm_begins_anew_after_a_failure() -> None:
     assert Signal.GRAPHICS_ACTIVE in nvml.read_gpm(card, None)
 
 
-def test_a_card_that_is_found_again_starts_to_count_anew() -> None:
+def test_a_card_that_is_found_again_goes_on_counting() -> None:
     replay = Replay("duty_60pct")
     nvml = nvml_on(replay)
-    nvml.read_gpm(nvml.card(0), None)
+    card = nvml.card(0)
+    assert nvml.instances(card) is None
+    nvml.read_gpm(card, None)
     replay.now += 1
 
-    assert nvml.read_gpm(nvml.card(0), None) == {}
+    again = nvml.card(0)
+    assert nvml.instances(again) is None
+    assert Signal.GRAPHICS_ACTIVE in nvml.read_gpm(again, None)
+
+
+def test_a_card_whose_layout_has_changed_starts_to_count_anew() -> None:
+    replay = Replay("duty_60pct")
+    nvml = nvml_on(replay)
+    card = nvml.card(0)
+    nvml.instances(card)
+    nvml.read_gpm(card, None)
+    replay.now += 1
+
+    replay._nvmlDeviceGetMigMode = lambda _: (1, 1)
+    assert nvml.instances(card) == ()
+    assert nvml.read_gpm(card, None) == {}
 
 
 def test_samples_are_read_by_their_type_and_only_new_ones() -> None:

@@ -1,4 +1,4 @@
-"""The agent over what a real H200 answered under known loads."""
+"""The agent over what a real H100 and a real H200 answered under known loads."""
 
 import contextlib
 import sys
@@ -11,14 +11,15 @@ from agent.nvml import Nvml
 from agent.options import Options
 from agent.report import Report, Verdict
 from agent.sampler import Sampler
+from agent.session import Cadence
 from agent.verdict import Judgement
 from extender.core.readings import Signal
 from extender.core.signals import IDLE_POWER_SHARE
 from tests.agent.replay import LOADS, RECORDED, Replay
 
-OPTIONS = Options(node="h200")
+OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=2))  # so that this happens too
 POINTS = 0.05
-BUSY_LOADS = tuple(load for load in LOADS if load not in {"idle", "after"})
+BUSY_LOADS = [(card, load) for card, load in LOADS if load not in {"idle", "after"}]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,9 @@ class Second:
         return verdict
 
 
-def truth(load: str, metric: str, since: float, until: float) -> float:
+def truth(card: str, load: str, metric: str, since: float, until: float) -> float:
     """Return what the card itself counted in that time, as recorded."""
-    series = RECORDED["series"][load]
+    series = RECORDED[card]["series"][load]
     values = [
         value
         for t, value in zip(series["t"], series["gpm"][metric], strict=True)
@@ -52,8 +53,9 @@ def truth(load: str, metric: str, since: float, until: float) -> float:
 
 
 @contextlib.asynccontextmanager
-async def sampled(replay: Replay, load: str) -> AsyncIterator[list[Second]]:
+async def sampled(card: str, load: str, *, has_gpm: bool = True) -> AsyncIterator[list[Second]]:
     """Sample once a second over the whole recording."""
+    replay = Replay(load, card, has_gpm=has_gpm)
 
     def clock() -> float:
         return replay.now
@@ -66,7 +68,7 @@ async def sampled(replay: Replay, load: str) -> AsyncIterator[list[Second]]:
             since, replay.now = replay.now, replay.now + 1
             report = await sampler.sample()
             counted = [
-                truth(load, metric, since, clock()) for metric in ("graphics_util", "sm_util")
+                truth(card, load, metric, since, clock()) for metric in ("graphics_util", "sm_util")
             ]
             seconds.append(Second(report=report, graphics=counted[0], sm=counted[1]))
         yield seconds
@@ -74,9 +76,9 @@ async def sampled(replay: Replay, load: str) -> AsyncIterator[list[Second]]:
         sampler.close()
 
 
-@pytest.mark.parametrize("load", LOADS)
-async def test_with_gpm_activity_is_what_the_card_counted(load: str) -> None:
-    async with sampled(Replay(load), load) as seconds:
+@pytest.mark.parametrize(("card", "load"), LOADS)
+async def test_with_gpm_activity_is_what_the_card_counted(card: str, load: str) -> None:
+    async with sampled(card, load) as seconds:
         assert len(seconds) >= 3
         for second in seconds:
             assert second.report.devices[0].activity_source == "gpm"
@@ -86,14 +88,17 @@ async def test_with_gpm_activity_is_what_the_card_counted(load: str) -> None:
             assert Signal.GPU_UTILIZATION not in second.values
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize(("card", "load"), LOADS)
 async def test_with_gpm_a_device_is_idle_exactly_where_no_evidence_is_beyond_the_threshold(
-    load: str,
+    card: str, load: str
 ) -> None:
-    async with sampled(Replay(load), load) as seconds:
+    async with sampled(card, load) as seconds:
         for second in seconds:
             busiest = max(second.graphics, by_power(second))
-            assert second.verdict.is_idle is (busiest < Judgement().thresholds.utilization)
+            filled = second.values[Signal.MEMORY_USED] / second.values[Signal.MEMORY_TOTAL]
+            limits = Judgement().thresholds
+            is_idle = busiest < limits.utilization and filled < limits.memory
+            assert second.verdict.is_idle is is_idle
 
 
 def by_power(second: Second) -> float:
@@ -105,19 +110,19 @@ def by_processes(second: Second) -> float:
     return sum(one.utilization_ratio or 0.0 for one in second.report.devices[0].used_by or ())
 
 
-@pytest.mark.parametrize("load", BUSY_LOADS)
+@pytest.mark.parametrize(("card", "load"), BUSY_LOADS)
 async def test_without_gpm_no_loaded_device_is_idle_while_power_or_processes_say_otherwise(
-    load: str, capsys: pytest.CaptureFixture[str]
+    card: str, load: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threshold = Judgement().thresholds.utilization
-    async with sampled(Replay(load, has_gpm=False), load) as seconds:
+    async with sampled(card, load, has_gpm=False) as seconds:
         for second in seconds:
             assert second.report.devices[0].activity_source == "samples"
             if max(by_power(second), by_processes(second)) >= threshold:
                 assert second.verdict.is_idle is False
             assert second.values[Signal.GPU_UTILIZATION] >= by_processes(second) - 1e-3
     with capsys.disabled():
-        sys.stdout.write(f"\n{describe_error(load, seconds)}\n")
+        sys.stdout.write(f"\n{describe_error(f'{card}, {load}', seconds)}\n")
 
 
 def describe_error(load: str, seconds: Sequence[Second]) -> str:
@@ -128,17 +133,17 @@ def describe_error(load: str, seconds: Sequence[Second]) -> str:
 
 async def test_without_gpm_a_load_that_readings_call_idle_is_seen_by_its_processes() -> None:
     """At a true 30 % the driver's utilization fell to 1 % for seconds on end."""
-    load = "duty_30pct"
-    async with sampled(Replay(load, has_gpm=False), load) as seconds:
+    card, load = "h200", "duty_30pct"
+    async with sampled(card, load, has_gpm=False) as seconds:
         last = seconds[-1]
 
-    assert RECORDED["series"][load]["gpu"][-1] <= 1, "that is what one reading says"
+    assert RECORDED[card]["series"][load]["gpu"][-1] <= 1, "that is what one reading says"
     assert last.values[Signal.GPU_UTILIZATION] == pytest.approx(last.graphics, abs=POINTS)
 
 
 async def test_a_model_that_is_loaded_and_does_nothing_is_idle_and_its_process_is_seen() -> None:
-    load = "loaded_but_idle_60GiB"
-    async with sampled(Replay(load), load) as seconds:
+    card, load = "h200", "loaded_but_idle_60GiB"
+    async with sampled(card, load) as seconds:
         last = seconds[-1]
 
     (process,) = last.report.devices[0].used_by or ()

@@ -1,0 +1,218 @@
+"""Records what a real GPU answers, for `tests.agent.replay`: `python -m tests.agent.record FILE`.
+
+Asks NVML of the first card, once for what stands still, and five times a second under loads whose
+duty cycle is known. Needs Hopper or later (GPM is what the loads are held against) and nobody else
+on the card. The card's UUID is replaced.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from ctypes import byref
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from tests.agent.loads import load
+
+UUID: Final = "GPU-00000000-1111-2222-3333-444444444444"
+PERIOD_SECONDS: Final = 0.2
+MIB: Final = 1 << 20
+HELD_GIB: Final = 60
+READINGS: Final = 40
+SETTLE_SECONDS: Final = 3.0
+
+LOADS: Final[Mapping[str, tuple[float, float] | None]] = {
+    "idle": None,
+    f"loaded_but_idle_{HELD_GIB}GiB": (0.0, HELD_GIB),
+    "duty_10pct": (0.1, 4),
+    "duty_30pct": (0.3, 4),
+    "duty_60pct": (0.6, 4),
+    "full": (1.0, 4),
+    "after": None,
+}
+"""By name: the share of time that the card is busy and the GiB that are held; None for no load."""
+
+PLAIN: Final = (
+    "nvmlDeviceGetName",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetEnforcedPowerLimit",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetEncoderUtilization",
+    "nvmlDeviceGetDecoderUtilization",
+)
+GPM: Final[Mapping[str, int]] = {
+    "graphics_util": 1,
+    "sm_util": 2,
+    "sm_occupancy": 3,
+    "tensor": 5,
+    "dram_bw": 10,
+}
+
+
+def plain(value: Any) -> Any:
+    """Return an answer as JSON has it."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "_fields_"):
+        return {name: plain(getattr(value, name)) for name, *_ in value._fields_}
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
+
+
+def answer(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    """Return what a call says, or its error's code."""
+    try:
+        return {"value": plain(ask(*arguments))}
+    except pynvml.NVMLError as error:
+        return {"error": error.value}
+
+
+def fabric(handle: Any) -> Any:
+    """Return the second version of what the driver knows of the fabric."""
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
+    return info
+
+
+def calls(handle: Any) -> dict[str, Any]:
+    """Return what stands still."""
+    found = {
+        "nvmlSystemGetDriverVersion": answer(pynvml.nvmlSystemGetDriverVersion),
+        "nvmlDeviceGetCount": answer(pynvml.nvmlDeviceGetCount),
+        "nvmlDeviceGetUUID": {"value": UUID},
+    }
+    for name in PLAIN:
+        found[name] = answer(getattr(pynvml, name), handle)
+    for kind, name in enumerate(("SHUTDOWN", "SLOWDOWN", "MEM_MAX")):
+        found[f"threshold_{name}"] = answer(pynvml.nvmlDeviceGetTemperatureThreshold, handle, kind)
+    return found | {
+        "clock_MEM": answer(pynvml.nvmlDeviceGetClockInfo, handle, 2),
+        "memory_v2": answer(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
+        "nvlink0": answer(pynvml.nvmlDeviceGetNvLinkState, handle, 0),
+        "process_utilization": answer(pynvml.nvmlDeviceGetProcessUtilization, handle, 0),
+        "fabric": answer(fabric, handle),
+        "gpm_support": answer(pynvml.nvmlGpmQueryDeviceSupport, handle),
+    }
+
+
+class Gpm:
+    """What the card counted of its activity between one reading and the next."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+        self._count = 0
+
+    def read(self) -> dict[str, float | None]:
+        """Return it in percent; None where there is none yet."""
+        self._samples.reverse()
+        pynvml.nvmlGpmSampleGet(self._handle, self._samples[1])
+        self._count += 1
+        if self._count == 1:
+            return dict.fromkeys(GPM)
+        question = pynvml.c_nvmlGpmMetricsGet_t()
+        question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        question.sample1, question.sample2 = self._samples
+        question.numMetrics = len(GPM)
+        for at, metric in enumerate(GPM.values()):
+            question.metrics[at].metricId = metric
+        found = pynvml.nvmlGpmMetricsGet(question).metrics
+        return {
+            name: None if found[at].nvmlReturn else round(found[at].value, 3)
+            for at, name in enumerate(GPM)
+        }
+
+
+def reading(handle: Any) -> dict[str, Any]:
+    """Return what changes, as one reading has it."""
+    rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return {
+        "gpu": rates.gpu,
+        "mem_ctrl": rates.memory,
+        "used_mib": memory.used // MIB,
+        "free_mib": memory.free // MIB,
+        "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "temp_c": pynvml.nvmlDeviceGetTemperatureV(handle, 0),
+        "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, 1),
+    }
+
+
+def processes(handle: Any) -> list[dict[str, Any]]:
+    """Return whose the card is now."""
+    since = int((time.time() - SETTLE_SECONDS) * 1e6)
+    with contextlib.suppress(pynvml.NVMLError):
+        rates = {
+            line.pid: line.smUtil for line in pynvml.nvmlDeviceGetProcessUtilization(handle, since)
+        }
+        return [
+            {"pid": line.pid, "memory": line.usedGpuMemory, "sm": rates.get(line.pid)}
+            for line in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        ]
+    return [
+        {"pid": line.pid, "memory": line.usedGpuMemory, "sm": None}
+        for line in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    ]
+
+
+def series(handle: Any) -> dict[str, Any]:
+    """Return readings one after another."""
+    gpm = Gpm(handle)
+    rows, counted, times = [], [], []
+    start, begun = time.time(), time.monotonic()
+    for number in range(READINGS):
+        time.sleep(max(begun + number * PERIOD_SECONDS - time.monotonic(), 0.0))
+        times.append(round(time.monotonic() - begun, 3))
+        counted.append(gpm.read())
+        rows.append(reading(handle))
+    return {
+        "start": round(start, 3),
+        "t": times,
+        **{name: [row[name] for row in rows] for name in rows[0]},
+        "gpm": {name: [row[name] for row in counted] for name in GPM},
+        "processes": processes(handle),
+    }
+
+
+@contextlib.contextmanager
+def under(name: str) -> Iterator[None]:
+    """Have a load run, and the card used to it."""
+    how = LOADS[name]
+    with contextlib.nullcontext() if how is None else load(*how):
+        # The end of a load is worth seeing; the beginning is not the load that was asked for.
+        time.sleep(0.0 if how is None else SETTLE_SECONDS)
+        yield
+
+
+def main() -> None:
+    """Record."""
+    parser = argparse.ArgumentParser(prog="python -m tests.agent.record", description=__doc__)
+    parser.add_argument("file", type=Path, help="where to write")
+    file: Path = parser.parse_args().file
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    recorded: dict[str, Any] = {"calls": calls(handle), "series": {}}
+    for name in LOADS:
+        with under(name):
+            recorded["series"][name] = series(handle)
+        sys.stdout.write(f"{name}: {READINGS} readings\n")
+    file.write_text(json.dumps(recorded, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
