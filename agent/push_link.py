@@ -43,6 +43,10 @@ PER_SECOND: Final = 0.5
 """Changes that are told at once: so many in a row, and so many a second for ever. What flickers
 beyond that waits for the heartbeat."""
 
+CONFIRMATIONS: Final = 2
+"""So many readings follow one that finds a device used by nobody's pod, or used no more: two that
+agree are asked for, and the one in which the use began or ended may be of both kinds."""
+
 WARN_AFTER: Final = 3
 """Failures in a row: a replica that comes or goes is no news; a refusal is told at once, and so is
 that nothing may be sent."""
@@ -142,7 +146,7 @@ class ReportLink:
     async def _tell(self, stream: Stream, listening: asyncio.Task[None], until: float) -> None:
         """Send updates until a time of the loop; what was missed meanwhile is not made up for."""
         loop, updates, pace = asyncio.get_running_loop(), Updates(), _Pace()
-        told, told_at, is_confirming, sequence = Digest(), 0.0, False, 0
+        told, told_at, confirmations, sequence = Digest(), 0.0, 0, 0
         while loop.time() < until:
             report = await self._next(sequence)
             if listening.done():
@@ -151,15 +155,15 @@ class ReportLink:
             is_first = not told.sequence
             is_news = is_first or self._digests.is_news(told, digest)
             is_due = loop.time() - told_at >= self._options.heartbeat_seconds
-            if not is_due and not is_confirming and not (is_news and pace.allows(loop.time())):
+            if not is_due and not confirmations and not (is_news and pace.allows(loop.time())):
                 continue
-            is_confirmed = is_confirming
-            # Two readings that agree are asked of a device which nobody holds before its use
-            # counts as somebody's: the second one follows at once.
-            is_confirming = not is_first and digest.is_used != told.is_used
             update = updates.make(
-                report, digest, is_news=is_news or is_confirmed, sent_at=self._clock()
+                report, digest, is_news=is_news or confirmations > 0, sent_at=self._clock()
             )
+            if not is_first and digest.is_used != told.is_used:
+                confirmations = CONFIRMATIONS
+            elif confirmations:
+                confirmations -= 1
             stream.writer.write(frame(update))
             async with asyncio.timeout(self._options.timeout_seconds):
                 await stream.writer.drain()

@@ -53,7 +53,7 @@ class Digest:
         busy: activity of each device, NaN where unknown.
         level: likewise; on average over some seconds where pods hold it or may.
         filled: share of its memory in use, NaN where unknown.
-        is_used: whether each is in use although no pod holds it.
+        is_used: whether each is in use although no pod accounts for it.
         totals: passes, activity and its square, summed since the agent started.
     """
 
@@ -121,7 +121,10 @@ class Digests:
             )
             used = _value(report, Signal.MEMORY_USED, row)
             ratio = None if math.isnan(now) else now
-            is_used.append(is_free and shows(int(used or 0), ratio, self._foreign))
+            is_used.append(
+                self._shows_foreign(device)
+                or (is_free and shows(int(used or 0), ratio, self._foreign))
+            )
         self._levels = levels
         return Digest(
             sequence=report.sequence,
@@ -142,7 +145,7 @@ class Digests:
         return (problem, *devices)
 
     def _facts_of(self, report: Report, device: Device, row: int) -> tuple[object, ...]:
-        foreign, verdict = device.foreign, device.verdict
+        verdict = device.verdict
         reasons = int(_value(report, Signal.CLOCK_EVENT_REASONS, row) or 0)
         holders = device.allocated_to
         return (
@@ -152,11 +155,17 @@ class Digests:
             None
             if holders is None
             else tuple((one.namespace, one.pod, one.uid, one.replicas) for one in holders),
-            foreign is not None
-            and shows(foreign.memory_bytes, foreign.utilization_ratio, self._foreign),
+            self._shows_foreign(device),
             verdict.action if verdict is not None else "",
             _value(report, Signal.XID, row),
             bool(reasons & _HARD_SLOWDOWN),
+        )
+
+    def _shows_foreign(self, device: Device) -> bool:
+        """Say whether somebody else's processes make a device used, whoever holds it."""
+        foreign = device.foreign
+        return foreign is not None and shows(
+            foreign.memory_bytes, foreign.utilization_ratio, self._foreign
         )
 
 

@@ -37,6 +37,7 @@ class SimulatedAgent:
         is_dumb: it makes no more passes.
         sequence: number of its last report.
         sees_foreign: it knows whose processes are.
+        sees_holders: its kubelet tells who holds what.
     """
 
     node: str
@@ -46,11 +47,17 @@ class SimulatedAgent:
     is_dumb: bool = False
     sequence: int = 0
     sees_foreign: bool = True
+    sees_holders: bool = True
 
     def look(self) -> Report:
         """Make a pass, and publish its report."""
         self.sequence += 1
-        report = report_of(self.fleet, self.node, sees_foreign=self.sees_foreign)
+        report = report_of(
+            self.fleet,
+            self.node,
+            sees_foreign=self.sees_foreign,
+            sees_holders=self.sees_holders,
+        )
         self.latest.publish(
             replace_report(report, sequence=self.sequence, started_at=self.started_at), Pass()
         )
@@ -70,7 +77,9 @@ def replace_report(report: Report, *, sequence: int, started_at: float) -> Repor
     )
 
 
-def report_of(fleet: SimulatedFleet, node: str, *, sees_foreign: bool = True) -> Report:
+def report_of(
+    fleet: SimulatedFleet, node: str, *, sees_foreign: bool = True, sees_holders: bool = True
+) -> Report:
     """Return what the agent of a node would report now."""
     views = fleet.views(node)
     rows = [_signals(view) for view in views]
@@ -80,7 +89,10 @@ def report_of(fleet: SimulatedFleet, node: str, *, sees_foreign: bool = True) ->
         node=node,
         at=fleet.clock(),
         driver_version=spec.driver_version,
-        devices=tuple(_device(fleet, node, view, sees_foreign=sees_foreign) for view in views),
+        devices=tuple(
+            _device(fleet, node, view, sees_foreign=sees_foreign, sees_holders=sees_holders)
+            for view in views
+        ),
         signals={name: tuple(row.get(name) for row in rows) for name in names},
     )
 
@@ -110,7 +122,14 @@ def _signals(view: DeviceView) -> dict[str, float]:
     return {signal.value: float(value) for signal, value in said.items()}
 
 
-def _device(fleet: SimulatedFleet, node: str, view: DeviceView, *, sees_foreign: bool) -> Device:
+def _device(
+    fleet: SimulatedFleet,
+    node: str,
+    view: DeviceView,
+    *,
+    sees_foreign: bool,
+    sees_holders: bool,
+) -> Device:
     device = fleet.device(node, view.index, view.gpu_instance_id)
     foreign = device.foreign
     processes = (
@@ -136,7 +155,9 @@ def _device(fleet: SimulatedFleet, node: str, view: DeviceView, *, sees_foreign:
                 uid=tenant.pod.uid,
             )
             for tenant in view.tenants
-        ),
+        )
+        if sees_holders
+        else None,
         used_by=processes if sees_foreign else None,
         foreign=Foreign(
             memory_bytes=foreign.memory_bytes,

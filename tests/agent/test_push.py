@@ -17,8 +17,9 @@ from agent.push import Pusher
 from agent.push_handshake import expiry_of, read_token
 from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
 from simulation.agents import SimulatedAgent
+from simulation.devices import Load
 from simulation.fleet import SimulatedFleet
-from simulation.models import H100
+from simulation.models import GIB, H100
 from simulation.nodes import NodeSpec
 from tests.extender import fake_kube
 from tests.extender.sources.agents.reviews import token
@@ -154,11 +155,29 @@ async def test_only_news_is_told_between_heartbeats(tmp_path: Path) -> None:
         running.look()
         await eventually(lambda: len(it.updates[0]) == 2)
         assert it.updates[0][1].is_news
-        running.look()  # the second reading of use that is nobody's
-        await eventually(lambda: len(it.updates[0]) == 3)
+        for count in (3, 4):  # more readings of use that is nobody's
+            running.look()
+            await eventually(lambda count=count: len(it.updates[0]) == count)
         running.look()
         await asyncio.sleep(0.05)
-        assert len(it.updates[0]) == 3
+        assert len(it.updates[0]) == 4
+
+
+async def test_foreign_use_is_told_again_when_it_comes_and_goes_whoever_holds_the_device(
+    tmp_path: Path,
+) -> None:
+    async with extender() as it, reporting(it.port, tmp_path) as running:
+        running.agent.sees_holders = False
+        running.look()
+        await eventually(lambda: it.updates and it.updates[0])
+
+        told = len(it.updates[0])
+        for use in (Load(utilization=0.8, memory_bytes=20 * GIB), None):
+            running.fleet.set_foreign("gpu-1", 0, use)
+            for _ in range(3):
+                told += 1
+                running.look()
+                await eventually(lambda told=told: len(it.updates[0]) == told)
 
 
 async def test_heartbeats_come_where_nothing_changes(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def pytest_runtest_makereport(
     report = yield
     services = getattr(item, "funcargs", {}).get("services") if report.failed else None
     if isinstance(services, Services):
-        for process in (services.extender.process, services.scheduler):
+        for process in services.started:
             text = process.log.read_text(errors="replace") if process.log.exists() else ""
             report.sections.append((f"the end of {process.log}", text[-LOG_CHARACTERS:]))
     return report

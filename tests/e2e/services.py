@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tests.controlplane.client import ApiClient
@@ -60,6 +60,13 @@ class Services:
         if self._scheduler is None:
             raise RuntimeError("no kube-scheduler was started yet: call ensure_scheduler")
         return self._scheduler
+
+    @property
+    def started(self) -> Iterator[ServerProcess]:
+        """Extender and kube-scheduler, where they were started."""
+        yield self.extender.process
+        if self._scheduler is not None:
+            yield self._scheduler
 
     def client(self) -> ApiClient:
         """Return an administrator's client of the API server, an async context manager."""

@@ -1,6 +1,7 @@
 """Node agents in place of Prometheus, and beside it: real wire, real tokens, invented GPUs."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -25,6 +26,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 WITHIN_SECONDS = 3.0
 """So soon after a GPU has turned busy no pod goes there any more."""
+
+SOON_SECONDS = 8.0
+"""Two passes of an agent, a back-off of kube-scheduler, and the 3 s that a wake may take."""
 
 HOLD_SECONDS = 3.0
 
@@ -146,6 +150,30 @@ async def test_a_gpu_that_turns_busy_outside_kubernetes_is_avoided_within_second
         assert placed == other
         seen = await world.gpu(preferred)
         assert (seen["state"], seen["source"]) == ("foreign", "agent")
+
+
+async def test_a_pod_that_waits_is_bound_soon_after_an_agent_has_seen_its_gpu_idle(
+    world: World, tmp_path: Path
+) -> None:
+    node = world.add("node", cards=1)
+    real = replace(REPORTS, heartbeat_seconds=ReportOptions().heartbeat_seconds)
+    async with (
+        tokens_of(world, tmp_path) as tokens,
+        agents_on(world, tokens, node, reports=real, period_seconds=1.0),
+    ):
+        slow = taking(tokens, hold_seconds=25, silence_seconds=35)
+        await world.start({**WITHOUT_PROMETHEUS, **slow, "wake": {"lease_seconds": 5}})
+        world.fleet.set_foreign(node, 0, Load(utilization=0.8, memory_bytes=20 * GIB))
+        await world.wait_state(node, 0, "foreign")
+        patient = pod("patient", annotations={"idlegpu.io/require-idle": "true"})
+        await world.client.create(patient)
+        await world.client.wait_unschedulable(patient)
+
+        world.fleet.set_foreign(node, 0, None)
+        started = time.monotonic()
+        await world.bound([patient])
+
+        assert time.monotonic() - started < SOON_SECONDS
 
 
 async def test_a_foreign_process_is_seen_beside_prometheus_too(
