@@ -79,8 +79,8 @@ e2e-installed: tools ## its scenarios as the manifests say, with the default and
 	@E2E_WAY=default $(BIN)/pytest $(REAL) -m e2e tests/e2e
 	@E2E_WAY=second $(BIN)/pytest $(REAL) -m e2e tests/e2e
 
-test-gpu: $(VENV)/.dev ## tests of the node agent on a machine with an NVIDIA GPU; prints its figures
-	@$(BIN)/pytest -m gpu -s -v tests/agent
+test-gpu: tools ## the node agent on a machine with an NVIDIA GPU, alone and in a cluster; prints its figures
+	@$(BIN)/pytest -m gpu -s -v tests/agent tests/e2e/test_real_gpu.py
 
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m tests.controlplane.cluster

@@ -251,7 +251,8 @@ def _choice(
         )
         if part
     )
-    shared = f", shared with {assigned.sharers} other" if assigned.sharers else ""
+    others = f"{assigned.sharers} other{'s' * (assigned.sharers > 1)}"
+    shared = f", shared with {others}" if assigned.sharers else ""
     message = f"worker {worker}{of}: {name} (of {count}; {identity}), {assigned.reason}{shared}"
     if device.needs_selector:
         message += f", with CUDA_VISIBLE_DEVICES={device.selector}"

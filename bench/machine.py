@@ -114,6 +114,7 @@ def report(
     bounds: Sequence[Bound],
     notes: Sequence[str] = (),
     folder: Path | None = RESULTS,
+    module: str = "",
 ) -> bool:
     """Print a result, and write it as NAME.md and NAME.json.
 
@@ -124,13 +125,14 @@ def report(
         bounds: what was promised.
         notes: what the reader has to know besides.
         folder: where to; None: only print.
+        module: what of `bench` was run, where it is not called as the files are.
 
     Returns:
         Whether every bound was met.
     """
     machine = describe_machine()
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    command = " ".join(["python -m", f"bench.{name}", *sys.argv[1:]])
+    command = " ".join(["python -m", f"bench.{module or name}", *sys.argv[1:]])
     text = "\n\n".join(
         [
             f"# {title}",
