@@ -351,9 +351,10 @@ class Fleet:
         self.ledger.expire(now)
         # Who was placed must count at once; who is gone, what nodes are and what readings show may
         # wait where that concerns many.
-        self._settle(self._gained)
+        if self._gained:
+            self._settle(self._gained)
         for changed in (self._dirty, self._late):
-            if not self._in_steps or len(changed) <= PIECE_NODES:
+            if changed and (not self._in_steps or len(changed) <= PIECE_NODES):
                 self._settle(changed)
         return self._snapshots.get(self._nodes, self.policy, now)
 
