@@ -4,13 +4,15 @@ import { AnswerError, ask } from "./feed.js";
 import { clean, clock, count, duration, h, percent, plural, show } from "./dom.js";
 import { go, state } from "./url.js";
 
-const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40;
+const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40, AGAIN_MS = 5000;
+// A row stands for two decisions at most: these reach back beyond the last row that is kept.
+const ALL = 2 * KEPT;
 
 const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Would do", "kube-scheduler"];
 
 export class Decisions {
   constructor(box) {
-    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, waiting: [], reasons: new Map(), isAsking: false, wanted: [], filter: "" });
+    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, isHeard: false, before: null, trouble: "", waiting: [], reasons: new Map(), isAsking: false, wanted: [], filter: "" });
     this.body = h("tbody", {});
     this.note = h("p", { class: "muted", role: "status" });
     this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
@@ -20,24 +22,56 @@ export class Decisions {
       h("div", { class: "beside" }, h("div", { class: "wide" }, h("table", { class: "grid stack decisions" },
         h("thead", {}, h("tr", {}, COLUMNS.map((name, at) => h("th", { scope: "col", class: at === 5 || at === 6 ? "num" : null }, name)))), this.body)), this.side));
     this.eye = new IntersectionObserver((entries) => this.see(entries), { root: null });
+    setInterval(() => this.before && this.trouble && !document.hidden && this.refresh(), AGAIN_MS);
   }
 
   setShown(isShown) {
     this.isShown = isShown;
-    if (isShown && !this.rows.size) this.refresh();
+    if (isShown && (!this.rows.size || this.before)) this.refresh();
     if (isShown) this.tell(state, { decision: "" });
   }
 
+  /** The stream has come up: what it would have told since it was last up is still to be asked for. */
+  isOpened() {
+    if (this.isHeard && this.rows.size) {
+      this.before ??= reach(this.rows);
+      this.tellCount();
+    }
+    this.isHeard = true;
+  }
+
   async refresh() {
-    if (!this.isShown) return;
+    if (!this.isShown || this.isPaused) return;
+    const { before } = this;
+    this.trouble = "";
     try {
-      const { decisions } = await ask(`decisions?brief=true&limit=${FIRST}`);
-      this.add(decisions.reverse());
+      const { decisions } = await ask(`decisions?brief=true&limit=${before ? ALL : FIRST}`);
+      if (this.isPaused) return;
+      this.renew(decisions.reverse(), before);
+      if (this.before === before) this.before = null;
       this.tellCount();
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;
-      show(this.note, error.message);
+      this.trouble = error.message;
+      show(this.note, this.trouble);
     }
+  }
+
+  /** Make known rows what they are now, and put in what is missing; `before`: how far they reached when the stream was lost. */
+  renew(decisions, before) {
+    const told = new Map(decisions.map((one) => [one.id, one]));
+    for (const [id, { row }] of this.rows) {
+      const now = told.get(id);
+      if (now?.bound_node) this.tellBound({ id, bound_node: now.bound_node, is_followed: now.is_followed });
+      else if (before && Number(row.dataset.at) <= before.until) this.tellBound({ id, isForgotten: !now });
+    }
+    if (before) {
+      const from = Date.parse(decisions[0]?.at), until = Date.parse(decisions.at(-1)?.at);
+      for (const gap of this.body.querySelectorAll(".gap")) if (gap.dataset.at >= from && gap.dataset.at <= until) gap.remove();
+      // Where as many are told as were asked for, no row is left of what was before.
+      if (decisions.length < ALL && isLacking(before, decisions)) this.body.insertBefore(gapRow(before.until + 1, "Decisions may be missing here: nothing was heard for a while, and not all of it is remembered"), this.below(before.until));
+    }
+    this.add(decisions);
   }
 
   /** An event of the stream. */
@@ -45,7 +79,10 @@ export class Decisions {
     if (!this.isShown && !this.rows.size) return;
     if (this.isPaused) {
       this.waiting.push(event);
-      if (this.waiting.length > 100) this.waiting.shift();
+      if (this.waiting.length > 100) {
+        this.before ??= reach(this.rows);
+        this.waiting.shift();
+      }
       return this.tellCount();
     }
     for (const bound of event.bound) this.tellBound(bound);
@@ -59,22 +96,22 @@ export class Decisions {
     show(this.pause, isPaused ? "Go on" : "Pause");
     if (!isPaused) for (const event of this.waiting.splice(0)) this.take(event);
     this.tellCount();
+    if (!isPaused && this.before) this.refresh();
   }
 
   tellCount() {
     const missed = this.waiting.reduce((sum, event) => sum + event.decisions.length + event.passed_over, 0);
-    show(this.note, this.isPaused ? `${plural(missed, "decision")} since` : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
+    show(this.note, this.isPaused ? `${this.before ? "at least " : ""}${plural(missed, "decision")} since` : this.before && this.trouble ? this.trouble : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
   }
 
   /** Put decisions on top, the newest last; those of other replicas come some seconds later. */
   add(decisions, passedOver = 0) {
-    if (passedOver) this.body.prepend(h("tr", { class: "gap", "data-at": Date.parse(decisions[0]?.at) - 1 }, h("td", { colspan: 8 }, `${plural(passedOver, "decision")} more, too many to show`)));
+    if (passedOver) this.body.prepend(gapRow(Date.parse(decisions[0]?.at) - 1, `${plural(passedOver, "decision")} more, too many to show`));
     for (const one of decisions) {
       if (this.rows.has(one.id) || this.joined.has(one.id)) continue;
       this.join(one);
       const at = Date.parse(one.at);
-      let below = this.body.firstElementChild;
-      while (below && !(Number(below.dataset.at) <= at)) below = below.nextElementSibling;
+      const below = this.below(at);
       if (!below && this.body.children.length >= KEPT) continue; // older than all that is kept
       const row = this.row(one, at);
       this.rows.set(one.id, { row, one });
@@ -83,6 +120,13 @@ export class Decisions {
       this.eye.observe(row);
     }
     while (this.body.children.length > KEPT) this.drop(this.body.lastElementChild);
+  }
+
+  /** The row above which one of a time stands, null for the end. */
+  below(at) {
+    let below = this.body.firstElementChild;
+    while (below && !(Number(below.dataset.at) <= at)) below = below.nextElementSibling;
+    return below;
   }
 
   drop(row) {
@@ -197,11 +241,42 @@ export class Decisions {
   }
 }
 
+const gapRow = (at, text) => h("tr", { class: "gap", "data-at": at }, h("td", { colspan: 8 }, text));
+
+/** A decision's replica, and its number there. */
+function partsOf(id) {
+  const at = id.lastIndexOf("-");
+  return [id.slice(0, at), Number(id.slice(at + 1))];
+}
+
+/** How far rows reach: the time of the newest, and the newest number of each replica. */
+function reach(rows) {
+  let until = -Infinity;
+  const last = new Map();
+  for (const [id, { row }] of rows) {
+    const [replica, number] = partsOf(id);
+    until = Math.max(until, Number(row.dataset.at));
+    last.set(replica, Math.max(last.get(replica) ?? 0, number));
+  }
+  return { until, last };
+}
+
+/** Whether a replica does not tell all that came after its last one; the decisions are the oldest first. */
+function isLacking({ last }, decisions) {
+  const first = new Map();
+  for (const { id } of decisions) {
+    const [replica, number] = partsOf(id);
+    if (!first.has(replica)) first.set(replica, number);
+  }
+  return [...last].some(([replica, number]) => !(first.get(replica) <= number + 1));
+}
+
 const closer = () => h("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => go({ decision: "" }, true) }, "✕");
 
 const NOT_TOLD = "Shadow mode: kube-scheduler was not told what was chosen; the answer changed nothing.";
 
 function followed(one) {
+  if (!one.bound_node && one.isForgotten) return [h("span", { class: "muted", title: "The decision is not remembered any more, so nobody tells where the pod went." }, "unknown")];
   if (one.is_shadow) return [h("span", { class: "state", title: NOT_TOLD }, "shadow"), h("span", { class: "muted" }, !one.bound_node ? " not bound yet" : one.is_followed ? " went there all the same" : ` went to ${clean(one.bound_node)}`)];
   if (!one.bound_node) return [h("span", { class: "muted" }, one.node ? "not bound yet" : "waits")];
   if (one.is_followed) return [h("span", { class: "good" }, "✓ followed")];

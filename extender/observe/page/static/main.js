@@ -31,6 +31,7 @@ const feed = new Feed({
     if (name === "refused") askForToken(why);
     if (name === "open") {
       tellWho();
+      views.decisions.isOpened();
       views[state.view]?.refresh?.();
     }
     tellStatus();
