@@ -78,11 +78,24 @@ function pods({ holders, is_priced: isPriced }) {
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
   return table(names, holders.map((one) => [
     h("th", { scope: "row" }, one.pod), one.owner ?? "",
-    h("button", { type: "button", class: "link", onclick: () => go({ view: "fleet", node: one.node, gpu: String(one.devices[0]?.index ?? 0) }, true) }, one.node),
+    h("button", { type: "button", class: "link", onclick: () => open(one) }, one.node),
     num(`${one.gpus_idle} of ${one.gpus}`), num(one.gpus_idle ? `${one.is_at_least ? "≥ " : ""}${duration(one.idle_seconds)}` : "in use"), num(duration(one.held_seconds)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
     h("td", { class: "why-cell" }, one.why, one.memory_used_bytes && !one.why.includes("memory") ? `, ${bytes(one.memory_used_bytes)} of memory held` : ""),
   ]));
+}
+
+/** Open what a pod holds, the device first that is idle the longest: the node itself tells where on it that is. */
+async function open({ node, devices }) {
+  const held = devices.reduce((one, other) => (other.idle_seconds > one.idle_seconds ? other : one), devices[0]);
+  let at = -1;
+  try {
+    const { gpus } = await ask(`page/nodes/${encodeURIComponent(node)}`);
+    at = gpus.findIndex((gpu) => gpu.uuid === held?.uuid && gpu.gpu_instance_id === held.gpu_instance_id);
+  } catch (error) {
+    if (!(error instanceof AnswerError)) throw error; // the node's own view says what is wrong
+  }
+  go({ view: "fleet", node, gpu: String(Math.max(at, 0)) }, true);
 }
 
 function sums(by, { costs, is_priced: isPriced }) {
