@@ -121,7 +121,7 @@ class Viewer:
             elif self._view == "pending":
                 group.create_task(self._ask_again("pending", PENDING_SECONDS))
             elif self._view == "holders":
-                path = f"holders?idle_for=3600&limit={LISTED_HOLDERS}"
+                path = f"holders?idle_for=3600&some=true&limit={LISTED_HOLDERS}"
                 group.create_task(self._ask_again(path, HOLDERS_SECONDS))
             elif self._view == "decisions":
                 path = f"decisions?brief=true&limit={LISTED_DECISIONS}"

@@ -1,4 +1,4 @@
-// Pods that hold GPUs and do not use them; what that costs where a price list is set. Sums are the
+// Pods that hold GPUs and do not use them, or not all of them; what that costs where a price list is set. Sums are the
 // API's: over all pods, however few are listed here.
 
 import { AnswerError, ask } from "./feed.js";
@@ -37,7 +37,7 @@ export class Holders {
     const { idle } = state;
     this.idle.value = idle;
     this.by.value = by;
-    const query = `idle_for=${encodeURIComponent(idle)}&limit=${MOST}`;
+    const query = `idle_for=${encodeURIComponent(idle)}&some=true&limit=${MOST}`;
     try {
       const told = await ask(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`);
       if (idle !== state.idle || this.by.value !== by) return; // another question has been asked since
@@ -53,31 +53,35 @@ export class Holders {
     this.told = { by };
     if (isSame && this.body.contains(document.activeElement)) return; // nothing moves under a reader's hand
     const rows = by === "pod" ? told.holders : told.costs;
-    show(this.note, inWords(told, rows.length));
+    show(this.note, inWords(told, rows));
     if (!rows.length) return show(this.body);
     show(this.body, by === "pod" ? pods(told) : sums(by, told));
   }
 }
 
 /** What all of them come to, and what is not in it. */
-function inWords(told, shown) {
+function inWords(told, rows) {
   const { sums: all } = told;
+  const inPart = told.holders?.filter(isInPart).length;
   const hidden = told.hidden_pods ?? told.total - all.pods;
   const parts = [all.pods ? `${plural(all.pods, "pod")}: ${hours(all.gpu_hours)} GPU-hours, ${hours(all.gpu_hours_idle)} of them idle` : "No pod is known to hold GPUs that were idle for so long"];
+  if (inPart) parts.push(`${inPart === 1 ? "1 of those listed uses some of its GPUs" : `${count(inPart)} of those listed use some of their GPUs`}`);
   if (all.cost !== null) parts.push(`cost ${MONEY.format(all.cost_used)} used, ${MONEY.format(all.cost_idle)} idle`);
   if (told.is_priced && all.unpriced_pods) parts.push(`${plural(all.unpriced_pods, "pod")} without a price`);
   if (hidden) parts.push(`${plural(hidden, "pod")} of others not counted`);
   if (told.unknown) parts.push(`of ${plural(told.unknown, "pod")} nobody knows which GPUs they hold`);
-  if (shown < told.total) parts.push(`the first ${count(shown)} of ${count(told.total)} are listed`);
+  if (rows.length < told.total) parts.push(`the first ${count(rows.length)} of ${count(told.total)} are listed`);
   return parts.join("; ");
 }
+
+const isInPart = (one) => one.gpus_idle > 0 && one.gpus_idle < one.gpus;
 
 const COSTS = ["Cost used", "Cost idle"];
 
 function pods({ holders, is_priced: isPriced }) {
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
   return table(names, holders.map((one) => [
-    h("th", { scope: "row" }, one.pod), one.owner ?? "",
+    h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${count(one.gpus_in_use)} of ${plural(one.gpus, "GPU")}`)] : null), one.owner ?? "",
     h("button", { type: "button", class: "link", onclick: () => open(one) }, one.node),
     num(`${one.gpus_idle} of ${one.gpus}`), num(one.gpus_idle ? `${one.is_at_least ? "≥ " : ""}${duration(one.idle_seconds)}` : "in use"), num(duration(one.held_seconds)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),

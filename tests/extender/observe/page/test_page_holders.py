@@ -1,5 +1,7 @@
 """Idle holders: which device of a node is theirs, and who uses some of what they hold."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from playwright.async_api import Browser, expect
@@ -9,7 +11,7 @@ from extender.core.readings import DeviceInfo, Readings, Signal
 from tests.extender.observe.page.acting import live
 from tests.extender.observe.page.serving import looking, serving
 from tests.extender.observe.whys import WhyWorld
-from tests.extender.served import CARD_BYTES
+from tests.extender.served import BUSY, CARD_BYTES, IDLE, Gpu
 
 pytestmark = pytest.mark.page
 
@@ -87,3 +89,42 @@ async def test_a_holders_node_opens_at_the_device_that_it_holds(
         shown = page.locator("#detail section.gpu")
         await expect(shown.locator("h3")).to_contain_text(name)
         await expect(shown).to_contain_text(uuid)
+
+
+def held_by(pod: str, like: Gpu) -> Gpu:
+    return replace(like, tenants=(f"team/{pod}",))
+
+
+async def test_who_uses_some_of_its_gpus_is_listed_and_told_apart(browser: Browser) -> None:
+    world = WhyWorld()
+    cards = {
+        "n": [held_by("some", BUSY), held_by("some", IDLE), held_by("some", IDLE)],
+        "m": [held_by("none", IDLE), held_by("all", BUSY)],
+    }
+    world.add(cards)
+    for name, node, gpus in (("some", "n", 3), ("none", "m", 1), ("all", "m", 1)):
+        world.add_pod(name, node, gpus=gpus, started=world.now)
+    for _ in range(10):
+        world.now += 60.0
+        world.tell(cards)
+        world.why.idleness.look()
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?view=holders&idle=300") as (page, _),
+    ):
+        await live(page)
+
+        heads = page.locator("#holders tbody th")
+        await expect(heads).to_have_count(2)
+        some = page.get_by_role("row", name="team/some")
+        await expect(some).to_contain_text("2 of 3")
+        await expect(some.locator(".state")).to_have_text("uses 1 of 3 GPUs")
+        none = page.get_by_role("row", name="team/none")
+        await expect(none).to_contain_text("1 of 1")
+        await expect(none.locator(".state")).to_have_count(0)
+        note = page.locator("#holders [role=status]")
+        await expect(note).to_contain_text("1 of those listed uses some of its GPUs")
+
+        await page.locator("#holders select").nth(1).select_option("namespace")
+
+        await expect(page.get_by_role("row", name="team")).to_contain_text("3 of 4")
