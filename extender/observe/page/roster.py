@@ -33,6 +33,9 @@ CORDONED: Final = 2
 TAINTED: Final = 4
 """Bits of a node that kube-scheduler gives no pods, or not every pod."""
 
+ROLES: Final = "node-role.kubernetes.io/"
+"""What labels begin with that name a node's roles: clusters without a cloud tell pools so."""
+
 GROUP_LABELS: Final = (
     "topology.kubernetes.io/zone",
     "node.kubernetes.io/instance-type",
@@ -40,8 +43,9 @@ GROUP_LABELS: Final = (
     "eks.amazonaws.com/nodegroup",
     "karpenter.sh/nodepool",
     "kubernetes.azure.com/agentpool",
+    ROLES,
 )
-"""Labels by which nodes may be grouped, of those that are kept of a node: zone and pools."""
+"""Labels by which nodes may be grouped, of those that are kept of a node: zone, pools and roles."""
 
 NOTHING: Final = DeviceInfo(node="", uuid="")
 
@@ -148,7 +152,7 @@ class _Lister:
             self.records.append(record)
             self.standing.append(_standing(record))
             for label, names in self._labels.items():
-                self._label_numbers[label].append(names.number(record.labels.get(label, "")))
+                self._label_numbers[label].append(names.number(_group(record, label)))
             before = len(part)
             self._add_devices(node, record.labels.get(PRODUCT_LABEL, ""), part)
             self.counts.append(len(part) - before)
@@ -250,6 +254,14 @@ def _devices(fleet: Fleet, pools: Mapping[str, Pool], node: str) -> Iterator[_De
         for slot, row in enumerate(pool_row.slots):
             info = fleet.store.info(row) or NOTHING
             yield info, row, pool_row.replicas, (resource, at, slot)
+
+
+def _group(record: NodeRecord, label: str) -> str:
+    """Return what a node is of by a label, "" where it has none."""
+    if label != ROLES:
+        return record.labels.get(label, "")
+    roles = [key.removeprefix(ROLES) for key in record.other_labels if key.startswith(ROLES)]
+    return " + ".join(sorted(roles))
 
 
 def _standing(record: NodeRecord) -> int:

@@ -14,6 +14,7 @@ const LABEL_NAMES = {
   "eks.amazonaws.com/nodegroup": "node group (EKS)",
   "karpenter.sh/nodepool": "node pool (Karpenter)",
   "kubernetes.azure.com/agentpool": "agent pool (AKS)",
+  "node-role.kubernetes.io/": "role",
 };
 const SAMPLE = [20, 0, 170, 120, UNKNOWN, UNKNOWN, UNKNOWN];
 const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5];

@@ -14,16 +14,19 @@ from tests.extender.served import CARD_BYTES, IDLE, Gpu, World
 pytestmark = pytest.mark.page
 
 POOL = "cloud.google.com/gke-nodepool"
+ROLES = "node-role.kubernetes.io/"
 NODES = {  # zone, pool, model
     "n-1": ("east", "blue", "NVIDIA H100 80GB HBM3"),
     "n-2": ("west", "blue", "NVIDIA A10"),
     "n-3": ("east", "green", "NVIDIA A10"),
     "n-4": ("west", "green", "NVIDIA H100 80GB HBM3"),
 }
+WORKERS = ("n-1", "n-2", "n-3")
 GROUPS = {
     "model": {"NVIDIA A10": ["n-2", "n-3"], "NVIDIA H100 80GB HBM3": ["n-1", "n-4"]},
     POOL: {"blue": ["n-1", "n-2"], "green": ["n-3", "n-4"]},
     ZONE: {"east": ["n-1", "n-3"], "west": ["n-2", "n-4"]},
+    ROLES: {"gpu": ["n-4"], "gpu + worker": ["n-1", "n-2", "n-3"]},
 }
 
 
@@ -32,7 +35,13 @@ def world_of_groups() -> World:
     world = World()
     infos = []
     for node, (zone, pool, model) in NODES.items():
-        world.add_node(node, gpus=1, labels={ZONE: zone, POOL: pool})
+        roles = ("worker", "gpu") if node in WORKERS else ("gpu",)
+        world.add_node(
+            node,
+            gpus=1,
+            labels={ZONE: zone, POOL: pool},
+            other_labels={f"{ROLES}{role}": "" for role in roles} | {"disk": "ssd"},
+        )
         infos.append(DeviceInfo(node=node, uuid=f"GPU-{node}", index=0, model=model))
     for _ in range(2):
         world.now += 10.0
@@ -77,7 +86,10 @@ async def test_nodes_stand_together_that_are_of_a_group(browser: Browser, by: st
 
         await page.locator("#group").select_option(by)
 
-        heads = [f"{name}, {len(nodes)} nodes" for name, nodes in groups.items()]
+        heads = [
+            f"{name}, {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
+            for name, nodes in groups.items()
+        ]
         await expect(page.locator("#table .group-row")).to_have_text(heads)
         rows = await page.locator("#table tbody tr th").all_inner_texts()
         assert [row.partition(",")[0] for row in rows] == [
