@@ -51,16 +51,22 @@ def read_message(message: str) -> Told:
         >>> told = read_message("0/9 nodes are available: 4 Insufficient cpu, 5 node(s) had x.")
         >>> told.nodes, [(one.count, one.reason) for one in told.by_scheduler]
         (9, [(5, 'node(s) had x'), (4, 'Insufficient cpu')])
+        >>> read_message("0/9 nodes are available: pod has unbound claims.").by_scheduler
+        (Counted(count=9, reason='pod has unbound claims'),)
     """
     told, _, preemption = message.partition(_PREEMPTION)
     head = _HEAD.match(told)
     if head is None:
         return Told(nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=told)
     reasons = _CLAIMS.split(told[head.end() :])[0].rstrip(". ")
-    counted = [_counted(text) for text in _split(reasons)]
-    found = sorted((one for one in counted if one), key=lambda one: (-one.count, one.reason))
+    nodes = int(head["nodes"])
+    counted = [one for text in _split(reasons) if (one := _counted(text))]
+    if not counted and reasons:
+        # What keeps a pod from every node, such as a volume claim that is not there, has no count.
+        counted = [Counted(count=nodes, reason=reasons)]
+    found = sorted(counted, key=lambda one: (-one.count, one.reason))
     return Told(
-        nodes=int(head["nodes"]),
+        nodes=nodes,
         by_scheduler=tuple(one for one in found if not is_ours(one.reason)),
         by_us=tuple(one for one in found if is_ours(one.reason)),
         preemption=preemption,
@@ -110,20 +116,36 @@ _HELP_OURS: Final = {
     "idlegpu.io/max-utilization",
     Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
 }
+_HELP_VOLUMES: Final = "the pod's volumes cannot be used there: `kubectl describe pvc`"
 _HELP_SCHEDULER: Final = (
     ("Insufficient nvidia.com/", "all such GPUs are held: `holders` shows pods that do not use "
      "theirs; else wait, or add nodes"),
     ("Insufficient cpu", "the pod's CPU request does not fit: lower it, or free CPU there"),
     ("Insufficient memory", "the pod's memory request does not fit: lower it, or free some there"),
     ("Insufficient ", "that resource is used up there, or not offered at all"),
+    ("-pressure", "these run out of memory, disk or processes: `kubectl describe node`"),
+    # Newer ones do not name the taints.
+    ("untolerated taint(s)", "`kubectl describe node` names the taints: add a toleration to the "
+     "pod, or take them off; not-ready and pressure are troubles of the node's own"),
     ("untolerated taint", "add a toleration for that taint to the pod, or take the taint off"),
     ("didn't match Pod's node affinity", "the pod's nodeSelector or node affinity leaves these "
      "out: compare it with the nodes' labels"),
+    ("affinity terms conflict", "no node can match the pod's node affinity: its terms contradict "
+     "each other"),
+    ("scheduler-enforced node affinity", "addedAffinity in kube-scheduler's own configuration "
+     "leaves these out"),
+    ("exceed max volume count", "these have as many volumes attached as they can"),
+    # A volume has a node affinity, too: these stand before the pod's.
+    ("volume", _HELP_VOLUMES),
+    ("PersistentVolume", _HELP_VOLUMES),
+    ("persistentvolume", _HELP_VOLUMES),
+    ("pvc(s)", _HELP_VOLUMES),
+    ("enough free storage", _HELP_VOLUMES),
+    ("available disk", _HELP_VOLUMES),
     ("were unschedulable", "these are cordoned: `kubectl uncordon NODE`"),
     ("anti-affinity", "the anti-affinity of this or another pod leaves these out"),
-    ("affinity", "the pod's affinity leaves these out"),
+    ("pod affinity", "the pod's affinity for other pods leaves these out"),
     ("topology spread", "the pod's topologySpreadConstraints leave these out"),
-    ("volume", "the pod's volumes cannot be used there: `kubectl describe pvc`"),
     ("Too many pods", "these run as many pods as their kubelet allows"),
     ("free ports", "the pod's hostPort is taken there"),
     ("didn't match the requested node name", "the pod names another node"),

@@ -63,6 +63,28 @@ def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
         ("node(s) didn't match pod anti-affinity rules", "anti-affinity"),
         ("node(s) didn't match pod topology spread constraints", "topologySpread"),
         ("node(s) were unschedulable", "uncordon"),
+        ("node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }", "describe node"),
+        ("node(s) had untolerated taint(s)", "names the taints: add a toleration"),
+        ("pod affinity terms conflict", "contradict"),
+        ("node(s) didn't match scheduler-enforced node affinity", "addedAffinity"),
+        ("node(s) didn't match pod affinity rules", "affinity for other pods"),
+        ("node(s) didn't satisfy existing pods anti-affinity rules", "anti-affinity"),
+        ("node(s) had volume node affinity conflict", "describe pvc"),
+        ("node(s) didn't match PersistentVolume's node affinity", "describe pvc"),
+        ("node(s) didn't find available persistent volumes to bind", "describe pvc"),
+        (
+            "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+            "describe pvc",
+        ),
+        ("node(s) did not have enough free storage", "describe pvc"),
+        ("node(s) exceed max volume count", "as they can"),
+        ("node(s) had no available volume zone", "describe pvc"),
+        ("node(s) had no available disk", "describe pvc"),
+        ('persistentvolumeclaim "data" not found', "describe pvc"),
+        ("Insufficient ephemeral-storage", "used up"),
+        ("Too many pods", "kubelet"),
+        ("node(s) didn't have free ports for the requested pod ports", "hostPort"),
+        ("node(s) didn't match the requested node name", "another node"),
         ("something of tomorrow", "describe pod"),
     ],
 )
@@ -71,3 +93,13 @@ def test_what_would_help_is_said_of_each_reason(reason: str, words: str) -> None
 
     assert hint.startswith(f"3 {reason}: ")
     assert words in hint.removeprefix(f"3 {reason}: ")
+
+
+def test_what_holds_back_every_node_has_no_count_and_is_still_told_with_what_helps() -> None:
+    told = read_message(
+        "0/9 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: "
+        "0/9 nodes are available: 9 Preemption is not helpful for scheduling."
+    )
+
+    assert pairs(told.by_scheduler) == [(9, "pod has unbound immediate PersistentVolumeClaims")]
+    assert "describe pvc" in hints(told.by_scheduler)[0]
