@@ -26,6 +26,7 @@ from extender.observe.decisions import named
 from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
     Ranking,
+    details_in_steps,
     full_nodes,
     kept,
     rejected_nodes,
@@ -320,7 +321,7 @@ class Explain:
         filtered = self._filter_of(decided)
         # What prioritize was asked about is what filter left: that one knows the other nodes.
         asked = (filtered or decided).decision
-        details = await in_turns(decided.details_in_steps())
+        details = await in_turns(details_in_steps(decided, filtered))
         names = [verdict.node for verdict in details]
         others, left = await in_turns(short_nodes(asked, names, wish.limit))
         nodes = await in_turns(

@@ -1,7 +1,7 @@
 """A decision as a record of every node: those kept in full with devices, the others in short."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -9,9 +9,10 @@ import numpy as np
 from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
 from extender.core.filtering import Code
-from extender.core.steps import Steps
+from extender.core.steps import Steps, let_go
 from extender.observe.explain_node import SAME
 from extender.observe.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view
+from extender.placement.history import DecisionRecord
 
 NAMES_SHOWN = 20
 """Names of nodes that were refused for the same reason."""
@@ -30,6 +31,38 @@ class Ranking:
     decision: Decision
     details: Sequence[NodeVerdict]
     bound_node: str = ""
+
+
+def details_in_steps(
+    decided: DecisionRecord, filtered: DecisionRecord | None
+) -> Steps[list[NodeVerdict]]:
+    """Return the nodes that are kept in full, in steps: also those that filter had refused.
+
+    Args:
+        decided: the decision.
+        filtered: what filter said in the same attempt: prioritize was not asked about the nodes
+            that it refused. None where that is `decided` itself, or not remembered.
+    """
+    found = yield from decided.details_in_steps()
+    if filtered is not None:
+        refused = _refused_by(filtered.decision) - {verdict.node for verdict in found}
+        for part in filtered.evidence:
+            if not refused.isdisjoint(part.nodes):
+                verdicts = yield from part.explain_in_steps()
+                found += (verdict for verdict in verdicts if verdict.node in refused)
+                yield from let_go(verdicts)
+    # That others are less busy is no verdict on a node by itself.
+    busy = _refused_by((filtered or decided).decision, Code.BUSY)
+    return [
+        replace(verdict, rejection=Code.BUSY.text) if verdict.node in busy else verdict
+        for verdict in found
+    ]
+
+
+def _refused_by(decision: Decision, code: Code | None = None) -> set[str]:
+    """Return the nodes that were refused, for one reason where one is named."""
+    is_meant = decision.codes != Code.PASSES if code is None else decision.codes == code
+    return {decision.candidates[at] for at in np.flatnonzero(is_meant).tolist()}
 
 
 def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
@@ -162,7 +195,8 @@ def kept(decision: Decision, names: Iterable[str]) -> Json:
     if in_short:
         note = (
             f"{in_full} of {len(decision.candidates)} candidates are kept in full, devices and "
-            f"readings as they were at the decision: the best ones, and the node bound to; of the "
-            f"other {in_short} only score and reason (decisions.detailed_nodes sets how many)"
+            "readings as they were at the decision: the best ones, the node bound to, and where "
+            f"fewer pass some that were refused; of the other {in_short} only score and reason "
+            "(decisions.detailed_nodes sets how many)"
         )
     return {"in_full": in_full, "in_short": in_short, "note": note}

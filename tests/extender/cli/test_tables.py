@@ -120,7 +120,7 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
     text = run("explain", "fresh", "-o", "wide").stdout
     one = run("explain", "fresh", "--node", "node-3").stdout
 
-    assert text.count("PART OF THE SCORE") == 3
+    assert text.count("PART OF THE SCORE") == 4  # also one that was refused
     assert one.count("PART OF THE SCORE") == 1
     assert "node-3, nvidia.com/gpu: 2 idle of 2 GPUs" in one
 

@@ -71,8 +71,8 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
     answer = await get(client, "/v1/explain", pod="team/p")
 
     assert (answer["state"], answer["bound_node"], answer["is_followed"]) == ("bound", "idle", True)
-    assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "busy"]
-    assert [node["rank"] for node in answer["nodes"]] == [1, 2, 3]
+    assert [node["node"] for node in answer["nodes"]] == ["idle", "half", "busy", "dead"]
+    assert [node["rank"] for node in answer["nodes"]] == [1, 2, 3, None]
     for node in answer["nodes"]:
         assert total(node) == pytest.approx(node["score"], abs=1e-9)
     assert answer["nodes"][0]["is_bound"] is True
@@ -87,7 +87,7 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
     ]
     assert answer["filter"]["verb"] == "filter"
     assert answer["others"] == []
-    assert answer["kept"]["in_full"] == 3
+    assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (4, 0)
 
 
 async def test_it_is_the_record_of_the_decision_and_no_later_one(
