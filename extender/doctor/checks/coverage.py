@@ -2,14 +2,18 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.checks.nodes import PRODUCT, REPLICAS, STRATEGY
 from extender.doctor.facts import Facts, Object
 from extender.doctor.findings import Problem, Severity
 from extender.doctor.objects import (
     AGENT_WORDS,
     EXPORTER_WORDS,
+    GPU,
     NODE_LABELS,
+    capacity,
     gpu_nodes,
     is_called,
     is_ready,
@@ -19,8 +23,16 @@ from extender.doctor.objects import (
     live_pods,
     name_of,
     node_of,
+    number,
     some,
 )
+
+GKE_PARTS: Final = (
+    "cloud.google.com/gke-gpu-partition-size",
+    "cloud.google.com/gke-gpu-sharing-strategy",
+    "cloud.google.com/gke-max-shared-clients-per-gpu",
+)
+"""Labels of nodes whose GPUs Google's device plugin cuts up or shares."""
 
 
 def unmeasured(facts: Facts) -> Iterator[Problem]:
@@ -99,14 +111,21 @@ def degraded(facts: Facts) -> Iterator[Problem]:
 
 
 def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
-    """Find nodes of which telemetry shows another number of GPUs than they have."""
-    seen = _seen(facts)
+    """Find nodes of which telemetry shows another number of GPUs than they have.
+
+    Where no label counts a node's GPUs, its capacity may.
+    """
+    seen, cut_up = _seen(facts), _cut_up(facts)
     evidence = []
     for node in gpu_nodes(facts):
-        shown = seen.get(name_of(node))
-        expected = _cards(node)
+        name = name_of(node)
+        shown, expected = seen.get(name, 0), _cards(node)
+        offered = 0 if name in cut_up or _may_be_shares(facts, node) else _wholes(node)
         if shown and expected and shown != expected:
-            evidence.append(f"{name_of(node)}: has {expected} GPUs, telemetry shows {shown}")
+            evidence.append(f"{name}: has {expected} GPUs, telemetry shows {shown}")
+        # A whole multiple may be shares of each GPU, of which nothing here tells.
+        elif shown and not expected and offered % shown:
+            evidence.append(f"{name}: capacity {GPU} is {offered}, telemetry shows {shown}")
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
@@ -144,3 +163,35 @@ def _cards(node: Object) -> int:
     if has_instances or not count.isdigit():
         return 0
     return int(count)
+
+
+def _wholes(node: Object) -> int:
+    """Return how many whole cards a node's capacity counts, 0 where also parts of cards do."""
+    counts = {name: count for name, count in capacity(node).items() if count}
+    return counts.get(GPU, 0) if len(counts) == 1 else 0
+
+
+def _may_be_shares(facts: Facts, node: Object) -> bool:
+    """Whether anything says that what a node calls GPUs are shares of them, or instances."""
+    labels = labels_of(node)
+    is_labelled = (
+        number(labels.get(REPLICAS)) > 1
+        or labels.get(STRATEGY, "none") != "none"
+        or "-MIG-" in labels.get(PRODUCT, "")
+        or any(name in labels for name in GKE_PARTS)
+    )
+    sharing = [mapping_of(one.get("sharing")) for one in (facts.plugin_configs or {}).values()]
+    return is_labelled or any(one.get("timeSlicing") or one.get("mps") for one in sharing)
+
+
+def _cut_up(facts: Facts) -> set[str]:
+    """Return the nodes of which telemetry shows MIG instances."""
+    found = {
+        text_of(device.get("node"))
+        for device in facts.devices or ()
+        if device.get("mig_profile") or device.get("gpu_instance_id")
+    }
+    for sample in facts.exporter or ():
+        if sample.labels.get("GPU_I_ID"):
+            found |= {sample.labels.get(label, "") for label in NODE_LABELS}
+    return found

@@ -1,5 +1,9 @@
 """Whether every GPU is measured."""
 
+from typing import Any
+
+import pytest
+
 from extender.doctor.facts import Facts
 from tests.extender.doctor.things import (
     NOW,
@@ -94,3 +98,70 @@ def test_as_many_as_there_are_or_none_at_all_is_another_matter() -> None:
     assert found("IG107", Facts(at=NOW, nodes=(node(),), devices=())) == []
     assert found("IG107", Facts(at=NOW, nodes=(shares,), devices=eight)) == []
     assert found("IG107", Facts(at=NOW, nodes=(node(),), devices=instances)) == []
+
+
+NO_LABELS: dict[str, str | None] = dict.fromkeys(
+    (
+        "nvidia.com/gpu.present",
+        "nvidia.com/gpu.count",
+        "nvidia.com/gpu.replicas",
+        "nvidia.com/gpu.sharing-strategy",
+        "nvidia.com/gpu.product",
+    )
+)
+
+
+def unlabelled(labels: dict[str, str] | None = None, **changes: Any) -> dict[str, Any]:
+    """Return a node without the labels of gpu-feature-discovery."""
+    return node(labels={**NO_LABELS, **(labels or {})}, **changes)
+
+
+def shown(count: int, **changes: object) -> tuple[dict[str, object], ...]:
+    return tuple(device(index, **changes) for index in range(count))
+
+
+def test_without_labels_the_capacity_tells_how_many_gpus_there_are() -> None:
+    fewer = Facts(at=NOW, nodes=(unlabelled(),), devices=shown(7))
+    more = Facts(at=NOW, nodes=(unlabelled(),), devices=shown(9))
+
+    assert severities("IG107", fewer) == ["warning"]
+    assert evidence("IG107", fewer) == "node-1: capacity nvidia.com/gpu is 8, telemetry shows 7"
+    assert severities("IG107", more) == ["warning"]
+    assert found("IG107", Facts(at=NOW, nodes=(unlabelled(),), devices=shown(8))) == []
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(unlabelled(capacity={"nvidia.com/gpu": "28"}), id="replicas-of-each"),
+        pytest.param(unlabelled(capacity={"nvidia.com/gpu.shared": "16"}), id="renamed-shares"),
+        pytest.param(
+            unlabelled(capacity={"nvidia.com/gpu": "4", "nvidia.com/mig-1g.5gb": "21"}), id="mig"
+        ),
+        pytest.param(unlabelled({"nvidia.com/gpu.replicas": "2"}), id="replicas"),
+        pytest.param(unlabelled({"nvidia.com/gpu.sharing-strategy": "mps"}), id="mps"),
+        pytest.param(unlabelled({"nvidia.com/gpu.product": "A100-MIG-1g.5gb"}), id="mig-single"),
+        pytest.param(
+            unlabelled({"cloud.google.com/gke-max-shared-clients-per-gpu": "2"}), id="gke"
+        ),
+    ],
+)
+def test_a_capacity_of_shares_or_instances_tells_nothing_of_whole_gpus(
+    parts: dict[str, Any],
+) -> None:
+    assert found("IG107", Facts(at=NOW, nodes=(parts,), devices=shown(7))) == []
+
+
+def test_a_capacity_of_instances_or_shares_is_known_by_telemetry_or_configuration() -> None:
+    instances = shown(7, gpu_instance_id="1")
+    exported = tuple(
+        sample("DCGM_FI_DEV_GPU_TEMP", 40.0, UUID=str(n), Hostname="node-1", GPU_I_ID="1")
+        for n in range(7)
+    )
+    slices = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu"}]}}}
+    nodes = (unlabelled(),)
+
+    assert found("IG107", Facts(at=NOW, nodes=nodes, devices=instances)) == []
+    assert found("IG107", Facts(at=NOW, nodes=nodes, exporter=exported)) == []
+    sharing = Facts(at=NOW, nodes=nodes, devices=shown(7), plugin_configs={"default": slices})
+    assert found("IG107", sharing) == []
