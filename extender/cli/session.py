@@ -3,7 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
@@ -85,6 +85,11 @@ class Session:
                 timeout_seconds=known.timeout,
             )
         return Client(self.cluster.service(known.service, token=token))
+
+    def hurried(self, seconds: float) -> "Session":
+        """Return a session that waits no longer for an answer that it can do without."""
+        known = self._connection
+        return Session(replace(known, timeout=min(seconds, known.timeout)), self.output)
 
     @functools.cached_property
     def cluster(self) -> "Cluster":

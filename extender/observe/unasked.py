@@ -32,6 +32,7 @@ def unasked_routes(unasked: UnaskedPods) -> list[web.RouteDef]:
             {
                 "unjudged": report.unjudged,
                 "bound": groups,
+                "asked_by": report.asked_by,
                 "likely_causes": [asdict(cause) for cause in report.causes],
             }
         )

@@ -82,12 +82,15 @@ class UnaskedReport:
         unjudged: pods of which it is not known, since the start.
         bound: the others that were bound in the last minutes, in groups.
         causes: why some of these were bound without our answer; the likeliest first.
+        asked_by: the schedulers that ask: those that the settings name, else those of whose pods
+            any was asked about since the start; some of them, where there are many.
     """
 
     at: float
     unjudged: int
     bound: tuple[BoundPods, ...]
     causes: tuple[Cause, ...]
+    asked_by: tuple[str, ...]
 
 
 class UnaskedPods:
@@ -125,6 +128,7 @@ class UnaskedPods:
         self._bound: deque[_Bound] = deque()
         self._groups: OrderedDict[_Likeness, BoundPods] = OrderedDict()
         self._schedulers: set[str] = set()
+        self._asking: set[str] = set()
         self._expect(settings)
         self._untold = 0
         self._example: tuple[PodRecord, Verdict] | None = None
@@ -208,6 +212,7 @@ class UnaskedPods:
             unjudged=self.unjudged,
             bound=evidence.pods,
             causes=likely_causes(evidence),
+            asked_by=tuple(self._settings.schedulers or sorted(self._asking)),
         )
 
     def _is_ours(self, record: PodRecord) -> bool:
@@ -226,6 +231,8 @@ class UnaskedPods:
         self._asked.forget(record.uid)
         self._group(bound, verdict)
         self._count(record.scheduler_name, verdict)
+        if verdict is not Verdict.NOT_ASKED and len(self._asking) < MAX_SCHEDULERS:
+            self._asking.add(record.scheduler_name)
         if verdict is not Verdict.ASKED:
             self._untold += 1
             self._example = record, verdict

@@ -340,8 +340,9 @@ class Cause(Answer):
 
 
 class Unasked(Answer):
-    """Pods that were bound without our answer."""
+    """Pods that were bound without our answer, and the schedulers that ask for one."""
 
     unjudged: int
     bound: list[UnaskedGroup]
     likely_causes: list[Cause]
+    asked_by: list[str] = []

@@ -1,12 +1,19 @@
 """`idlegpu run`: a stock Job that runs a command on GPUs."""
 
+from typing import Final
+
 import click
 
 from extender.cli.manifests import Object, gpu_pod, job_of, name_for, pod_of, unique
 from extender.cli.session import Session, connected, dump
+from extender.remote.errors import ClientError
 
 IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
 HOLD = ["sleep", "infinity"]
+DEFAULT_SCHEDULER: Final = "default-scheduler"
+"""Of pods that name none."""
+HURRY_SECONDS: Final = 3.0
+"""Without an extender that answers a Job can be printed all the same."""
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -36,7 +43,7 @@ PATHS = {
     "--scheduler",
     default="",
     metavar="NAME",
-    help="schedulerName, such as idlegpu-scheduler; the cluster's default unless set.",
+    help="schedulerName; unless set, the one that asks the extender, else the cluster's default.",
 )
 @click.option("--name", default="", help="Its name; made from the command unless set.")
 @click.option(
@@ -84,6 +91,8 @@ def command(
         "strategy": strategy,
         "require-idle": "true" if require_idle else None,
     }
+    if not scheduler:
+        scheduler = _chosen(session)
     limits = {resource: str(gpus), "cpu": cpu, "memory": ram}
     template = gpu_pod(
         words,
@@ -99,6 +108,18 @@ def command(
         _apply(session, item, namespace)
     else:
         click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
+
+
+def _chosen(session: Session) -> str:
+    """Return the schedulerName for who names none, "" for the default's; say which, and why."""
+    try:
+        asking = session.hurried(HURRY_SECONDS).client.unasked().asked_by
+        known = f"idlegpu is asked by {', '.join(asking) or 'none that it knows of'}"
+    except ClientError:
+        asking, known = [], "idlegpu does not answer which one asks it"
+    chosen = asking[0] if len(asking) == 1 else DEFAULT_SCHEDULER
+    click.echo(f"{chosen} will place it (--scheduler NAME for another): {known}", err=True)
+    return "" if chosen == DEFAULT_SCHEDULER else chosen
 
 
 def _apply(session: Session, item: Object, namespace: str) -> None:

@@ -24,6 +24,7 @@ class FakeCluster:
         created: what was submitted, by path.
         deleted: paths of what was deleted.
         phase: how pods end; "" for never.
+        asked_by: schedulers that ask the extender; None where it does not answer.
         log: what pods write; None where their kubelet does not answer.
     """
 
@@ -33,6 +34,7 @@ class FakeCluster:
         self.phase = "Succeeded"
         self.log: str | None = "NVIDIA-SMI 580\n\x1b[31mGPU 0\n"
         self.refuses = False
+        self.asked_by: list[str] | None = None
 
     def build_app(self) -> web.Application:
         app = web.Application()
@@ -54,6 +56,9 @@ class FakeCluster:
             if self.log is None:
                 return web.json_response({"kind": "Status", "message": "no route"}, status=500)
             return web.Response(text=self.log)
+        if request.path.endswith("/v1/unasked") and self.asked_by is not None:
+            known = {"unjudged": 0, "bound": [], "likely_causes": [], "asked_by": self.asked_by}
+            return web.json_response(known)
         condition = {
             "type": "PodScheduled",
             "status": "False",
@@ -146,6 +151,36 @@ def test_a_pod_to_work_in_is_printed(run: Run) -> None:
         "idlegpu.io/require-idle": "true",
     }
     assert pod["spec"]["containers"][0]["command"] == ["sleep", "infinity"]
+
+
+@pytest.mark.parametrize(
+    ("asked_by", "options", "chosen", "told"),
+    [
+        (["idlegpu-scheduler"], [], "idlegpu-scheduler", "idlegpu is asked by idlegpu-scheduler"),
+        (["default-scheduler"], [], None, "idlegpu is asked by default-scheduler"),
+        (["a", "b"], [], None, "idlegpu is asked by a, b"),
+        ([], [], None, "idlegpu is asked by none that it knows of"),
+        (None, [], None, "idlegpu does not answer which one asks it"),
+        (["idlegpu-scheduler"], ["--scheduler", "mine"], "mine", None),
+    ],
+)
+def test_the_only_scheduler_that_asks_us_places_it_and_one_is_told_which_does(
+    submit: Run,
+    cluster: FakeCluster,
+    asked_by: list[str] | None,
+    options: list[str],
+    chosen: str | None,
+    told: str | None,
+) -> None:
+    cluster.asked_by = asked_by
+
+    result = submit("run", *options, "--", "true")
+
+    spec = yaml.safe_load(result.stdout)["spec"]["template"]["spec"]
+    assert spec.get("schedulerName") == chosen
+    line = f"{chosen or 'default-scheduler'} will place it (--scheduler NAME for another): {told}\n"
+    assert result.stderr == ("" if told is None else line)
+    assert len(spec["tolerations"]) == (1 if chosen is None else 2)
 
 
 def test_it_is_submitted_to_the_namespace_of_the_kubeconfig(

@@ -71,6 +71,23 @@ def test_series_of_expected_schedulers_are_there_before_the_first_pod(
     assert {sample.value for sample in family.samples} <= {0.0}
 
 
+def test_schedulers_that_ask_are_known_by_their_pods(part: Part) -> None:
+    own, other = part.pod("own", scheduler_name="idlegpu-scheduler"), part.pod("other")
+    for pod in (own, other):
+        part.create(pod)
+        part.bind(pod)
+    part.ask("own")
+    assert part.unasked.report().asked_by == ()
+
+    part.judge()
+
+    assert part.unasked.report().asked_by == ("idlegpu-scheduler",)
+
+
+def test_schedulers_that_the_settings_name_are_those_that_ask() -> None:
+    assert Part(Unasked(schedulers=("b", "a"))).unasked.report().asked_by == ("b", "a")
+
+
 def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
     part.ask()
     part.create(part.pod())

@@ -61,7 +61,7 @@ class Unasked:
             example="team/quiet",
         )
         cause = Cause(kind=CauseKind.NO_EXTENDER, field="extenders", pods=1, text="nobody asks")
-        return UnaskedReport(at=10.0, unjudged=0, bound=(group,), causes=(cause,))
+        return UnaskedReport(at=10.0, unjudged=0, bound=(group,), causes=(cause,), asked_by=("a",))
 
 
 @pytest.fixture(scope="module")
