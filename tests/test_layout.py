@@ -1,7 +1,10 @@
 """What the repository must look like, whoever adds to it."""
 
+import shutil
 import subprocess
+import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -42,3 +45,18 @@ def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "--hash=sha256:" in text
         assert "http" not in text.replace("aiohttp", "").replace("httptools", "")
+
+
+def test_a_wheel_tells_type_checkers_that_the_client_is_typed(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "extender").mkdir()
+    for path in (ROOT / "extender").glob("*"):  # what else it holds takes its time
+        if path.is_file():
+            shutil.copy(path, tmp_path / "extender")
+    build = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True)
+
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert {"extender/py.typed", "extender/client.py"} <= set(ZipFile(wheel).namelist())
