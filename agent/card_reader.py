@@ -71,8 +71,6 @@ class CardReader:
         instances: its MIG devices, None where MIG is off.
         failures: counts failed calls by call and error, for all cards.
 
-    Attributes:
-        is_outdated: the layout has changed since.
     """
 
     def __init__(
@@ -86,10 +84,11 @@ class CardReader:
         self.card = card
         self.topology = topology
         self.instances = instances
-        self.is_outdated = False
         self._backend = backend
         self._failures = failures
         self._unsupported: set[tuple[str, int | None]] = set()
+        self._suspects: set[tuple[str, int | None]] = set()
+        self._cleared: set[tuple[str, int | None]] = set()
         self._slow: dict[Call, Values] = {}
         self._signs: dict[str, Values] = {}
         self._graphics: dict[int | None, tuple[ProcessUse, ...]] = {}
@@ -100,6 +99,21 @@ class CardReader:
         self._answers = 0
         self._most_links = 0.0
         self._growth = Growth()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether calls failed as they do once the layout has changed."""
+        return bool(self._suspects)
+
+    def renew(self, card: Card, instances: Sequence[Instance] | None) -> None:
+        """Take fresh handles of the same card and layout.
+
+        What failed was no sign of another layout, then. Where it fails with these handles, too, it
+        is left alone but for a try whenever what changes slowly is read.
+        """
+        self.card, self.instances = card, instances
+        self._cleared |= self._suspects
+        self._suspects.clear()
 
     def read(
         self, lane: Lane, now: float, *, is_slow: bool, with_rates: bool
@@ -116,6 +130,8 @@ class CardReader:
             NvmlError: the card cannot be read at all.
         """
         self._answers, self._last_error = 0, None
+        if is_slow:
+            self._unsupported -= self._cleared
         values: dict[str, float] = {}
         for call in _FAST:
             values.update(self._read(lane, call) or {})
@@ -329,7 +345,8 @@ class CardReader:
         elif error.code is Code.ResetRequired:
             self._signs[name] = {Signal.RECOVERY_ACTION: _RESET}
         elif instance is not None and error.code in _LAYOUT_CODES:
-            self.is_outdated = True
+            known = self._unsupported if (name, instance) in self._cleared else self._suspects
+            known.add((name, instance))
 
     def _signed(self) -> Values:
         """Return what failed calls say of the card."""

@@ -118,7 +118,7 @@ class Session:
             self._slow_at = now + self._cadence.slow_seconds
         if with_rates:
             self._processes_at = now + self._cadence.process_seconds
-        if any(reader.is_outdated for reader in self._readers.values()):
+        if any(one.is_outdated for uuid, one in self._readers.items() if uuid not in self._lost):
             self._slow_at = min(self._slow_at, now + self._cadence.relayout_seconds)
         self._judge_all()
 
@@ -211,6 +211,7 @@ class Session:
         try:
             instances = lane.call(card.uuid, "instances", self._backend.instances, card)
             if known is not None and self._is_sound(known, card, instances):
+                known.renew(card, instances)
                 return
             topology = lane.call(card.uuid, "topology", self._backend.topology, card, cards)
         except NvmlError as error:
@@ -226,9 +227,9 @@ class Session:
     def _is_sound(
         self, reader: CardReader, card: Card, instances: tuple[Instance, ...] | None
     ) -> bool:
-        """Tell whether a reader still fits its card, and its handles still work."""
+        """Tell whether a reader still fits its card, which was not lost since."""
         fits = (reader.card, reader.instances) == (card, instances)
-        return fits and not reader.is_outdated and card.uuid not in self._lost
+        return fits and card.uuid not in self._lost
 
     def _read_card(
         self, lane: Lane, reader: CardReader, *, is_slow: bool, with_rates: bool

@@ -292,6 +292,40 @@ def test_a_layout_that_changes_is_found_again(rig: Rig) -> None:
     assert all(Signal.MEMORY_USED in one.values for one in found.devices)
 
 
+def test_an_instances_call_that_always_fails_is_given_up_where_the_layout_is_the_same(
+    rig: Rig,
+) -> None:
+    rig.cards[1].instances = migs((1, "3g.40gb"), (2, "3g.40gb"))
+    rig.backend.faults[ProcessList.MPS, "GPU-1"] = Code.InvalidArgument
+    rig.cards[1].values[Call.NVLINKS] = {"nvlinks_up": 18.0}
+    rig.reads(3)
+    rig.cards[1].values[Call.NVLINKS] = {"nvlinks_up": 16.0}
+
+    found = rig.reads(37)
+
+    reading = next(one for one in found.devices if one.gpu_instance_id == "2")
+    assert reading.values[Signal.NVLINKS_DOWN] == 2.0, "what was known of the card is kept"
+    assert rig.backend.calls[Call.FIELDS, "GPU-0"] == 5, "no more often than every 10 s"
+    assert rig.backend.calls["topology", "GPU-1"] == 1
+    assert rig.backend.calls[ProcessList.MPS, "GPU-1"] == 2 * 5, "one try with the slow calls"
+    rig.backend.faults.clear()
+    rig.reads(11)
+    assert rig.backend.calls[ProcessList.MPS, "GPU-1"] > 2 * 6, "it answers again"
+
+
+def test_a_card_with_instances_that_cannot_be_read_is_not_looked_for_every_second(
+    rig: Rig,
+) -> None:
+    rig.cards[1].instances = migs((1, "3g.40gb"))
+    rig.read()
+    calls = (*Call, *ProcessList)
+    rig.backend.faults = {(call, "GPU-1"): Code.Unknown for call in calls}
+
+    rig.reads(30)
+
+    assert rig.backend.calls["count", ""] <= 4
+
+
 def test_mig_that_is_switched_on_or_off_is_found_again(rig: Rig) -> None:
     rig.read()
     rig.cards[0].instances = migs((7, "1g.10gb"))
