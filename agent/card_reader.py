@@ -57,6 +57,9 @@ _RESET: Final = 1.0  # as the driver's recovery action numbers it
 _MEAN_OF_RATES: Final = 10
 """Where the driver keeps no samples, so many readings stand for them."""
 
+_MEAN_SECONDS: Final = 15.0
+"""Older ones say nothing of now: they may be of a load that ended hours ago."""
+
 _MICROSECONDS: Final = 1_000_000
 _LARGEST_RATIO: Final = 1.1
 
@@ -94,7 +97,7 @@ class CardReader:
         self._graphics: dict[int | None, tuple[ProcessUse, ...]] = {}
         self._rates = ProcessRates()
         self._samples_since = 0
-        self._recent: deque[float] = deque(maxlen=_MEAN_OF_RATES)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_MEAN_OF_RATES)
         self._last_error: NvmlError | None = None
         self._answers = 0
         self._most_links = 0.0
@@ -253,8 +256,9 @@ class CardReader:
             values[Signal.GPU_UTILIZATION] = min(sum(ratios) / len(ratios), 1.0)
             source = reading.SAMPLES
         elif Signal.GPU_UTILIZATION in values:
-            self._recent.append(values[Signal.GPU_UTILIZATION])
-            values[Signal.GPU_UTILIZATION] = sum(self._recent) / len(self._recent)
+            self._recent.append((now, values[Signal.GPU_UTILIZATION]))
+            ratios = [ratio for at, ratio in self._recent if 0 <= now - at <= _MEAN_SECONDS]
+            values[Signal.GPU_UTILIZATION] = sum(ratios) / len(ratios)
             source = reading.RATES
         told = [process.utilization_ratio or 0.0 for process in processes or ()]
         if Signal.GPU_UTILIZATION in values and told:

@@ -123,6 +123,8 @@ def test_where_the_driver_keeps_no_samples_the_mean_of_own_readings_counts() -> 
 
     assert (reading.source, reading.values[Signal.GPU_UTILIZATION]) == ("rates", 0.5)
     assert rig.backend.calls["samples", "GPU-1"] == 1, "what is not supported is not asked again"
+    rig.now += 3600
+    assert rig.one().values[Signal.GPU_UTILIZATION] == 1.0, "those of long ago do not count"
 
 
 def test_processes_that_were_busier_than_the_samples_say_are_right() -> None:
