@@ -85,7 +85,7 @@ class Agent:
         self.registry = CollectorRegistry()
         self.registry.register(AgentCollector(self.sampler, clock))
         if options.dcgm_names:
-            self.registry.register(DcgmCollector(self.sampler.latest))
+            self.registry.register(DcgmCollector(self.sampler.latest, clock))
         self.pusher = None
         if options.reports.service:
             self.pusher = Pusher(options, self.sampler.latest, clock=clock)

@@ -3,7 +3,7 @@
 Names, units and labels are those of dcgm-exporter up to 4.8; see `extender.sources.dcgm`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -248,13 +248,16 @@ class DcgmCollector(Collector):
     A device with one tenant carries it everywhere. Of a device with several, what can be said to
     be a tenant's is repeated for each of them with the device's value, as dcgm-exporter's
     `--kubernetes-virtual-gpus` does; the rest (power, temperature) stands once, so that sums hold.
+    What was measured long ago is left out: Prometheus would take it for new.
 
     Args:
         latest: the latest report.
+        clock: seconds since the epoch.
     """
 
-    def __init__(self, latest: Latest) -> None:
+    def __init__(self, latest: Latest, clock: Callable[[], float]) -> None:
         self._latest = latest
+        self._clock = clock
 
     @override
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -264,9 +267,11 @@ class DcgmCollector(Collector):
             return
         rows = []
         xids = report.signals.get(Signal.XID, (None,) * len(report.devices))
-        found = zip(report.devices, self._latest.found.devices, xids, strict=True)
-        for device, reading, xid in found:
-            values = reading.values if xid is None else {**reading.values, Signal.XID: xid}
+        fresh = self._latest.are_fresh(self._clock())
+        found = zip(report.devices, self._latest.found.devices, fresh, xids, strict=True)
+        for device, reading, is_fresh, xid in found:
+            measured = reading.values if is_fresh else {}
+            values = measured if xid is None else {**measured, Signal.XID: xid}
             labels = _labels(device, reading, (report.node, report.driver_version))
             rows.append((labels, _holders(device), values))
         for metric in _METRICS:

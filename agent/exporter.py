@@ -1,6 +1,7 @@
 """Metrics for Prometheus: what is known of the devices, and how the agent itself fares.
 
-Made anew for each scrape of the latest report; a device that is not read has no samples.
+Made anew for each scrape of the latest report; a device that is not read has no samples. Nor has
+one whose reading has grown old: Prometheus would take what was measured then for new.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -103,9 +104,11 @@ class AgentCollector(Collector):
         report = self._sampler.latest.report
         if report is None:
             return
-        yield from _signals(report, self._sampler.latest.found.devices)
-        yield from _states(report)
-        yield from _tenants(report)
+        latest = self._sampler.latest
+        fresh = latest.are_fresh(self._clock())
+        yield from _signals(report, latest.found.devices, fresh)
+        yield from _states(report, fresh)
+        yield from _tenants(report, fresh)
         yield from _info(report)
 
     def _own(self) -> Iterator[Family]:
@@ -157,10 +160,13 @@ class AgentCollector(Collector):
         )
 
 
-def _signals(report: Report, readings: Iterable[DeviceReading]) -> Iterator[Family]:
+def _signals(
+    report: Report, readings: Iterable[DeviceReading], fresh: Iterable[bool]
+) -> Iterator[Family]:
     rows = [
         (labels_of(device), reading)
-        for device, reading in zip(report.devices, readings, strict=True)
+        for device, reading, is_fresh in zip(report.devices, readings, fresh, strict=True)
+        if is_fresh
     ]
     for name, text in _HELP.items():
         values = [
@@ -172,7 +178,7 @@ def _signals(report: Report, readings: Iterable[DeviceReading]) -> Iterator[Fami
         yield make(name.removesuffix("_total"), text, values, _DEVICE_LABELS)
 
 
-def _states(report: Report) -> Iterator[Family]:
+def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     """Say of each device how old its values are, and what is made of them."""
     rows = [(labels_of(device), device) for device in report.devices]
     yield _gauge(
@@ -185,7 +191,11 @@ def _states(report: Report) -> Iterator[Family]:
     yield _gauge(
         "device_idle",
         "Whether the device is idle; no sample where that is unknown.",
-        [(labels, one.is_idle) for labels, one in verdicts if one.is_idle is not None],
+        [
+            (labels, one.verdict.is_idle)
+            for (labels, one), is_fresh in zip(rows, fresh, strict=True)
+            if is_fresh and one.verdict is not None and one.verdict.is_idle is not None
+        ],
         _DEVICE_LABELS,
     )
     yield _gauge(
@@ -209,7 +219,7 @@ def _states(report: Report) -> Iterator[Family]:
     )
 
 
-def _tenants(report: Report) -> Iterator[Family]:
+def _tenants(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
     """Say who holds each device, who uses it, and what nobody accounts for."""
     yield _gauge(
         "device_tenant",
@@ -222,8 +232,9 @@ def _tenants(report: Report) -> Iterator[Family]:
         ],
         (*_DEVICE_LABELS, "replica"),
     )
+    measured = [one for one, is_fresh in zip(report.devices, fresh, strict=True) if is_fresh]
     used: dict[tuple[str, ...], int] = {}
-    for device in report.devices:
+    for device in measured:
         for process in device.used_by or ():
             labels = (
                 *_identity(device),
@@ -244,7 +255,7 @@ def _tenants(report: Report) -> Iterator[Family]:
         "Memory in use that no pod accounts for; no sample where that is unknown.",
         [
             (_identity(device), device.foreign.memory_bytes)
-            for device in report.devices
+            for device in measured
             if device.foreign is not None
         ],
         _IDENTITY,

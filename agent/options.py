@@ -90,6 +90,14 @@ class Options:
     log_level: str = "info"
     log_format: str = "json"
 
+    @property
+    def stale_seconds(self) -> float:
+        """So long after it was made a reading is not exported any more.
+
+        That is some passes, one of them held up by a call that hangs.
+        """
+        return 3 * self.period_seconds + self.call_seconds
+
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.metadata
 import logging
+import math
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -43,12 +44,16 @@ class Latest:
 
     Written by one task, read by any on the same loop.
 
+    Args:
+        stale_seconds: readings that are older are none of now.
+
     Attributes:
         report: None before the first pass.
         found: what it was made of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stale_seconds: float = math.inf) -> None:
+        self._stale_seconds = stale_seconds
         self.report: Report | None = None
         self.found = Pass()
         self._published = asyncio.Event()
@@ -58,6 +63,17 @@ class Latest:
         self.report, self.found = report, found
         self._published.set()
         self._published = asyncio.Event()
+
+    def are_fresh(self, now: float) -> tuple[bool, ...]:
+        """Say of each device whether what was measured of it is still true.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        return tuple(
+            reading.measured_at is not None and now - reading.measured_at <= self._stale_seconds
+            for reading in self.found.devices
+        )
 
     async def newer(self, sequence: int) -> Report:
         """Wait for a report after the one of this number; 0 for any."""
@@ -96,7 +112,7 @@ class Sampler:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.latest = Latest()
+        self.latest = Latest(options.stale_seconds)
         self.xids = XidLog()
         self.passes = 0
         self.pass_seconds = 0.0

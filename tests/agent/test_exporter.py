@@ -64,12 +64,15 @@ async def sampled(*cards: ScriptedCard, holders: Holders | None = None, passes: 
     return sampler
 
 
-def scrape(sampler: Sampler, *, dcgm: bool = False) -> dict[str, Metric]:
+def scrape(sampler: Sampler, *, dcgm: bool = False, after: float = 0.0) -> dict[str, Metric]:
+    def clock() -> float:
+        return time.time() + after
+
     registry = CollectorRegistry()
     if dcgm:
-        registry.register(DcgmCollector(sampler.latest))
+        registry.register(DcgmCollector(sampler.latest, clock))
     else:
-        registry.register(AgentCollector(sampler, time.time))
+        registry.register(AgentCollector(sampler, clock))
     text = generate_latest(registry).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
@@ -143,6 +146,47 @@ async def test_what_is_unknown_has_no_sample() -> None:
     assert values(found["idlegpu_agent_foreign_memory_bytes"]) == {}
     failures = values(found["idlegpu_agent_call_failures"], "call", "error")
     assert failures == {("power", "Unknown"): 1.0}
+
+
+async def test_a_card_that_hangs_soon_has_no_samples_of_what_was_measured_before() -> None:
+    """Those of a hung card that was idle would look as if it still were."""
+    now = 1_800_000_000.0
+    backend = ScriptedBackend(busy_card("GPU-0"), busy_card("GPU-1"))
+    options = Options(node="gpu-7", call_seconds=0.1)
+    sampler = Sampler(backend, options, Holders((TRAIN,), (TRAIN,)), clock=lambda: now)
+    await sampler.sample()
+    backend.hangs.add((Call.POWER, "GPU-1"))
+    now += options.stale_seconds + 1
+    sampler.xids.add(XidEvent(uuid="GPU-1", gpu_instance_id=None, xid=43), now)
+    await sampler.sample()
+    backend.released.set()
+    sampler.close()
+
+    found = scrape(sampler, after=now - time.time())
+    named = scrape(sampler, dcgm=True, after=now - time.time())
+
+    for name in ("memory_used_bytes", "graphics_active_ratio", "process_memory_bytes"):
+        assert values(found[f"idlegpu_agent_{name}"], "uuid").keys() == {("GPU-0",)}
+    ages = values(found["idlegpu_agent_device_age_seconds"], "uuid")
+    assert ages == pytest.approx({("GPU-0",): 0.0, ("GPU-1",): options.stale_seconds + 1})
+    problems = values(found["idlegpu_agent_device_problem"], "uuid", "problem")
+    assert problems == {("GPU-1", "Hung"): 1.0}
+    for name in ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE"):
+        assert values(named[name], "UUID").keys() == {("GPU-0",)}
+    assert values(named["DCGM_FI_DEV_XID_ERRORS"], "UUID") == {("GPU-1",): 43.0}
+
+
+async def test_while_no_pass_ends_what_the_last_one_measured_is_not_told_for_long() -> None:
+    sampler = await sampled(busy_card(), holders=Holders((TRAIN,)))
+    stale = Options().stale_seconds
+
+    shortly, later = scrape(sampler, after=stale / 2), scrape(sampler, after=stale + 1)
+
+    assert values(shortly["idlegpu_agent_power_watts"], "uuid") == {("GPU-0",): 80.0}
+    assert "idlegpu_agent_power_watts" not in later
+    assert not values(later["idlegpu_agent_device_idle"])
+    assert not values(later["idlegpu_agent_foreign_memory_bytes"])
+    assert "DCGM_FI_DEV_GPU_UTIL" not in scrape(sampler, dcgm=True, after=stale + 1)
 
 
 async def test_verdicts_are_told() -> None:
