@@ -46,7 +46,8 @@ class Pass:
         driver_version: "" where there is no driver.
         devices: every device that is there, or was and is gone.
         problem: why nothing, or not everything, is seen.
-        needs_restart: what was seen before is lost to this process for good.
+        needs_restart: what was seen before is lost to this process for good, or calls of it hang
+            and no card can be read.
     """
 
     driver_version: str = ""

@@ -82,6 +82,7 @@ class Session:
         self._slow_at = 0.0
         self._processes_at = 0.0
         self._marks: dict[str, Problem] = {}
+        self._hang: Problem | None = None
         self._lost: set[str] = set()
 
     def read(self, lane: Lane, skipped: Collection[str]) -> Pass:
@@ -100,6 +101,7 @@ class Session:
                 self._read_all(lane, skipped)
         except NvmlError as error:
             self._cut_off(lane, error)
+        self._judge_hangs(skipped)
         return self.last_pass()
 
     def _read_all(self, lane: Lane, skipped: Collection[str]) -> None:
@@ -127,8 +129,8 @@ class Session:
         return Pass(
             driver_version=self._driver_version,
             devices=tuple(device for devices in self._last.values() for device in devices),
-            problem=self._problem,
-            needs_restart=self._needs_restart,
+            problem=self._problem or self._hang,
+            needs_restart=self._needs_restart or self._hang is not None,
         )
 
     def mark(self, uuid: str, problem: Problem) -> None:
@@ -263,6 +265,14 @@ class Session:
         self._needs_restart = self._has_worked and codes <= needing
         if codes & needing:
             self._problem = next(problem for problem in problems if problem is not None)
+
+    def _judge_hangs(self, skipped: Collection[str]) -> None:
+        """Find out whether no card at all can be read because calls hang."""
+        is_any_read = any(
+            uuid not in skipped and all(device.problem is None for device in devices)
+            for uuid, devices in self._last.items()
+        )
+        self._hang = None if is_any_read else next(iter(self._marks.values()), None)
 
     def _cut_off(self, lane: Lane, error: NvmlError) -> None:
         """Let go of a library that has lost the driver; it is started again later."""

@@ -195,6 +195,49 @@ async def test_when_too_many_calls_hang_liveness_fails_after_a_while(rig: Rig) -
     assert not rig.sampler.is_alive
 
 
+@pytest.mark.parametrize("call", [Call.POWER, "card"])
+@pytest.mark.parametrize("count", [1, 2])
+async def test_where_the_calls_of_every_card_hang_liveness_fails_after_a_while(
+    count: int, call: str
+) -> None:
+    rig = Rig(count)
+    sampler = Sampler(rig.backend, replace(OPTIONS, hung_calls=3), monotonic=rig.clock)
+    if call == Call.POWER:
+        await sampler.sample()
+    rig.backend.hangs |= {(call, card.uuid) for card in rig.cards}
+
+    report = await sampler.sample()
+
+    assert report.problem is not None, "nothing new is seen"
+    assert report.problem.code == "Hung"
+    assert sampler.is_alive, "not at once"
+    rig.clock.ahead += OPTIONS.liveness_seconds + 1
+    await sampler.sample()
+    assert not sampler.is_alive
+
+    rig.backend.hangs.clear()
+    rig.backend.released.set()
+    running = asyncio.create_task(sampler.run())
+    await until(sampler, lambda report: report.problem is None)
+    running.cancel()
+    assert sampler.is_alive
+    sampler.close()
+
+
+async def test_one_card_that_hangs_beside_another_never_fails_liveness(rig: Rig) -> None:
+    rig.cards[0].instances = ()  # MIG, and no instance made yet: nothing to read, and nothing hangs
+    rig.cards.pop()
+    rig.backend.cards.pop()
+    await rig.sampler.sample()
+    rig.backend.hangs.add((Call.POWER, "GPU-1"))
+    for _ in range(3):
+        report = await rig.sampler.sample()
+        rig.clock.ahead += OPTIONS.liveness_seconds + 1
+
+    assert report.problem is None
+    assert rig.sampler.is_alive
+
+
 async def test_a_library_that_hangs_at_the_start_fails_liveness_after_a_while(rig: Rig) -> None:
     rig.backend.hangs.add(("start", ""))
 
