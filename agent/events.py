@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,6 +15,11 @@ WAIT_SECONDS: Final = 1.0
 """One wait; so long it takes at most until a thread that is told to stop does."""
 
 _JOIN_SECONDS: Final = 3.0
+_OVERDUE_SECONDS: Final = 10.0
+"""A wait that lasts so much longer than it should hangs in the driver."""
+
+_PROBLEM: Final = "no XID errors are seen as they happen"
+_NOT_WAITING: Final = f"{_PROBLEM}: no GPU is waited for yet"
 _REMEMBERED: Final = 64
 
 
@@ -24,9 +30,7 @@ class XidWatcher:
         backend: the library.
         deliver: takes an event; called in that thread.
         wait_seconds: length of one wait.
-
-    Attributes:
-        problem: why no events come, "" where they would.
+        monotonic: seconds that never jump.
     """
 
     def __init__(
@@ -35,16 +39,29 @@ class XidWatcher:
         deliver: Callable[[XidEvent], None],
         *,
         wait_seconds: float = WAIT_SECONDS,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.problem = ""
+        self._problem = _NOT_WAITING
+        self._waits_since = 0.0
         self._backend = backend
         self._deliver = deliver
         self._wait_seconds = wait_seconds
+        self._monotonic = monotonic
         self._cards: tuple[Card, ...] = ()
         self._changing = threading.Lock()  # passes follow and stop, the loop closes
         self._is_closed = False
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+
+    @property
+    def problem(self) -> str:
+        """Why no events come, "" where they would: the last wait ended, or will in time."""
+        if self._problem:
+            return self._problem
+        seconds = self._monotonic() - self._waits_since
+        if seconds <= self._wait_seconds + _OVERDUE_SECONDS:
+            return ""
+        return f"{_PROBLEM}: a wait of {self._wait_seconds:g} s has not ended for {seconds:.0f} s"
 
     def follow(self, cards: Sequence[Card]) -> None:
         """Wait for the events of these cards, unless that is what it does."""
@@ -54,7 +71,9 @@ class XidWatcher:
                 return
             self._stop()
             if not cards:
+                self._problem = _NOT_WAITING
                 return
+            self._problem = self._problem or _NOT_WAITING  # one that lasts is logged once
             self._cards = tuple(cards)
             self._stopping = threading.Event()
             self._thread = threading.Thread(
@@ -66,6 +85,7 @@ class XidWatcher:
         """End the thread; one that hangs in the driver is left behind."""
         with self._changing:
             self._stop()
+            self._problem = _NOT_WAITING
 
     def close(self) -> None:
         """End the thread for good: a pass that is still under way starts no other."""
@@ -81,30 +101,29 @@ class XidWatcher:
 
     def _run(self, cards: Sequence[Card], stopping: threading.Event) -> None:
         try:
-            source = self._backend.events(cards)
+            self._listen(self._backend.events(cards), stopping)
         except NvmlError as error:
-            self._fail(error)
-            return
-        try:
-            self._listen(source, stopping)
-        except NvmlError as error:
-            self._fail(error)
+            if not stopping.is_set():
+                self._fail(error)
 
     def _listen(self, source: EventSource, stopping: threading.Event) -> None:
         try:
             while not stopping.is_set():
+                self._waits_since = self._monotonic()
                 event = source.wait(self._wait_seconds)
-                self.problem = ""
-                if event is not None and not stopping.is_set():
+                if stopping.is_set():  # another thread may wait by now, and tell how it fares
+                    return
+                self._problem = ""
+                if event is not None:
                     self._deliver(event)
         finally:
             source.close()
 
     def _fail(self, error: NvmlError) -> None:
-        problem = f"no XID errors are seen as they happen: {error}"
-        if problem != self.problem:
+        problem = f"{_PROBLEM}: {error}"
+        if problem != self._problem:
             logger.warning("cannot wait for XID errors", extra={"error": str(error)})
-        self.problem = problem
+        self._problem = problem
 
 
 class XidLog:

@@ -125,7 +125,7 @@ class Sampler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._cut_off_since: float | None = None
-        self.watcher = XidWatcher(backend, self._deliver)
+        self.watcher = XidWatcher(backend, self._deliver, monotonic=monotonic)
         self.session = Session(
             backend, self.watcher, cadence=options.cadence, clock=clock, monotonic=monotonic
         )

@@ -237,6 +237,7 @@ class ScriptedEvents:
         self._backend = backend
 
     def wait(self, seconds: float) -> XidEvent | None:
+        self._backend._answer("wait")
         with self._backend.event_came:
             if not self._backend.events_waiting:
                 self._backend.event_came.wait(min(seconds, self._backend.event_seconds))

@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
@@ -15,7 +16,13 @@ class Rig:
     def __init__(self) -> None:
         self.backend = ScriptedBackend(ScriptedCard("GPU-0"), ScriptedCard("GPU-1"))
         self.events: SimpleQueue[XidEvent] = SimpleQueue()
-        self.watcher = XidWatcher(self.backend, self.events.put, wait_seconds=0.05)
+        self.ahead = 0.0
+        self.watcher = XidWatcher(
+            self.backend,
+            self.events.put,
+            wait_seconds=0.05,
+            monotonic=lambda: time.monotonic() + self.ahead,
+        )
 
     def cards(self) -> list[Card]:
         return [self.backend.card(index) for index in range(len(self.backend.cards))]
@@ -75,6 +82,41 @@ def test_a_wait_that_fails_says_so_and_is_begun_again(rig: Rig) -> None:
     until(try_again)
     rig.backend.happen(EVENT)
     assert rig.events.get(timeout=10) == EVENT
+
+
+def test_until_a_wait_has_ended_and_once_none_does_no_events_are_said_to_come(rig: Rig) -> None:
+    before = rig.watcher.problem
+    rig.watcher.follow(rig.cards())
+    until(lambda: not rig.watcher.problem)
+
+    def is_overdue() -> bool:
+        rig.ahead += 1.0
+        return "has not ended for" in rig.watcher.problem
+
+    rig.backend.hangs.add(("wait", ""))
+    until(is_overdue)
+
+    assert "no GPU is waited for" in before
+    rig.backend.hangs.clear()
+    rig.backend.released.set()
+    until(lambda: not rig.watcher.problem)
+
+
+def test_a_wait_that_ends_after_its_thread_was_left_behind_says_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.events._JOIN_SECONDS", 0.01)
+    rig.backend.hangs.add(("wait", ""))
+    rig.watcher.follow(rig.cards())
+    until(lambda: rig.backend.calls["wait", ""] == 1)
+    hung = rig.watcher._thread
+    assert hung is not None
+
+    rig.watcher.stop()
+    rig.backend.released.set()
+    hung.join(10)
+
+    assert "no GPU is waited for" in rig.watcher.problem
 
 
 def test_cards_without_events_leave_a_reason_and_no_thread(rig: Rig) -> None:
