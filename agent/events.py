@@ -3,7 +3,6 @@
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -20,7 +19,6 @@ _OVERDUE_SECONDS: Final = 10.0
 
 _PROBLEM: Final = "no XID errors are seen as they happen"
 _NOT_WAITING: Final = f"{_PROBLEM}: no GPU is waited for yet"
-_REMEMBERED: Final = 64
 
 
 class XidWatcher:
@@ -127,23 +125,31 @@ class XidWatcher:
 
 
 class XidLog:
-    """What XIDs each device had, and when; changed and read by the loop."""
+    """What XIDs each device had, and when last; changed and read by the loop.
+
+    Of each XID the latest counts alone: a card's fault is not forgotten for the many that its
+    applications have after it.
+
+    Attributes:
+        counts: how many there were, by UUID of the card and number.
+    """
 
     def __init__(self) -> None:
-        self._events: dict[str, deque[tuple[float, XidEvent]]] = {}
+        self._last: dict[str, dict[XidEvent, float]] = {}
         self.counts: dict[tuple[str, int], int] = {}
 
     def add(self, event: XidEvent, at: float) -> None:
         """Remember an event, which came at a time (seconds since the epoch)."""
-        events = self._events.setdefault(event.uuid, deque(maxlen=_REMEMBERED))
-        events.append((at, event))
+        last = self._last.setdefault(event.uuid, {})
+        last.pop(event, None)  # the latest stands last
+        last[event] = at
         key = (event.uuid, event.xid)
         self.counts[key] = self.counts.get(key, 0) + 1
 
     def of(self, uuid: str, gpu_instance_id: str) -> tuple[tuple[float, int], ...]:
-        """Return when which XIDs concerned a device, oldest first."""
+        """Return when which XIDs last concerned a device, oldest first."""
         return tuple(
             (at, event.xid)
-            for at, event in self._events.get(uuid, ())
+            for event, at in self._last.get(uuid, {}).items()
             if event.gpu_instance_id is None or str(event.gpu_instance_id) == gpu_instance_id
         )

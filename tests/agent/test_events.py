@@ -162,11 +162,11 @@ def test_a_log_tells_cards_and_instances_apart() -> None:
     assert log.of("GPU-1", "") == ()
 
 
-def test_a_log_counts_for_ever_and_remembers_the_latest() -> None:
+def test_a_log_counts_for_ever_and_remembers_the_latest_of_each_xid() -> None:
     log = XidLog()
-    for at in range(1000):
-        log.add(EVENT, float(at))
+    log.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=48), 0.0)
+    for at in range(1, 1000):
+        log.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=(13, 31)[at % 2]), float(at))
 
-    assert log.counts == {("GPU-0", 79): 1000}
-    assert len(log.of("GPU-0", "")) < 100
-    assert log.of("GPU-0", "")[-1] == (999.0, 79)
+    assert log.counts == {("GPU-0", 48): 1, ("GPU-0", 31): 500, ("GPU-0", 13): 499}
+    assert log.of("GPU-0", "") == ((0.0, 48), (998.0, 13), (999.0, 31))
