@@ -59,7 +59,11 @@ def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Te
             holdings=holdings,
             processes=ProcessTable(Path(options.proc), clock=clock) if options.proc else None,
             names=PodNames(Path(options.pod_logs) if options.pod_logs else None, clock=clock),
-            policy=TenantPolicy(threshold=options.foreign),
+            policy=TenantPolicy(
+                threshold=options.foreign,
+                # Processes of graphics are listed with what is slow.
+                list_seconds=options.cadence.slow_seconds + 2 * options.period_seconds,
+            ),
             clock=clock,
         )
         stack.callback(tenants.close)

@@ -51,7 +51,8 @@ class Foreign(Section):
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=_DEFAULT.foreign.memory_bytes,
-        description="more memory than this in use on a GPU that no pod holds is foreign use",
+        description="more memory than this in use on a GPU that no pod holds is foreign use; so is "
+        "that much beyond the memory of its holders' processes",
     )
     utilization: Percent = Field(
         default=_DEFAULT.foreign.utilization * 100, description="so is more activity than this"

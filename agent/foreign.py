@@ -1,5 +1,6 @@
 """Judges what is used of a device that no pod accounts for. Pure: values in, values out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -20,7 +21,8 @@ class Threshold:
     """From where on use is worth the name: a context that does nothing takes memory, too.
 
     Attributes:
-        memory_bytes: more memory than this in use on a device that nobody holds is foreign use.
+        memory_bytes: more memory than this in use on a device that nobody holds is foreign use, or
+            beyond that of the processes on one that is held.
         utilization: so is more activity than this, 0 to 1.
     """
 
@@ -38,6 +40,8 @@ class Evidence:
         is_held: by a pod; None where it is not known.
         is_settled: the kubelet was asked since the use began, and the last tenant has been gone
             for a while: what is in use without a holder then is nobody's.
+        is_listed: the processes have been listed since the memory that none of them accounts for
+            came to be in use.
         processes: those that use it, and whose they are; None where they are not listed.
     """
 
@@ -45,6 +49,7 @@ class Evidence:
     utilization_ratio: float | None
     is_held: bool | None
     is_settled: bool
+    is_listed: bool
     processes: tuple[tuple[Process, Blame], ...] | None
 
 
@@ -53,11 +58,11 @@ def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
 
     A process that is known to be foreign is, however little it uses. Without one, a device that
     nobody holds is judged by what is in use of it, and one that is held by whether all its
-    processes are known to be its holders'.
+    processes are known to be its holders', and by the memory that these leave unexplained.
     """
     processes = evidence.processes or ()
     foreign = tuple(process for process, blame in processes if blame is Blame.FOREIGN)
-    used = _memory_not_accounted(evidence)
+    used = memory_not_accounted(evidence.memory_used_bytes, processes)
     shows_use = used is None or shows(used, evidence.utilization_ratio, threshold)
     if evidence.is_held is False and shows_use and used is not None and evidence.is_settled:
         return Foreign(
@@ -78,7 +83,16 @@ def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
         and evidence.processes is not None
         and all(blame is Blame.ACCOUNTED for _, blame in evidence.processes)
     )
+    if is_explained and used is not None and used > threshold.memory_bytes:
+        return _unlisted(evidence, used)
     return Foreign() if is_explained or not shows_use else None
+
+
+def _unlisted(evidence: Evidence, used: int) -> Foreign | None:
+    """Return what the holders' processes do not explain; None where more than they may use it."""
+    known = [process.memory_bytes is not None for process, _ in evidence.processes or ()]
+    is_foreign = bool(known) and all(known) and evidence.is_settled and evidence.is_listed
+    return Foreign(memory_bytes=used) if is_foreign else None
 
 
 def shows(memory_bytes: int, utilization_ratio: float | None, threshold: Threshold) -> bool:
@@ -88,11 +102,14 @@ def shows(memory_bytes: int, utilization_ratio: float | None, threshold: Thresho
     )
 
 
-def _memory_not_accounted(evidence: Evidence) -> int | None:
-    if evidence.memory_used_bytes is None:
+def memory_not_accounted(
+    memory_used_bytes: int | None, processes: Sequence[tuple[Process, Blame]]
+) -> int | None:
+    """Return memory in use beyond that of accounted processes, None where use is unknown."""
+    if memory_used_bytes is None:
         return None
-    accounted = (one for one, blame in evidence.processes or () if blame is Blame.ACCOUNTED)
-    return max(0, evidence.memory_used_bytes - _memory(tuple(accounted)))
+    accounted = (one for one, blame in processes if blame is Blame.ACCOUNTED)
+    return max(0, memory_used_bytes - _memory(tuple(accounted)))
 
 
 def _memory(processes: tuple[Process, ...]) -> int:

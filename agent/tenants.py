@@ -12,7 +12,14 @@ import msgspec
 
 from agent.cgroup import Home
 from agent.device_ids import DeviceKey, KnownDevice
-from agent.foreign import Blame, Evidence, Threshold, foreign_use, shows
+from agent.foreign import (
+    Blame,
+    Evidence,
+    Threshold,
+    foreign_use,
+    memory_not_accounted,
+    shows,
+)
 from agent.holdings import Held, Holdings
 from agent.pod_names import PodName, PodNames
 from agent.processes import ProcessFacts, ProcessTable
@@ -44,11 +51,13 @@ class TenantPolicy:
     Attributes:
         threshold: from where on a device that nobody holds counts as used.
         settle_seconds: what a tenant leaves behind is not foreign for so long after its end.
+        list_seconds: within so long the driver lists a process that uses memory, of any kind.
         system_commands: processes of these names are not foreign.
     """
 
     threshold: Threshold = field(default_factory=Threshold)
     settle_seconds: float = 2.0
+    list_seconds: float = 12.0
     system_commands: frozenset[str] = SYSTEM_COMMANDS
 
 
@@ -121,6 +130,7 @@ class Tenants:
         self._policy = policy or TenantPolicy()
         self._clock = clock
         self._use_seen_at: dict[DeviceKey, float] = {}
+        self._unlisted_since: dict[DeviceKey, float] = {}
         self._sees_machine = False
 
     @property
@@ -153,6 +163,11 @@ class Tenants:
             for use in uses
             if self._shows_use(use)
             for key in (use.device.key,)
+        }
+        self._unlisted_since = {
+            key: self._unlisted_since[key]
+            for use in uses
+            if (key := use.device.key) in self._unlisted_since
         }
         return tuple(self._attribute(use, self._holding(use, held), facts) for use in uses)
 
@@ -190,18 +205,29 @@ class Tenants:
         is_explained = seen_at is None or (holding is not None and holding.asked_at > seen_at)
         if not holders and not is_explained:
             self._want_explanation()
+        blamed = None if use.processes is None else self._blamed(described, holding)
         evidence = Evidence(
             memory_used_bytes=use.memory_used_bytes,
             utilization_ratio=use.utilization_ratio,
             is_held=None if holders is None else bool(holders),
             is_settled=is_explained and holding is not None and holding.is_settled,
-            processes=self._blamed(described, holding) if use.processes is not None else None,
+            is_listed=self._is_listed(use, blamed or ()),
+            processes=blamed,
         )
         return DeviceTenants(
             allocated_to=None if holders is None else self._tenants(holders),
             used_by=used_by,
             foreign=foreign_use(evidence, self._policy.threshold),
         )
+
+    def _is_listed(self, use: DeviceUse, blamed: Sequence[tuple[Process, Blame]]) -> bool:
+        """Say whether memory is in use for so long that whatever process uses it is listed."""
+        unlisted = memory_not_accounted(use.memory_used_bytes, blamed)
+        if unlisted is None or unlisted <= self._policy.threshold.memory_bytes:
+            self._unlisted_since.pop(use.device.key, None)
+            return False
+        since = self._unlisted_since.setdefault(use.device.key, self._clock())
+        return self._clock() - since >= self._policy.list_seconds
 
     def _blamed(
         self,
@@ -210,13 +236,16 @@ class Tenants:
     ) -> tuple[tuple[Process, Blame], ...] | None:
         if not self._sees_machine:
             return None if described else ()
+        is_held = holding is not None and bool(holding.holders)
         return tuple(
             (process, self._blame(facts, holding))
             for process, facts in described
-            if facts is not None  # it has ended meanwhile; what it held is being freed
+            if facts is not None or is_held
         )
 
-    def _blame(self, facts: ProcessFacts, holding: _Holding | None) -> Blame:
+    def _blame(self, facts: ProcessFacts | None, holding: _Holding | None) -> Blame:
+        if facts is None:
+            return Blame.ACCOUNTED  # it has ended meanwhile; what it held is being freed
         if facts.name in self._policy.system_commands:
             return Blame.ACCOUNTED
         if facts.home.place is Place.HOST:

@@ -1,0 +1,74 @@
+"""A node with one card: a real gRPC kubelet, a `/proc` of files, a clock."""
+
+from pathlib import Path
+
+from agent.device_ids import KnownDevice
+from agent.holdings import Holdings
+from agent.pod_names import PodNames
+from agent.podresources import PodResourcesClient
+from agent.processes import ProcessTable
+from agent.report import Process
+from agent.tenants import DeviceTenants, DeviceUse, Tenants
+from tests.agent.fake_kubelet import FakeKubelet, container, pod
+from tests.agent.fake_machine import FakeMachine
+
+GIB = 1 << 30
+TRAINER = "0f6b1c2d-1111-4222-8333-00000000000a"
+NOTEBOOK = "9d2e7c51-5555-4666-8777-00000000000b"
+GPU = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110004"
+
+
+class World:
+    """The node; a pass of the agent over it takes a second."""
+
+    def __init__(self, directory: Path, kubelet: FakeKubelet) -> None:
+        self.now = 1_000.0
+        self.kubelet = kubelet
+        self.machine = FakeMachine(directory)
+        self.client = PodResourcesClient(kubelet.socket, deadline_seconds=10)
+        self.device = KnownDevice(key=(GPU, ""), index=0)
+        self.tenants = self.watch()
+        self.offer(GPU)
+
+    def watch(self, *, kubelet: bool = True, processes: bool = True) -> Tenants:
+        self.tenants = Tenants(
+            holdings=Holdings(self.client, clock=self.clock) if kubelet else None,
+            processes=ProcessTable(self.machine.proc, clock=self.clock) if processes else None,
+            names=PodNames(self.machine.logs, clock=self.clock),
+            clock=self.clock,
+        )
+        return self.tenants
+
+    def clock(self) -> float:
+        return self.now
+
+    def offer(self, *device_ids: str) -> None:
+        self.kubelet.allocatable = [
+            {"resource_name": "nvidia.com/gpu", "device_ids": [device_id]}
+            for device_id in device_ids
+        ]
+
+    def hold(self, *names: str, device_id: str = GPU) -> None:
+        self.kubelet.pods = [pod(name, container("main", device_id)) for name in names]
+
+    async def second(
+        self,
+        *,
+        memory: int | None = 0,
+        busy: float | None = 0.0,
+        processes: tuple[Process, ...] | None = (),
+    ) -> DeviceTenants:
+        """One pass of the agent, a second after the last one."""
+        self.now += 1
+        await self.tenants.refresh()
+        use = DeviceUse(
+            device=self.device,
+            memory_used_bytes=memory,
+            utilization_ratio=busy,
+            processes=processes,
+        )
+        return self.tenants.attribute([use])[0]
+
+
+def used(pid: int, memory: int = 10 * GIB, busy: float | None = 0.5) -> Process:
+    return Process(pid=pid, memory_bytes=memory, utilization_ratio=busy)

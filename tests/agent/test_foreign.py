@@ -1,0 +1,67 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.report import Foreign, Process
+from tests.agent.fake_kubelet import FakeKubelet
+from tests.agent.fake_machine import HOST_CGROUP, pod_cgroup
+from tests.agent.fake_node import GIB, TRAINER, World, used
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
+        yield World(tmp_path, kubelet)
+
+
+@pytest.fixture(autouse=True)
+async def closed(world: World) -> object:
+    yield
+    world.tenants.close()
+    world.client.close()
+
+
+async def test_memory_that_the_processes_of_the_holders_leave_unexplained_is_foreign_in_the_end(
+    world: World,
+) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(5, pod_cgroup(TRAINER))
+    own = (used(5, 2 * GIB),)
+    for _ in range(3):
+        explained = await world.second(memory=2 * GIB + GIB // 2, processes=own)
+
+    seen = [(await world.second(memory=40 * GIB, processes=own)).foreign for _ in range(14)]
+
+    assert explained.foreign == Foreign()
+    assert seen[:12] == [None] * 12, "a process of graphics is listed later"
+    assert seen[12:] == [Foreign(memory_bytes=38 * GIB)] * 2
+
+
+@pytest.mark.parametrize("own", [(), (Process(pid=5, memory_bytes=None),)], ids=["none", "unknown"])
+async def test_memory_of_a_held_device_is_unknown_where_processes_do_not_tell_theirs(
+    world: World, own: tuple[Process, ...]
+) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(5, pod_cgroup(TRAINER))
+
+    small = await world.second(memory=GIB // 2, busy=0.9, processes=own)
+    seen = [(await world.second(memory=40 * GIB, processes=own)).foreign for _ in range(20)]
+
+    assert small.foreign == Foreign()
+    assert seen == [None] * 20
+
+
+async def test_memory_of_what_serves_everybody_on_a_held_device_is_explained(world: World) -> None:
+    world.hold("trainer")
+    world.machine.log("default", "trainer", TRAINER)
+    world.machine.run(5, pod_cgroup(TRAINER))
+    world.machine.run(50, HOST_CGROUP, name="nvidia-cuda-mps")
+    both = (used(5, 2 * GIB), used(50, 20 * GIB, 0.0))
+
+    for _ in range(20):
+        seen = await world.second(memory=22 * GIB, processes=both)
+
+    assert seen.foreign == Foreign()
