@@ -80,31 +80,18 @@ class Nvml:
     def card(self, index: int) -> Card:
         """Return a card by its index."""
         handle = self._nvml.ask("nvmlDeviceGetHandleByIndex", index)
+        uuid = text(self._nvml.ask("nvmlDeviceGetUUID", handle))
+        minor = self._nvml.ask_supported("nvmlDeviceGetMinorNumber", uuid, handle)
+        gpm = self._nvml.ask_supported("nvmlGpmQueryDeviceSupport", uuid, handle)
         return Card(
             handle=handle,
             index=index,
-            minor=self._minor(handle),
-            uuid=text(self._nvml.ask("nvmlDeviceGetUUID", handle)),
+            minor=None if minor is None else int(minor),
+            uuid=uuid,
             model=text(self._nvml.ask("nvmlDeviceGetName", handle)),
             pci_bus_id=text(self._nvml.ask("nvmlDeviceGetPciInfo", handle).busId),
-            has_gpm=self._has_gpm(handle),
+            has_gpm=gpm is not None and bool(gpm.isSupportedDevice),
         )
-
-    def _minor(self, handle: Handle) -> int | None:
-        try:
-            return int(self._nvml.ask("nvmlDeviceGetMinorNumber", handle))
-        except NvmlError as error:
-            if error.code in OLD_DRIVER:
-                return None
-            raise
-
-    def _has_gpm(self, handle: Handle) -> bool:
-        try:
-            return bool(self._nvml.ask("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice)
-        except NvmlError as error:
-            if error.code in OLD_DRIVER:
-                return False
-            raise
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
         """Return the MIG devices of a card, None where MIG is off."""
@@ -118,13 +105,8 @@ class Nvml:
         return found
 
     def _instances(self, card: Card) -> tuple[Instance, ...] | None:
-        try:
-            is_on = self._nvml.ask("nvmlDeviceGetMigMode", card.handle)[0]
-        except NvmlError as error:
-            if error.code in OLD_DRIVER:
-                return None
-            raise
-        if not is_on:
+        mode = self._nvml.ask_supported("nvmlDeviceGetMigMode", card.uuid, card.handle)
+        if mode is None or not mode[0]:
             return None
         found = []
         for index in range(int(self._nvml.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle))):

@@ -1,5 +1,6 @@
 """One call of NVML: errors in the agent's words, and older calls for older drivers."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from agent.backend import Code, NvmlError
@@ -23,10 +24,12 @@ class Library:
     def __init__(self, module: Any) -> None:
         self.module = module
         self._outdated: set[str] = set()
+        self._unsupported: set[tuple[str, str]] = set()
 
     def forget(self) -> None:
-        """Forget what the driver lacked: it may be another one now."""
+        """Forget what the driver and its cards lacked: it may be another one now."""
         self._outdated.clear()
+        self._unsupported.clear()
 
     def ask(self, name: str, *arguments: object) -> Any:
         """Make a call.
@@ -40,6 +43,27 @@ class Library:
             raise NvmlError(name, error.value, str(error)) from error
         except self.module.NVMLLibraryMismatchError as error:  # said of a driver before 510
             raise NvmlError(name, Code.FunctionNotFound, "Function Not Found") from error
+
+    def ask_supported(self, name: str, uuid: str, *arguments: object) -> Any:
+        """Make a call, unless the card has said that it does not know it; None where it does not.
+
+        Args:
+            name: the call.
+            uuid: of the card.
+            *arguments: of the call.
+
+        Raises:
+            NvmlError: it failed for another cause.
+        """
+        if (name, uuid) in self._unsupported:
+            return None
+        try:
+            return self.ask(name, *arguments)
+        except NvmlError as error:
+            if error.code not in OLD_DRIVER:
+                raise
+        self._unsupported.add((name, uuid))
+        return None
 
     def ask_newest(
         self, new: str, old: str, *arguments: object, since: tuple[int, ...] = ()
@@ -55,14 +79,31 @@ class Library:
         Raises:
             NvmlError: it failed.
         """
-        if new not in self._outdated:
+        return self.newest(
+            new,
+            lambda: self.ask(new, *arguments, *since),
+            lambda: self.ask(old, *arguments),
+        )
+
+    def newest(self, name: str, newer: Callable[[], Any], older: Callable[[], Any]) -> Any:
+        """Ask in the newer of two ways, or in the older where the driver lacks that.
+
+        Args:
+            name: of the newer way; that the driver lacks it is remembered.
+            newer: asks so.
+            older: asks in the older way.
+
+        Raises:
+            NvmlError: it failed.
+        """
+        if name not in self._outdated:
             try:
-                return self.ask(new, *arguments, *since)
+                return newer()
             except NvmlError as error:
                 if error.code not in OLD_DRIVER:
                     raise
-        answer = self.ask(old, *arguments)
-        self._outdated.add(new)
+        answer = older()
+        self._outdated.add(name)
         return answer
 
 

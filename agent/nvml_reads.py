@@ -123,15 +123,17 @@ def _fabric(nvml: Library, handle: Handle) -> Values:
 
 def _fabric_info(nvml: Library, handle: Handle) -> Any:
     """Ask for the third version of what the driver knows of the fabric, else for the second."""
-    info = nvml.module.c_nvmlGpuFabricInfo_v3_t()
-    try:
+
+    def ask(info: Any) -> Any:
         nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, byref(info))
-    except NvmlError as error:
-        if error.code is not Code.ArgumentVersionMismatch:
-            raise
-        info = nvml.module.c_nvmlGpuFabricInfo_v2_t()
-        nvml.ask("nvmlDeviceGetGpuFabricInfoV", handle, byref(info))
-    return info
+        return info
+
+    newer = "c_nvmlGpuFabricInfo_v3_t"
+    return nvml.newest(
+        newer,
+        lambda: ask(getattr(nvml.module, newer)()),
+        lambda: ask(nvml.module.c_nvmlGpuFabricInfo_v2_t()),
+    )
 
 
 def _nvlinks(nvml: Library, handle: Handle) -> Values:

@@ -108,6 +108,42 @@ def test_a_started_library_forgets_what_the_driver_before_it_lacked() -> None:
     assert Signal.MEMORY_RESERVED in nvml.read(Call.MEMORY, replay.handle)
 
 
+def test_what_a_card_lacks_is_asked_once_until_the_library_is_started_again() -> None:
+    replay = Replay()
+    calls = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMinorNumber", "nvmlGpmQueryDeviceSupport")
+    for name in calls:
+        setattr(replay, f"_{name}", refuse(3))
+    nvml = nvml_on(replay)
+    for _ in range(3):
+        card = nvml.card(0)
+        assert (card.minor, card.has_gpm, nvml.instances(card)) == (None, False, None)
+    assert [replay.asked.count(name) for name in calls] == [1, 1, 1]
+
+    nvml.start()
+    nvml.instances(nvml.card(0))
+
+    assert [replay.asked.count(name) for name in calls] == [2, 2, 2]
+
+
+def test_a_driver_that_knows_the_older_fabric_call_alone_is_asked_for_the_newer_once() -> None:
+    replay = Replay()
+    asked = []
+
+    def fabric(_: object, reference: Any) -> None:
+        asked.append(type(reference._obj).__name__)
+        if asked[-1] == "c_nvmlGpuFabricInfo_v3_t":
+            refuse(25)()
+
+    replay._nvmlDeviceGetGpuFabricInfoV = fabric
+    nvml = nvml_on(replay)
+
+    for _ in range(2):
+        assert nvml.read(Call.FABRIC, replay.handle) == {Signal.FABRIC_MANAGER_STATUS: 0.0}
+
+    older = "c_nvmlGpuFabricInfo_v2_t"
+    assert asked == ["c_nvmlGpuFabricInfo_v3_t", older, older]
+
+
 @pytest.mark.parametrize("call", [Call.NVLINKS, Call.SRAM, Call.FIELDS])
 def test_what_the_card_does_not_support_says_so(call: Call) -> None:
     replay = Replay()
