@@ -25,6 +25,7 @@ from extender.certs.issuing import (
     CertsError,
     Files,
     Wanted,
+    ending,
     expires_at,
     renewed,
     switched,
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"cannot make certificates: {error}\n")
         return EXIT_FAILED
     sys.stdout.write(describe(before, after))
+    if warning := ending(after, wanted, datetime.now(UTC)):
+        sys.stderr.write(f"warning: {warning}\n")
     return EXIT_OK
 
 
@@ -99,7 +102,7 @@ def changed(files: Files, wanted: Wanted, step: str, now: datetime | None = None
     """
     at = now or datetime.now(UTC)
     if step == "next":
-        files = with_next(renewed(files, wanted, at), at)
+        files = with_next(files, at)
     elif step == "switch":
         files = switched(files)
     elif step == "drop":

@@ -79,22 +79,36 @@ def _leaves(wanted: Wanted) -> tuple[_Leaf, _Leaf]:
 def renewed(files: Files, wanted: Wanted, now: datetime) -> dict[str, bytes]:
     """Return all files as they should be: what is missing, old, or for other names issued anew.
 
+    Nothing is good for longer than the CA that issues it: see `ending`.
+
     Raises:
         CertsError: what is there is damaged, or a certificate is there without its key.
     """
     result = dict(files)
     if "ca.crt" not in result:
         result |= _authority("ca", now)
-    authority = _load(result, "ca")
-    if authority.not_valid_after_utc < now + timedelta(days=wanted.days):
-        raise CertsError(
-            f"the CA is good until {authority.not_valid_after_utc:%Y-%m-%d}, shorter than what it "
-            "would issue: bring in another with --next-ca"
-        )
     for leaf in _leaves(wanted):
         if _is_due(result, leaf, wanted.renew_days, now):
             result |= _issue(result, leaf, wanted.days, now)
     return result
+
+
+def ending(files: Files, wanted: Wanted, now: datetime) -> str:
+    """Return what to do where the CA ends before what it would issue; "" where it does not.
+
+    Raises:
+        CertsError: the CA is damaged.
+    """
+    ends_at = expires_at(files["ca.crt"])
+    if ends_at >= now + timedelta(days=wanted.days):
+        return ""
+    verb = "ended" if ends_at <= now else "ends"
+    step = "--switch-ca" if "next.crt" in files else "--next-ca"
+    return (
+        f"the CA {verb} on {ends_at:%Y-%m-%d}, and all that it issues with it, before their "
+        f"{wanted.days} days are over: go on with {step} (--next-ca, then every kube-scheduler "
+        "gets the new ca.crt and a restart, then --switch-ca, then --drop-ca)"
+    )
 
 
 def with_next(files: Files, now: datetime) -> dict[str, bytes]:
@@ -147,7 +161,7 @@ def _authority(stem: str, now: datetime) -> dict[str, bytes]:
     name = f"idlegpu CA {now:%Y-%m-%d} {secrets.token_hex(4)}"
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
-        _builder(subject, subject, key.public_key(), CA_DAYS, now)
+        _builder(subject, subject, key.public_key(), now, now + timedelta(days=CA_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(is_authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -158,13 +172,15 @@ def _authority(stem: str, now: datetime) -> dict[str, bytes]:
 
 def _issue(files: Files, leaf: _Leaf, days: int, now: datetime) -> dict[str, bytes]:
     authority = _load(files, "ca")
+    # Where the CA has ended, so has what it issues: nobody takes it, and the CA can be changed.
+    ends_at = min(now + timedelta(days=days), authority.not_valid_after_utc)
     signer = serialization.load_pem_private_key(files["ca.key"], None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
         raise CertsError("ca.key is no key of an elliptic curve: it is not one that this made")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)])
     certificate = (
-        _builder(subject, authority.subject, key.public_key(), days, now)
+        _builder(subject, authority.subject, key.public_key(), min(now, ends_at), ends_at)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(is_authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(leaf.usages), critical=False)
@@ -183,10 +199,13 @@ def _is_due(files: Files, leaf: _Leaf, renew_days: int, now: datetime) -> bool:
         return True
     certificate = _parse(files[f"{leaf.side}.crt"], f"{leaf.side}.crt")
     stated = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    authority = _load(files, "ca")
+    # What ends with its CA would be issued anew no better.
+    good_until = min(now + timedelta(days=renew_days), authority.not_valid_after_utc)
     return (
-        certificate.not_valid_after_utc < now + timedelta(days=renew_days)
+        certificate.not_valid_after_utc < good_until
         or set(stated) != set(leaf.names)
-        or certificate.issuer != _load(files, "ca").subject
+        or certificate.issuer != authority.subject
     )
 
 
@@ -207,8 +226,8 @@ def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: CertificatePublicKeyTypes,
-    days: int,
-    now: datetime,
+    begins_at: datetime,
+    ends_at: datetime,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
@@ -216,8 +235,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now.astimezone(UTC) - BACKDATED)
-        .not_valid_after(now.astimezone(UTC) + timedelta(days=days))
+        .not_valid_before(begins_at.astimezone(UTC) - BACKDATED)
+        .not_valid_after(ends_at.astimezone(UTC))
     )
 
 

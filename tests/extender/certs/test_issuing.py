@@ -8,7 +8,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from extender.certs.__main__ import changed
-from extender.certs.issuing import CertsError, Files, Wanted, expires_at, trusted
+from extender.certs.issuing import CertsError, Files, Wanted, ending, expires_at, trusted
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 WANTED = Wanted(names=("idlegpu-extender.idlegpu.svc",), addresses=("10.96.0.88",))
@@ -113,9 +113,54 @@ def test_switching_without_a_next_ca_says_what_to_do() -> None:
         changed(made(), WANTED, "switch", NOW)
 
 
-def test_a_ca_that_would_end_before_what_it_issues_is_refused() -> None:
-    with pytest.raises(CertsError, match="bring in another with --next-ca"):
-        changed(made(), WANTED, "", NOW + timedelta(days=3400))
+SHORTLY_BEFORE, AFTER = NOW + timedelta(days=3620), NOW + timedelta(days=3700)
+"""The CA ends 3650 days after it was made."""
+
+
+def test_certificates_end_with_their_ca_where_it_has_little_left_and_are_not_issued_again() -> None:
+    first = made()
+
+    later = changed(first, WANTED, "", SHORTLY_BEFORE)
+
+    for side in ("extender", "kube-scheduler"):
+        assert expires_at(later[f"{side}.crt"]) == expires_at(first["ca.crt"])
+        assert verified_names(later, side, SHORTLY_BEFORE)
+    assert changed(later, WANTED, "", SHORTLY_BEFORE + timedelta(days=7)) == later
+
+
+@pytest.mark.parametrize("at", [SHORTLY_BEFORE, AFTER], ids=["shortly-before", "after"])
+@pytest.mark.parametrize("is_renewed", [True, False], ids=["renewed", "not-renewed"])
+def test_a_ca_that_ends_is_changed_step_by_step(at: datetime, *, is_renewed: bool) -> None:
+    files = made()
+    if is_renewed:
+        files = changed(files, WANTED, "", SHORTLY_BEFORE)
+
+    told = []
+    for step in ("next", "switch", "drop"):
+        files = changed(files, WANTED, step, at)
+        told.append(ending(files, WANTED, at))
+
+    assert "go on with --switch-ca" in told[0]
+    assert told[1:] == ["", ""]
+    assert expires_at(files["extender.crt"]) == at + timedelta(days=365)
+    for side in ("extender", "kube-scheduler"):
+        assert verified_names(files, side, at)
+    assert trusted(files) == files["ca.crt"]
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [
+        pytest.param(3285, "", id="as-long-as-what-it-issues"),
+        pytest.param(3286, "the CA ends on 2039-12-30", id="shorter"),
+        pytest.param(3651, "the CA ended on 2039-12-30", id="over"),
+    ],
+)
+def test_the_end_of_a_ca_is_told_a_year_before(days: int, told: str) -> None:
+    warning = ending(made(), WANTED, NOW + timedelta(days=days))
+
+    assert warning.startswith(told)
+    assert ("go on with --next-ca" in warning) is bool(told)
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "extender.crt"])

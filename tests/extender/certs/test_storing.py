@@ -5,6 +5,7 @@ import pytest
 
 from extender.certs.__main__ import main
 from extender.certs.storing import read_folder
+from tests.extender.certificates import issue
 
 
 def modes(folder: Path) -> set[int]:
@@ -49,6 +50,19 @@ def test_a_dropped_ca_is_gone_from_the_folder(tmp_path: Path) -> None:
 
     assert not (tmp_path / "previous.crt").exists()
     assert (tmp_path / "extender" / "ca.crt").read_text().count("BEGIN") == 1
+
+
+def test_a_ca_that_ends_soon_is_told_and_everything_is_written_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    issue(tmp_path, days_ago=3400)
+
+    assert main(["--folder", str(tmp_path)]) == 0
+
+    told = capsys.readouterr()
+    assert told.err.startswith("warning: the CA ends on ")
+    assert "extender: good until " in told.out
+    assert main(["--folder", str(tmp_path), "--next-ca"]) == 0
 
 
 def test_a_fault_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
