@@ -358,7 +358,7 @@ async def start(
         )
         export_ports(extender.metrics, [*doors.ports, *extender.following.ports])
         if extender.peers is not None:
-            extender.peers.tls = doors.client_context
+            extender.peers.tls = lambda: doors.client_context
             extender.peers.faults = extender.readiness.faults
         extender.in_flight.callers = doors.callers
         try:

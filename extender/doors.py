@@ -112,7 +112,7 @@ class Doors:
 
     @property
     def client_context(self) -> ssl.SSLContext | None:
-        """How other replicas are asked; None for without TLS."""
+        """How other replicas are asked by now; None for without TLS."""
         return self._certificates.client if self._certificates is not None else None
 
     @property

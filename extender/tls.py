@@ -108,32 +108,36 @@ class Certificates:
         settings: where they are; all three are set.
 
     Attributes:
-        server: for those who ask us.
-        client: for asking other replicas.
+        server: for those who ask us; goes on to new files by itself.
+        client: for asking other replicas; another one as soon as the files are others, so it is
+            to be taken anew for each question.
 
     Raises:
         TlsError: they cannot be used.
     """
 
+    client: ssl.SSLContext
+
     def __init__(self, settings: Tls) -> None:
         if not (settings.cert_file and settings.key_file and settings.client_ca_file):
             raise TlsError("set tls.cert_file, tls.key_file and tls.client_ca_file")
         self._paths = (settings.cert_file, settings.key_file, settings.client_ca_file)
-        self._followed = ServerContext(self._paths, lambda: make_contexts(*self._paths).server)
+        self._followed = ServerContext(self._paths, self._make)
         self.server = self._followed.context
-        self.client = make_contexts(*self._paths).client
+
+    def _make(self) -> ssl.SSLContext:
+        # A context trusts for ever what it once trusted: without a dropped CA it must be another.
+        contexts = make_contexts(*self._paths)
+        self.client = contexts.client
+        return contexts.server
 
     async def run(self) -> None:
         """Have new certificates used until cancelled; bad ones change nothing."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            self.look()
+        await self._followed.run()
 
     def look(self) -> None:
         """Use what the files hold, if that is new and good."""
-        if self._followed.look():
-            # In place: who asks other replicas holds on to it.
-            load(self.client, *self._paths)
+        self._followed.look()
 
 
 def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
@@ -178,19 +182,14 @@ def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Cont
         client.check_hostname = False
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
-            load(context, cert_file, key_file, client_ca_file)
+            context.load_cert_chain(cert_file, key_file)
+            context.load_verify_locations(cafile=client_ca_file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         raise TlsError(
             f"cannot use {cert_file}, {key_file} and {client_ca_file} for TLS: {error}: must be a "
             "certificate, its key without a password, and CAs, all in PEM"
         ) from error
     return Contexts(server=server, client=client)
-
-
-def load(context: ssl.SSLContext, cert_file: Path, key_file: Path, client_ca_file: Path) -> None:
-    """Have a context use files from now on; CAs that it trusted before it goes on to trust."""
-    context.load_cert_chain(cert_file, key_file)
-    context.load_verify_locations(cafile=client_ca_file)
 
 
 def only_known(settings: Tls) -> Middleware:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import ssl
 from collections import deque
 from collections.abc import Callable, Collection
 from http import HTTPStatus
@@ -57,7 +58,8 @@ class PeerLink:
         interval_seconds: least time between two messages.
         monotonic: the clock of the questions.
         count: takes the outcome of each message.
-        scheme: of the other's address, http or https.
+        tls: returns how the other is asked by now, None for without TLS; with another context come
+            other connections.
         faults: what is wrong with us; see `Message`.
     """
 
@@ -70,15 +72,17 @@ class PeerLink:
         interval_seconds: float,
         monotonic: Callable[[], float],
         count: Callable[[str], None],
-        scheme: str = "http",
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         faults: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         host, port = address
         self.instance = ""
         """Who answers there; "" while nobody does."""
+        scheme = "http" if tls() is None else "https"
         self._base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._url = f"{self._base}{PATH}"
         self._session = session
+        self._tls = tls
         self._own_instance = instance
         self._interval_seconds = interval_seconds
         self._monotonic = monotonic
@@ -159,7 +163,7 @@ class PeerLink:
     async def ask(self, path: str) -> bytes | None:
         """Return what the replica answers to a question of ours, None where it does not."""
         try:
-            async with self._session.get(f"{self._base}{path}") as response:
+            async with self._session.get(f"{self._base}{path}", ssl=self._ssl) as response:
                 if response.status != HTTPStatus.OK:
                     return None
                 body = bytearray()
@@ -172,6 +176,10 @@ class PeerLink:
             cause = str(error) or type(error).__name__
             logger.debug("a replica does not answer", extra={"url": self._base, "cause": cause})
             return None
+
+    @property
+    def _ssl(self) -> ssl.SSLContext | bool:
+        return self._tls() or True
 
     async def _wait(self) -> None:
         """Wait for a question, not too long."""
@@ -189,7 +197,9 @@ class PeerLink:
             aiohttp.ClientError, OSError, PeerError: there is none.
         """
         headers = {"Content-Type": "application/json"}
-        async with self._session.post(self._url, data=body, headers=headers) as response:
+        async with self._session.post(
+            self._url, data=body, headers=headers, ssl=self._ssl
+        ) as response:
             text = await response.content.read(MAX_RECEIPT_BYTES)
             if response.status == HTTPStatus.OK:
                 return decode_receipt(text)

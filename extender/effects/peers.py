@@ -80,8 +80,8 @@ class Peers:
         instance: str = "",
     ) -> None:
         self.instance = instance or make_identity()
-        self.tls: ssl.SSLContext | None = None
-        """How the others are asked, set before `run`; None for without TLS."""
+        self.tls: Callable[[], ssl.SSLContext | None] = lambda: None
+        """Returns how the others are asked by now, set before `run`; None for without TLS."""
         self.faults: Callable[[], Collection[str] | None] = lambda: None
         """What the others are told is wrong with us."""
         self._settings = settings
@@ -156,8 +156,7 @@ class Peers:
     async def run(self) -> None:
         """Tell the others until cancelled."""
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
-        connector = None if self.tls is None else aiohttp.TCPConnector(ssl=self.tls)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     while True:
@@ -197,7 +196,7 @@ class Peers:
                 interval_seconds=self._settings.interval_seconds,
                 monotonic=self._monotonic,
                 count=self._count_sent,
-                scheme="http" if self.tls is None else "https",
+                tls=self.tls,
                 faults=self.faults,
             )
             self._tasks[address] = group.create_task(link.run(), name=f"peer {address[0]}")

@@ -1,13 +1,19 @@
 """Replicas that serve over TLS tell each other over TLS."""
 
+import ssl
+import time
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from extender import tls as tls_module
+from extender.certs.storing import read_folder
+from extender.effects.peer_link import PeerLink
+from extender.tls import Certificates
 from simulation.objects import pod_object
-from tests.extender.certificates import client_context, issue, reissue
+from tests.extender.certificates import client_context, issue, reissue, settings_for
 from tests.extender.fake_kube import eventually
 from tests.extender.replicas import running
 
@@ -34,6 +40,45 @@ async def test_a_pod_placed_by_one_replica_counts_at_the_other_before_and_after_
 
         assert [replica.extender.addresses for replica in replicas] == before
         assert all(urls[0].startswith("https://") for urls in before)
+
+
+async def test_a_replica_of_a_dropped_ca_is_asked_no_more(tmp_path: Path) -> None:
+    old, new, own = tmp_path / "old", tmp_path / "new", tmp_path / "own"
+    issue(old)
+    issue(new)
+    issue(own, files=read_folder(old))
+    certificates = Certificates(settings_for(own))
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text="an answer")
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/peers/any", answer)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # of the old CA, and it asks nobody who it is
+    served.load_cert_chain(old / "extender" / "tls.crt", old / "extender" / "tls.key")
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=served).start()
+    async with aiohttp.ClientSession() as session:
+        link = PeerLink(
+            ("127.0.0.1", runner.addresses[0][1]),
+            session,
+            instance="us",
+            interval_seconds=1.0,
+            monotonic=time.monotonic,
+            count=lambda _: None,
+            tls=lambda: certificates.client,
+        )
+        try:
+            assert await link.ask("/v1/peers/any") == b"an answer"
+
+            issue(own, files=read_folder(new))
+            certificates.look()
+
+            # Neither by a new connection nor by the one that is kept from before.
+            assert await link.ask("/v1/peers/any") is None
+        finally:
+            await runner.cleanup()
 
 
 async def test_who_may_not_ask_is_told_at_the_end_as_well_that_the_connection_ends(
