@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -11,11 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from prometheus_client import Counter as Metric
 
+from extender.admission.nodes import is_pinned, takes_nodes_of
 from extender.admission.review import Review, ReviewError, decode_review, encode_answer, patch_pod
 from extender.admission.scheduler_lease import SchedulerLease
 from extender.core.policy import Policy
 from extender.core.request import parse_request
 from extender.core.resources import ResourceNames
+from extender.core.selection import read_selection
 from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient
 from extender.seldom import Seldom
@@ -47,6 +49,10 @@ class Outcome(StrEnum):
     OTHER_SCHEDULER = "other-scheduler"
     BOUND = "bound"
     """It names its node already: no scheduler looks at it."""
+    PINNED = "pinned"
+    """A DaemonSet's, or it names its nodes in its affinity: these may be another scheduler's."""
+    OTHER_NODES = "other-nodes"
+    """By its selector or affinity it cannot go to nodes with that scheduler's label."""
     SCHEDULER_ABSENT = "scheduler-absent"
     """Nobody renews the Lease."""
     UNREADABLE = "unreadable"
@@ -161,25 +167,31 @@ class AdmissionWebhook:
 
     def judge(self, review: Review) -> tuple[Outcome, bytes]:
         """Return what becomes of a pod, and the answer that says so."""
-        spec = mapping_of(review.pod.get("spec"))
         parsed = parse_request(review.pod, resources=self._resources(), defaults=self._policy())
         if parsed.is_disabled:
             outcome = Outcome.DISABLED
         elif parsed.request is None:
             outcome = Outcome.NO_GPU
-        elif text_of(spec.get("nodeName")):
-            outcome = Outcome.BOUND
-        elif text_of(spec.get("schedulerName")) not in {"", DEFAULT_SCHEDULER}:
-            outcome = Outcome.OTHER_SCHEDULER
-        elif not self._lease.is_fresh:
-            outcome = Outcome.SCHEDULER_ABSENT
         else:
-            outcome = Outcome.SET
+            outcome = self._judge_gpu_pod(review.pod)
         if outcome is not Outcome.SET:
             return outcome, encode_answer(review.uid)
         problems = [problem.message for problem in parsed.problems]
         patch = patch_pod(review.pod, scheduler=self._scheduler, taint_key=self._taint_key)
         return outcome, encode_answer(review.uid, patch=patch, warnings=problems)
+
+    def _judge_gpu_pod(self, pod: Mapping[str, object]) -> Outcome:
+        spec = mapping_of(pod.get("spec"))
+        if text_of(spec.get("nodeName")):
+            return Outcome.BOUND
+        if text_of(spec.get("schedulerName")) not in {"", DEFAULT_SCHEDULER}:
+            return Outcome.OTHER_SCHEDULER
+        selection = read_selection(pod)
+        if is_pinned(pod, selection):
+            return Outcome.PINNED
+        if not takes_nodes_of(self._scheduler, selection):
+            return Outcome.OTHER_NODES
+        return Outcome.SET if self._lease.is_fresh else Outcome.SCHEDULER_ABSENT
 
 
 def _unchanged(outcome: Outcome, uid: str) -> tuple[Outcome, bytes]:

@@ -26,6 +26,7 @@ from tests.extender.fake_kube import eventually
 from tests.extender.served import Client, MakeClient, pod
 
 GPU_CONTAINER = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+LABEL = "idlegpu.io/scheduler"
 MADE = {"schedulerName": "default-scheduler"}
 
 
@@ -87,6 +88,30 @@ async def served(aiohttp_client: MakeClient) -> Served:
     return Served(await aiohttp_client(webhook.build_app()), scheduler, metrics)
 
 
+def expression(operator: str, *values: str) -> dict[str, Any]:
+    """Return a term of affinity to the label of a scheduler's nodes."""
+    return {"matchExpressions": [{"key": LABEL, "operator": operator, "values": list(values)}]}
+
+
+def named(operator: str, *nodes: str) -> dict[str, Any]:
+    """Return a term of affinity to nodes by name."""
+    field = {"key": "metadata.name", "operator": operator, "values": list(nodes)}
+    return {"matchFields": [field]}
+
+
+def choosing(*terms: dict[str, Any]) -> dict[str, Any]:
+    """Return a GPU pod with required node affinity."""
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return made(pod(), affinity={"nodeAffinity": required})
+
+
+def owned(kind: str) -> dict[str, Any]:
+    """Return a GPU pod that somebody made."""
+    item: dict[str, Any] = made(pod())
+    owner = {"apiVersion": "apps/v1", "kind": kind, "name": "it", "controller": True}
+    return {**item, "metadata": {**item["metadata"], "ownerReferences": [owner]}}
+
+
 def made(item: dict[str, Any], **spec: object) -> dict[str, Any]:
     """Return a pod as the API server shows it: with its defaults."""
     return {**item, "spec": {**item["spec"], **MADE, **spec}}
@@ -100,6 +125,12 @@ def made(item: dict[str, Any], **spec: object) -> dict[str, Any]:
         pytest.param(made(pod(), schedulerName=""), id="no-scheduler-yet"),
         pytest.param(made(pod(enabled="true")), id="enabled"),
         pytest.param(made(pod(enabled="maybe")), id="bad-annotation"),
+        pytest.param(owned("ReplicaSet"), id="a-replica-set's"),
+        pytest.param(made(pod(), nodeSelector={"disk": "ssd"}), id="another-label"),
+        pytest.param(made(pod(), nodeSelector={LABEL: "idlegpu-scheduler"}), id="its-nodes"),
+        pytest.param(choosing(expression("In", "another", "idlegpu-scheduler")), id="its-too"),
+        pytest.param(choosing(expression("DoesNotExist"), expression("Exists")), id="or-its"),
+        pytest.param(choosing(named("NotIn", "gpu-7")), id="not-one-node"),
     ],
 )
 async def test_a_pod_that_asks_for_gpus_gets_the_scheduler(
@@ -126,6 +157,15 @@ async def test_gpus_of_an_init_container_count_too(served: Served) -> None:
         pytest.param(made(pod(enabled="False")), "disabled", id="disabled-in-capitals"),
         pytest.param(made(pod(), schedulerName="volcano"), "other-scheduler", id="other-scheduler"),
         pytest.param(made(pod(), nodeName="gpu-7"), "bound", id="bound"),
+        pytest.param(owned("DaemonSet"), "pinned", id="a-daemon-set's"),
+        pytest.param(choosing(named("In", "gpu-7")), "pinned", id="node-by-name"),
+        pytest.param(
+            made(pod(), nodeSelector={LABEL: "another"}), "other-nodes", id="others-nodes"
+        ),
+        pytest.param(
+            choosing(expression("NotIn", "idlegpu-scheduler")), "other-nodes", id="not-its-nodes"
+        ),
+        pytest.param(choosing(expression("DoesNotExist")), "other-nodes", id="no-schedulers-nodes"),
     ],
 )
 async def test_other_pods_stay_as_they_are(
