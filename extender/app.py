@@ -33,7 +33,7 @@ from extender.observe.exporting import export_ports, export_state, metrics_route
 from extender.observe.health import health_routes
 from extender.observe.page.routes import STREAM, Page
 from extender.observe.replicas import Replicas
-from extender.observe.unasked import unasked_routes
+from extender.observe.unasked import UnaskedTable
 from extender.observe.why import Why
 from extender.placement.asked import AskedLog
 from extender.placement.bindings import InventoryTap
@@ -166,6 +166,7 @@ class Extender:
         decided = Decisions(self.history, replicas)
         self.api = Api(self.fleet, self.placer, settings.resource_patterns, decided)
         self._regret = self.trying.join(replicas, self.asked)
+        self._unasked_table = UnaskedTable(self.unasked, replicas)
         self.why = Why(
             self.placer,
             lambda: self.api.resources,
@@ -260,7 +261,7 @@ class Extender:
         if settings.tls.is_used:
             middlewares.insert(1, only_known(settings.tls))
         routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
-        routes += self.page.lost.peer_routes()
+        routes += [*self.page.lost.peer_routes(), *self._unasked_table.peer_routes()]
         routes += [*self.api.decisions.peer_routes(), *self.why.peer_routes()]
         if self.peers is not None:
             routes += self.peers.routes()
@@ -287,7 +288,7 @@ class Extender:
         return self.admission.build_app([self.in_flight.count])
 
     def _add_status(self, app: web.Application) -> None:
-        app.add_routes([*unasked_routes(self.unasked), *self._regret.routes()])
+        app.add_routes([*self._unasked_table.routes(), *self._regret.routes()])
         app.add_routes([*self.access.routes(), *self.api.routes(), *self.why.routes()])
         self.page.add_to(app)
         app.add_routes(health_routes(self.readiness.tell, self._degraded))

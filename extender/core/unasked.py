@@ -1,8 +1,10 @@
 """Why pods were bound without our having been asked, or without our answer: the likely causes."""
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Final
 
 SILENCE_SECONDS: Final = 900.0
@@ -67,6 +69,10 @@ class BoundPods:
     last_at: float = 0.0
 
 
+_Likeness = tuple[str, tuple[str, ...], Verdict]
+"""Scheduler, resources and verdict."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What is known of the last minutes.
@@ -95,6 +101,37 @@ class Evidence:
     def is_silent(self) -> bool:
         """Whether nobody asks anything."""
         return self.silence_seconds is None or self.silence_seconds > SILENCE_SECONDS
+
+
+def merge(known: Iterable[Evidence]) -> Evidence:
+    """Return what several replicas know together; times are on one clock.
+
+    Each judges all pods that it saw waiting, so most are judged by all of them: of pods alike those
+    count that one replica judged, the one with the most. What went wrong with a question, only the
+    replica knows that it came to.
+    """
+    pods: dict[_Likeness, list[BoundPods]] = {}
+    together = Evidence(pods=())
+    for one in known:
+        alike: defaultdict[_Likeness, list[BoundPods]] = defaultdict(list)
+        for group in one.pods:
+            alike[group.scheduler, group.resources, group.verdict].append(group)
+        for likeness, groups in alike.items():
+            if _count(groups) > _count(pods.get(likeness, ())):
+                pods[likeness] = groups
+        silences = (together.silence_seconds, one.silence_seconds)
+        together = Evidence(
+            pods=(),
+            silence_seconds=min((each for each in silences if each is not None), default=None),
+            lost_answers=together.lost_answers + one.lost_answers,
+            slow_answers=together.slow_answers + one.slow_answers,
+            slowest_seconds=max(together.slowest_seconds, one.slowest_seconds),
+            unreadable=together.unreadable + one.unreadable,
+            wrong_paths=tuple(dict.fromkeys((*together.wrong_paths, *one.wrong_paths))),
+            has_peers=together.has_peers or one.has_peers,
+        )
+    most = sorted(chain.from_iterable(pods.values()), key=lambda group: group.last_at)
+    return replace(together, pods=tuple(most))
 
 
 class CauseKind(StrEnum):

@@ -80,17 +80,25 @@ class UnaskedReport:
     Attributes:
         at: the time of the report, on the clock of the groups' times.
         unjudged: pods of which it is not known, since the start.
-        bound: the others that were bound in the last minutes, in groups.
-        causes: why some of these were bound without our answer; the likeliest first.
+        evidence: what is known of the others that were bound in the last minutes.
         asked_by: the schedulers that ask: those that the settings name, else those of whose pods
             any was asked about since the start; some of them, where there are many.
     """
 
     at: float
     unjudged: int
-    bound: tuple[BoundPods, ...]
-    causes: tuple[Cause, ...]
-    asked_by: tuple[str, ...]
+    evidence: Evidence
+    asked_by: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> tuple[BoundPods, ...]:
+        """The pods that were bound in the last minutes, in groups."""
+        return self.evidence.pods
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Why some of these were bound without our answer; the likeliest first."""
+        return likely_causes(self.evidence)
 
 
 class UnaskedPods:
@@ -206,12 +214,10 @@ class UnaskedPods:
 
     def report(self) -> UnaskedReport:
         """Return what was noticed in the last minutes."""
-        evidence = self._evidence()
         return UnaskedReport(
             at=self._asked.monotonic(),
             unjudged=self.unjudged,
-            bound=evidence.pods,
-            causes=likely_causes(evidence),
+            evidence=self._evidence(),
             asked_by=tuple(self._settings.schedulers or sorted(self._asking)),
         )
 

@@ -340,9 +340,13 @@ class Cause(Answer):
 
 
 class Unasked(Answer):
-    """Pods that were bound without our answer, and the schedulers that ask for one."""
+    """Pods that were bound without our answer, and the schedulers that ask for one.
+
+    Replicas that did not answer are named.
+    """
 
     unjudged: int
     bound: list[UnaskedGroup]
     likely_causes: list[Cause]
     asked_by: list[str] = []
+    unreachable: list[str] = []

@@ -81,6 +81,28 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
     assert "pods bound without our answer" in caplog.messages
 
 
+async def test_a_replica_that_starts_later_tells_which_pods_were_bound_unasked_before() -> None:
+    async with described(2) as replicas:
+        alone = Peers(addresses=replicas.addresses[:1])
+        async with replicas.start(0, peers=alone) as first:
+            await asyncio.sleep(WATCH_SECONDS)
+            replicas.cluster.control.create_pod(pod_object("silent"))
+            await eventually(lambda: any(first.extender.fleet.pods.values()))
+            replicas.cluster.control.bind("default", "silent", NODES[0])
+            await until_judged(first)
+
+            ready = Ready(wait_seconds=0)  # the first does not know it, and tells it nothing
+            async with (
+                replicas.start(1, ready=ready) as second,
+                second.session.get(f"{second.url}/v1/unasked") as answer,
+            ):
+                told = await answer.json()
+
+    assert second.extender.unasked.report().bound == ()
+    assert [(it["example"], it["count"]) for it in told["bound"]] == [("default/silent", 1)]
+    assert told["unreachable"] == []
+
+
 async def test_burst_asked_alternately_is_spread() -> None:
     async with running(2) as (cluster, replicas):
         chosen: list[str] = []

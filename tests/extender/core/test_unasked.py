@@ -14,6 +14,7 @@ from extender.core.unasked import (
     Verdict,
     judge,
     likely_causes,
+    merge,
 )
 
 GPU, MIG, SHARED = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
@@ -240,3 +241,36 @@ def test_verdict(
     filtered: Answered | None, scored: Answered | None, is_scoring: bool, verdict: Verdict
 ) -> None:
     assert judge(filtered, scored, order_seconds=1.0, is_scoring=is_scoring) is verdict
+
+
+def test_of_pods_alike_those_count_that_one_replica_judged_most_of() -> None:
+    early = replace(MISSED, is_early=True, count=1)
+    fewer = evidence(replace(MISSED, count=2), early, replace(LOST, last_at=200.0))
+
+    together = merge([evidence(), fewer, evidence(replace(MISSED, count=4), ASKED)])
+
+    assert together.pods == (replace(MISSED, count=4), ASKED, replace(LOST, last_at=200.0))
+    # As early and as late ones they are the same pods.
+    assert merge([fewer, evidence(MISSED)]).pods == fewer.pods
+
+
+def test_what_went_wrong_at_any_replica_is_known_together() -> None:
+    one = evidence(silence=None, lost_answers=2, slowest_seconds=0.5, wrong_paths=("/a",))
+    other = evidence(silence=7.0, lost_answers=1, slow_answers=3, slowest_seconds=1.5)
+
+    together = merge([one, replace(other, unreadable=4, wrong_paths=("/b", "/a"))])
+
+    assert together == evidence(
+        silence=7.0,
+        lost_answers=3,
+        slow_answers=3,
+        slowest_seconds=1.5,
+        unreadable=4,
+        wrong_paths=("/a", "/b"),
+    )
+
+
+def test_what_one_replica_knows_stays_as_it_is_without_others() -> None:
+    known = evidence(MISSED, replace(LOST, last_at=200.0), silence=None, slow_answers=1)
+
+    assert merge([known]) == known

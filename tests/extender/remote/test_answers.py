@@ -12,9 +12,9 @@ from urllib.request import Request, urlopen
 import msgspec
 import pytest
 
-from extender.core.unasked import BoundPods, Cause, CauseKind, Verdict
+from extender.core.unasked import BoundPods, Evidence, Verdict
 from extender.observe.regret import RegretTable
-from extender.observe.unasked import unasked_routes
+from extender.observe.unasked import UnaskedTable
 from extender.placement.regret import RegretWatch
 from extender.placement.unasked import UnaskedReport
 from extender.remote import advice, answers, holding, regret
@@ -60,8 +60,7 @@ class Unasked:
             verdict=Verdict.NOT_ASKED,
             example="team/quiet",
         )
-        cause = Cause(kind=CauseKind.NO_EXTENDER, field="extenders", pods=1, text="nobody asks")
-        return UnaskedReport(at=10.0, unjudged=0, bound=(group,), causes=(cause,), asked_by=("a",))
+        return UnaskedReport(at=10.0, unjudged=0, evidence=Evidence(pods=(group,)), asked_by=("a",))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def documents() -> Iterator[dict[str, Any]]:
     watch.outcomes.extend(OUTCOMES)
     app = fleet.build_app()
     app.add_routes(RegretTable(lambda: watch).routes())
-    app.add_routes(unasked_routes(Unasked()))  # type: ignore[arg-type] # it only reports
+    app.add_routes(UnaskedTable(Unasked()).routes())  # type: ignore[arg-type] # it only reports
     wish = pod("what-if", gpus=2, **{"gpu-memory": "much", "prefer-models": "H100"})
     with ExitStack() as stack:
         url = stack.enter_context(serving(app))
