@@ -62,6 +62,30 @@ _METRICS: Final = (
         "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", (Extra.PCIE_REPLAYS,), 1, "Total number of PCIe retries."
     ),
     _Metric(
+        "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+        (Extra.NVLINK_CRC_FLITS,),
+        1,
+        "Total number of NVLink flow-control CRC errors.",
+    ),
+    _Metric(
+        "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+        (Extra.NVLINK_CRC_DATA,),
+        1,
+        "Total number of NVLink data CRC errors.",
+    ),
+    _Metric(
+        "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+        (Extra.NVLINK_REPLAYS,),
+        1,
+        "Total number of NVLink retries.",
+    ),
+    _Metric(
+        "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+        (Extra.NVLINK_RECOVERIES,),
+        1,
+        "Total number of NVLink recovery errors.",
+    ),
+    _Metric(
         "DCGM_FI_DEV_GPU_UTIL",
         (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION),
         _PERCENT,

@@ -7,7 +7,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.backend import Call, Code, ProcessList, ProcessUse, XidEvent
+from agent.backend import Call, Code, Extra, ProcessList, ProcessUse, XidEvent
 from agent.dcgm_names import DcgmCollector
 from agent.exporter import AgentCollector
 from agent.options import Options
@@ -36,8 +36,19 @@ ALERTED = (
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
     "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+    "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+    "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
 )
 """What alerts of others commonly watch besides."""
+
+NVLINK_ERRORS = (
+    Extra.NVLINK_CRC_FLITS,
+    Extra.NVLINK_CRC_DATA,
+    Extra.NVLINK_REPLAYS,
+    Extra.NVLINK_RECOVERIES,
+)
 
 
 class Holders:
@@ -248,7 +259,9 @@ async def test_xids_are_counted_and_the_one_that_counts_is_told() -> None:
 
 @pytest.mark.parametrize("name", [*DASHBOARD_12239, *ALERTED])
 async def test_no_query_of_the_known_dashboard_and_alerts_comes_back_empty(name: str) -> None:
-    sampler = await sampled(busy_card())
+    card = busy_card()
+    card.values[Call.FIELDS] = {**card.values[Call.FIELDS], **dict.fromkeys(NVLINK_ERRORS, 0.0)}
+    sampler = await sampled(card)
     sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=13), time.time())
     await sampler.sample()
     sampler.close()
