@@ -11,6 +11,7 @@ import base64
 import contextlib
 import random
 import resource
+import ssl
 import sys
 import time
 from typing import Final
@@ -23,6 +24,7 @@ from typing_extensions import override
 from agent.foreign import Threshold
 from agent.options import ReportOptions
 from agent.push_news import Digests
+from agent.push_tls import client_context
 from agent.push_update import Updates
 from agent.report import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
 from bench.backend_fleet import BenchFleet, FleetSpec
@@ -214,17 +216,23 @@ async def keep(
     link_of: "dict[str, Link]",
     name: str,
     frames: Frames,
-    port: int,
-    audience: str,
-    gate: asyncio.Semaphore,
+    options: argparse.Namespace,
+    how: "tuple[asyncio.Semaphore, ssl.SSLContext | None]",
 ) -> None:
     """Keep a node's agent connected."""
     loop, failures = asyncio.get_running_loop(), 0
+    gate, tls = how
     while True:
-        link = Link(frames, name, audience)
+        link = Link(frames, name, options.audience)
         with contextlib.suppress(OSError):
             async with gate:
-                await loop.create_connection(lambda: link, "127.0.0.1", port)  # noqa: B023 - at once
+                await loop.create_connection(
+                    lambda: link,  # noqa: B023 - at once
+                    "127.0.0.1",
+                    options.port,
+                    ssl=tls,
+                    server_hostname=None if tls is None else "127.0.0.1",
+                )
             link_of[name] = link
             await link.is_lost.wait()
         failures = failures + 1 if link.is_refused else 0
@@ -242,12 +250,10 @@ async def swarm(options: argparse.Namespace) -> None:
     sys.stdout.flush()
     sys.stdin.readline()
     links: dict[str, Link] = {}
-    gate = asyncio.Semaphore(PARALLEL)
+    how = (asyncio.Semaphore(PARALLEL), client_context(ReportOptions(ca_file=options.ca)))
     async with asyncio.TaskGroup() as group:
         for name, frames in made.items():
-            group.create_task(
-                keep(links, name, frames, options.port, options.audience, gate), name=name
-            )
+            group.create_task(keep(links, name, frames, options, how), name=name)
         group.create_task(talk(links, options), name="talk")
 
 
@@ -279,6 +285,7 @@ def main() -> None:
     parser.add_argument("--heartbeat", type=float, default=10.0, help="seconds between two")
     parser.add_argument("--changes", type=float, default=500.0, help="a second, on all nodes")
     parser.add_argument("--audience", default="idlegpu-extender")
+    parser.add_argument("--ca", default="", help="its CA, for TLS; none: without TLS")
     options = parser.parse_args()
     soft, hard = _files()
     if soft < options.nodes + 100:

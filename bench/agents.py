@@ -1,18 +1,21 @@
 """What 5,000 node agents cost the extender, and whether its answers feel them.
 
 `python -m bench.agents` places ten pods a second, first without agents, then while 5,000 of them
-report from a process of their own (`bench.agent_swarm`): a connection each, heartbeats every 10 s
-and 500 changes a second on top. CPU is that of the extender's main process, by /proc; what agents
-cost is what it takes more with them than without while nobody asks for twenty seconds.
+report from a process of their own (`bench.agent_swarm`): a connection each over TLS, as the
+manifests have it (`--plain`: without), heartbeats every 10 s and 500 changes a second on top. CPU
+is that of the extender's main process, by /proc; what agents cost is what it takes more with them
+than without while nobody asks for twenty seconds.
 """
 
 import argparse
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +25,8 @@ from bench.machine import Bound, report
 from bench.noise import noise_server
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import ROOT, FleetSpec, World, open_world, wait_until
+from extender.certs.issuing import Wanted, renewed
+from extender.certs.storing import write_folder
 from tests.controlplane.process import free_port
 
 P99_LIMIT_MS: Final = 10.0
@@ -54,12 +59,29 @@ class Span:
 
 
 @contextmanager
-def swarm(port: int, options: argparse.Namespace) -> Iterator["subprocess.Popen[str]"]:
+def certificates(*, is_wanted: bool) -> Iterator[dict[str, str]]:
+    """Have a CA, and a certificate of the extender's, in files; none where they are not wanted."""
+    if not is_wanted:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="idlegpu-bench-") as folder:
+        wanted = Wanted(names=("localhost",), addresses=("127.0.0.1",))
+        write_folder(Path(folder), renewed({}, wanted, datetime.now(UTC)))
+        own = Path(folder) / "extender"
+        files = {"cert_file": "tls.crt", "key_file": "tls.key", "ca_file": "ca.crt"}
+        yield {name: str(own / file) for name, file in files.items()}
+
+
+@contextmanager
+def swarm(
+    port: int, ca_file: str, options: argparse.Namespace
+) -> Iterator["subprocess.Popen[str]"]:
     """Have agents that are ready to connect: they do once a line is written to them."""
     command = [
         *(sys.executable, "-m", "bench.agent_swarm", "--port", str(port)),
         *("--nodes", str(options.nodes), "--gpu-pods", str(options.gpu_pods)),
         *("--changes", str(options.changes), "--heartbeat", str(options.heartbeat)),
+        *("--ca", ca_file),
     ]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(ROOT)
@@ -135,9 +157,20 @@ def run(
     """Measure both phases, and the extender at rest before each."""
     port = free_port()
     spec = FleetSpec(nodes=options.nodes, gpu_pods=options.gpu_pods)
-    settings = {"agents": {"listen": f"127.0.0.1:{port}"}}
     phases = [Phase("without agents"), Phase(f"{options.nodes} agents report")]
-    with swarm(port, options) as process, open_world(spec, settings=settings) as world:
+    with (
+        certificates(is_wanted=not options.plain) as own,
+        swarm(port, own.get("ca_file", ""), options) as process,
+        open_world(
+            spec,
+            settings={
+                "agents": {
+                    "listen": f"127.0.0.1:{port}",
+                    **{name: own[name] for name in ("cert_file", "key_file") if own},
+                }
+            },
+        ) as world,
+    ):
         world.wait_ready()
         wait_until(world.has_readings, "the first readings", 240.0, poll_seconds=0.5)
         scheduler, running = Scheduler(world), list[Placed]()
@@ -178,6 +211,7 @@ def main() -> int:
     parser.add_argument("--changes", type=float, default=500.0, help="a second, on all nodes")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
     parser.add_argument("--pause", type=float, default=0.1, help="a pod so often, in seconds")
+    parser.add_argument("--plain", action="store_true", help="without TLS")
     options = parser.parse_args()
     phases, spans, rests, figures = run(options)
     rows = []
