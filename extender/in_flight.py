@@ -145,8 +145,7 @@ class InFlight:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BURST_SECONDS):
-                # What is waited for is that nothing happens.
-                while (left := CALM_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110
+                while (left := CALM_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - nothing tells that nothing happens
                     await asyncio.sleep(left)
 
     def is_quiet(self, seconds: float) -> bool:
@@ -173,8 +172,7 @@ class InFlight:
         self.is_draining = True
         await asyncio.sleep(at_least_seconds)
         self._ends_at = time.monotonic() + at_most_seconds
-        # Connections tell nobody of their end.
-        while self._is_somebody_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110
+        while self._is_somebody_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - connections tell nobody of their end
             await asyncio.sleep(LOOK_SECONDS)
 
     def hurry(self, at_most_seconds: float) -> None:

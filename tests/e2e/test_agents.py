@@ -18,17 +18,18 @@ from simulation.devices import Load
 from simulation.models import GIB
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import POD_RIGHTS, Tokens, agents_on, tokens_of
+from tests.e2e.agents import (
+    POD_RIGHTS,
+    SOON_SECONDS,
+    WITHIN_SECONDS,
+    Tokens,
+    agents_on,
+    tokens_of,
+)
 from tests.e2e.world import World
 from tests.extender.certificates import issue
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
-WITHIN_SECONDS = 3.0
-"""So soon after a GPU has turned busy no pod goes there any more."""
-
-SOON_SECONDS = 8.0
-"""Two passes of an agent, a back-off of kube-scheduler, and the 3 s that a wake may take."""
 
 HOLD_SECONDS = 3.0
 

@@ -23,7 +23,7 @@ from tests.controlplane.deployed import merged
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import Tokens, agents_on, tokens_of
+from tests.e2e.agents import SOON_SECONDS, WITHIN_SECONDS, Tokens, agents_on, tokens_of
 from tests.e2e.world import SETTINGS, World
 
 WHY_NOT = why_no_gpu()
@@ -32,12 +32,6 @@ pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.timeout(240),
 ]
-
-WITHIN_SECONDS: Final = 3.0
-"""So soon after a GPU has turned busy no pod goes there any more."""
-
-SOON_SECONDS: Final = 8.0
-"""Two passes of the agent, a back-off of kube-scheduler, and the 3 s that a wake may take."""
 
 GPUS: Final = "nvidia.com/gpu"
 PATIENT: Final = {"idlegpu.io/require-idle": "true"}
