@@ -74,14 +74,30 @@ class DeviceVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeVerdict:
-    """One node as a pod sees it.
+class NodeScore:
+    """What one node is worth to a pod.
 
     Attributes:
         node: its name.
-        resource: the resource that was asked for.
         rejection: the reason against it, "" where it passes.
         score: 0 to 1, full precision.
+        parts: what the score is the sum of ...
+        factors: ... and what takes its share of that sum.
+    """
+
+    node: str
+    rejection: str = ""
+    score: float
+    parts: tuple[Part, ...] = ()
+    factors: tuple[Factor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeVerdict(NodeScore):
+    """One node as a pod sees it.
+
+    Attributes:
+        resource: the resource that was asked for.
         landing: devices that the pod could land on.
         idle: of those, known to suit.
         needed: distinct devices that the pod gets.
@@ -91,14 +107,9 @@ class NodeVerdict:
         suspicion: share of the score that early failures cost.
         model: the devices' model, "" where unknown.
         devices: each device.
-        parts: what the score is the sum of ...
-        factors: ... and what takes its share of that sum.
     """
 
-    node: str
     resource: str
-    rejection: str
-    score: float
     landing: int
     idle: int
     needed: int
@@ -108,8 +119,6 @@ class NodeVerdict:
     suspicion: float
     model: str
     devices: tuple[DeviceVerdict, ...]
-    parts: tuple[Part, ...] = ()
-    factors: tuple[Factor, ...] = ()
 
 
 UNKNOWN = 0.5
@@ -248,6 +257,21 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
             factors=made_of[index].factors,
         )
         for index, node in enumerate(evidence.nodes)
+    )
+
+
+def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
+    """Return what each node of the evidence is worth, in a fraction of the time of `explain`.
+
+    Args:
+        evidence: of nodes that passed.
+    """
+    if not evidence.nodes:
+        return ()
+    assessment = assess(evidence.batch, evidence.ask.columns, estimates(evidence.policy))
+    return tuple(
+        NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors)
+        for node, of in zip(evidence.nodes, _break_down(evidence, assessment), strict=True)
     )
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 import numpy as np
 
 from extender.core.decision import Decision
-from extender.core.explain import NodeVerdict
+from extender.core.explain import NodeScore, NodeVerdict
 from extender.core.filtering import Code
 from extender.core.steps import Steps, let_go
 from extender.observe.explain_node import SAME
@@ -97,7 +97,7 @@ def _first(ranking: Ranking) -> NodeVerdict | None:
     return min(mine, key=lambda verdict: verdict.score) if mine else None
 
 
-def lost_by(first: NodeVerdict | None, other: NodeVerdict) -> str | None:
+def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
     """Return in one sentence what a node is behind our first choice in, None for that itself."""
     if other.rejection:
         return f"refused: {other.rejection}"

@@ -6,6 +6,7 @@ from typing import Final
 from extender.core.readings import Signal
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.snapshot import Snapshot
+from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
 from extender.observe.page.roster import NOTHING, order_of
 from extender.observe.views import Json, node_views
@@ -21,6 +22,9 @@ SHOWN: Final = (
     Signal.MEMORY_TEMPERATURE,
 )
 """Signals that are shown as they were read."""
+
+PIECE_DEVICES: Final = 2
+"""Devices whose readings are looked up between two turns of the event loop."""
 
 _THROTTLED: Final = {
     0x04: "software power cap",
@@ -44,8 +48,14 @@ def throttling(reasons: float | None) -> list[str] | None:
     return [text for bit, text in _THROTTLED.items() if int(reasons) & bit]
 
 
-def node_detail(fleet: Fleet, snapshot: Snapshot, name: str) -> Json:
-    """Return a node and each of its devices, with what was read of them."""
+def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
+    """Return a node and each of its devices with what was read of them, some at a time.
+
+    None where the node is not known.
+    """
+    if name not in fleet.nodes:
+        return None
+    snapshot = fleet.snapshot()
     (view,) = node_views(fleet, snapshot, [name], gpus=True)
     record = fleet.nodes[name]
     view["labels"] = dict(record.labels)
@@ -54,7 +64,9 @@ def node_detail(fleet: Fleet, snapshot: Snapshot, name: str) -> Json:
     assert isinstance(gpus, list)  # noqa: S101 - asked for above
     rows, order = rows_of(fleet, snapshot, name)
     view["gpus"] = gpus = [gpus[at] for at in order]
-    for gpu, row in zip(gpus, rows, strict=True):
+    for at, (gpu, row) in enumerate(zip(gpus, rows, strict=True)):
+        if at % PIECE_DEVICES == 0:
+            yield
         gpu["readings"] = _readings(fleet, snapshot, row)
         gpu["throttling"] = throttling(fleet.store.value(Signal.CLOCK_EVENT_REASONS, row))
     return view

@@ -1,6 +1,7 @@
 """Why runners-up lost, for the decisions that a page shows: in words once, whoever asks.
 
-To explain a decision in full takes some ten milliseconds; this looks at two nodes of it alone.
+To explain a decision in full takes some ten milliseconds; this looks at two nodes of it alone, and
+at nothing but their scores: both passed.
 """
 
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from urllib.parse import urlencode
 import orjson
 from aiohttp import web
 
-from extender.core.explain import NodeVerdict, explain, only
+from extender.core.explain import NodeScore, only, scores_of
 from extender.core.untyped import mapping_of, text_of
 from extender.observe.answers import CONTENT_TYPE, json_answer
 from extender.observe.explain_views import lost_by
@@ -101,24 +102,24 @@ class Lost:
         why = None
         if len(order) > 1:
             first, second = (record.decision.candidates[at] for at in order)
-            verdicts = _verdicts(record, first, second)
-            if second in verdicts:
-                why = lost_by(verdicts.get(first), verdicts[second])
+            scores = _scores(record, first, second)
+            if second in scores:
+                why = lost_by(scores.get(first), scores[second])
         told = self._kept[record.number] = record.pod.key, why
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         return told
 
 
-def _verdicts(record: DecisionRecord, *nodes: str) -> dict[str, NodeVerdict]:
-    """Return the verdicts on some nodes, those that are kept; the worst where there are several."""
-    found: dict[str, NodeVerdict] = {}
+def _scores(record: DecisionRecord, *nodes: str) -> dict[str, NodeScore]:
+    """Return the scores of some nodes, those that are kept; the worst where there are several."""
+    found: dict[str, NodeScore] = {}
     for part in record.evidence:
         here = [node for node in nodes if node in part.nodes]
-        for verdict in explain(only(part.evidence, *here)) if here else ():
-            other = found.get(verdict.node)
-            if other is None or verdict.score < other.score:
-                found[verdict.node] = verdict
+        for one in scores_of(only(part.evidence, *here)) if here else ():
+            other = found.get(one.node)
+            if other is None or one.score < other.score:
+                found[one.node] = one
     return found
 
 

@@ -12,7 +12,7 @@ from extender.observe.advice import Advice
 from extender.observe.answers import error_answer, json_answer
 from extender.observe.collector import SourceStatus
 from extender.observe.page.decision_feed import DecisionFeed
-from extender.observe.page.detail import node_detail
+from extender.observe.page.detail import node_detail_in_steps
 from extender.observe.page.far_feed import FarFeed
 from extender.observe.page.files import file_routes
 from extender.observe.page.fleet_feed import FleetFeed
@@ -23,7 +23,7 @@ from extender.observe.page.past import Past, Plots
 from extender.observe.page.stream import stream
 from extender.observe.replicas import ONE, Replicas
 from extender.placement.history import DecisionHistory
-from extender.stepping import GiveWay
+from extender.stepping import GiveWay, in_turns
 
 STREAM: Final = "/v1/page/stream"
 """Stays open: it is no question that waits for its answer."""
@@ -97,9 +97,8 @@ class Page:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        if name not in self._fleet.nodes:
-            return _unknown(name)
-        return json_answer(node_detail(self._fleet, self._fleet.snapshot(), name))
+        told = await in_turns(node_detail_in_steps(self._fleet, name), self._give_way)
+        return _unknown(name) if told is None else json_answer(told)
 
     async def _hour(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]

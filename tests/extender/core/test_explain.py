@@ -13,9 +13,10 @@ from extender.core.explain import (
     device_states,
     explain,
     gather,
+    scores_of,
 )
 from extender.core.filtering import Rejection
-from extender.core.policy import Policy
+from extender.core.policy import Policy, Strategy
 from tests.builders import (
     GIB,
     GPU,
@@ -131,3 +132,24 @@ def test_states_are_counted_as_they_are_told() -> None:
     )
 
     assert count_states(batch, assessment) == dict.fromkeys(STATES, 1) == dict(told)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_scores_alone_are_those_of_the_whole_verdict(strategy: Strategy) -> None:
+    nodes = {
+        "idle": node(gpu(), gpu()),
+        "mixed": node(gpu(utilization=0.2), busy(), suspicion=0.25),
+        "late": node(gpu(freshness=0.5), unknown()),
+        "sick": node(gpu(penalty=0.5), busy()),
+    }
+    snapshot = snapshot_of(nodes)
+    about = request(strategy=strategy)
+    question = Question(request=about, ask=ask(about.count, 0.0), policy=Policy(), overlay={})
+    evidence = gather(snapshot, snapshot.pools[GPU], question, list(nodes))
+
+    scores = {one.node: one for one in scores_of(evidence)}
+
+    for verdict in explain(evidence):
+        score = scores[verdict.node]
+        assert score.score == pytest.approx(verdict.score)
+        assert (score.parts, score.factors) == (verdict.parts, verdict.factors)
