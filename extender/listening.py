@@ -19,6 +19,7 @@ from typing import Final
 
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender import memory
 from extender.handshakes import EVERYDAY, HINTS, THEIRS, Failure, failure_of
 from extender.seldom import Seldom
 from extender.sharing import who_gives_way
@@ -309,13 +310,14 @@ class Listener:
         """Have a connection handled, after its handshake where there is TLS."""
         is_tls = self._tls is not None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
                 self._factory,
                 held,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
                 ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
             )
+            _forget_buffer(transport)
         except OSError as error:  # an SSLError is one
             if is_tls and not held.gave_way:
                 self._note_failure(error, held.address)
@@ -346,6 +348,19 @@ class Listener:
                 "also_unlogged": unlogged,
             },
         )
+
+
+def _forget_buffer(transport: asyncio.BaseTransport) -> None:
+    """Keep no memory for what a connection over TLS reads into, until something comes to be read.
+
+    uvloop has 256 KiB for each, of which reports need a page or two; but it lies where other things
+    lay before, so 107 KiB of it were in use (5,000 agents: 789 MiB without this, 263 with).
+    Whatever `BufferedProtocol.get_buffer` returns is to be written over: nothing in it is needed.
+    """
+    protocol = transport.get_extra_info("uvloop.sslproto")
+    get_buffer = getattr(protocol, "get_buffer", None)  # none of this is promised by uvloop
+    if get_buffer is not None:
+        memory.forget(get_buffer(1))
 
 
 def descriptors() -> int:

@@ -10,8 +10,10 @@ later, as what belonged to a connection may be, is found by a thorough one, whil
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
+import mmap
 import time
 from collections.abc import Callable
 from typing import Final
@@ -153,6 +155,25 @@ def give_back() -> None:
         libc.malloc_trim(0)
 
 
+def forget(buffer: memoryview) -> None:
+    """Return a buffer's memory to the system, until it is written to again.
+
+    Of what it held, whole pages are zeros from now on; pages that it shares with others stay as
+    they are. Nothing happens where the C library cannot.
+
+    Args:
+        buffer: may be written to, and is not empty.
+    """
+    libc = _libc()
+    if libc is None:
+        return
+    start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (start + buffer.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
 def prefer_small() -> None:
     """Have large blocks of memory returned as soon as they are free, and threads share a pool.
 
@@ -164,6 +185,7 @@ def prefer_small() -> None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
+@functools.cache
 def _libc() -> ctypes.CDLL | None:
     """Return the C library if it is glibc: others have no such functions, nor the need."""
     with contextlib.suppress(OSError, AttributeError):

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import mmap
+import platform
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -13,7 +15,14 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender import listening as module
 from extender.handshakes import Failure
-from extender.listening import Listener, Refusal, ask_for_descriptors, descriptors, spare_for
+from extender.listening import (
+    Factory,
+    Listener,
+    Refusal,
+    ask_for_descriptors,
+    descriptors,
+    spare_for,
+)
 from extender.tls import Certificates
 from tests.extender.certificates import client_context, issue, settings_for
 from tests.extender.fake_kube import eventually
@@ -32,6 +41,16 @@ class Echo(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)  # type: ignore[attr-defined] # uvloop's is no Transport
+
+
+class Full(Echo):
+    """Comes where every page of what its connection reads into is in use."""
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.buffer = transport.get_extra_info("uvloop.sslproto").get_buffer(1)
+        self.buffer[:] = b"x" * len(self.buffer)
 
 
 class Caller:
@@ -97,8 +116,9 @@ async def port_with(
     tls: ssl.SSLContext | None = None,
     client: ssl.SSLContext | None = None,
     spare: int = 0,
+    factory: Factory = Echo,
 ) -> AsyncIterator[Port]:
-    listener = Listener("test", ("127.0.0.1", 0), Echo, most=lambda: most, tls=tls, spare=spare)
+    listener = Listener("test", ("127.0.0.1", 0), factory, most=lambda: most, tls=tls, spare=spare)
     await listener.open()
     port = Port(listener, client)
     try:
@@ -202,6 +222,24 @@ def test_a_handshake_that_does_not_end_is_ended(
             assert not port.listener.figures.connections
 
     run(check())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="memory is not given back")
+def test_a_connection_over_tls_holds_no_memory_for_what_has_not_come(folder: Path) -> None:
+    async def check() -> None:
+        handler = Full()
+        certificates = Certificates(settings_for(folder))
+        context = client_context(folder, shows=folder)
+        async with port_with(
+            3, tls=certificates.server, client=context, factory=lambda: handler
+        ) as port:
+            caller = await port.call()
+            assert await caller.is_answered()
+
+            await eventually(lambda: bytes(handler.buffer).count(b"x") < 2 * mmap.PAGESIZE)
+            assert await caller.is_answered()
+
+    uvloop.run(check())
 
 
 async def test_the_last_file_descriptors_are_left_to_others() -> None:
