@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from extender.__main__ import main
+from extender.command_line import main
 from extender.config import all_settings
 from extender.settings.table import render_table
 
@@ -230,3 +230,14 @@ def test_who_is_told_to_end_answers_on_for_a_while(kubeconfig: Path, *, hurry: b
         process.communicate(timeout=DEADLINE_SECONDS)
 
     assert process.returncode == 0
+
+
+def test_numpy_starts_no_threads_of_its_own() -> None:
+    script = "import extender.__main__, numpy, os; print(len(os.listdir('/proc/self/task')))"
+    own = {name: text for name, text in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=own, capture_output=True, text=True, check=True
+    )
+
+    assert int(done.stdout) == 1

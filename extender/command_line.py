@@ -1,0 +1,130 @@
+"""The command line: serve, or check the settings."""
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from extender import logs
+from extender.config import ConfigError, Settings, all_settings, load_settings
+from extender.settings.changes import show_value
+from extender.settings.table import render_table
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_CANNOT_SERVE: Final = 1
+EXIT_BAD_SETTINGS: Final = 2
+
+_ALWAYS_SHOWN: Final = frozenset(
+    {
+        "listen",
+        "kubeconfig",
+        "prometheus.url",
+        "thresholds.utilization",
+        "thresholds.memory",
+        "strategy",
+        "resources",
+    }
+)
+_WHERE_NONE: Final = {
+    "kubeconfig": "(none: the service account of the pod)",
+    "prometheus.url": "(none: no telemetry)",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments, those of the process unless given.
+
+    Returns:
+        Exit status: 0, 1 where it cannot serve, 2 where arguments or settings are bad.
+    """
+    arguments = _build_parser().parse_args(argv)
+    if arguments.settings_table:
+        sys.stdout.write(render_table(all_settings().values()))
+        return EXIT_OK
+    path: Path | None = arguments.check_config or arguments.config
+    try:
+        settings = load_settings(path, os.environ)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_BAD_SETTINGS
+    if arguments.check_config:
+        sys.stdout.write(f"{path}: ok\n{describe_settings(settings)}")
+        return EXIT_OK
+    return _serve(settings, path)
+
+
+def describe_settings(settings: Settings) -> str:
+    """Return a line for each setting that matters or differs from its default; no secrets."""
+    lines = []
+    for setting in all_settings().values():
+        shown = show_value(settings, setting)
+        if setting.name in _ALWAYS_SHOWN or shown != setting.default:
+            lines.append(f"  {setting.name}: {shown or _WHERE_NONE.get(setting.name, '')}\n")
+    return "".join(lines)
+
+
+def _serve(settings: Settings, path: Path | None) -> int:
+    """Serve until a signal ends it; changes of the settings file are taken over."""
+    # Only now: checking settings is quick without what serving needs.
+    import uvloop
+
+    from extender.kube_config import KubeConfigError
+    from extender.listening import ask_for_descriptors
+    from extender.serving import serve
+    from extender.settings_file import SettingsFile
+    from extender.tls import TlsError
+
+    logs.configure(settings.log.level, settings.log.format, in_background=True)
+    wanted = settings.most_connections
+    if (allowed := ask_for_descriptors(wanted)) < wanted:
+        logger.warning(
+            "there are fewer file descriptors than connections are allowed: raise the limit "
+            "(ulimit -n), or lower max_connections; the webhooks' port has the last ones",
+            extra={"connections": wanted, "allowed": allowed},
+        )
+    try:
+        uvloop.run(serve(settings, SettingsFile(path, os.environ) if path else None))
+    except (KubeConfigError, TlsError) as error:
+        sys.stderr.write(f"{error}\n")
+        return EXIT_CANNOT_SERVE
+    except OSError as error:
+        sys.stderr.write(
+            f"cannot serve on {settings.listen}: {error.strerror or error}: "
+            "set listen (IDLEGPU_LISTEN) to a free address of this machine\n"
+        )
+        return EXIT_CANNOT_SERVE
+    except ExceptionGroup:
+        logger.critical("a background task ended in a fault", exc_info=True)
+        return EXIT_CANNOT_SERVE
+    except KeyboardInterrupt:  # before the service handles signals itself
+        return EXIT_OK
+    return EXIT_OK
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m extender",
+        description="A kube-scheduler extender that places GPU pods on idle GPUs.",
+        epilog="Variables IDLEGPU_... of the environment come before the file.",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--config", type=Path, metavar="FILE", help="serve with these settings")
+    action.add_argument(
+        "--check-config", type=Path, metavar="FILE", help="check the settings and show them"
+    )
+    action.add_argument(
+        "--settings-table", action="store_true", help="print every setting as a Markdown table"
+    )
+    action.add_argument(
+        "--version", action="version", version=importlib.metadata.version("idlegpu")
+    )
+    return parser
