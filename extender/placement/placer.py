@@ -12,10 +12,11 @@ from extender.core.evaluation import Evaluation, Overlay, Question, asks, evalua
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume
+from extender.core.layout import may_claim
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.roll import Roll
-from extender.core.snapshot import Snapshot, batch_rows
+from extender.core.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.standing import stand_in_steps
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
@@ -225,8 +226,8 @@ class Placer:
     ) -> frozenset[str]:
         """Return the nodes that filter would accept once the victims are gone.
 
-        What the readings say of a victim's devices is nobody's by then. A node or a victim that
-        we do not know is no reason to refuse.
+        What the readings say of a victim's devices is nobody's by then. A node that we do not know
+        is no reason to refuse; a victim that we do not know holds no GPU, and frees none.
         """
         snapshot = self.fleet.snapshot()
         overlays = self.fleet.ledger.overlays(without=pod.uid)
@@ -262,13 +263,21 @@ class Placer:
             batch = with_freed(
                 batch_rows((assume(row, kept),), snapshot.telemetry, np.zeros(1), width=1),
                 [was > now for was, now in zip(before.used, row.used, strict=False)],
-                is_any=before.held > row.held and not all(map(self.fleet.is_shown, candidate.uids)),
+                is_any=before.held > row.held
+                and any(self._is_hidden(uid, resource, before) for uid in candidate.uids),
             )
             question = Question(request=request, ask=ask, policy=self.policy, overlay={})
             evaluation = evaluate_for(question, batch, snapshot.models)
             if evaluation.codes[0] != Code.PASSES:
                 return False
         return True
+
+    def _is_hidden(self, uid: str, resource: str, row: PoolRow) -> bool:
+        """Tell whether a pod may hold devices behind a resource, and nobody knows which."""
+        pod = self.fleet.pods.get(uid)
+        if pod is None or self.fleet.is_shown(uid):
+            return False
+        return resource in pod.resources or may_claim(pod, serves_claims=row.serves_claims)
 
     def _decide(
         self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None

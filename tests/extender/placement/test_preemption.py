@@ -82,6 +82,37 @@ def test_a_victim_or_a_node_that_we_do_not_know_is_no_reason_to_refuse() -> None
     assert accepts(world, replace(request(), resource="b", resources=(("b", 1),)), "a")
 
 
+def test_a_victim_that_holds_no_gpu_takes_no_foreign_use_with_it() -> None:
+    world = World()
+    world.add_node("node-0", 2)
+    world.bind("a", "node-0", on=[world.card("node-0", 1)])
+    nothing: dict[str, int] = {}
+    world.bind("claimant", "node-0", resources=nothing, has_claims=True)
+    world.bind("other", "node-0", resources={"b": 1})
+    world.card("node-0").values.update({Signal.MEMORY_USED: 20 * GIB, Signal.MEMORY_FREE: 60 * GIB})
+    world.read_after(30, times=4)
+    assert world.believed(world.card("node-0"), "is_foreign")
+    both = request(2)
+
+    assert not accepts(world, both, "a")
+    for without in ("not-asking-for-gpus", "claimant", "other"):
+        assert not accepts(world, both, "a", without), without
+    assert accepts(world, request(), "a", "not-asking-for-gpus")
+
+
+def test_a_victim_too_young_to_be_seen_takes_no_foreign_use_from_before_it_along() -> None:
+    world = World()
+    world.add_node("node-0", 2)
+    world.card("node-0").values.update({Signal.MEMORY_USED: 20 * GIB, Signal.MEMORY_FREE: 60 * GIB})
+    world.read_after(30, times=3)
+    young = world.bind("young", "node-0")
+    world.read_after(5)
+
+    assert not accepts(world, request(2), "young")
+    world.end(young)
+    assert rejected(world.rank(request(2))) == {"node-0": Code.FOREIGN_USE}
+
+
 def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> None:
     world = time_sliced(1, replicas=4)
     for name in "ab":
