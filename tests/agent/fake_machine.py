@@ -49,3 +49,6 @@ class FakeMachine:
 
     def log(self, namespace: str, pod: str, uid: str) -> None:
         (self.logs / f"{namespace}_{pod}_{uid}").mkdir()
+
+    def forget_log(self, namespace: str, pod: str, uid: str) -> None:
+        (self.logs / f"{namespace}_{pod}_{uid}").rmdir()

@@ -235,6 +235,30 @@ def test_names_come_from_the_kubelets_log_directory(tmp_path: Path) -> None:
     assert names.uid(PodName(namespace="llm", pod="trainer-0")) == ""
 
 
+def test_a_pod_made_again_under_its_name_has_its_own_uid_soon(tmp_path: Path) -> None:
+    machine, clock = FakeMachine(tmp_path), Clock()
+    trainer = PodName(namespace="llm", pod="trainer-0")
+    machine.log("llm", "trainer-0", "uid-1")
+    names = PodNames(machine.logs, clock=clock)
+    assert names.uid(trainer) == "uid-1"
+
+    machine.forget_log("llm", "trainer-0", "uid-1")
+    machine.log("llm", "trainer-0", "uid-2")
+    clock.now += 5
+
+    assert names.uid(trainer) == "uid-2"
+
+
+def test_the_hash_of_a_static_pods_manifest_is_not_its_uid_in_the_api(tmp_path: Path) -> None:
+    machine, digest = FakeMachine(tmp_path), "1f0e" * 8
+    machine.log("kube-system", "burn-in-gpu-1", digest)
+    names = PodNames(machine.logs, clock=Clock())
+    burn_in = PodName(namespace="kube-system", pod="burn-in-gpu-1")
+
+    assert names.name(digest) == burn_in
+    assert names.uid(burn_in) == ""
+
+
 def test_without_the_directory_no_name_is_known(tmp_path: Path) -> None:
     for directory in (tmp_path / "absent", None):
         names = PodNames(directory, clock=Clock())
