@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from extender.core.inventory import PodRecord
 from extender.core.snapshot import Tenant
 
 
@@ -18,6 +19,8 @@ class Assumption:
         memory_bytes: room that it takes of each device, None where it did not say.
         expires_at: when it stops counting, seconds since the epoch; None for a nominated pod,
             which counts until it is bound, deleted or nominated elsewhere.
+        last_word: why kube-scheduler had found no node for the pod the time before, None where it
+            had not said so, or that is unknown.
     """
 
     uid: str
@@ -26,6 +29,26 @@ class Assumption:
     resources: tuple[tuple[str, int], ...]
     memory_bytes: int | None
     expires_at: float | None
+    last_word: str | None = None
+
+    def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
+        """Tell whether it is over, by what the API server shows of the pod on no node.
+
+        That no node was found for it is said of the attempt under way only if it differs from what
+        was said before that: the watch may be late with that too. Where that is unknown, what is
+        said for the first time counts.
+
+        Args:
+            before: what it showed before, None where that was nothing.
+            record: what it shows now.
+        """
+        if self.expires_at is None:
+            return True
+        if not record.is_unscheduled:
+            return False
+        if self.last_word is None:
+            return before is None or not before.is_unscheduled
+        return record.message != self.last_word
 
 
 Overlays = Mapping[str, Mapping[str, tuple[Tenant, ...]]]

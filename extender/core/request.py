@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from extender.core.annotations import AnnotationProblem, own_settings, read_annotations
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.resources import ResourceNames, count_devices, has_claims
+from extender.core.scheduled import last_word
 from extender.core.untyped import mapping_of, text_of
 
 
@@ -46,6 +47,8 @@ class GpuRequest:
         strategy: which of the nodes that would do is best.
         preferred_models: models in the order of preference, as the pod writes them.
         nominated_node: where preemption makes room for the pod, "" where there is none.
+        last_word: why kube-scheduler found no node for the pod when it last tried, None where it
+            did not say so; makes no request another.
         own: names of the settings in whose place the pod's own word stands; makes no request
             another.
     """
@@ -59,6 +62,7 @@ class GpuRequest:
     strategy: Strategy = Strategy.SPREAD
     preferred_models: tuple[str, ...] = ()
     nominated_node: str = ""
+    last_word: str | None = field(default=None, compare=False)
     own: frozenset[str] = field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +123,7 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             strategy=wishes.strategy,
             preferred_models=wishes.preferred_models,
             nominated_node=text_of(status.get("nominatedNodeName")),
+            last_word=last_word(status),
             own=own_settings(fields, wishes),
         )
     return ParsedRequest(

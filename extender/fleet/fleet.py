@@ -129,11 +129,7 @@ class Fleet:
             self._snapshots.doubt()
 
     def _assume_nominated(self, before: PodRecord | None, record: PodRecord) -> None:
-        """Keep what is assumed of a pod in step with its binding and nomination.
-
-        That it cannot be scheduled is news once: as long as it is said of the last attempt, it
-        says nothing of the one under way.
-        """
+        """Keep what is assumed of a pod in step with its binding and nomination."""
         if record.node or record.phase.is_terminal:
             self.ledger.drop(record.uid)
         elif record.nominated_node:
@@ -149,8 +145,7 @@ class Fleet:
             )
         else:
             assumed = self.ledger.get(record.uid)
-            is_news = record.is_unscheduled and not (before and before.is_unscheduled)
-            if assumed and (is_news or assumed.expires_at is None):
+            if assumed and assumed.is_ended_by(before, record):
                 self.ledger.drop(record.uid)
 
     def remove_pod(self, uid: str, at: float) -> None:

@@ -199,6 +199,7 @@ class AskedLog:
                 resources=question.resources,
                 memory_bytes=question.memory_bytes,
                 expires_at=self._clock() + left,
+                last_word=record.message if record and record.is_unscheduled else None,
             )
         )
 

@@ -339,5 +339,6 @@ class Placer:
                 resources=request.resources,
                 memory_bytes=request.memory_bytes,
                 expires_at=self._clock() + self.policy.assumed.tentative_seconds,
+                last_word=request.last_word,
             )
         )

@@ -22,6 +22,7 @@ from extender.core.resources import (
     has_gpu_claims,
     read_counts,
 )
+from extender.core.scheduled import is_unschedulable, message_of, scheduled_condition
 from extender.core.selection import Selection, read_selection
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_failed_early
@@ -34,8 +35,6 @@ MAX_CACHED: Final = 4096
 MAX_SHARED: Final = 256
 """Larger things of which equal ones are one object: what is rare is not worth its place."""
 
-MAX_MESSAGE: Final = 1500
-"""So much is kept of what kube-scheduler says of a pod that waits; the reasons come first."""
 MAX_OWNER: Final = 200
 MAX_SELECTION: Final = 8192
 """So much of what a pod says of its nodes is kept, as `Selection.size` counts."""
@@ -105,13 +104,10 @@ def reduce_pod(
     status = mapping_of(raw.get("status"))
     node = intern(text_of(spec.get("nodeName")))
     phase = _phase(status)
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = scheduled_condition(status)
     is_scheduled = scheduled.get("status") == "True"
-    is_unscheduled = (
-        scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable"
-    )
-    message = text_of(scheduled.get("message")) if not node else ""
-    is_refused = is_unscheduled and _is_ours(message)
+    is_unscheduled = is_unschedulable(scheduled)
+    is_refused = is_unscheduled and not node and _is_ours(text_of(scheduled.get("message")))
     created_at = parse_time(metadata.get("creationTimestamp"))
     return PodRecord(
         uid=uid,
@@ -134,7 +130,8 @@ def reduce_pod(
         scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
         created_at=created_at or 0.0,
         is_deleting=bool(metadata.get("deletionTimestamp")),
-        message=intern(message[:MAX_MESSAGE]),  # most pods that wait are told the same
+        # Most pods that wait are told the same.
+        message="" if node else intern(message_of(scheduled)),
         is_gated=not node and scheduled.get("reason") == "SchedulingGated",
         owner=_owner(metadata),
         wanted_model="" if node else wanted_model(raw),

@@ -272,6 +272,15 @@ def test_a_nominated_node_is_known() -> None:
     assert wanted(parse(pod(nominatedNodeName="node-1"))).nominated_node == "node-1"
 
 
+def test_why_the_last_attempt_found_no_node_is_known_and_makes_no_other_request() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    tried = wanted(parse(pod(conditions=[condition | {"message": "too few GPUs"}])))
+
+    assert tried.last_word == "too few GPUs"
+    assert tried == wanted(parse(pod()))
+    assert wanted(parse(pod(conditions=[{"type": "Ready"}]))).last_word is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -115,6 +115,24 @@ def test_pod_that_is_bound_is_assumed_nowhere(world: World) -> None:
     assert assumed_on(world) == ""
 
 
+def test_pod_that_another_replica_tried_again_in_vain_is_assumed_nowhere(world: World) -> None:
+    waiting = PodRecord(
+        uid="uid-p",
+        namespace="team",
+        name="p",
+        resources={GPU: 1},
+        is_unscheduled=True,
+        message="0/2 nodes are available",
+    )
+    world.fleet.apply_pod(waiting)
+    world.asked.take(question(world))
+
+    world.fleet.apply_pod(replace(waiting, memory_bytes=1))
+    assert assumed_on(world) == "a"
+    world.fleet.apply_pod(replace(waiting, message="0/2 nodes are available: no volumes"))
+    assert assumed_on(world) == ""
+
+
 def test_nomination_is_firm(world: World) -> None:
     waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
     world.fleet.apply_pod(replace(waiting, nominated_node="b"))

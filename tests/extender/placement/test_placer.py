@@ -177,6 +177,32 @@ def test_what_was_said_of_an_earlier_attempt_says_nothing_of_this_one() -> None:
     assert on(world) == {node: ["uid-a"]}
 
 
+def said(message: str) -> PodRecord:
+    return pending(is_unscheduled=True, message=message)
+
+
+def test_a_pod_that_is_tried_again_and_reported_unschedulable_anew_counts_no_more() -> None:
+    world = time_sliced(2)
+    world.fleet.apply_pod(said("0/2 nodes are available: 2 too few GPUs"))
+    world.place("a", request(last_word="0/2 nodes are available: 2 too few GPUs"))
+
+    world.fleet.apply_pod(said("0/2 nodes are available: 2 waiting for volumes"))
+
+    assert on(world) == {}
+
+
+@pytest.mark.parametrize("known", [pending(), said("at first")])
+def test_what_the_watch_tells_late_of_the_attempt_before_does_not_count(known: PodRecord) -> None:
+    world = time_sliced(2)
+    world.fleet.apply_pod(known)
+    node = world.place("a", request(last_word="the time before"))
+
+    world.fleet.apply_pod(said("the time before"))
+    assert on(world) == {node: ["uid-a"]}
+    world.fleet.apply_pod(said("now"))
+    assert on(world) == {}
+
+
 def test_a_tentative_pod_that_is_deleted_counts_no_more() -> None:
     world = time_sliced(1)
     world.fleet.apply_pod(pending())

@@ -7,7 +7,8 @@ import pytest
 from extender.core.filtering import Rejection
 from extender.core.inventory import PodRecord
 from extender.core.resources import ResourceNames
-from extender.sources.kube_records import MAX_MESSAGE, reduce_pod
+from extender.core.scheduled import MAX_MESSAGE
+from extender.sources.kube_records import reduce_pod
 from tests.extender.kube_objects import Object, pod
 
 PREEMPTION = (
