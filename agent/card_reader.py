@@ -244,7 +244,8 @@ class CardReader:
         """Read utilization where the card does not count it, and say what told it.
 
         One reading is an alias of the load, so the mean of many counts; and where processes say
-        that they were busier than that, they are right.
+        that they were busier than that, or nothing else tells, they are right. A process that is
+        merely there is no activity: a model that waits for work is idle.
         """
         values.update(self._read(lane, Call.RATES) or {})
         since = self._samples_since or int((now - 1) * _MICROSECONDS)
@@ -260,10 +261,12 @@ class CardReader:
             ratios = [ratio for at, ratio in self._recent if 0 <= now - at <= _MEAN_SECONDS]
             values[Signal.GPU_UTILIZATION] = sum(ratios) / len(ratios)
             source = reading.RATES
-        told = [process.utilization_ratio or 0.0 for process in processes or ()]
-        if Signal.GPU_UTILIZATION in values and told:
-            by_processes = min(sum(told), 1.0)
-            values[Signal.GPU_UTILIZATION] = max(values[Signal.GPU_UTILIZATION], by_processes)
+        by_processes = min(
+            sum(process.utilization_ratio or 0.0 for process in processes or ()), 1.0
+        )
+        if by_processes > values.get(Signal.GPU_UTILIZATION, 0.0):
+            values[Signal.GPU_UTILIZATION] = by_processes
+            source = source or reading.PROCESSES
         return source
 
     def _processes(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from agent.backend import Card, Topology, Values
 from agent.report import Problem, Process
 
-GPM, SAMPLES, RATES, NONE = "gpm", "samples", "rates", ""
+GPM, SAMPLES, RATES, PROCESSES, NONE = "gpm", "samples", "rates", "processes", ""
 """What tells the activity of a device, best first."""
 
 

@@ -136,7 +136,8 @@ class Device(_Record, frozen=True, kw_only=True):
         pci_bus_id: address of the card, as NVML writes it (`00000000:1A:00.0`).
         numa_node: NUMA node that the card hangs on, None where unknown.
         nvlink_peers: UUIDs of cards that it reaches over NVLink; `switch` for an NVSwitch.
-        activity_source: what tells the activity: `gpm`, `samples`, `rates`, "" for nothing.
+        activity_source: what tells the activity: `gpm`, `samples`, `rates`, `processes`, ""
+            for nothing.
         age_seconds: so long before the report's time its signals were measured; None where they
             never were.
         xid_age_seconds: so long before the report's time the XID happened, None where there is
