@@ -92,6 +92,15 @@ def test_the_same_pod_is_not_woken_for_the_same_nodes_again_for_longer_and_longe
     assert MAX_REPEAT_SECONDS == 300
 
 
+def test_a_node_that_would_do_in_every_other_reading_alone_wakes_no_more_often() -> None:
+    planned, woken = Planned(), 0
+    for number in range(3600):
+        nodes = ("x",) if number % 2 else ()
+        woken += len(planned.wakes(1, prospect(*nodes)))
+
+    assert woken <= 3600 / MAX_REPEAT_SECONDS + 6
+
+
 def test_another_node_is_news_at_once() -> None:
     planned = Planned()
     planned.look(prospect("x"))
