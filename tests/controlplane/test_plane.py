@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from extender.core.scheduled import last_word
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.fixtures import StartPrometheus, StartScheduler
 from tests.controlplane.kubelets import ENDS_AFTER, FAILS
@@ -61,6 +62,22 @@ async def test_a_pod_that_fits_nowhere_says_why(
     await cluster.create(large)
 
     assert "Insufficient nvidia.com/gpu" in await cluster.wait_unschedulable(large)
+
+
+async def test_the_question_of_a_pod_that_is_tried_again_says_why_it_had_no_node_before(
+    cluster: ApiClient, start_scheduler: StartScheduler
+) -> None:
+    async with StubExtender() as stub:
+        await start_scheduler(scheduler_config([extender(stub.url)]))
+        await cluster.create(node("small", 1))
+        large = pod("large", 2)
+        await cluster.create(large)
+        told = await cluster.wait_unschedulable(large)
+        await cluster.create(node("roomy", 2))
+
+        assert await cluster.wait_bound(large) == "roomy"
+        question = json.loads(stub.bodies["filter"][-1])
+        assert last_word(question["Pod"]["status"]) == told
 
 
 async def test_a_killed_scheduler_goes_on_once_it_is_started_again(
