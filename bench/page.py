@@ -28,7 +28,7 @@ from bench.world import FleetSpec, World, open_world
 NODES: Final = 5000
 PAGES: Final = 10
 TURNS: Final = 10
-TRIES: Final = 100
+TRIES: Final = 400
 SETTLE_SECONDS: Final = 4.0
 """A page that opens gets the whole fleet; what is measured are open ones."""
 RATIO_LIMIT: Final = 1.1
