@@ -4,9 +4,9 @@
     python -m extender.certs --secrets            (in a pod, or with --kubeconfig)
     python -m extender.certs --secrets --webhook idlegpu-scheduler-name
 
-Run it as often as you like, several at a time, too: what is good stays, and there is one CA. A new
-one is brought in without a gap: --next-ca, then restart every kube-scheduler, which reads its CA
-once; --switch-ca; a day later --drop-ca.
+Run it as often as you like: what is good stays, there is one CA, and of several at a time one waits
+for the other. A new CA is brought in without a gap: --next-ca, then restart every kube-scheduler,
+which reads its CA once; --switch-ca; a day later --drop-ca.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from extender.certs.issuing import (
     with_next,
     without_previous,
 )
+from extender.certs.lease import alone_with
 from extender.certs.storing import (
     CA_CONFIG_MAP,
     SIDES,
@@ -126,28 +127,38 @@ async def _keep_secrets(
 ) -> tuple[Files, Files]:
     client = await KubeClient.connect(arguments.kubeconfig)
     try:
-        secrets = Secrets(client, namespace)
-        before = await secrets.read()
-        after: Files | None = None
-        step = arguments.step
-        for _ in range(TRIES):
-            found = before if after is None else await secrets.read()
-            after = changed(found, wanted, step)
-            try:
-                await secrets.write_authority(after)
-                step = ""  # done, whatever becomes of the rest
-                await secrets.write_sides(after)
-                await _tell(arguments, client, after)
-            except KubeError as error:
-                if error.status != HTTPStatus.CONFLICT:
-                    raise
-            else:
-                if await secrets.is_current():
-                    return before, after
-            # Another does the same at the same time: what it made is good for us, too.
-            await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
+        async with alone_with(client, namespace):
+            return await _write_secrets(arguments, client, Secrets(client, namespace), wanted)
     finally:
         await client.close()
+
+
+async def _write_secrets(
+    arguments: argparse.Namespace, client: KubeClient, secrets: Secrets, wanted: Wanted
+) -> tuple[Files, Files]:
+    """Have the Secrets hold what they should, and return what they held and hold.
+
+    The Lease keeps others away; should it fail to, each change is of what was read all the same.
+    """
+    before = await secrets.read()
+    after: Files | None = None
+    step = arguments.step
+    for _ in range(TRIES):
+        found = before if after is None else await secrets.read()
+        after = changed(found, wanted, step)
+        try:
+            await secrets.write_authority(after)
+            step = ""  # done, whatever becomes of the rest
+            await secrets.write_sides(after)
+            await _tell(arguments, client, after)
+        except KubeError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+        else:
+            if await secrets.is_current():
+                return before, after
+        # Another does the same at the same time: what it made is good for us, too.
+        await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
     raise CertsError(f"others changed them at the same time, {TRIES} times: run it again")
 
 

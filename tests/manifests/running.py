@@ -13,6 +13,7 @@ import aiohttp
 import yaml
 
 from extender.certs.__main__ import main as make_certificates
+from extender.certs.lease import LEASE_NAME
 from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.client import ApiError
 from tests.controlplane.deployed import ExtenderServer, Manner
@@ -23,6 +24,8 @@ from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, find
 
 SECRETS_PATH: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
 CA_PATH: Final = f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps/{CA_CONFIG_MAP}"
+COORDINATION: Final = "coordination.k8s.io"
+LEASE_PATH: Final = f"/apis/{COORDINATION}/v1/namespaces/{EXTENDER_NAMESPACE}/leases/{LEASE_NAME}"
 AUDIENCE: Final = "idlegpu-api"
 
 Certify = Callable[[Installation], Awaitable[None]]
@@ -124,6 +127,7 @@ async def shipped_manner(
         await wait_account(installation, "extender", "create", resource, group=group)
     if certify is None:
         await wait_account(installation, "certs", "create", "secrets", **here)
+        await wait_account(installation, "certs", "create", "leases", **here, group=COORDINATION)
         if _is_published(installation):
             there = {"namespace": AGENT_NAMESPACE}
             await wait_account(installation, "certs", "create", "configmaps", **there)
@@ -179,7 +183,7 @@ async def show_secrets(installation: Installation, mounted: Path) -> None:
 async def remove_certificates(installation: Installation) -> None:
     """Delete what the Job has made, which is nobody's who applied the rest."""
     paths = [f"{SECRETS_PATH}/{name}" for name in (CA_SECRET, *SECRETS.values())]
-    for path in (*paths, CA_PATH):
+    for path in (*paths, CA_PATH, LEASE_PATH):
         try:
             await installation.admin.request("DELETE", path)
         except ApiError as error:

@@ -18,7 +18,14 @@ from extender.certs.issuing import Wanted, expires_at
 from extender.certs.storing import CA_SECRET, SECRETS, Secrets
 from extender.kube import KubeClient, KubeError
 from tests.manifests.installing import Installation
-from tests.manifests.running import CA_PATH, SECRETS_PATH, remove_certificates, wait_account
+from tests.manifests.running import (
+    CA_PATH,
+    COORDINATION,
+    LEASE_PATH,
+    SECRETS_PATH,
+    remove_certificates,
+    wait_account,
+)
 from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, MANIFESTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -57,6 +64,11 @@ class Jobs:
             found[name] = {key: base64.b64decode(text) for key, text in secret["data"].items()}
         return found
 
+    async def names(self) -> set[str]:
+        """Return which of the Secrets there are."""
+        listed = (await self.installation.admin.request("GET", SECRETS_PATH))["items"]
+        return {item["metadata"]["name"] for item in listed} & {CA_SECRET, *SECRETS.values()}
+
     async def agree(self) -> Held:
         """Return what the Secrets hold, once it is seen to fit together."""
         held = await self.held()
@@ -79,6 +91,7 @@ async def jobs(installation: Installation) -> AsyncIterator[Jobs]:
     here = {"namespace": EXTENDER_NAMESPACE}
     await wait_account(installation, "certs", "create", "secrets", **here)
     await wait_account(installation, "certs", "patch", "secrets", **here, name=CA_SECRET)
+    await wait_account(installation, "certs", "create", "leases", **here, group=COORDINATION)
     await wait_account(installation, "certs", "create", "configmaps", namespace=AGENT_NAMESPACE)
     kubeconfig = await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-certs")
     yield Jobs(installation, kubeconfig)
@@ -143,3 +156,32 @@ async def test_what_one_that_died_has_left_undone_is_done_by_the_next(jobs: Jobs
 
     held = await jobs.agree()
     assert held[SECRETS["extender"]]["ca.crt"].count(b"BEGIN") == 2
+
+
+async def test_who_comes_second_touches_nothing_until_the_first_lets_go(jobs: Jobs) -> None:
+    collection, _, name = LEASE_PATH.rpartition("/")
+    spec = {"holderIdentity": "the-first", "leaseDurationSeconds": 3600}
+    lease = {
+        "apiVersion": f"{COORDINATION}/v1",
+        "kind": "Lease",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    await jobs.installation.admin.request("POST", collection, lease)
+    second = asyncio.create_task(jobs.run(times=1), name="second")
+    try:
+        done, _ = await asyncio.wait([second], timeout=2.0)  # an undisturbed run takes half of it
+        assert not done
+        assert await jobs.names() == set()
+    finally:
+        await jobs.installation.admin.request(
+            "PATCH",
+            LEASE_PATH,
+            {"spec": {"holderIdentity": None}},
+            content_type="application/merge-patch+json",
+        )
+        await second
+
+    await jobs.agree()
+    left = await jobs.installation.admin.request("GET", LEASE_PATH)
+    assert "holderIdentity" not in left["spec"]

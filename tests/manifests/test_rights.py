@@ -243,7 +243,7 @@ async def test_taking_reports_adds_the_right_to_have_tokens_reviewed_and_no_othe
         assert found == IN_CLUSTER | {(group, "tokenreviews", "create", "")}
 
 
-async def test_who_makes_certificates_may_read_their_secrets_and_no_other(
+async def test_who_makes_certificates_may_read_their_secrets_and_lease_and_no_other(
     installation: Installation,
 ) -> None:
     await installation.apply(MANIFESTS)
@@ -257,6 +257,8 @@ async def test_who_makes_certificates_may_read_their_secrets_and_no_other(
         assert own - await everybody(installation, EXTENDER_NAMESPACE) == {
             ("", "secrets", "create", ""),
             *(("", "secrets", verb, name) for verb in ("get", "patch") for name in names),
+            (COORDINATION, "leases", "create", ""),
+            *((COORDINATION, "leases", verb, "idlegpu-certs") for verb in ("get", "patch")),
         }
         assert elsewhere == await everybody(installation, "default")
         assert await refused(client, "GET", f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets")

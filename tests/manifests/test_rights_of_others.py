@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
+from extender.certs.lease import LEASE_NAME
 from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.objects import Object, node, pod
@@ -139,22 +140,23 @@ async def test_who_makes_certificates_can_keep_them_and_touches_no_others(
     secrets = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/secrets"
     maps = f"/api/v1/namespaces/{AGENT_NAMESPACE}/configmaps"
     own = [f"{secrets}/{name}" for name in (CA_SECRET, *SECRETS.values())]
-    own.append(f"{maps}/{CA_CONFIG_MAP}")
-    others = [f"{secrets}/another", f"{maps}/another"]
+    own += [f"{maps}/{CA_CONFIG_MAP}", f"{LEASES}/{LEASE_NAME}"]
+    made_by = {secrets: secret, maps: config_map, LEASES: lease}
+    others = [f"{collection}/another" for collection in made_by]
     await gone(installation, (*own, *others))
-    await installation.admin.request("POST", secrets, secret("another"))
-    await installation.admin.request("POST", maps, config_map("another"))
+    for collection, make in made_by.items():
+        await installation.admin.request("POST", collection, make("another"))
     try:
         async with await installation.client(*CERTS) as client:
-            for resource, namespace in (
-                ("secrets", EXTENDER_NAMESPACE),
-                ("configmaps", AGENT_NAMESPACE),
+            for resource, namespace, group in (
+                ("secrets", EXTENDER_NAMESPACE, ""),
+                ("configmaps", AGENT_NAMESPACE, ""),
+                ("leases", EXTENDER_NAMESPACE, COORDINATION),
             ):
-                await wait_authorized(client, "create", resource, namespace=namespace)
+                await wait_authorized(client, "create", resource, namespace=namespace, group=group)
             for path in own:
                 collection, _, name = path.rpartition("/")
-                made = secret(name) if collection == secrets else config_map(name)
-                await client.request("POST", collection, made)
+                await client.request("POST", collection, made_by[collection](name))
                 await patch(client, path, CHANGE)
                 await client.request("GET", path)
 

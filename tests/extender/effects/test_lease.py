@@ -2,17 +2,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 from extender.effects.lease import Lease, make_identity
 from extender.kube import KubeClient, KubeError
 from tests.extender.fake_kube import eventually
-
-COLLECTION = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
-Object = dict[str, Any]
+from tests.extender.lease_server import LeaseServer, Object, serving, write_kubeconfig
 
 
 class Clock:
@@ -23,84 +19,15 @@ class Clock:
         return self.now
 
 
-class LeaseServer:
-    """An API server that knows one Lease, and conflicts; as many clients as wanted."""
-
-    def __init__(self) -> None:
-        self.lease: Object | None = None
-        self.version = 0
-        self.refused: dict[str, int] = {}  # status by method
-        self.asked: list[str] = []
-        self.url = ""
-
-    def edit(self, **spec: object) -> None:
-        """Change the Lease as some other replica would."""
-        self.version += 1
-        before = self.lease["spec"] if self.lease else {}
-        self.lease = {
-            "metadata": {"name": "wake", "resourceVersion": str(self.version)},
-            "spec": {**before, **spec},
-        }
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.asked.append(request.method)
-        status = self.refused.get(request.method)
-        if status is not None:
-            return _status(status, f'User "x" cannot {request.method} leases')
-        return {"GET": self._get, "POST": self._create, "PATCH": self._patch}[request.method](
-            await request.json() if request.can_read_body else {}
-        )
-
-    def _get(self, _: Object) -> web.Response:
-        if self.lease is None:
-            return _status(404, "leases not found")
-        return web.json_response(self.lease)
-
-    def _create(self, body: Object) -> web.Response:
-        if self.lease is not None:
-            return _status(409, "already exists")
-        self.edit(**body["spec"])
-        return web.json_response(self.lease, status=201)
-
-    def _patch(self, body: Object) -> web.Response:
-        if self.lease is None:
-            return _status(404, "leases not found")
-        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
-            return _status(409, "the object has been modified")
-        spec = {**self.lease["spec"], **body["spec"]}
-        self.lease = None
-        self.edit(**{key: value for key, value in spec.items() if value is not None})
-        return web.json_response(self.lease)
-
-
-def _status(code: int, message: str) -> web.Response:
-    return web.json_response({"kind": "Status", "code": code, "message": message}, status=code)
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[LeaseServer]:
-    served = LeaseServer()
-    app = web.Application()
-    app.router.add_route("*", COLLECTION, served.handle)
-    app.router.add_route("*", f"{COLLECTION}/wake", served.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield served
-    await runner.cleanup()
+    async with serving("wake") as served:
+        yield served
 
 
 @pytest.fixture
 async def client(server: LeaseServer, tmp_path: Path) -> AsyncIterator[KubeClient]:
-    path = tmp_path / "kubeconfig"
-    path.write_text(
-        '{"apiVersion": "v1", "kind": "Config", "current-context": "c",'
-        f'"clusters": [{{"name": "k", "cluster": {{"server": "{server.url}"}}}}],'
-        '"contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],'
-        '"users": [{"name": "u", "user": {}}]}'
-    )
-    connected = await KubeClient.connect(path)
+    connected = await KubeClient.connect(write_kubeconfig(tmp_path, server.url))
     yield connected
     await connected.close()
 

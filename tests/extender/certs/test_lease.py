@@ -1,0 +1,113 @@
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from extender.certs.lease import LEASE_NAME, alone_with
+from extender.kube import KubeClient, KubeError
+from tests.extender.fake_kube import eventually
+from tests.extender.lease_server import LeaseServer, serving, write_kubeconfig
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LeaseServer]:
+    async with serving(LEASE_NAME) as served:
+        yield served
+
+
+@pytest.fixture
+async def client(server: LeaseServer, tmp_path: Path) -> AsyncIterator[KubeClient]:
+    connected = await KubeClient.connect(write_kubeconfig(tmp_path, server.url))
+    yield connected
+    await connected.close()
+
+
+def holder(server: LeaseServer) -> str:
+    assert server.lease is not None
+    return str(server.lease["spec"].get("holderIdentity", ""))
+
+
+async def test_where_nobody_has_the_lease_nobody_is_waited_for(
+    client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with asyncio.timeout(5), alone_with(client, "ns", wait_seconds=0.1):
+        assert server.asked[:2] == ["GET", "POST"]
+        assert holder(server) != ""
+
+    assert holder(server) == ""
+    assert capsys.readouterr().err == ""
+
+
+async def test_of_several_at_once_one_at_a_time_acts(client: KubeClient) -> None:
+    acting: list[int] = []
+    done: list[int] = []
+
+    async def act(number: int) -> None:
+        async with alone_with(client, "ns"):
+            acting.append(number)
+            await asyncio.sleep(0.05)  # others ask meanwhile
+            assert acting == [number]
+            acting.remove(number)
+        done.append(number)
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(act(number))
+
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+async def test_whoever_acts_renews_the_lease_and_gives_it_back_after_a_fault_too(
+    client: KubeClient, server: LeaseServer
+) -> None:
+    async def act_and_fail() -> None:
+        async with alone_with(client, "ns"):
+            await eventually(lambda: server.asked.count("PATCH") > 0)
+            raise KubeError("gone")
+
+    with pytest.raises(KubeError, match="gone"):
+        await act_and_fail()
+
+    assert holder(server) == ""
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_without_the_right_it_is_said_once_and_done_all_the_same(
+    client: KubeClient,
+    server: LeaseServer,
+    capsys: pytest.CaptureFixture[str],
+    method: str,
+) -> None:
+    server.refused[method] = 403
+
+    async with asyncio.timeout(5), alone_with(client, "ns"):
+        asked = len(server.asked)
+    assert len(server.asked) == asked
+
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("warning: not alone with the Secrets: ")
+    assert "RBAC must allow this identity to " in told
+    assert "leases.coordination.k8s.io" in told
+
+
+async def test_whoever_never_lets_go_keeps_nobody_from_renewing_what_ends(
+    client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.edit(holderIdentity="another", leaseDurationSeconds=1 << 30)
+
+    async with asyncio.timeout(10), alone_with(client, "ns", wait_seconds=1.0):
+        assert holder(server) == "another"
+
+    assert "another holds the Lease idlegpu-certs for more than 1 s" in capsys.readouterr().err
+    assert holder(server) == "another"
+
+
+async def test_an_api_server_that_cannot_be_asked_is_a_fault(
+    client: KubeClient, server: LeaseServer
+) -> None:
+    server.refused["GET"] = 503
+
+    with pytest.raises(KubeError):
+        async with alone_with(client, "ns"):
+            pytest.fail("nothing was taken")
