@@ -1,7 +1,7 @@
 """The control plane itself: etcd and kube-apiserver, with users, kubeconfigs and kubectl."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -45,11 +45,28 @@ class ControlPlane:
         server: base URL of the API server.
         ca_file: certificate that the API server's own certificate is verified with.
         release: what stands before the names of its programs in `tools.TOOLS`; "" for the newest.
+        features: gates that are open in all of its programs, beside those that are by default.
     """
 
-    def __init__(self, folder: Path, *, release: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        release: str = "",
+        features: Sequence[str] = (),
+        apis: Sequence[str] = (),
+    ) -> None:
+        """Describe it.
+
+        Args:
+            folder: an empty one.
+            release: see the attribute.
+            features: see the attribute.
+            apis: group versions that are served beside those that are by default.
+        """
         self.folder = folder
         self.release = release
+        self.features = features
         self.users = {
             ADMIN: User(name="admin", groups=("system:masters",)),
             SCHEDULER: User(name="system:kube-scheduler"),
@@ -65,6 +82,10 @@ class ControlPlane:
             port=port,
             etcd_port=etcd_port,
             headers=self.users[ADMIN].headers,
+            options=[
+                *gates(features),
+                *(f"--runtime-config={version}=true" for version in apis),
+            ],
         )
 
     async def start(self) -> None:
@@ -193,8 +214,24 @@ def _etcd(folder: Path, *, port: int, peer_port: int) -> ServerProcess:
     return ServerProcess(name="etcd", command=command, folder=folder, ready_url=f"{url}/health")
 
 
+def gates(features: Sequence[str]) -> list[str]:
+    """Return the options that open feature gates in one of Kubernetes' programs.
+
+    Example:
+        >>> gates(["GenericWorkload", "GangScheduling"])
+        ['--feature-gates=GenericWorkload=true,GangScheduling=true']
+    """
+    return [f"--feature-gates={','.join(f'{name}=true' for name in features)}"] if features else []
+
+
 def _apiserver(
-    folder: Path, program: Path, *, port: int, etcd_port: int, headers: Mapping[str, str]
+    folder: Path,
+    program: Path,
+    *,
+    port: int,
+    etcd_port: int,
+    headers: Mapping[str, str],
+    options: Sequence[str],
 ) -> ServerProcess:
     certificates = folder / "certificates"
     # kube-apiserver makes its serving certificate before it reads the key of service accounts, so
@@ -219,6 +256,7 @@ def _apiserver(
         "--max-requests-inflight=4000",
         "--max-mutating-requests-inflight=2000",
         "--profiling=false",
+        *options,
     ]
     return ServerProcess(
         name="kube-apiserver",

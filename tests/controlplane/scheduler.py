@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.controlplane.objects import GPU, Object
-from tests.controlplane.plane import SCHEDULER, ControlPlane
+from tests.controlplane.plane import SCHEDULER, ControlPlane, gates
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.tools import binary
 
@@ -94,6 +94,7 @@ def kube_scheduler(
         "--authentication-skip-lookup",
         "--authorization-always-allow-paths=/*",
         "--v=2",
+        *gates(plane.features),
     ]
     return ServerProcess(
         name=name,

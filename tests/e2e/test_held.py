@@ -1,0 +1,163 @@
+"""Pods that have a node and are held, as the coscheduling plugin holds those of a group (Permit).
+
+The plugin does not run here. A binder holds the pods in its place: to kube-scheduler, which has
+given them their GPUs, and to us, who answered, it is the same.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import pytest
+from aiohttp import web
+
+from tests.controlplane.objects import GPU, Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+HELD: Final = "held-"
+"""How the names of pods begin that are held."""
+
+
+class Binder:
+    """Binds pods in kube-scheduler's place; those of a group once it is whole.
+
+    Attributes:
+        held: names of pods that have a node and are not bound.
+        is_whole: set it to let them go.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.held: set[str] = set()
+        self.is_whole = asyncio.Event()
+        self._world = world
+
+    async def bind(self, request: web.Request) -> web.Response:
+        """Answer kube-scheduler once the pod is bound."""
+        question = await request.json()
+        name, namespace = question["PodName"], question["PodNamespace"]
+        if name.startswith(HELD):
+            self.held.add(name)
+            await self.is_whole.wait()
+        binding = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": question["Node"]},
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/binding"
+        await self._world.client.request("POST", path, binding)
+        return web.json_response({"Error": ""})
+
+    async def holds(self, pods: list[Object]) -> None:
+        """Wait until it holds pods."""
+        names = {item["metadata"]["name"] for item in pods}
+
+        async def are_held() -> bool:
+            return names <= self.held
+
+        await wait_for(are_held, f"{sorted(names)} have a node and are held")
+
+
+@asynccontextmanager
+async def holding(world: World) -> AsyncIterator[Binder]:
+    """Have kube-scheduler of a world that was started leave binding to another."""
+    binder = Binder(world)
+    app = web.Application()
+    app.router.add_post("/bind", binder.bind)
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    config = world.services.scheduler_config()
+    entry = {
+        "urlPrefix": f"http://{host}:{port}",
+        "bindVerb": "bind",
+        "nodeCacheCapable": True,
+        "httpTimeout": "100s",
+    }
+    try:
+        await world.services.ensure_scheduler(
+            {**config, "extenders": [*config["extenders"], entry]}
+        )
+        yield binder
+    finally:
+        binder.is_whole.set()
+        await runner.cleanup()
+
+
+def group(node: str, count: int = 2) -> list[Object]:
+    """Describe pods of a group, which go to one node."""
+    where = {"kubernetes.io/hostname": node}
+    return [pod(f"{HELD}{number}", nodeSelector=where) for number in range(count)]
+
+
+async def assumed_on(world: World, node: str) -> int:
+    """Return how many GPUs of a node count as taken by pods that are not bound."""
+    shown = await world.services.extender.get(f"/v1/nodes/{node}")
+    return int(shown["resources"][GPU]["assumed"])
+
+
+async def forgotten(world: World, node: str) -> None:
+    """Wait until nothing is assumed on a node."""
+
+    async def is_so() -> bool:
+        return await assumed_on(world, node) == 0
+
+    await wait_for(is_so, f"nothing is assumed on {node}")
+
+
+async def test_others_keep_off_the_gpus_of_pods_that_are_held(world: World) -> None:
+    left, right = world.add_shared("left"), world.add_shared("right")
+    await world.start({"assumed": {"tentative_seconds": 600}})
+    await world.burden(right)  # kube-scheduler by itself prefers the other one
+    pods = group(left)
+    async with holding(world) as binder:
+        await world.client.create_all(pods)
+        await binder.holds(pods)
+
+        assert await assumed_on(world, left) == 2
+        assert await world.place(pod("other")) == right
+
+        binder.is_whole.set()
+        assert await world.bound(pods) == [left, left]
+
+
+async def test_pods_that_are_held_for_longer_than_they_count_may_get_company(
+    world: World,
+) -> None:
+    left, right = world.add_shared("left"), world.add_shared("right")
+    await world.start({"assumed": {"tentative_seconds": 1}})
+    await world.burden(right)
+    pods = group(left)
+    async with holding(world) as binder:
+        await world.client.create_all(pods)
+        await binder.holds(pods)
+        await forgotten(world, left)
+
+        assert await world.place(pod("other")) == left
+
+        binder.is_whole.set()
+        assert await world.bound(pods) == [left, left]
+
+
+async def test_a_whole_gpu_that_is_held_goes_to_nobody_else_although_it_counts_no_longer(
+    world: World,
+) -> None:
+    only = world.add("only", 1)
+    await world.start({"assumed": {"tentative_seconds": 1}})
+    pods = group(only, 1)
+    other = pod("other")
+    async with holding(world) as binder:
+        await world.client.create_all(pods)
+        await binder.holds(pods)
+        await forgotten(world, only)
+        await world.client.create(other)
+
+        assert "1 Insufficient nvidia.com/gpu" in await world.client.wait_unschedulable(other)
+
+        binder.is_whole.set()
+        assert await world.bound(pods) == [only]

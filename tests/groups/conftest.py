@@ -1,0 +1,49 @@
+"""A Kubernetes that knows pod groups, in place of the one that all other tests run with."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Final
+
+import pytest
+import pytest_asyncio
+
+from tests.controlplane.deployed import grant_rights
+from tests.controlplane.plane import ControlPlane
+from tests.e2e.services import Services
+from tests.e2e.world import World, open_world
+
+FEATURES: Final = ("GenericWorkload", "GangScheduling")
+"""Alpha in the release that the tests run with, and off by default."""
+API: Final = "scheduling.k8s.io/v1alpha2"
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="package")
+def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """An API server that serves pod groups, for this package's tests."""
+    plane = ControlPlane(tmp_path_factory.mktemp("groups"), features=FEATURES, apis=[API])
+    try:
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(plane.start())
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest.fixture(scope="package")
+def services(gang_plane: ControlPlane) -> Iterator[Services]:
+    """A kube-scheduler that places groups, with everything else as it always is."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(grant_rights(gang_plane))
+    running = Services(gang_plane)
+    yield running
+    running.stop()
+
+
+@pytest_asyncio.fixture
+async def world(services: Services) -> AsyncIterator[World]:
+    """An empty cluster, with nodes and pods that no case had before."""
+    async with open_world(services, f"g{next(_numbers)}") as opened:
+        yield opened

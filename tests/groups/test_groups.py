@@ -1,0 +1,118 @@
+"""Groups that Kubernetes itself places whole or not at all: its PodGroup, alpha and off by default.
+
+The coscheduling plugin, which is not built here, holds pods that have a node instead: see
+tests/e2e/test_held.py.
+"""
+
+from collections import Counter
+from typing import Final
+
+import pytest
+
+from simulation.devices import Load
+from simulation.models import GIB
+from tests.controlplane.objects import Object, node, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+from tests.groups.conftest import API
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+GROUPS: Final = f"/apis/{API}/namespaces/default/podgroups"
+FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
+GIVEN_BACK: Final = "pod group is unschedulable"
+"""What kube-scheduler says of a pod that has a node, in a group that has too few."""
+
+
+async def group(world: World, name: str, count: int) -> list[Object]:
+    """Have a group that starts with so many pods, and describe these."""
+    gang = {"schedulingPolicy": {"gang": {"minCount": count}}}
+    item = {"apiVersion": API, "kind": "PodGroup", "metadata": {"name": name}, "spec": gang}
+    await world.client.request("POST", GROUPS, item)
+    return [
+        pod(f"{name}-{number}", schedulingGroup={"podGroupName": name}) for number in range(count)
+    ]
+
+
+async def given_back(world: World, pods: list[Object]) -> list[str]:
+    """Wait until kube-scheduler has tried a group and none of it is placed; say why, sorted."""
+    return sorted([await world.client.wait_unschedulable(item) for item in pods])
+
+
+async def end(world: World, pods: list[Object]) -> None:
+    """Delete a group's pods, which kube-scheduler of this release tries without a pause."""
+    for item in pods:
+        await world.client.delete(item)
+
+
+async def test_a_group_is_asked_about_once_it_is_whole_and_spread_as_a_burst_is(
+    world: World,
+) -> None:
+    nodes = [world.add_shared(f"shared-{number}") for number in range(3)]
+    await world.start()
+    *first, last = await group(world, "whole", 6)
+    await world.client.create_all(first)
+    await world.heard(nodes[0])  # and of these pods before
+    assert [await world.decisions(item) for item in first] == [[]] * 5
+
+    await world.client.create(last)
+
+    assert Counter(await world.bound([*first, last])) == dict.fromkeys(nodes, 2)
+
+
+async def test_a_group_that_does_not_fit_takes_nothing_from_others_and_starts_once_it_does(
+    world: World,
+) -> None:
+    small = world.add("small", 2)
+    await world.start()
+    pods = await group(world, "large", 4)
+    await world.client.create_all(pods)
+
+    told = await given_back(world, pods)
+
+    assert ["Insufficient nvidia.com/gpu" in text for text in told] == [True, True, False, False]
+    assert all(GIVEN_BACK in text for text in told[2:])
+    others = [pod("other-0"), pod("other-1")]
+    assert await world.place_all(others) == [small, small]
+    assert await world.count_bound(pods) == 0
+
+    await world.client.create(node("added", 4))
+
+    assert await world.bound(pods) == ["added"] * 4
+
+
+async def test_a_group_waits_whole_for_the_gpu_that_one_of_its_pods_is_refused(
+    world: World,
+) -> None:
+    free, taken = world.add("free", 1), world.add("taken", 1)
+    await world.start()
+    world.fleet.set_foreign(taken, 0, FOREIGN)
+    await world.wait_state(taken, 0, "foreign")
+    pods = await group(world, "pair", 2)
+    await world.client.create_all(pods)
+
+    refused, passed = await given_back(world, pods)
+
+    assert "1 Insufficient nvidia.com/gpu, 1 node(s) had" in refused
+    assert GIVEN_BACK in passed
+    assert await world.count_bound(pods) == 0
+
+    world.fleet.set_foreign(taken, 0, None)
+
+    assert sorted(await world.bound(pods)) == [free, taken]
+
+
+async def test_a_group_that_is_deleted_counts_nowhere(world: World) -> None:
+    name = world.add("small", 2)
+    await world.start()
+    pods = await group(world, "deleted", 3)
+    await world.client.create_all(pods)
+    await given_back(world, pods)
+
+    await end(world, pods)
+
+    async def counts_nowhere() -> bool:
+        shown = await world.services.extender.get(f"/v1/nodes/{name}")
+        return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
+
+    await wait_for(counts_nowhere, "nothing is assumed of the group")
