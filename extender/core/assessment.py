@@ -268,7 +268,7 @@ def _reach(batch: Batch, count: Rows) -> _Reach:
         landing=landing,
         works=works,
         is_clean=works & ~telemetry.is_foreign,
-        offered=landing.size - np.minimum(broken, batch.withdrawn // batch.replicas),
+        offered=landing.size - np.minimum(broken, landing.unoffered),
     )
 
 

@@ -101,7 +101,7 @@ def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:
     in_use = (assessment.landing.devices & batch.telemetry.is_in_use).sum(axis=1)
     beyond = np.maximum(in_use - batch.held, 0)
     # Every one of them takes a device from those that the count leaves for pods.
-    spare = np.maximum(batch.present.sum(axis=1) - batch.held, 0)
+    spare = np.maximum(assessment.landing.size - batch.held, 0)
     left = assessment.is_clean.sum(axis=1) - (spare - beyond)
     is_unclear = ~batch.is_agreed & ~batch.is_shared & (beyond > 0)
     return np.where(is_unclear, left, 0)

@@ -22,12 +22,14 @@ class Landing:
         size: devices in the set.
         needed: distinct devices of the set that the pod will get.
         taken: so many devices of the set are held already, and nobody knows which.
+        unoffered: so many devices of the set the kubelet does not offer, and nobody knows which.
     """
 
     devices: Flags
     size: Rows
     needed: Rows
     taken: Rows
+    unoffered: Rows
 
 
 def landing_set(batch: Batch, count: Rows) -> Landing:
@@ -37,17 +39,18 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
         batch: the nodes.
         count: how many it asks for: one for each node, or one for all.
     """
-    open_devices = batch.present & (batch.used < batch.replicas[:, None])
+    offered, unoffered = _offered(batch, count)
+    open_devices = offered & (batch.used < batch.replicas[:, None])
     free_whole = open_devices.sum(axis=1)
     # kube-scheduler says that the pod fits. Where our mapping leaves less room than that, or
     # less than the API's count does, the mapping is wrong or late: any device may be it.
     by_count = np.maximum(batch.allocatable - batch.held, count)
-    is_late = ~batch.is_shared & (free_whole < np.minimum(by_count, batch.present.sum(axis=1)))
+    is_late = ~batch.is_shared & (free_whole < np.minimum(by_count, offered.sum(axis=1)))
     is_open = ~batch.is_agreed | is_late | ~open_devices.any(axis=1)
-    policy = _policy_choice(batch, open_devices, count)
+    policy = _policy_choice(batch, offered, count)
     devices = np.where(
         is_open[:, None],
-        batch.present,
+        offered,
         np.where(batch.is_shared[:, None], policy, open_devices),
     )
     size = devices.sum(axis=1)
@@ -55,10 +58,35 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
     # Where any device may be landed on, the ones that are held are among them.
     held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)
     taken = np.minimum(np.where(batch.is_shared, 0, held_inside), size)
-    return Landing(devices=devices, size=size, needed=needed, taken=taken)
+    return Landing(devices=devices, size=size, needed=needed, taken=taken, unoffered=unoffered)
 
 
-def _policy_choice(batch: Batch, open_devices: Flags, count: Rows) -> Flags:
+def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
+    """Return the devices but for those that the kubelet surely does not offer.
+
+    Where it offers fewer than there are, and no more are out than it leaves out, those are they.
+    Ill health alone says so only of what was withdrawn: others may be left out for claims.
+
+    Returns:
+        The devices, and how many of them were withdrawn nevertheless: nobody knows which.
+    """
+    size = batch.present.sum(axis=1)
+    withdrawn = batch.withdrawn // batch.replicas
+    left_out = np.maximum(size + -batch.allocatable // batch.replicas, withdrawn)
+    if not left_out.any():
+        return batch.present, withdrawn
+    telemetry = batch.telemetry
+    is_withdrawn = (withdrawn > 0)[:, None] | ~telemetry.is_excluded
+    out = batch.present & telemetry.is_out & is_withdrawn
+    known = out.sum(axis=1)
+    # kube-scheduler says that the pod fits: where it would not on the others, we are late.
+    has_room = (size - known) * batch.replicas >= np.minimum(count, size * batch.replicas)
+    is_known = (known <= left_out) & has_room
+    unknown = np.maximum(withdrawn - np.where(is_known, known, 0), 0)
+    return batch.present & ~(out & is_known[:, None]), unknown
+
+
+def _policy_choice(batch: Batch, offered: Flags, count: Rows) -> Flags:
     """Return the shared devices that the device plugin would choose among.
 
     `distributed` takes the device with the fewest replicas in use, `packed` the one with the most
@@ -66,14 +94,14 @@ def _policy_choice(batch: Batch, open_devices: Flags, count: Rows) -> Flags:
     that are tied all count.
     """
     if not batch.is_shared.any():
-        return open_devices
+        return offered
     sign = np.where(batch.is_packed, -1, 1)[:, None]
     used = batch.used.copy(order="K")
     nodes = np.arange(len(batch))
-    chosen = np.zeros_like(open_devices)
+    chosen = np.zeros_like(offered)
     most = np.minimum(count, batch.replicas * batch.present.sum(axis=1)).max()
     for drawn in range(int(most)):
-        has_room = batch.present & (used < batch.replicas[:, None]) & (drawn < count)[:, None]
+        has_room = offered & (used < batch.replicas[:, None]) & (drawn < count)[:, None]
         rank = np.where(has_room, used * sign, np.iinfo(np.intp).max)
         chosen |= has_room & (rank == rank.min(axis=1)[:, None])
         used[nodes, rank.argmin(axis=1)] += 1

@@ -218,7 +218,7 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
     is_own = (evidence.measured_at > evidence.freed_at) & (by_age > 0)
     latest = np.where(activity_fresh > 0, known(busy), 0.0)
     has_window = evidence.has_tenants & (evidence.window_count > 1) & (activity_fresh > 0)
-    verdict = _judge(evidence, policy, now, by_age)
+    verdict, is_out = _judge(evidence, policy, now, by_age)
     total_known = known(total)
     used_ratio = known(used) / np.maximum(total_known, 1.0)
     telemetry = Telemetry(
@@ -234,6 +234,7 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
         penalty=verdict.penalty,
         is_excluded=verdict.is_excluded,
         is_excluded_multi=verdict.is_excluded_multi,
+        is_out=is_out,
         is_foreign=evidence.is_foreign & evidence.is_unheld & (by_age > 0),
         is_in_use=evidence.is_in_use & (by_age > 0),
         cause=verdict.cause,
@@ -257,11 +258,13 @@ def believe_again(
     return before.with_rows(rows, replace(part, cause=renumber(part.cause, rows)))
 
 
-def _judge(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> HealthColumns:
-    """Return what speaks against each device, its node's and its siblings' word included.
+def _judge(
+    evidence: Evidence, policy: Policy, now: float, by_age: Ratios
+) -> tuple[HealthColumns, Flags]:
+    """Return what speaks against each device, and which are out as `Telemetry` has it.
 
-    A verdict lasts as long as the device would be remembered: telemetry that has been gone for
-    longer locks nobody out.
+    Its node's and its siblings' word is included. A verdict lasts as long as the device would be
+    remembered: telemetry that has been gone for longer locks nobody out.
     """
     is_old = now - evidence.measured_at >= policy.freshness.forget_seconds
     columns = evidence.columns
@@ -271,7 +274,8 @@ def _judge(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> He
     newest = np.zeros(int(node_row.max(initial=0)) + 1)
     np.maximum.at(newest, node_row, by_age)
     # Silent among siblings that speak: perhaps it has fallen off the bus.
-    is_silent = (by_age <= 0) & ~np.isnan(evidence.measured_at) & (newest[node_row] >= 1)
+    is_behind = ~np.isnan(evidence.measured_at) & (newest[node_row] >= 1)
+    is_silent = is_behind & (by_age <= 0)
     is_missing = evidence.is_lost | is_silent
     is_recent = now - evidence.xid_since < health.xid_seconds
     is_suspect = is_missing | (evidence.withdrawn > 0)
@@ -281,4 +285,5 @@ def _judge(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> He
     # Where as many devices of the node are known to be out, those are what the kubelet withdrew.
     out = np.bincount(node_row, weights=verdict.is_excluded | is_missing)[node_row]
     verdict.apply(health.not_offered, evidence.withdrawn > out, Sign.NOT_OFFERED)
-    return verdict
+    # Beside the kubelet's word a device need not be silent for long.
+    return verdict, verdict.is_excluded | is_missing | (is_behind & (by_age < 1))

@@ -24,7 +24,7 @@ Patched = TypeVar("Patched", bound=npt.NDArray[np.generic])
 NO_DEVICE = -1
 """Fills the slots of a pool's matrix where a node has fewer devices than the widest one."""
 
-_SEEN_FLAGS = ("is_excluded", "is_excluded_multi", "is_foreign", "is_in_use")
+_SEEN_FLAGS = ("is_excluded", "is_excluded_multi", "is_out", "is_foreign", "is_in_use")
 _TYPES = {**dict.fromkeys(_SEEN_FLAGS, np.bool_), "cause": np.intp}
 """Types of the columns of telemetry that are no ratios."""
 
@@ -50,6 +50,7 @@ class Telemetry:
         penalty: share of its score that ill health costs, 0 to 1.
         is_excluded: cannot work.
         is_excluded_multi: cannot work for a pod with several devices.
+        is_out: cannot work, or is silent while its siblings speak: what a kubelet withdraws.
         is_foreign: somebody outside Kubernetes uses it (only told where no pod holds it).
         is_in_use: memory or activity of anybody is seen on it.
         cause: what speaks most against its health, as `core.causes` puts it; 0 for nothing.
@@ -67,6 +68,7 @@ class Telemetry:
     penalty: Ratios
     is_excluded: Flags
     is_excluded_multi: Flags
+    is_out: Flags
     is_foreign: Flags
     is_in_use: Flags
     cause: Rows
@@ -74,12 +76,8 @@ class Telemetry:
     @classmethod
     def missing(cls, count: int) -> "Telemetry":
         """Return the telemetry of `count` devices of which nothing is known."""
-        return cls(
-            **{
-                column.name: np.zeros(count, dtype=_TYPES.get(column.name, np.float64))
-                for column in fields(cls)
-            }
-        )
+        types = {column.name: _TYPES.get(column.name, np.float64) for column in fields(cls)}
+        return cls(**{name: np.zeros(count, dtype=kind) for name, kind in types.items()})
 
     def take(self, slots: Rows) -> "Telemetry":
         """Return the columns at `slots`, in its shape; `NO_DEVICE` reads as missing."""

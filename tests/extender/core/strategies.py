@@ -38,6 +38,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
         penalty=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         is_excluded=draw(rarely),
         is_excluded_multi=draw(rarely),
+        is_out=draw(rarely),
         is_foreign=draw(rarely),
         is_in_use=draw(flags),
         used=used,

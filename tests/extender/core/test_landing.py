@@ -1,11 +1,15 @@
 """Where the kubelet could put a pod."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from extender.core.landing import Landing, assume, landing_set
 from extender.core.snapshot import Tenant
-from tests.builders import GIB, Node, batch_of, gpu, node, shared
+from tests.builders import GIB, Gpu, Node, batch_of, gpu, node, shared
+
+ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}
 
 
 def landing_on(described: Node, count: int = 1) -> Landing:
@@ -125,3 +129,42 @@ def test_more_tenants_than_replicas_are_counted_nevertheless(is_packed: bool) ->
 
     assert row.held == 15
     assert sum(row.used) == 3 + 3 + 4
+
+
+def out(**changes: Any) -> Gpu:
+    return gpu(is_out=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("described", "count", "expected"),
+    [
+        pytest.param(shared(gpu(used=1), out(), replicas=4, **ONE_OF_TWO), 1, [0], id="shared"),
+        pytest.param(
+            shared(gpu(used=4), out(), replicas=4, **ONE_OF_TWO), 1, [0], id="full-by-our-count"
+        ),
+        pytest.param(
+            shared(gpu(used=1), out(), replicas=4, **ONE_OF_TWO),
+            6,
+            [0, 1],
+            id="no-room-for-so-many",
+        ),
+        pytest.param(node(gpu(), out(), allocatable=1, withdrawn=1), 1, [0], id="whole"),
+        pytest.param(node(gpu(), out(), allocatable=1, withdrawn=1), 2, [0, 1], id="two-asked-for"),
+        pytest.param(
+            node(gpu(), out(), allocatable=1, withdrawn=1, is_agreed=False), 1, [0], id="not-agreed"
+        ),
+        pytest.param(
+            node(gpu(), out(), out(), allocatable=2, withdrawn=1), 1, [0, 1, 2], id="nobody-knows"
+        ),
+        pytest.param(node(out(), out(), allocatable=0, withdrawn=2), 1, [0, 1], id="all-of-them"),
+        pytest.param(node(gpu(), out()), 1, [0, 1], id="none-is-withdrawn"),
+        pytest.param(node(gpu(), out(), allocatable=1), 1, [0], id="unseen-beyond-the-count"),
+        pytest.param(
+            node(gpu(), out(is_excluded=True), allocatable=1), 1, [0, 1], id="broken-and-for-claims"
+        ),
+    ],
+)
+def test_nobody_lands_on_what_is_surely_withdrawn(
+    described: Node, count: int, expected: list[int]
+) -> None:
+    assert slots(described, count) == expected

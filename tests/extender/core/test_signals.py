@@ -355,6 +355,18 @@ def test_a_withdrawn_device_that_is_known_speaks_not_against_its_siblings(
     assert believed(one_unknown).penalty.tolist()[1:] == [0.5, 0.5]
 
 
+def test_what_is_broken_or_lost_or_stale_beside_fresh_siblings_is_out() -> None:
+    seen = evidence(
+        5,
+        columns=reading(5, ROW_REMAP_FAILURE=[1.0, 0.0, 0.0, 0.0, 0.0]),
+        is_lost=np.array([False, True, False, False, False]),
+        measured_at=np.array([NOW, NAN, NOW - 130, NOW, NOW - 130]),
+        node_row=np.array([1, 1, 1, 1, 2]),
+    )
+
+    assert believed(seen).is_out.tolist() == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize(
     ("changes", "is_excluded"),
     [

@@ -1,0 +1,75 @@
+"""Devices that the kubelet has withdrawn: nobody lands on them, whatever they look like."""
+
+from typing import Any
+
+import pytest
+
+from extender.core.filtering import Code
+from extender.core.readings import Signal
+from tests.builders import GIB, GPU, request
+from tests.worlds import World, one_node
+
+TWENTY = int(20 * GIB)
+
+SILENT_MINUTES = (3, 20)
+"""So long its last values have grown stale; so long the device is forgotten, and stood in for."""
+
+
+def code(made: World, **asked: Any) -> Code:
+    """Return what speaks against the node for a pod that asks for one device."""
+    return Code(int(made.rank(request(**asked)).codes[0]))
+
+
+def half_withdrawn(minutes: int = 1, *, is_shown: bool = True, **values: float) -> World:
+    """Return a node of two shared cards: a pod is on the first, the second is withdrawn."""
+    made = one_node(2, replicas=4, allocatable={GPU: 4}, capacity={GPU: 8})
+    made.bind("a", on=[made.card()])
+    made.card().values.update({Signal[name]: value for name, value in values.items()})
+    made.card(index=1).is_shown = is_shown
+    made.read_after(60.0, times=minutes)
+    return made
+
+
+def test_a_broken_shared_card_that_is_withdrawn_refuses_nobody_the_other_one() -> None:
+    made = half_withdrawn()
+    made.card(index=1).values[Signal.XID] = 48.0
+    made.read_after(60.0)
+
+    assert code(made) is Code.PASSES
+
+
+@pytest.mark.parametrize("minutes", SILENT_MINUTES)
+def test_a_pod_that_requires_idle_goes_to_the_idle_card_beside_a_vanished_one(minutes: int) -> None:
+    made = half_withdrawn(minutes, is_shown=False)
+
+    assert code(made, requires_idle=True) is Code.PASSES
+
+
+@pytest.mark.parametrize("minutes", SILENT_MINUTES)
+def test_the_room_of_a_vanished_card_is_none(minutes: int) -> None:
+    made = half_withdrawn(minutes, is_shown=False, MEMORY_USED=79 * GIB, MEMORY_FREE=GIB)
+
+    assert code(made, memory_bytes=TWENTY) is Code.NO_MEMORY
+
+
+@pytest.mark.parametrize("minutes", SILENT_MINUTES)
+def test_a_free_card_in_foreign_use_is_judged_though_another_one_has_vanished(minutes: int) -> None:
+    made = one_node(3, allocatable={GPU: 2}, capacity={GPU: 3})
+    made.bind("a", on=[made.card()])
+    made.card(index=1).values[Signal.MEMORY_USED] = 40 * GIB
+    made.card(index=2).is_shown = False
+
+    made.read_after(60.0, times=minutes)
+
+    assert code(made) is Code.FOREIGN_USE
+
+
+def test_a_card_that_is_missing_while_the_kubelet_offers_all_may_be_landed_on() -> None:
+    made = one_node(2, replicas=4)
+    made.bind("a", on=[made.card()])
+    made.card().values.update({Signal.MEMORY_USED: 79 * GIB, Signal.MEMORY_FREE: GIB})
+    made.card(index=1).is_shown = False
+
+    made.read_after(60.0, times=20)
+
+    assert code(made, memory_bytes=TWENTY) is Code.PASSES
