@@ -27,10 +27,12 @@ _INITIAL: Mapping[str, float] = {
     "told_at": np.nan,
     "xid_since": np.nan,
     "seen_at": -np.inf,
+    "new_at": -np.inf,
 }
 """What a device starts with; times in seconds since the epoch. At `led_at` the source that counts
 most for the device measured last. No window and no streak takes what
-was measured before `afresh_at`; what was measured before `freed_at` is nobody's."""
+was measured before `afresh_at`; what was measured before `freed_at` is nobody's. Sources showed it
+for the first time at `new_at`."""
 
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),

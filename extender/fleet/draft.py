@@ -13,7 +13,8 @@ from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.policy import Policy
 from extender.core.snapshot import Pool, PoolRow, Rows, patch_batch
 from extender.core.steps import Steps
-from extender.fleet.layouts import HeldDevice, NodeLayouts, is_young
+from extender.fleet.held import HeldDevice, is_young
+from extender.fleet.layouts import NodeLayouts
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES = 512

@@ -1,7 +1,7 @@
 """What each node offers and who holds it: laid out anew whenever one of them has changed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from itertools import islice
@@ -22,6 +22,7 @@ from extender.core.policy import Policy
 from extender.core.readings import Holders, Readings
 from extender.core.snapshot import PoolRow
 from extender.core.steps import Steps
+from extender.fleet.held import HeldDevice, TenantsByRow, held_devices, is_young
 from extender.fleet.mapping import Mappings
 from extender.fleet.store import DeviceStore
 
@@ -31,9 +32,6 @@ room to spare. A kubelet that says it has a million devices must not cost a mill
 
 PIECE_KEYS = 8192
 """Devices whose tenants are compared before others may have their turn: few milliseconds."""
-
-TenantsByRow = Mapping[int, tuple[str, ...]]
-"""Pods (`namespace/name`) on each device of a node, by the device's row."""
 
 
 class Change(IntEnum):
@@ -46,10 +44,6 @@ class Change(IntEnum):
     """What the devices' readings are read by."""
     DEVICES = 3
     """There are other devices."""
-
-
-HeldDevice = tuple[int, bool, bool, bool]
-"""A device's row, and what `DeviceStore.set_tenancy` takes, in that order."""
 
 
 class NodeLayouts:
@@ -77,7 +71,8 @@ class NodeLayouts:
         self._young: set[str] = set()
         self._ended: dict[str, dict[str, float]] = {}
         self.surplus: list[int] = []
-        """Rows of stand-ins that stand for nothing any more; whoever lays out frees them."""
+        """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
+        the place of; whoever lays out frees them."""
 
     @property
     def rows(self) -> Mapping[str, Mapping[str, PoolRow]]:
@@ -142,6 +137,9 @@ class NodeLayouts:
         name = node.name
         self._forget_ended(name, now)
         tenants = self._tenants(name, pods)
+        if replaced := self._replaced(node, tenants):
+            self.surplus.extend(replaced)
+            tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
         before, after = self._rows.get(name), self._lay_out(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
@@ -180,7 +178,7 @@ class NodeLayouts:
         """Return a node's rows and who holds its devices as they would be under other settings."""
         tenants = self._tenants(node.name, pods)
         rows = self._lay_out(node, pods, tenants, policy)
-        return rows, list(_held_devices(pods, tenants, rows))
+        return rows, list(held_devices(pods, tenants, rows))
 
     def adopt(
         self, policy: Policy, rows: Mapping[str, dict[str, PoolRow]], young: AbstractSet[str]
@@ -248,6 +246,17 @@ class NodeLayouts:
                     found[row].add(pod.key)
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
+    def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
+        """Return the devices of a node in whose place there are others, as many as it must have."""
+        if self._store.is_shown_whole(tuple(tenants)):
+            return set()
+        devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
+        behind = (
+            ([device.row for device in devices_behind(node, expected, devices)], expected.count)
+            for expected in expected_devices(node, _seen(devices))
+        )
+        return {row for rows, count in behind for row in self._store.replaced(rows, count)}
+
     def _forget_ended(self, name: str, now: float) -> None:
         """Forget the pods whose devices' readings from before their end are too old to count."""
         ended, oldest = self._ended.get(name, {}), now - self._policy.freshness.max_age_seconds
@@ -263,7 +272,6 @@ class NodeLayouts:
     ) -> dict[str, PoolRow]:
         """Return one node's row in the pool of each of its resources."""
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
-        seen = Counter(resource_profile(device.mig_profile) for device in devices)
         tenancy = Tenancy(
             is_mapped=self._mappings.of(node.name).is_known,
             warm_up_seconds=policy.assumed.warm_up_seconds,
@@ -271,7 +279,7 @@ class NodeLayouts:
         )
         is_counted = bool(node.capacity or node.allocatable)
         rows = {}
-        for expected in expected_devices(node, seen):
+        for expected in expected_devices(node, _seen(devices)):
             resource = expected.resource
             everything = expected.count * expected.replicas
             rows[resource] = lay_out(
@@ -341,7 +349,7 @@ class NodeLayouts:
         """Note of each device whether pods hold it, or may."""
         for row in rows.values():
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
-        for slot, has_tenants, is_unheld, is_free_for_sure in _held_devices(pods, tenants, rows):
+        for slot, has_tenants, is_unheld, is_free_for_sure in held_devices(pods, tenants, rows):
             self._store.set_tenancy(
                 slot,
                 has_tenants=has_tenants,
@@ -355,22 +363,9 @@ def is_laid_out_by(policy: Policy) -> tuple[object, ...]:
     return policy.assumed.warm_up_seconds, policy.shared_policy
 
 
-def is_young(rows: Mapping[str, PoolRow]) -> bool:
-    """Tell whether a node has pods that the readings do not cover yet."""
-    return any(row.taken or any(row.assumed) for row in rows.values())
-
-
-def _held_devices(
-    pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
-) -> Iterator[HeldDevice]:
-    """Yield of each device of a node whether pods hold it, or may."""
-    seen = {key for on_it in tenants.values() for key in on_it}
-    for resource, row in rows.items():
-        is_clear = not any(pod.key not in seen and resource in pod.resources for pod in pods)
-        for slot, used in zip(row.slots, row.used, strict=True):
-            is_unheld = row.is_agreed and not used
-            has_tenants = bool(used) or (row.held > 0 and not row.is_agreed)
-            yield slot, has_tenants, is_unheld, is_unheld and not row.taken and is_clear
+def _seen(devices: Sequence[Device]) -> Counter[str]:
+    """Return how many devices telemetry sees, by MIG profile as resources write it."""
+    return Counter(resource_profile(device.mig_profile) for device in devices)
 
 
 def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:

@@ -102,6 +102,30 @@ class DeviceStore:
         rows = self._registry.of_node(node)
         return [row for row in rows if row not in used and self._registry.is_stand_in(row)]
 
+    def is_shown_whole(self, rows: Sequence[int]) -> bool:
+        """Tell whether the latest answer about some devices was about all of them."""
+        seen_at = self._float["seen_at"][list(rows)].tolist()
+        return len(set(seen_at)) <= 1
+
+    def replaced(self, rows: Sequence[int], count: int) -> list[int]:
+        """Return which devices others have taken the place of: a card was swapped.
+
+        Its source shows as many as there must be, without it, and one of them came after it. What
+        is only missing from an answer is not replaced: fewer are shown then.
+
+        Args:
+            rows: the devices of a node behind one of its resources.
+            count: how many it must have.
+        """
+        index = np.array(rows, dtype=np.intp)
+        seen_at, source = self._float["seen_at"][index], self._count["source_row"][index]
+        shown = seen_at == seen_at.max(initial=-np.inf)
+        if len(rows) <= count or shown.sum() != count:
+            return []
+        is_before = np.isfinite(seen_at) & (seen_at < self._float["new_at"][index][shown].max())
+        gone: list[int] = index[~shown & is_before & np.isin(source, source[shown])].tolist()
+        return gone
+
     def drop(self, rows: Iterable[int]) -> set[str]:
         """Free rows; what was read into them must speak for nobody else. Return their nodes."""
         dropped = tuple(rows)
@@ -260,7 +284,7 @@ class DeviceStore:
                 if placed.dropped:
                     self._columns.clear(placed.dropped)
                 return placed
-            self._start(renewed)
+            self._start(renewed, now)
             self._note_models(updated)
             yield
 
@@ -357,10 +381,11 @@ class DeviceStore:
         """The nodes that have devices, stand-ins included."""
         return self._registry.nodes()
 
-    def _start(self, rows: tuple[int, ...]) -> None:
+    def _start(self, rows: tuple[int, ...], now: float) -> None:
         """Begin the rows of devices that are new in them."""
         self._columns.grow(len(self))
         self._columns.clear(rows)
+        self._float["new_at"][list(rows)] = now
         for row in rows:
             info = self.info(row)
             self._count["node_row"][row] = self._registry.node_row(info.node) if info else 0

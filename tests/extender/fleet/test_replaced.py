@@ -1,0 +1,120 @@
+"""Cards that were swapped: what was read of the old one is nobody's."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.filtering import Code
+from extender.core.readings import DeviceInfo, Signal
+from tests.builders import GIB, GPU, request
+from tests.extender.fleet.agents import Agents
+from tests.worlds import World, one_node
+
+NEW = DeviceInfo(node="node", uuid="GPU-new", index=0)
+
+
+def shown(made: World) -> set[str]:
+    """Return the cards of the node's row, "" for each that no source shows."""
+    infos = [made.fleet.store.info(slot) for slot in made.row().slots]
+    return {info.uuid for info in infos if info is not None}
+
+
+def swap(made: World) -> None:
+    """Let the node have another card in the place of its first."""
+    made.remove_card("node", 0)
+    made.show(NEW)
+    made.clock.now += 30.0
+
+
+def test_room_on_a_card_that_was_swapped_is_none() -> None:
+    made = one_node(1, replicas=10)
+    swap(made)
+    made.bind("a", on=[made.devices[NEW.key]])
+    made.read(MEMORY_USED=79 * GIB, MEMORY_FREE=GIB)
+
+    decision = made.rank(request(memory_bytes=int(20 * GIB)))
+
+    assert shown(made) == {"GPU-new"}
+    assert Code(int(decision.codes[0])) is Code.NO_MEMORY
+
+
+@pytest.mark.parametrize("cards", [1, 8])
+def test_a_nodes_own_agent_tells_of_a_swapped_card(cards: int) -> None:
+    made = World()
+    made.add_node("node", cards)
+    agents = Agents(made)
+    agents.report()
+    swap(made)
+
+    agents.report()
+
+    assert len(made.row().slots) == cards
+    assert "GPU-new" in shown(made)
+    assert "GPU-node-0" not in shown(made)
+
+
+def test_a_card_that_fell_off_the_bus_excludes_its_node_no_longer_once_it_is_swapped() -> None:
+    made = one_node(2)
+    made.card().values[Signal.XID] = 79.0
+    made.read()
+    assert made.believed(made.card(index=1), "is_excluded")
+
+    swap(made)
+    made.read()
+
+    assert not made.believed(made.card(index=1), "is_excluded")
+
+
+def test_a_card_that_is_swapped_while_the_node_offers_nothing_is_known_once_it_does() -> None:
+    made = one_node(1)
+    node = made.fleet.nodes["node"]
+    made.fleet.apply_node(replace(node, allocatable={GPU: 0}, capacity={GPU: 0}))
+    swap(made)
+    made.read_after(30.0)
+
+    made.fleet.apply_node(node)
+
+    assert shown(made) == {"GPU-new"}
+
+
+def test_a_card_that_comes_back_in_the_place_of_its_successor_is_known_again() -> None:
+    made = one_node(1)
+    swap(made)
+    made.read()
+    del made.devices[NEW.key]
+    made.add_cards("node", 1)
+
+    made.read_after(30.0)
+
+    assert shown(made) == {"GPU-node-0"}
+
+
+def test_a_card_that_is_only_missing_from_an_answer_is_not_swapped() -> None:
+    made = one_node(2)
+    made.card().is_shown = False
+    made.read_after(30.0)
+    made.bind("a")
+
+    assert shown(made) == {"GPU-node-0", "GPU-node-1"}
+
+
+def test_of_more_cards_than_the_node_offers_none_is_forgotten_that_has_no_successor() -> None:
+    made = one_node(2, allocatable={GPU: 1}, capacity={GPU: 1})
+    made.card().is_shown = False
+    made.read_after(30.0)
+    made.bind("a")
+
+    assert shown(made) == {"GPU-node-0", "GPU-node-1"}
+
+
+def test_a_card_that_another_source_alone_shows_is_not_swapped() -> None:
+    made = World()
+    made.add_node("node", 1)
+    agents = Agents(made)
+    for _ in range(3):
+        agents.report("node", NEW)
+        made.clock.now += 10.0
+        made.read()
+        made.clock.now += 10.0
+
+    assert shown(made) == {"GPU-new", "GPU-node-0"}
