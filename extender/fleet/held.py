@@ -17,14 +17,36 @@ def is_young(rows: Mapping[str, PoolRow]) -> bool:
     return any(row.taken or any(row.assumed) for row in rows.values())
 
 
+def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
+    """Tell whether a pod asked for a resource that its node has by that name no more."""
+    return bool(pod.resources) and rows.keys().isdisjoint(pod.resources)
+
+
 def held_devices(
     pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
 ) -> Iterator[HeldDevice]:
-    """Yield of each device of a node whether pods hold it, or may."""
+    """Yield of each device of a node whether pods hold it, or may.
+
+    It may stand behind several resources, and pods run on when theirs is renamed: by whatever name
+    a pod holds it, it is held.
+    """
     seen = {key for on_it in tenants.values() for key in on_it}
+    found: dict[int, HeldDevice] = {}
     for resource, row in rows.items():
-        is_clear = not any(pod.key not in seen and resource in pod.resources for pod in pods)
+        is_clear = not any(
+            pod.key not in seen and (resource in pod.resources or is_renamed(pod, rows))
+            for pod in pods
+        )
         for slot, used in zip(row.slots, row.used, strict=True):
-            is_unheld = row.is_agreed and not used
-            has_tenants = bool(used) or (row.held > 0 and not row.is_agreed)
-            yield slot, has_tenants, is_unheld, is_unheld and not row.taken and is_clear
+            is_shown = bool(used or tenants.get(slot))
+            is_unheld = row.is_agreed and not is_shown
+            has_tenants = is_shown or (row.held > 0 and not row.is_agreed)
+            told = slot, has_tenants, is_unheld, is_unheld and not row.taken and is_clear
+            before = found.get(slot)
+            found[slot] = told if before is None else _merged(before, told)
+    yield from found.values()
+
+
+def _merged(one: HeldDevice, other: HeldDevice) -> HeldDevice:
+    """Return what two resources say of one device."""
+    return one[0], one[1] or other[1], one[2] and other[2], one[3] and other[3]

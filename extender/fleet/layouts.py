@@ -22,7 +22,7 @@ from extender.core.policy import Policy
 from extender.core.readings import Holders, Readings
 from extender.core.snapshot import PoolRow
 from extender.core.steps import Steps
-from extender.fleet.held import HeldDevice, TenantsByRow, held_devices, is_young
+from extender.fleet.held import HeldDevice, TenantsByRow, held_devices, is_renamed, is_young
 from extender.fleet.mapping import Mappings
 from extender.fleet.store import DeviceStore
 
@@ -213,11 +213,16 @@ class NodeLayouts:
             self._store.start_afresh(freed, at, is_freed=True)
             self._store.start_afresh(set(shown) - set(freed), at, is_freed=False)
             return
+        rows = self._rows.get(pod.node, {})
         unheld = [
             slot
-            for resource, row in self._rows.get(pod.node, {}).items()
+            for resource, row in rows.items()
             for slot in row.slots
-            if (resource in pod.resources or may_claim(pod, serves_claims=row.serves_claims))
+            if (
+                resource in pod.resources
+                or is_renamed(pod, rows)
+                or may_claim(pod, serves_claims=row.serves_claims)
+            )
             and not live.get(slot)
             and not self._store.is_foreign(slot)
         ]
@@ -347,7 +352,8 @@ class NodeLayouts:
         self, pods: Sequence[PodRecord], tenants: TenantsByRow, rows: Mapping[str, PoolRow]
     ) -> None:
         """Note of each device whether pods hold it, or may."""
-        for row in rows.values():
+        # Of devices that the kubelet offers, a name by which it offers none is a former one.
+        for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
         for slot, has_tenants, is_unheld, is_free_for_sure in held_devices(pods, tenants, rows):
             self._store.set_tenancy(

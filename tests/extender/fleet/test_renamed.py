@@ -1,0 +1,109 @@
+"""Nodes whose GPUs get another resource name while pods of the former one run on."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from extender.core.filtering import Code
+from extender.core.readings import Signal
+from extender.core.request import GpuRequest
+from tests.builders import GIB, GPU
+from tests.worlds import BUSY, World, one_node
+
+SHARED = "nvidia.com/gpu.shared"
+
+
+def offer(made: World, allocatable: dict[str, int], capacity: dict[str, int] | None = None) -> None:
+    """Let the node offer other resources from now on."""
+    before = made.fleet.nodes["node"]
+    made.fleet.apply_node(
+        replace(before, allocatable=allocatable, capacity=capacity or allocatable)
+    )
+
+
+def use(made: World, *cards: int, **changes: Any) -> None:
+    """Let a pod use each of some cards, and readings show it for long."""
+    for card in cards:
+        made.bind(f"p{card}", on=[made.card(index=card)], **changes)
+        made.card(index=card).values.update(BUSY)
+    made.read_after(60.0, times=5)
+
+
+def code(made: World, resource: str, memory_bytes: int | None = None) -> Code:
+    """Return what speaks against the node for a pod that asks for one of a resource."""
+    asked = GpuRequest(resource=resource, count=1, memory_bytes=memory_bytes)
+    return Code(int(made.rank(asked).codes[0]))
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize("former", [0, 2], ids=["former-name-gone", "former-name-left"])
+def test_pods_of_the_former_resource_are_nobody_foreign(former: int, is_mapped: bool) -> None:
+    made = one_node(2)
+    made.is_mapped = is_mapped
+    use(made, 0, 1)
+
+    offer(made, {SHARED: 20}, {SHARED: 20, GPU: former})
+    made.read_after(60.0, times=5)
+
+    assert code(made, SHARED) is Code.PASSES
+    assert code(made, SHARED, memory_bytes=int(40 * GIB)) is Code.NO_MEMORY
+
+
+def test_a_name_of_which_nothing_is_left_says_nothing_of_the_devices() -> None:
+    made = one_node(2)
+    offer(made, {GPU: 2, SHARED: 0}, {GPU: 2, SHARED: 20})
+    use(made, 0)
+
+    assert made.believed(made.card(), "penalty") == 0.0
+    assert not made.believed(made.card(), "is_foreign")
+    assert made.believed(made.card(), "utilization") == pytest.approx(0.9)
+
+
+def test_what_was_measured_before_a_pod_of_the_former_resource_ended_is_nobodys() -> None:
+    made = one_node(1)
+    made.is_mapped = False
+    made.card().values.update(BUSY)
+    pod = made.bind("a")
+    made.read_after(60.0, times=5)
+    offer(made, {SHARED: 10})
+    made.read_after(60.0)
+
+    made.clock.now += 30.0
+    made.end(pod)
+    for age in (20.0, 10.0):
+        made.read(measured_at=made.clock.now - age)
+
+    assert not made.believed(made.card(), "is_foreign")
+
+
+@pytest.mark.parametrize("former", [0, 20], ids=["former-name-gone", "former-name-left"])
+def test_shared_pods_that_run_on_are_nobody_foreign_on_whole_cards(former: int) -> None:
+    made = one_node(2)
+    offer(made, {SHARED: 20})
+    use(made, 0, 1, resources={SHARED: 1})
+
+    offer(made, {GPU: 2, SHARED: 0}, {GPU: 2, SHARED: former})
+    made.read_after(60.0, times=5)
+
+    assert code(made, GPU) is Code.PASSES
+
+
+def test_whole_and_shared_cards_of_a_node_are_held_by_pods_of_either() -> None:
+    made = one_node(2)
+    offer(made, {GPU: 1, SHARED: 10})
+    use(made, 0)
+    use(made, 1, resources={SHARED: 1})
+
+    assert [made.believed(made.card(index=card), "is_foreign") for card in (0, 1)] == [0.0, 0.0]
+
+
+def test_what_no_pod_of_any_name_uses_is_in_foreign_use_still() -> None:
+    made = one_node(2)
+    use(made, 0)
+    offer(made, {SHARED: 20})
+    made.card(index=1).values[Signal.MEMORY_USED] = 40 * GIB
+
+    made.read_after(60.0, times=5)
+
+    assert made.believed(made.card(index=1), "is_foreign")
