@@ -28,6 +28,8 @@ TELEMETRY: Final = tuple(column.name for column in fields(Telemetry))
 OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)
 """Columns with a value for each device slot; all others have one for each node."""
 COLUMNS: Final = (*OF_SLOTS, "suspicion", *PER_NODE, *FLAGS)
+LATER: Final[Mapping[str, object]] = {"is_out": False}
+"""Columns that older lines lack, and what decisions went by then."""
 
 
 class RecordError(ValueError):
@@ -67,7 +69,7 @@ def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[
         kind = kinds.get(name, np.float64 if name == "assumed_bytes" else np.intp)
         shape = (nodes, width) if name in OF_SLOTS else (nodes,)
         try:
-            column = _read(written[name], shape, kind)
+            column = _read(written[name] if name in written else LATER[name], shape, kind)
         except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:
             raise RecordError(f"column {name!r} cannot be read: {error!r}") from error
         columns[name] = np.asfortranarray(column)

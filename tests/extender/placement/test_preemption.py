@@ -88,14 +88,13 @@ def test_a_victim_that_holds_no_gpu_takes_no_foreign_use_with_it() -> None:
     world.bind("a", "node-0", on=[world.card("node-0", 1)])
     nothing: dict[str, int] = {}
     world.bind("claimant", "node-0", resources=nothing, has_claims=True)
-    world.bind("other", "node-0", resources={"b": 1})
     world.card("node-0").values.update({Signal.MEMORY_USED: 20 * GIB, Signal.MEMORY_FREE: 60 * GIB})
     world.read_after(30, times=4)
     assert world.believed(world.card("node-0"), "is_foreign")
     both = request(2)
 
     assert not accepts(world, both, "a")
-    for without in ("not-asking-for-gpus", "claimant", "other"):
+    for without in ("not-asking-for-gpus", "claimant"):
         assert not accepts(world, both, "a", without), without
     assert accepts(world, request(), "a", "not-asking-for-gpus")
 

@@ -1,6 +1,7 @@
 """A log has all that its decisions rest on, in few lines."""
 
 import json
+import re
 
 import pytest
 
@@ -95,6 +96,15 @@ def test_a_line_that_cannot_be_read_is_named() -> None:
         read(settings + fleet.replace(b'"used"', b'"usedd"'))
     with pytest.raises(RecordError, match=r"log:3: no JSON"):
         read(settings + fleet + b'{"kind": "decision", \n')
+
+
+def test_older_lines_that_lack_a_column_are_read() -> None:
+    log = written([weighed(snapshot_of({"a": node()}), request(), policy=POLICY)])
+
+    older = re.sub(rb'"is_out":[^,]+,', b"", log)
+
+    assert older != log
+    assert [line.node for line in decisions_in(older)] == ["a"]
 
 
 def test_a_binding_is_logged() -> None:
