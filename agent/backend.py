@@ -84,7 +84,6 @@ class Extra(StrEnum):
     NVLINK_SENT = "nvlink_sent_bytes_per_second"
     NVLINK_RECEIVED = "nvlink_received_bytes_per_second"
     CORRECTABLE_REMAPPED_ROWS = "correctable_remapped_rows"
-    TEMPERATURE_SLOWDOWN = "temperature_slowdown_celsius"
     TEMPERATURE_MEMORY_MAX = "memory_temperature_max_celsius"
     NVLINKS_UP = "nvlinks_up"
 

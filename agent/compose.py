@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from agent.device_ids import KnownDevice
 from agent.events import XidLog
 from agent.reading import DeviceReading, Pass
@@ -168,12 +170,7 @@ def _device(
 ) -> Device:
     card = reading.card
     if reading.problem is not None:
-        verdict = Verdict(
-            is_idle=None,
-            reason=reading.problem.text,
-            action=verdict.action,
-            cause=verdict.cause,
-        )
+        verdict = msgspec.structs.replace(verdict, is_idle=None, reason=reading.problem.text)
     return Device(
         uuid=card.uuid,
         gpu_instance_id=reading.gpu_instance_id,

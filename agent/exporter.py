@@ -72,7 +72,7 @@ _HELP: Final[Mapping[str, str]] = {
     Extra.NVLINK_SENT: "Data sent over NVLink, by GPM.",
     Extra.NVLINK_RECEIVED: "Data received over NVLink, by GPM.",
     Extra.CORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for correctable errors.",
-    Extra.TEMPERATURE_SLOWDOWN: "Temperature at which the clocks are held back.",
+    Signal.TEMPERATURE_SLOWDOWN: "Temperature at which the clocks are held back.",
     Extra.TEMPERATURE_MEMORY_MAX: "Highest temperature that the memory may have.",
     Extra.NVLINKS_UP: "NVLinks that are up.",
 }

@@ -29,7 +29,7 @@ _FIELDS: Final[Mapping[int, str]] = MappingProxyType(
 
 _THRESHOLDS: Final = (
     (0, Signal.TEMPERATURE_SHUTDOWN),
-    (1, Extra.TEMPERATURE_SLOWDOWN),
+    (1, Signal.TEMPERATURE_SLOWDOWN),
     (2, Extra.TEMPERATURE_MEMORY_MAX),
 )
 

@@ -14,18 +14,16 @@ import numpy as np
 from agent.foreign import Threshold, shows
 from agent.options import ReportOptions
 from agent.report import Device, Report
-from extender.core.health import HW_POWER_BRAKE, HW_SLOWDOWN, HW_THERMAL
 from extender.core.policy import Thresholds
 from extender.core.readings import Column, Signal
 from extender.core.signals import activity, memory
+from extender.core.stress import HARD_SLOWDOWN
 
 SMOOTH_SECONDS: Final = 10.0
 """Over about so long the activity of a held device is averaged."""
 
 NOTICEABLE: Final = 0.02
 """Less than this across a threshold is noise."""
-
-_HARD_SLOWDOWN: Final = HW_SLOWDOWN | HW_THERMAL | HW_POWER_BRAKE
 
 _JUDGED: Final = (
     Signal.GPU_UTILIZATION,
@@ -158,7 +156,7 @@ class Digests:
             self._shows_foreign(device),
             verdict.action if verdict is not None else "",
             _value(report, Signal.XID, row),
-            bool(reasons & _HARD_SLOWDOWN),
+            bool(reasons & HARD_SLOWDOWN),
         )
 
     def _shows_foreign(self, device: Device) -> bool:

@@ -99,15 +99,18 @@ class Verdict(_Record, frozen=True, kw_only=True):
     Attributes:
         is_idle: None where it is not known.
         reason: why it is idle, is not, or is not known to be.
-        action: what the signs of ill health mean, as `health.*` of the settings names it, "" where
-            there are none.
+        action: what the signs of ill health mean, as `health.*` names it, "" where there are none.
         cause: the gravest of these signs, "" likewise.
+        stress_ratio: how hot or throttled it is, 0 to 1: it counts less by that, and is not ill.
+        stress_cause: why, "" where it is not.
     """
 
     is_idle: bool | None = None
     reason: str = ""
     action: str = ""
     cause: str = ""
+    stress_ratio: float = 0.0
+    stress_cause: str = ""
 
 
 class Problem(_Record, frozen=True, kw_only=True):
@@ -138,10 +141,8 @@ class Device(_Record, frozen=True, kw_only=True):
         nvlink_peers: UUIDs of cards that it reaches over NVLink; `switch` for an NVSwitch.
         activity_source: what tells the activity: `gpm`, `samples`, `rates`, `processes`, ""
             for nothing.
-        age_seconds: so long before the report's time its signals were measured; None where they
-            never were.
-        xid_age_seconds: so long before the report's time the XID happened, None where there is
-            none.
+        age_seconds: of its signals at the report's time, None where they never were measured.
+        xid_age_seconds: of its XID likewise, None where there is none.
         allocated_to: containers that hold it, None where the kubelet cannot be asked.
         used_by: processes that use it, None where the driver does not say.
         foreign: use that no pod accounts for, None where that cannot be told.

@@ -129,6 +129,8 @@ def _verdict(device: Device) -> Text:
     lines = [(word if device.problem is not None else f"{word}: {verdict.reason}", style)]
     if verdict.action:
         lines.append((f"{verdict.action}: {verdict.cause}", "red"))
+    if verdict.stress_cause:
+        lines.append((f"counts less: {verdict.stress_cause}", "yellow"))
     if device.foreign is not None and (device.foreign.memory_bytes or device.foreign.pids):
         lines.append((f"foreign use: {device.foreign.memory_bytes / _GIB:.1f} GiB", "magenta"))
     if device.age_seconds is not None and device.age_seconds > _STALE_SECONDS:

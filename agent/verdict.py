@@ -13,8 +13,10 @@ from extender.core.health import SEVERITY, HealthColumns, judge, xid_action
 from extender.core.policy import Health, HealthAction, Thresholds
 from extender.core.readings import Column, Signal
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
+from extender.core.stress import stress, stress_in_words
 
 _NOTICEABLE: Final = 0.01
+_DIGITS: Final = 4
 
 _OF_IDLENESS: Final = (
     *UTILIZATION,
@@ -26,8 +28,16 @@ _OF_IDLENESS: Final = (
     Signal.MEMORY_RESERVED,
     Signal.MEMORY_TOTAL,
 )
-_OF_HEALTH: Final = tuple(signal for signal in Signal if signal not in _OF_IDLENESS)
-"""Whatever does not tell idleness may tell health."""
+_OF_STRESS: Final = (
+    Signal.TEMPERATURE,
+    Signal.TEMPERATURE_SLOWDOWN,
+    Signal.MEMORY_TEMPERATURE,
+    Signal.CLOCK_EVENT_REASONS,
+)
+_OF_HEALTH: Final = tuple(
+    signal for signal in Signal if signal not in {*_OF_IDLENESS, *_OF_STRESS, Signal.PROCESSES}
+)
+"""Whatever does not tell these may tell health; temperature does where it is too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +113,20 @@ class Judge:
         if not facts.sources:
             return ()
         health = self._judge_health(signals, facts, now)
+        stressed = _judge_stress(signals, len(facts.sources), self._judgement.health)
         idle = _judge_idle(signals, facts.sources, self._judgement.thresholds)
         return tuple(
-            Verdict(is_idle=is_idle, reason=reason, action=action, cause=cause)
-            for (is_idle, reason), (action, cause) in zip(idle, health, strict=True)
+            Verdict(
+                is_idle=is_idle,
+                reason=reason,
+                action=action,
+                cause=cause,
+                stress_ratio=ratio,
+                stress_cause=why,
+            )
+            for (is_idle, reason), (action, cause), (ratio, why) in zip(
+                idle, health, stressed, strict=True
+            )
         )
 
     def _judge_health(
@@ -115,10 +135,12 @@ class Judge:
         """Return action and cause of each device's health."""
         health = self._judgement.health
         recent = tuple(at is not None and now - at < health.xid_seconds for at in facts.xid_at)
-        asked = ({name: signals.get(name) for name in _OF_HEALTH}, recent, tuple(facts.is_lost))
+        told = {name.value: signals[name] for name in _OF_HEALTH if name in signals}
+        told |= _too_hot(signals)
+        asked = (told, recent, tuple(facts.is_lost))
         if asked != self._asked:
             is_lost = np.array(facts.is_lost)
-            columns = _columns(signals, _OF_HEALTH)
+            columns = _columns(told, told)
             found = judge(columns, len(is_lost), health, np.array(recent), is_lost)
             found.exclude_siblings(np.zeros(len(is_lost), dtype=np.intp))
             found.apply(health.missing_device, is_lost, Sign.MISSING)
@@ -134,6 +156,35 @@ def _columns(
     return {
         Signal(name): np.array(signals[name], dtype=np.float64) for name in names if name in signals
     }
+
+
+def _too_hot(
+    signals: Mapping[str, Sequence[float | None]],
+) -> dict[str, Sequence[float | None]]:
+    """Return the temperatures where one speaks against health: they change every second."""
+    told = signals.get(Signal.TEMPERATURE, ())
+    limits = signals.get(Signal.TEMPERATURE_SHUTDOWN, ())
+    for celsius, limit in zip(told, limits, strict=False):
+        if celsius is not None and limit is not None and celsius >= limit:
+            return {Signal.TEMPERATURE.value: told}
+    return {}
+
+
+def _judge_stress(
+    signals: Mapping[str, Sequence[float | None]], count: int, health: Health
+) -> Sequence[tuple[float, str]]:
+    """Return of each device how hot or throttled it is, and why."""
+    told = [(name, signals[name]) for name in _OF_STRESS if name in signals]
+    causes = [
+        stress_in_words(
+            {name: value for name, column in told if (value := column[row]) is not None}, health
+        )
+        for row in range(count)
+    ]
+    if not any(causes):
+        return [(0.0, "")] * count
+    ratios = stress(_columns(signals, _OF_STRESS), count, health).round(_DIGITS)
+    return list(zip(ratios.tolist(), causes, strict=True))
 
 
 def _judge_idle(

@@ -50,10 +50,6 @@ _FABRIC_MANAGER_STARTING = 2
 _DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
 _FABRIC_UNHEALTHY, _FABRIC_LIMITED = 2.0, 3.0
 
-_MASK_LIMIT = float(1 << 53)  # no bit mask is larger, and larger ones are not exact
-
-HW_SLOWDOWN, HW_THERMAL, HW_POWER_BRAKE, SW_THERMAL = 0x8, 0x40, 0x80, 0x20
-
 
 def xid_action(health: Health, xid: int) -> HealthAction:
     """Return what an XID means: the setting, else the default table, else the unknown action.
@@ -245,30 +241,3 @@ def _signs_of_links(column: Callable[[Signal], Column], health: Health) -> tuple
         (health.nvlink_errors, recovers, Sign.NVLINK_RECOVERIES, 0.0),
         (health.nvlink_errors, crc >= health.nvlink_crc_per_second, Sign.NVLINK_CRC_ERRORS, crc),
     )
-
-
-def stress(columns: Mapping[Signal, Column], count: int, health: Health) -> Ratios:
-    """Return how hot or throttled each device is, 0 (not, or unknown) to 1."""
-    missing = np.full(count, np.nan)
-    heat = _heat(
-        columns.get(Signal.TEMPERATURE, missing),
-        health.temperature_warn_celsius,
-        health.temperature_high_celsius,
-    )
-    memory_heat = _heat(
-        columns.get(Signal.MEMORY_TEMPERATURE, missing),
-        health.memory_temperature_warn_celsius,
-        health.memory_temperature_high_celsius,
-    )
-    mask = columns.get(Signal.CLOCK_EVENT_REASONS, missing)
-    reasons = np.where(mask < _MASK_LIMIT, mask, 0.0).astype(np.int64)
-    hard = (reasons & (HW_SLOWDOWN | HW_THERMAL | HW_POWER_BRAKE)) != 0
-    soft = (reasons & SW_THERMAL) != 0
-    throttling = np.where(hard, 1.0, np.where(soft, 0.5, 0.0))
-    hottest: Ratios = np.maximum(np.maximum(heat, memory_heat), throttling)
-    return hottest
-
-
-def _heat(celsius: Column, warn: float, high: float) -> Ratios:
-    """Return how hot something is: 0 up to `warn` and where unknown, 1 from `high` on."""
-    return np.clip((np.nan_to_num(celsius, nan=warn) - warn) / max(high - warn, 1.0), 0.0, 1.0)

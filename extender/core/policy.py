@@ -150,7 +150,8 @@ class Health:
         shutdown_temperature: as hot as where the card switches itself off.
         missing_device: a device is not seen, although its siblings are.
         not_offered: the kubelet offers fewer devices than the node has, for no cause that is seen.
-        temperature_warn_celsius: from here a device counts less ...
+        temperature_warn_celsius: from here a device counts less, unless it is known from where on
+            its clocks are held back ...
         temperature_high_celsius: ... and here least.
         memory_temperature_warn_celsius: the same by the temperature of its memory ...
         memory_temperature_high_celsius: ... and here least.

@@ -69,6 +69,8 @@ class Signal(StrEnum):
     INFOROM_CORRUPTED = "inforom_corrupted"
     TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
     """From here the card switches itself off."""
+    TEMPERATURE_SLOWDOWN = "temperature_slowdown_celsius"
+    """From here the card's clocks are held back."""
     PROCESSES = "processes"
     """How many processes use it, whoever's they are."""
 
@@ -90,6 +92,7 @@ NVML_ONLY = frozenset(
         Signal.NVLINKS_DOWN,
         Signal.INFOROM_CORRUPTED,
         Signal.TEMPERATURE_SHUTDOWN,
+        Signal.TEMPERATURE_SLOWDOWN,
         Signal.PROCESSES,
     }
 )

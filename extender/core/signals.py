@@ -7,10 +7,11 @@ import numpy as np
 
 from extender.core.causes import Sign, renumber
 from extender.core.columns import known, within
-from extender.core.health import HealthColumns, judge, stress
+from extender.core.health import HealthColumns, judge
 from extender.core.policy import Foreign, Freshness, Policy
 from extender.core.readings import Column, Signal
 from extender.core.snapshot import Flags, Ratios, Rows, Telemetry
+from extender.core.stress import stress
 
 IDLE_POWER_SHARE = 0.30
 """Share of its power limit up to which a device may be idle: a loaded but idle H200 drew 126 to

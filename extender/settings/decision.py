@@ -307,10 +307,12 @@ class Health(Section):
     )
     temperature_warn_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_warn_celsius,
-        description="from here a GPU counts less ...",
+        description="from here a GPU counts less; where the node agent tells at which temperature "
+        "its clocks are held back, from 10 degrees below that instead ...",
     )
     temperature_high_celsius: Celsius = Field(
-        default=DEFAULT.health.temperature_high_celsius, description="... and from here least"
+        default=DEFAULT.health.temperature_high_celsius,
+        description="... and from here, or there, least",
     )
     memory_temperature_warn_celsius: Celsius = Field(
         default=DEFAULT.health.memory_temperature_warn_celsius,

@@ -54,7 +54,7 @@ HEALTHY: dict[Call, Values] = {
     Call.NVLINKS: {"nvlinks_up": 18.0},
     Call.CODECS: {"encoder_utilization_ratio": 0.0, "decoder_utilization_ratio": 0.0},
     Call.ENERGY: {"energy_joules_total": 1000.0},
-    Call.THRESHOLDS: {Signal.TEMPERATURE_SHUTDOWN: 95.0, "temperature_slowdown_celsius": 89.0},
+    Call.THRESHOLDS: {Signal.TEMPERATURE_SHUTDOWN: 95.0, Signal.TEMPERATURE_SLOWDOWN: 89.0},
 }
 
 IDLE_GPM: Values = {

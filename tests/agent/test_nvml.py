@@ -34,7 +34,7 @@ def test_a_recorded_card_is_described_as_it_was() -> None:
             Call.THRESHOLDS,
             {
                 Signal.TEMPERATURE_SHUTDOWN: 95.0,
-                Extra.TEMPERATURE_SLOWDOWN: 89.0,
+                Signal.TEMPERATURE_SLOWDOWN: 89.0,
                 Extra.TEMPERATURE_MEMORY_MAX: 95.0,
             },
         ),

@@ -97,6 +97,16 @@ def test_ill_health_foreign_use_and_old_values_are_shown() -> None:
     assert "values are 42 s old" in text
 
 
+def test_why_a_device_counts_less_is_shown() -> None:
+    verdict = Verdict(
+        is_idle=True, reason="busy 0%", stress_ratio=1.0, stress_cause="hardware thermal slowdown"
+    )
+
+    text = printed(report(Device(uuid="GPU-1", index=0, verdict=verdict)))
+
+    assert "counts less: hardware thermal slowdown" in text
+
+
 def test_problems_stand_below_the_table() -> None:
     lost = Device(
         uuid="GPU-1",

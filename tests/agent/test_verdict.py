@@ -120,6 +120,34 @@ def test_what_signs_mean_is_a_setting() -> None:
     assert verdict(lax, ECC_DOUBLE_BIT_VOLATILE=1.0).action == "penalty"
 
 
+def test_what_slows_a_device_down_is_told_and_is_no_illness() -> None:
+    found = verdict(**IDLE, CLOCK_EVENT_REASONS=float(0x40), TEMPERATURE=84.0)
+
+    assert (found.is_idle, found.action, found.cause) == (True, "", "")
+    assert (found.stress_ratio, found.stress_cause) == (1.0, "hardware thermal slowdown, 84 °C")
+
+
+def test_heat_counts_by_where_the_clocks_of_the_card_are_held_back() -> None:
+    assert verdict(TEMPERATURE=82.0).stress_ratio == 0.2
+    assert verdict(TEMPERATURE=82.0, TEMPERATURE_SLOWDOWN=89.0).stress_ratio == 0.3
+    assert verdict(TEMPERATURE=82.0, TEMPERATURE_SLOWDOWN=100.0).stress_ratio == 0.0
+
+
+def test_a_device_as_hot_as_where_it_switches_off_is_judged_anew_each_second() -> None:
+    judge_of_node = Judge(Judgement())
+    facts = Facts(sources=("gpm",), xid_at=(None,), is_lost=(False,))
+
+    def told(celsius: float) -> tuple[str, str]:
+        signals = {Signal.TEMPERATURE: (celsius,), Signal.TEMPERATURE_SHUTDOWN: (95.0,)}
+        (found,) = judge_of_node.judge(signals, facts, NOW)
+        return found.action, found.cause
+
+    assert told(94.0) == ("", "")
+    assert told(95.0) == ("exclude", "95 °C, at which it switches itself off")
+    assert told(96.0) == ("exclude", "96 °C, at which it switches itself off")
+    assert told(90.0) == ("", "")
+
+
 def test_a_device_that_cannot_be_read_is_missing_among_its_siblings() -> None:
     found = verdict(is_lost=True)
 

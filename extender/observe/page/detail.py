@@ -7,6 +7,7 @@ from extender.core.readings import Signal
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION
 from extender.core.snapshot import Snapshot
 from extender.core.steps import Steps
+from extender.core.stress import SLOWDOWN_WORDS
 from extender.fleet.fleet import Fleet
 from extender.observe.page.roster import NOTHING, order_of
 from extender.observe.views import Json, node_views
@@ -26,15 +27,6 @@ SHOWN: Final = (
 PIECE_DEVICES: Final = 2
 """Devices whose readings are looked up between two turns of the event loop."""
 
-_THROTTLED: Final = {
-    0x04: "software power cap",
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-}
-"""Bits of NVML's current clocks event reasons that slow a card down; the others are no trouble."""
-
 
 def throttling(reasons: float | None) -> list[str] | None:
     """Return what slows a card down, None where it is unknown.
@@ -45,7 +37,7 @@ def throttling(reasons: float | None) -> list[str] | None:
     """
     if reasons is None:
         return None
-    return [text for bit, text in _THROTTLED.items() if int(reasons) & bit]
+    return [text for bit, text in SLOWDOWN_WORDS.items() if int(reasons) & bit]
 
 
 def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from extender.core.causes import Sign, decode, encode, ill_health, words
-from extender.core.health import HealthColumns, judge, stress, xid_action
+from extender.core.health import HealthColumns, judge, xid_action
 from extender.core.policy import Health, HealthAction
 from extender.core.readings import Column, Signal
 from extender.core.snapshot import Telemetry
@@ -289,31 +289,3 @@ def test_a_penalty_comes_with_the_exclusion_for_several_gpus() -> None:
     found = verdict(Health(penalty=0.3), XID=74.0)
 
     assert (bool(found.is_excluded[0]), found.penalty[0]) == (False, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, 0.0),
-        ({"TEMPERATURE": 60.0}, 0.0),
-        ({"TEMPERATURE": 85.0}, 0.5),
-        ({"TEMPERATURE": 95.0}, 1.0),
-        ({"MEMORY_TEMPERATURE": 95.0}, 0.0),
-        ({"MEMORY_TEMPERATURE": 100.0, "TEMPERATURE": 81.0}, 0.5),
-        ({"MEMORY_TEMPERATURE": 110.0}, 1.0),
-        ({"CLOCK_EVENT_REASONS": float(0x1 | 0x2 | 0x4 | 0x10 | 0x100)}, 0.0),
-        ({"CLOCK_EVENT_REASONS": float(0x20)}, 0.5),
-        *[({"CLOCK_EVENT_REASONS": float(bit)}, 1.0) for bit in (0x8, 0x40, 0x80, 0xA8)],
-        ({"CLOCK_EVENT_REASONS": 1e300}, 0.0),
-        ({"CLOCK_EVENT_REASONS": NAN, "TEMPERATURE": NAN}, 0.0),
-    ],
-)
-def test_heat_and_throttling_are_stress(values: dict[str, Any], expected: float) -> None:
-    assert stress(one(**values), 1, Health())[0] == pytest.approx(expected)
-
-
-def test_temperature_bounds_that_are_equal_are_a_step() -> None:
-    health = Health(temperature_warn_celsius=80, temperature_high_celsius=80)
-
-    assert stress(one(TEMPERATURE=79.0), 1, health)[0] == 0.0
-    assert stress(one(TEMPERATURE=81.0), 1, health)[0] == 1.0
