@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from agent import reading
@@ -53,7 +54,9 @@ _SLOW: Final = (
     Call.CODECS,
     Call.ENERGY,
 )
-_RESET: Final = 1.0  # as the driver's recovery action numbers it
+RESET_REQUIRED: Final[Values] = MappingProxyType({Signal.RECOVERY_ACTION: 1.0})
+"""What an error that asks for a reset says of its card, as the driver numbers recovery actions."""
+
 _MEAN_OF_RATES: Final = 10
 """Where the driver keeps no samples, so many readings stand for them."""
 
@@ -350,7 +353,7 @@ class CardReader:
         if error.code is Code.CorruptedInforom:
             self._signs[name] = {Signal.INFOROM_CORRUPTED: 1.0}
         elif error.code is Code.ResetRequired:
-            self._signs[name] = {Signal.RECOVERY_ACTION: _RESET}
+            self._signs[name] = RESET_REQUIRED
         elif instance is not None and error.code in _LAYOUT_CODES:
             known = self._unsupported if (name, instance) in self._cleared else self._suspects
             known.add((name, instance))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.backend import Backend, Card, Code, Instance, NvmlError, Topology
-from agent.card_reader import SESSION_CODES, CardReader
+from agent.card_reader import RESET_REQUIRED, SESSION_CODES, CardReader
 from agent.events import XidWatcher
 from agent.problems import GONE, NEEDS_RESTART, NO_GPU, problem_of
 from agent.reading import DeviceReading, Pass
@@ -249,7 +249,13 @@ class Session:
 
     def _lose(self, uuid: str, problem: Problem) -> None:
         """Say that a card cannot be read; what was measured of it is not true any more."""
-        self._last[uuid] = tuple(_without_values(self._last.get(uuid, ()), problem))
+        devices = _without_values(self._last.get(uuid, ()), problem)
+        if problem.code == Code.ResetRequired.name:  # that much the driver says of it, and now
+            devices = (
+                replace(device, values=RESET_REQUIRED, measured_at=self._clock())
+                for device in devices
+            )
+        self._last[uuid] = tuple(devices)
         self._lost.add(uuid)
 
     def _judge_all(self) -> None:
