@@ -126,7 +126,8 @@ class Composer:
 
     def _xid(self, reading: DeviceReading, now: float) -> tuple[float, int] | None:
         events = self._xids.of(reading.card.uuid, reading.gpu_instance_id)
-        return gravest_xid(events, self._health, now)
+        reads_recovery = Signal.RECOVERY_ACTION in reading.values
+        return gravest_xid(events, self._health, now, reads_recovery=reads_recovery)
 
 
 def _columns(

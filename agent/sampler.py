@@ -20,6 +20,7 @@ from agent.report import Problem, Report
 from agent.session import NO_CARD, Session
 from agent.tenants import DeviceTenants, DeviceUse
 from agent.worker import ExhaustedError, HungError, Lane, Worker
+from extender.core.health import RECOVERY_CHANGED
 
 logger = logging.getLogger(__name__)
 
@@ -232,6 +233,8 @@ class Sampler:
             "XID error",
             extra={"gpu": event.uuid, "instance": event.gpu_instance_id, "xid": event.xid},
         )
+        if event.xid == RECOVERY_CHANGED:  # to what is read with what changes slowly
+            self.session.look_closely()
         self._wake.set()
 
     def _log_changes(self, found: Pass) -> None:

@@ -80,6 +80,7 @@ class Session:
         self._readers: dict[str, CardReader] = {}
         self._last: dict[str, tuple[DeviceReading, ...]] = {}
         self._slow_at = 0.0
+        self._is_urgent = False
         self._processes_at = 0.0
         self._marks: dict[str, Problem] = {}
         self._hang: Problem | None = None
@@ -108,7 +109,7 @@ class Session:
         if not self._is_started:
             self._start(lane)
         now = self._monotonic()
-        is_slow = now >= self._slow_at
+        is_slow, self._is_urgent = self._is_urgent or now >= self._slow_at, False
         with_rates = now >= self._processes_at
         if is_slow:
             self._find(lane, skipped)
@@ -123,6 +124,10 @@ class Session:
         if any(one.is_outdated for uuid, one in self._readers.items() if uuid not in self._lost):
             self._slow_at = min(self._slow_at, now + self._cadence.relayout_seconds)
         self._judge_all()
+
+    def look_closely(self) -> None:
+        """Have all be read in the next pass, what changes slowly included; from any thread."""
+        self._is_urgent = True
 
     def last_pass(self) -> Pass:
         """Return what was found last, by whatever thread."""

@@ -9,7 +9,13 @@ import numpy as np
 
 from agent.report import Verdict
 from extender.core.causes import Sign, decode, words
-from extender.core.health import SEVERITY, HealthColumns, judge, xid_action
+from extender.core.health import (
+    SEVERITY,
+    HealthColumns,
+    is_of_recovery,
+    judge,
+    xid_action,
+)
 from extender.core.policy import Health, HealthAction, Thresholds
 from extender.core.readings import Column, Signal
 from extender.core.signals import OTHER_ACTIVITY, UTILIZATION, activity, memory
@@ -69,23 +75,36 @@ class Facts:
 
 
 def gravest_xid(
-    events: Sequence[tuple[float, int]], health: Health, now: float
+    events: Sequence[tuple[float, int]],
+    health: Health,
+    now: float,
+    *,
+    reads_recovery: bool = False,
 ) -> tuple[float, int] | None:
     """Return the XID that a device is judged by: of those that still count the gravest.
 
-    The last one alone would hide the one before, as an application's fault often follows a card's.
+    The last one alone would hide the one before, as an application's fault often follows a card's;
+    and that the recovery action has changed follows what it was changed for.
 
     Args:
         events: when which XIDs happened, oldest first.
         health: what they mean, and how long they count.
         now: seconds since the epoch.
+        reads_recovery: whether the recovery action is read, and speaks for itself.
     """
     if not events:
         return None
     recent = [event for event in events if now - event[0] < health.xid_seconds]
     if not recent:
         return events[-1]
-    return max(recent, key=lambda event: (SEVERITY[xid_action(health, event[1])], event[0]))
+
+    def gravity(event: tuple[float, int]) -> tuple[bool, int, bool, float]:
+        at, xid = event
+        says_why = not is_of_recovery(health, xid)
+        counts = says_why or not reads_recovery
+        return counts, SEVERITY[xid_action(health, xid)], says_why, at
+
+    return max(recent, key=gravity)
 
 
 class Judge:

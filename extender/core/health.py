@@ -45,6 +45,9 @@ SEVERITY: Mapping[HealthAction, int] = MappingProxyType(
 _RECOVERY_RESETS = (1, 2, 4, 6, 7)
 _RECOVERY_DRAIN_P2P = 3
 _RECOVERY_IMEX = 5
+RECOVERY_CHANGED = 154
+"""The XID that says no more than that the driver asks for another recovery action."""
+
 _FABRIC_MANAGER_FAILED = (1, 4, 5, 6)
 _FABRIC_MANAGER_STARTING = 2
 _DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
@@ -59,6 +62,11 @@ def xid_action(health: Health, xid: int) -> HealthAction:
         <HealthAction.EXCLUDE_NODE: 'exclude-node'>
     """
     return health.xid.get(xid, DEFAULT_XID_ACTIONS.get(xid, health.unknown_xid))
+
+
+def is_of_recovery(health: Health, xid: int) -> bool:
+    """Tell whether an XID means what the recovery action says; a setting may say otherwise."""
+    return xid == RECOVERY_CHANGED and xid not in health.xid
 
 
 class HealthColumns:
@@ -135,7 +143,8 @@ def judge(
     """Judge the health of each device; what is missing speaks against nobody.
 
     The last XID stays in telemetry for ever. It counts while it is recent; one that excludes
-    counts again as long as another hard sign agrees.
+    counts again as long as another hard sign agrees. That the recovery action has changed counts
+    only where the action is not read, which tells itself what to do, or that there is nothing.
 
     Args:
         columns: what was read; NaN where missing.
@@ -161,6 +170,8 @@ def judge(
     for xid in np.unique(xids[~np.isnan(xids)]):
         action = xid_action(health, int(xid))
         counts = xid_is_recent | agrees if SEVERITY[action] > SEVERITY[PENALTY] else xid_is_recent
+        if is_of_recovery(health, int(xid)):
+            counts &= np.isnan(column(Signal.RECOVERY_ACTION))
         verdict.apply(action, counts & (xids == xid), Sign.XID, float(xid))
     return verdict
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.health import SEVERITY, xid_action
+from extender.core.health import SEVERITY, is_of_recovery, xid_action
 from extender.core.policy import Health
 from extender.core.readings import LARGEST_XID, Column, DeviceKey
 from extender.sources.dcgm_devices import device_key
@@ -17,9 +17,14 @@ from extender.sources.prometheus_rows import Row
 from extender.sources.promql import XID_LABEL
 
 _GRAVITY: Final = np.array(
-    [SEVERITY[xid_action(Health(), xid)] for xid in range(LARGEST_XID + 1)], dtype=np.int8
+    [
+        2 * SEVERITY[xid_action(Health(), xid)] - is_of_recovery(Health(), xid)
+        for xid in range(LARGEST_XID + 1)
+    ],
+    dtype=np.int8,
 )
-"""By the built-in table: it only says which of several is told."""
+"""By the built-in table: it only says which of several is told; of two as grave not that the
+recovery action has changed, but why."""
 
 
 def xids_of(rows: Iterable[Row]) -> Iterator[tuple[DeviceKey, float]]:

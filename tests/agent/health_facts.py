@@ -229,4 +229,12 @@ OF_NVML_ALONE: Mapping[str, Fact] = {
         stress=1.0,
     ),
     "near where its clocks are held back": Fact(dcgm={}, calls={"temperature": 84}, stress=0.5),
+    "told to recover, and to what": Fact(
+        dcgm={},
+        xid=154,
+        fields={230: 5},
+        action=PENALTY,
+        cause="recovery action: recover IMEX",
+    ),
+    "told that nothing is left to recover": Fact(dcgm={}, xid=154, fields={230: 0}),
 }

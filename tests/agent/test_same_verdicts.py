@@ -199,3 +199,18 @@ async def test_a_card_that_says_only_that_it_must_be_reset_cannot_work() -> None
     assert by_agent(broken) == (EXCLUDE, "recovery action: reset", 0.0)
     assert (broken.age_seconds, broken.problem is not None) == (0.0, True)
     assert (by_agent(mended), mended.problem) == ((NONE, "", 0.0), None)
+
+
+async def test_a_changed_recovery_action_is_read_at_once() -> None:
+    card = ScriptedCard("GPU-0")
+    backend = ScriptedBackend(card)
+    slow = Options(node="here", cadence=Cadence(slow_seconds=3600.0))
+    with contextlib.closing(Sampler(backend, slow)) as sampler:
+        await sampler.sample()
+        card.set(Call.FIELDS, RECOVERY_ACTION=2.0)
+        before = await sampler.sample()
+        sampler._note_xid(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=154))
+        after = await sampler.sample()
+
+    assert by_agent(before.devices[0])[0] == NONE
+    assert by_agent(after.devices[0]) == (EXCLUDE, "recovery action: reboot", 0.0)

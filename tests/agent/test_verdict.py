@@ -171,6 +171,21 @@ def test_of_faults_as_grave_the_last_is_told() -> None:
     assert gravest_xid(events, Health(), NOW) == (NOW - 10, 62)
 
 
+@pytest.mark.parametrize("reads_recovery", [True, False])
+def test_that_the_recovery_action_has_changed_does_not_hide_why(*, reads_recovery: bool) -> None:
+    events = ((NOW - 20, 95), (NOW - 10, 154))
+
+    assert gravest_xid(events, Health(), NOW, reads_recovery=reads_recovery) == (NOW - 20, 95)
+
+
+def test_that_the_recovery_action_has_changed_hides_nothing_where_the_action_is_read() -> None:
+    events = ((NOW - 20, 74), (NOW - 10, 154))
+
+    assert gravest_xid(events, Health(), NOW) == (NOW - 10, 154)
+    assert gravest_xid(events, Health(), NOW, reads_recovery=True) == (NOW - 20, 74)
+    assert gravest_xid(events[1:], Health(), NOW, reads_recovery=True) == (NOW - 10, 154)
+
+
 def test_faults_that_count_no_more_leave_the_last_to_be_told() -> None:
     events = ((NOW - 9000, 48), (NOW - 8000, 43))
 

@@ -67,6 +67,22 @@ def test_what_an_xid_means_is_a_setting() -> None:
     assert xid_action(health, 48) is EXCLUDE
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [({}, EXCLUDE), ({"RECOVERY_ACTION": 5.0}, PENALTY), ({"RECOVERY_ACTION": 0.0}, IGNORE)],
+)
+def test_that_the_recovery_action_changed_counts_only_where_the_action_is_not_read(
+    values: dict[str, float], expected: HealthAction
+) -> None:
+    assert action(verdict(XID=154.0, **values)) is expected
+
+
+def test_what_a_changed_recovery_action_means_is_a_setting() -> None:
+    health = Health(xid={154: EXCLUDE_NODE})
+
+    assert action(verdict(health, XID=154.0, RECOVERY_ACTION=0.0)) is EXCLUDE_NODE
+
+
 def test_an_xid_that_is_too_old_counts_no_more() -> None:
     assert action(verdict(is_recent=False, XID=79.0)) is IGNORE
 

@@ -29,6 +29,12 @@ def test_of_the_xids_of_the_last_minutes_the_gravest_is_told() -> None:
     }
 
 
+def test_that_the_recovery_action_changed_does_not_hide_why() -> None:
+    rows = [row("GPU-1", xid="154"), row("GPU-1", xid="95")]
+
+    assert dict(xids_of(rows)) == {DeviceKey(("GPU-1", "")): 95.0}
+
+
 @pytest.mark.parametrize("label", ["", "none", "-1", "1001", "7.5"])
 def test_what_is_no_xid_is_left_out(label: str) -> None:
     assert dict(xids_of([row("GPU-1", xid=label)])) == {}
