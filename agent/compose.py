@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from agent.backend import Values
 from agent.device_ids import KnownDevice
 from agent.events import XidLog
 from agent.reading import DeviceReading, Pass
@@ -134,9 +135,15 @@ def _columns(
     readings: Sequence[DeviceReading], xids: Sequence[int | None]
 ) -> dict[str, tuple[float | None, ...]]:
     """Return the signals that any device has."""
-    present = {name for reading in readings for name in reading.values}
+    told = [_reported(reading) for reading in readings]
+    present = set().union(*told)
     columns: dict[str, tuple[float | None, ...]] = {
-        name: tuple(_value(reading, name) for reading in readings)
+        name: tuple(
+            [
+                None if (value := values.get(name)) is None else round(value, _DIGITS)
+                for values in told
+            ]
+        )
         for name in _REPORTED
         if name in present
     }
@@ -150,12 +157,12 @@ def _columns(
     return columns
 
 
-def _value(reading: DeviceReading, name: str) -> float | None:
+def _reported(reading: DeviceReading) -> Values:
     """Return what is reported of a device; an instance draws no power of its own."""
-    if reading.gpu_instance_id and name in {Signal.POWER, Signal.POWER_LIMIT}:
-        return None
-    value = reading.values.get(name)
-    return None if value is None else round(value, _DIGITS)
+    if not reading.gpu_instance_id:
+        return reading.values
+    of_card = {Signal.POWER, Signal.POWER_LIMIT}
+    return {name: value for name, value in reading.values.items() if name not in of_card}
 
 
 def _of(whose: Whose, row: int) -> DeviceTenants | None:

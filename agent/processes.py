@@ -12,7 +12,8 @@ from typing import Final
 from agent.cgroup import UNKNOWN_HOME, Home, is_private_namespace, parse_cgroup
 from agent.proc_stat import PROC, process_stat, small_file
 
-_KTHREADD: Final = "kthreadd"
+_KTHREADD: Final = "Name:\tkthreadd"
+_NO_PARENT: Final = "PPid:\t0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +57,22 @@ class ProcessTable:
         status = small_file(f"{self._proc}/2/status")
         if status is None:
             return False
-        fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-        return fields.get("Name", "").strip() == _KTHREADD and fields.get("PPid", "").strip() == "0"
+        lines = status.splitlines()
+        return _KTHREADD in lines and _NO_PARENT in lines
 
-    def look_up(self, pids: Iterable[int]) -> dict[int, ProcessFacts]:
+    def look_up(self, pids: Iterable[int]) -> dict[int, ProcessFacts] | None:
         """Return what is known of these processes; those that have ended are left out.
+
+        None where this `/proc` does not show the machine's own.
 
         What is not asked for any more is forgotten. A number that the kernel gave to another
         process meanwhile is looked up anew.
         """
-        found: dict[int, ProcessFacts] = {}
-        if self.sees_machine():
-            for pid in set(pids):
-                facts = self._facts(pid)
-                if facts is not None:
-                    found[pid] = facts
-        self._known = found
-        return dict(found)
+        if not self.sees_machine():
+            self._known = {}
+            return None
+        self._known = {pid: facts for pid in set(pids) if (facts := self._facts(pid)) is not None}
+        return dict(self._known)
 
     def _facts(self, pid: int) -> ProcessFacts | None:
         before = process_stat(pid, self._proc)

@@ -1,7 +1,6 @@
 """The agent's loop: reads, asks whose the devices are, judges, and tells who waits for reports."""
 
 import asyncio
-import contextlib
 import importlib.metadata
 import logging
 import math
@@ -149,13 +148,14 @@ class Sampler:
 
     async def run(self) -> None:
         """Sample until cancelled."""
+        loop = asyncio.get_running_loop()
         due = self._monotonic()
         while True:
             await self.sample()
-            due = max(due + self._options.period_seconds, self._monotonic())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(due - self._monotonic()):
-                    await self._wake.wait()
+            due = max(due + self._options.period_seconds, now := self._monotonic())
+            timer = loop.call_later(due - now, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
             self._wake.clear()
 
     async def sample(self) -> Report:

@@ -172,12 +172,10 @@ class Tenants:
         return tuple(self._attribute(use, self._holding(use, held), facts) for use in uses)
 
     def _look_up(self, uses: Sequence[DeviceUse]) -> Mapping[int, ProcessFacts]:
-        self._sees_machine = self._processes is not None and self._processes.sees_machine()
-        if self._processes is None or not self._sees_machine:
-            return {}
-        return self._processes.look_up(
-            process.pid for use in uses for process in use.processes or ()
-        )
+        pids = (process.pid for use in uses for process in use.processes or ())
+        facts = None if self._processes is None else self._processes.look_up(pids)
+        self._sees_machine = facts is not None
+        return facts or {}
 
     def _shows_use(self, use: DeviceUse) -> bool:
         return shows(use.memory_used_bytes or 0, use.utilization_ratio, self._policy.threshold)

@@ -8,9 +8,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from typing_extensions import override  # in typing from Python 3.12 on
 
@@ -44,8 +43,7 @@ class ExhaustedError(Exception):
     """So many threads hang that no other is started."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):  # one is made for every call
     subject: str
     call: str
     since: float
@@ -191,16 +189,25 @@ class Worker:
         thread = self._thread or self._start()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        thread.jobs.put((job, future, loop))
-        while True:
-            done, _ = await asyncio.wait({future}, timeout=min(_LOOK_SECONDS, self._limit_seconds))
-            if done:
-                return future.result()
+        pause = min(_LOOK_SECONDS, self._limit_seconds)
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
             step = thread.lane.step
             is_overdue = step is not None and time.monotonic() - step.since >= step.limit_seconds
             if step is not None and is_overdue and thread.lane.give_up(step):
                 self._replace(thread, step)
-                raise HungError(step.subject, step.call, step.limit_seconds)
+                _fail(future, HungError(step.subject, step.call, step.limit_seconds))
+            else:
+                timer = loop.call_later(pause, look)
+
+        timer = loop.call_later(pause, look)
+        thread.jobs.put((job, future, loop))
+        try:
+            return await future
+        finally:
+            timer.cancel()
 
     def _start(self) -> _Thread:
         self.hung_subjects()

@@ -9,13 +9,15 @@ from threading import Thread
 
 import pytest
 
+from agent import processes
 from agent.device_ids import DeviceNames, KnownDevice, Meant
 from agent.holdings import Holdings, HoldingsPolicy
 from agent.pod_names import PodName, PodNames
 from agent.podresources import Allocation, DeviceClaim, Offer, PodResourcesError
-from agent.proc_stat import process_stat
-from agent.processes import ProcessTable
+from agent.proc_stat import process_stat, small_file
+from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Place
+from agent.tenants import Tenants
 from tests.agent.fake_machine import HOST_CGROUP, FakeMachine, pod_cgroup
 
 UUIDS = [f"43202e14-7a41-4c0e-9d53-5e0b8c11000{number}" for number in range(3)]
@@ -267,16 +269,22 @@ def test_without_the_directory_no_name_is_known(tmp_path: Path) -> None:
         assert names.uid(PodName(namespace="a", pod="b")) == ""
 
 
+def look_up(table: ProcessTable, *pids: int) -> dict[int, ProcessFacts]:
+    found = table.look_up(pids)
+    assert found is not None, "the machine's processes are not seen"
+    return found
+
+
 def test_processes_are_remembered_while_they_are_asked_for(tmp_path: Path) -> None:
     machine, clock = FakeMachine(tmp_path), Clock()
     machine.run(5, HOST_CGROUP)
     table = ProcessTable(machine.proc, clock=clock)
 
-    first = table.look_up([5, 6])[5]
+    first = look_up(table, 5, 6)[5]
     clock.now += 1
-    again = table.look_up([5])[5]
-    table.look_up([])
-    anew = table.look_up([5])[5]
+    again = look_up(table, 5)[5]
+    look_up(table)
+    anew = look_up(table, 5)[5]
 
     assert first is again
     assert (first.first_seen, anew.first_seen) == (100.0, 101.0)
@@ -287,7 +295,7 @@ def test_a_process_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> Non
     machine.run(5, HOST_CGROUP)
     (machine.proc / "5" / "cgroup").unlink()
 
-    assert ProcessTable(machine.proc, clock=Clock()).look_up([5]) == {}
+    assert look_up(ProcessTable(machine.proc, clock=Clock()), 5) == {}
 
 
 def test_a_number_that_changes_hands_while_it_is_read_is_left_out(tmp_path: Path) -> None:
@@ -305,7 +313,7 @@ def test_a_number_that_changes_hands_while_it_is_read_is_left_out(tmp_path: Path
 
     thread = Thread(target=hand_over)
     thread.start()
-    found = ProcessTable(machine.proc, clock=Clock()).look_up([5])
+    found = look_up(ProcessTable(machine.proc, clock=Clock()), 5)
     thread.join()
 
     assert found == {}
@@ -315,11 +323,31 @@ def test_no_process_is_looked_up_where_the_machines_are_not_seen(tmp_path: Path)
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP)
     table = ProcessTable(machine.proc, clock=Clock())
-    assert set(table.look_up([5])) == {5}
+    assert set(look_up(table, 5)) == {5}
 
     machine.hide_machine()
 
-    assert table.look_up([5]) == {}
+    assert table.look_up([5]) is None
+
+
+def test_it_is_looked_once_a_pass_whether_the_machine_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, clock = FakeMachine(tmp_path), Clock()
+    table = ProcessTable(machine.proc, clock=clock)
+    names = PodNames(None, clock=clock)
+    tenants = Tenants(holdings=None, processes=table, names=names, clock=clock)
+    read: list[str] = []
+
+    def counted(path: str) -> str | None:
+        read.append(path)
+        return small_file(path)
+
+    monkeypatch.setattr(processes, "small_file", counted)
+    tenants.attribute([])
+
+    assert read == [f"{machine.proc}/2/status"]
+    assert tenants.processes_problem is None
 
 
 def test_the_agents_own_pod_is_unknown_in_a_private_namespace(tmp_path: Path) -> None:
@@ -328,7 +356,7 @@ def test_the_agents_own_pod_is_unknown_in_a_private_namespace(tmp_path: Path) ->
     machine.run(5, "0::/../cri-containerd-ab.scope")
     machine.run(6, pod_cgroup("0f6b1c2d-1111-4222-8333-00000000000a"))
 
-    found = ProcessTable(machine.proc, clock=Clock()).look_up([5, 6])
+    found = look_up(ProcessTable(machine.proc, clock=Clock()), 5, 6)
 
     assert [found[pid].home.place for pid in (5, 6)] == [Place.UNKNOWN, Place.POD]
 
@@ -342,7 +370,7 @@ def test_a_real_process_is_found_and_a_zombie_is_gone() -> None:
         assert started.parent == os.getpid()
         table = ProcessTable(clock=Clock())
         if table.sees_machine():
-            assert table.look_up([child.pid])[child.pid].started_ticks == started.started_ticks
+            assert look_up(table, child.pid)[child.pid].started_ticks == started.started_ticks
 
         assert child.stdin is not None
         child.stdin.close()
