@@ -162,7 +162,8 @@ class Judge:
             columns = _columns(told, told)
             found = judge(columns, len(is_lost), health, np.array(recent), is_lost)
             found.exclude_siblings(np.zeros(len(is_lost), dtype=np.intp))
-            found.apply(health.missing_device, is_lost, Sign.MISSING)
+            if not is_lost.all():  # else it is not they that are silent among others that speak
+                found.apply(health.missing_device, is_lost, Sign.MISSING)
             rows = range(len(is_lost))
             self._health = tuple((_action(found, row), _cause(found, row)) for row in rows)
             self._asked = asked

@@ -19,11 +19,10 @@ def verdict(
     *,
     source: str = "gpm",
     xid_at: float | None = None,
-    is_lost: bool = False,
     **values: float,
 ) -> Verdict:
     signals = {Signal[name].value: (value,) for name, value in values.items()}
-    facts = Facts(sources=(source,), xid_at=(xid_at,), is_lost=(is_lost,))
+    facts = Facts(sources=(source,), xid_at=(xid_at,), is_lost=(False,))
     (found,) = Judge(judgement or Judgement()).judge(signals, facts, NOW)
     return found
 
@@ -148,10 +147,23 @@ def test_a_device_as_hot_as_where_it_switches_off_is_judged_anew_each_second() -
     assert told(90.0) == ("", "")
 
 
-def test_a_device_that_cannot_be_read_is_missing_among_its_siblings() -> None:
-    found = verdict(is_lost=True)
+@pytest.mark.parametrize(
+    ("is_lost", "expected"),
+    [
+        ((True, False), [("penalty", "missing among its siblings"), ("", "")]),
+        ((True, True), [("", ""), ("", "")]),
+        ((True,), [("", "")]),
+    ],
+)
+def test_a_device_that_cannot_be_read_is_missing_among_siblings_that_can(
+    is_lost: tuple[bool, ...], expected: list[tuple[str, str]]
+) -> None:
+    count = len(is_lost)
+    facts = Facts(sources=("",) * count, xid_at=(None,) * count, is_lost=is_lost)
 
-    assert (found.action, found.cause) == ("penalty", "missing among its siblings")
+    found = Judge(Judgement()).judge({}, facts, NOW)
+
+    assert [(one.action, one.cause) for one in found] == expected
 
 
 def test_an_xid_counts_for_a_while() -> None:
