@@ -139,8 +139,7 @@ class Device(_Record, frozen=True, kw_only=True):
         pci_bus_id: address of the card, as NVML writes it (`00000000:1A:00.0`).
         numa_node: NUMA node that the card hangs on, None where unknown.
         nvlink_peers: UUIDs of cards that it reaches over NVLink; `switch` for an NVSwitch.
-        activity_source: what tells the activity: `gpm`, `samples`, `rates`, `processes`, ""
-            for nothing.
+        activity_source: what tells activity: `gpm`, `samples`, `rates`, `processes`, or "".
         age_seconds: of its signals at the report's time, None where they never were measured.
         xid_age_seconds: of its XID likewise, None where there is none.
         allocated_to: containers that hold it, None where the kubelet cannot be asked.
