@@ -220,8 +220,7 @@ class Extender:
         Whatever nothing changed for is left alone, and no question waits for this.
         """
         before = self.settings
-        if settings.policy() != before.policy():
-            await self.following.decide_by(settings.policy())
+        await self.following.decide_by(settings.policy())
         # In one turn: no question is answered by half of each.
         self.settings = settings
         self.placer.detailed = settings.decisions.detailed_nodes

@@ -90,6 +90,7 @@ class Following:
         give_way: GiveWay = next_turn,
     ) -> None:
         self._settings = settings
+        self._decided_by: Policy | None = settings.policy()
         self._give_way = give_way
         self._fleet = fleet
         self._tasks = tasks
@@ -193,8 +194,15 @@ class Following:
             self.prometheus.change(settings.prometheus, settings.window_seconds)
 
     async def decide_by(self, policy: Policy) -> None:
-        """Let the fleet decide by other settings, from the moment on that this returns."""
+        """Let the fleet decide by other settings, from the moment on that this returns.
+
+        Where it does so already nothing is done; after a fault nobody knows whether it does.
+        """
+        if policy == self._decided_by:
+            return
+        self._decided_by = None
         await self._tell(self._fleet.adopt_in_steps(policy))
+        self._decided_by = policy
 
     async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
         """Let the fleet believe its devices anew, if it is time."""

@@ -83,7 +83,7 @@ class Outcome(StrEnum):
     UNCHANGED = "unchanged"
     """The file says the same in other words, or what it changes waits for a restart."""
     FAULT = "fault"
-    """A fault of ours on the way."""
+    """A fault of ours on the way: the settings before it are put back."""
 
 
 class Reloader:
@@ -111,6 +111,7 @@ class Reloader:
         self.problem = ""
         self._file = file
         self._in_force = settings
+        self._is_half_way = False
         self._adopt = adopt
         self._metrics = metrics
         self._clock = clock
@@ -148,7 +149,7 @@ class Reloader:
         except Exception:
             # Placing pods must go on; how far the change came nobody knows.
             logger.exception("fault", extra={"verb": "reload"})
-            self._note(Outcome.FAULT, "a fault while the settings were taken over: restart")
+            self._note(Outcome.FAULT, await self._go_back())
             return
         self._metrics.settings_loaded_at.set(self._clock())
         if before is None and not changes:
@@ -174,13 +175,31 @@ class Reloader:
 
     async def _put_in_force(self, settings: Settings) -> tuple[tuple[Change, ...], Outcome]:
         """Go by the settings as far as that can be without a restart; return what changed."""
+        if self._is_half_way:
+            await self._adopt_again()
         wanted, settings = settings, _as_far_as_live(self._in_force, settings)
         changes = list_changes(self._in_force, settings, self._settings)
         if changes:
+            self._is_half_way = True
             await self._adopt(settings)
-            self._in_force = settings
+            self._in_force, self._is_half_way = settings, False
         self._note_waiting(list_changes(settings, wanted, self._settings))
         return changes, Outcome.APPLIED if changes else Outcome.UNCHANGED
+
+    async def _go_back(self) -> str:
+        """Go by the settings before a fault again; return what became of it, for people."""
+        fault = "a fault while the settings were taken over"
+        try:
+            await self._adopt_again()
+        except Exception:
+            logger.exception("fault", extra={"verb": "reload"})
+            return f"{fault}, and while those before them were put back: restart"
+        return f"{fault}, those before them stay in force: see the log"
+
+    async def _adopt_again(self) -> None:
+        """Put in force as a whole what was so last: some of it may have been replaced."""
+        await self._adopt(self._in_force)
+        self._is_half_way = False
 
     def _note_waiting(self, waiting: tuple[Change, ...]) -> None:
         """Say which settings wait for a restart, once for each change of them."""

@@ -18,14 +18,21 @@ NOW = 1_800_000_000.0
 
 
 class Following:
-    """A reloader whose settings only are noted."""
+    """A reloader whose settings only are noted.
+
+    Attributes:
+        adopted: what was put in force as a whole, one after the other.
+        begun: what was so at least in part last.
+        faults: so many times more taking settings over fails midway.
+    """
 
     def __init__(self, path: Path, *, poll_seconds: float = FAR, **environ: str) -> None:
         self.folder = path.parent
         self.adopted: list[Settings] = []
         self.metrics = Metrics()
         self.settings = load_settings(path, environ)
-        self.fault: Exception | None = None
+        self.begun = self.settings
+        self.faults = 0
         file = SettingsFile(path, environ, poll_seconds)
         self.reloader = Reloader(file, self.settings, self._adopt, self.metrics, lambda: NOW)
         self.looks = 0
@@ -41,8 +48,10 @@ class Following:
         await until(lambda: self.looks >= enough)
 
     async def _adopt(self, settings: Settings) -> None:
-        if self.fault is not None:
-            raise self.fault
+        self.begun = settings
+        if self.faults:
+            self.faults -= 1
+            raise ValueError("no such thing")
         self.adopted.append(settings)
 
     def count(self, outcome: Outcome) -> float:

@@ -295,22 +295,49 @@ async def test_a_section_is_taken_over_as_far_as_it_can_be(
         assert line.waiting == {"agents.listen": "(none) -> 127.0.0.1:9401"}
 
 
-async def test_fault_while_settings_are_taken_over_leaves_the_rest_running(
+async def test_fault_midway_puts_the_settings_before_it_back(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     part = Following(path)
-    part.fault = ValueError("no such thing")
+    part.faults = 1
 
     async with following(part):
         rewrite(path, threshold(60))
         await until(lambda: part.count(Outcome.FAULT))
-        assert "restart" in part.reloader.problem
-        part.fault = None
-        rewrite(path, threshold(70))
-        await until(lambda: part.adopted)
+        assert (part.begun, part.adopted) == (part.settings, [part.settings])
+        assert "stay in force" in part.reloader.problem
+        assert part.value("file_bad") == 1
+        rewrite(path, threshold(30))
+        await until(lambda: not part.reloader.problem)
+        assert (part.adopted, part.counts) == ([part.settings], (0, 0, 1))
+        rewrite(path, threshold(60))
+        await until(lambda: part.busy == 60)
 
-    assert (part.busy, part.reloader.problem) == (70, "")
     assert lines_of(caplog, "fault")[0].exc_info
+
+
+@pytest.mark.parametrize(
+    ("percent", "adopted", "counts"),
+    [(30, [30], (0, 0, 1)), (60, [30, 60], (1, 0, 0)), (70, [30, 70], (1, 0, 0))],
+    ids=["the-file-before", "the-same-file-in-other-words", "another-file"],
+)
+async def test_settings_left_half_in_force_are_replaced_as_a_whole_by_the_next_file(
+    path: Path, percent: float, adopted: list[float], counts: tuple[float, ...]
+) -> None:
+    part = Following(path)
+    part.faults = 2
+
+    async with following(part):
+        rewrite(path, threshold(60))
+        await until(lambda: part.reloader.problem)
+        assert "restart" in part.reloader.problem
+        assert not part.adopted
+        rewrite(path, "# again\n" + threshold(percent))
+        await until(lambda: not part.reloader.problem)
+
+    assert [settings.thresholds.utilization for settings in part.adopted] == adopted
+    assert (part.busy, part.begun) == (percent, part.adopted[-1])
+    assert (part.counts, part.value("file_bad")) == (counts, 0)
 
 
 async def test_every_outcome_is_counted_from_the_start(path: Path) -> None:
