@@ -64,6 +64,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         find=neighbours.no_new_nodes,
     ),
     Check(
+        code="IG009",
+        title="no extender is left with our shortlist alone",
+        needs=("schedulers",),
+        find=schedulers.shortened,
+    ),
+    Check(
         code="IG101",
         title="dcgm-exporter exports what decides",
         needs=("exporter|devices",),

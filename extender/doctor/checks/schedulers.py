@@ -36,6 +36,8 @@ PLUGIN_WEIGHTS: Final = {
 
 MAX_SCORE: Final = 10
 """Default of the setting wire.max_score."""
+SHORTLIST: Final = 100
+"""Default of the setting wire.shortlist."""
 PLUGIN_POINTS: Final = 100
 """The most that a plugin of kube-scheduler gives, before its weight."""
 ENOUGH: Final = 1 / 3
@@ -79,13 +81,17 @@ def our_entry(config: Object) -> Object | None:
     """
     entries = objects_of(config.get("extenders"))
     for entry in entries:
-        server = text_of(mapping_of(entry.get("tlsConfig")).get("serverName"))
-        if "idlegpu" in text_of(entry.get("urlPrefix")) + server:
+        if _has_our_name(entry):
             return entry
     for entry in entries:
         if any(is_gpu(name) for name in managed(entry)):
             return entry
     return entries[0] if len(entries) == 1 else None
+
+
+def _has_our_name(entry: Object) -> bool:
+    server = text_of(mapping_of(entry.get("tlsConfig")).get("serverName"))
+    return "idlegpu" in text_of(entry.get("urlPrefix")) + server
 
 
 def managed(entry: Object) -> list[str]:
@@ -316,3 +322,40 @@ def unmanaged(facts: Facts) -> Iterator[Problem]:
             evidence=tuple(f"{name} on {some(nodes)}" for name, nodes in sorted(where.items())),
             remedy="\n".join(["managedResources:", *lines, RESTART]),
         )
+
+
+def shortened(facts: Facts) -> Iterator[Problem]:
+    """Find extenders that may refuse nodes and see nothing but our shortlist."""
+    shortlist = number_setting(facts, "wire.shortlist", SHORTLIST)
+    if not shortlist:
+        return
+    for scheduler, entry in _asking(facts):
+        for other in _asked_after(scheduler.config, entry):
+            prefix = text_of(other.get("urlPrefix")) or "without urlPrefix"
+            is_last = _is_ignorable(other) and not _is_ignorable(entry)
+            yield Problem(
+                severity=Severity.WARNING,
+                what="another extender is asked after ours and sees our shortlist alone: where it "
+                "refuses all of that, pods wait although other nodes would do",
+                evidence=(
+                    f"{scheduler.source}: extenders: {prefix}: filterVerb: "
+                    f"{text_of(other.get('filterVerb'))}, asked about "
+                    f"{some(managed(other)) or 'every pod'}",
+                    f"the extender's settings: wire.shortlist: {shortlist:g}",
+                ),
+                remedy="wire.shortlist: 0 in the extender's settings (no restart); or the entry of "
+                f"{prefix} above ours{', with ignorable: false' if is_last else ''}: {RESTART}",
+            )
+
+
+def _asked_after(config: Object, entry: Object) -> Iterator[Object]:
+    """Yield the extenders that filter what ours has left: ignorable ones are asked last."""
+    in_turn = sorted(objects_of(config.get("extenders")), key=_is_ignorable)
+    ours = next(at for at, one in enumerate(in_turn) if one is entry)
+    for other in in_turn[ours + 1 :]:
+        if text_of(other.get("filterVerb")) and not _has_our_name(other):
+            yield other
+
+
+def _is_ignorable(entry: Object) -> bool:
+    return entry.get("ignorable") is True

@@ -172,6 +172,11 @@ FAULTS: Final[dict[str, Fault]] = {
         "add a node by hand",
         {"pods": beside(pod("cluster-autoscaler-x"), waiting(Rejection.NOT_IDLE))},
     ),
+    "another extender that sees our shortlist alone": Fault(
+        "IG009",
+        "wire.shortlist: 0",
+        {"schedulers": (scheduler(entry(), {"urlPrefix": "http://b", "filterVerb": "filter"}),)},
+    ),
     "DCGM fields that are not exported": Fault(
         "IG101",
         '"DCGM_FI_PROF_GR_ENGINE_ACTIVE, gauge, ',

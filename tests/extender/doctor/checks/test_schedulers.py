@@ -212,3 +212,61 @@ def test_what_is_managed_or_not_there_is_not_told() -> None:
     assert found("IG006", at(entry(), nodes=nodes)) == []
     nodes = (node(capacity={"nvidia.com/mig-1g.10gb": "7"}),)
     assert found("IG006", at(everything, nodes=nodes)) == []
+
+
+# --- IG009 --------------------------------------------------------------------------------------
+
+
+def other(**changes: object) -> Object:
+    return {"urlPrefix": "http://quota.team.svc:80", "filterVerb": "filter", **changes}
+
+
+def test_an_extender_that_filters_after_ours_sees_our_shortlist_alone() -> None:
+    facts = at(entry(), other())
+
+    assert severities("IG009", facts) == ["warning"]
+    assert "http://quota.team.svc:80: filterVerb: filter, asked about every pod" in evidence(
+        "IG009", facts
+    )
+    assert "wire.shortlist: 100" in evidence("IG009", facts)
+    (finding,) = found("IG009", facts)
+    assert "wire.shortlist: 0" in finding.remedy
+    assert "the entry of http://quota.team.svc:80 above ours: " in finding.remedy
+
+
+def test_the_shortlist_that_is_set_counts() -> None:
+    short, whole = ({"wire": {"shortlist": count}} for count in (10, 0))
+
+    assert "wire.shortlist: 10" in evidence("IG009", at(entry(), other(), settings=short))
+    assert found("IG009", at(entry(), other(), settings=whole)) == []
+
+
+@pytest.mark.parametrize(
+    ("extenders", "is_after"),
+    [
+        ((other(), entry()), False),
+        ((other(ignorable=True), entry(ignorable=True)), False),
+        ((entry(ignorable=True), other()), False),
+        ((entry(), other(filterVerb="", prioritizeVerb="score")), False),
+        ((entry(), entry(managedResources=[{"name": "nvidia.com/mig-1g.10gb"}])), False),
+        ((entry(ignorable=True), other(ignorable=True)), True),
+        ((other(ignorable=True), entry()), True),
+    ],
+    ids=[
+        "listed-above-ours",
+        "both-ignorable-and-above",
+        "ours-is-ignorable-and-so-asked-last",
+        "scores-alone",
+        "ours-again-for-other-resources",
+        "both-ignorable-and-below",
+        "ignorable-and-so-asked-after-ours",
+    ],
+)
+def test_who_is_asked_after_ours(extenders: tuple[Object, ...], *, is_after: bool) -> None:
+    assert bool(found("IG009", at(*extenders))) is is_after
+
+
+def test_an_ignorable_one_comes_before_ours_only_where_it_is_so_no_more() -> None:
+    (finding,) = found("IG009", at(other(ignorable=True), entry()))
+
+    assert "above ours, with ignorable: false" in finding.remedy
