@@ -1,14 +1,20 @@
 """How soon a fresh replica is ready, and that it answers from no half-built inventory before.
 
-`python -m bench.start` starts the extender on clusters of two sizes. From the moment it listens it
-is asked about a pod again and again: until it is ready every candidate must pass, and the first
-answer that decides must be given when all nodes and all GPU pods are known.
+`python -m bench.start` starts the extender on clusters of two sizes, and there again with nobody at
+the address of Prometheus. It is ready once /readyz says 200; that is asked all the while, as a
+kubelet does. From the moment it listens it is asked about a pod again and again too: at first every
+candidate must pass, and the first answer that decides must be given when all nodes and all GPU pods
+are known.
 """
 
 import argparse
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
+from math import nan
 from typing import Final
 
 import orjson
@@ -22,6 +28,8 @@ from bench.world import FleetSpec, World, open_world, wait_until
 ASKING_SECONDS: Final = 0.05
 IMPOSSIBLE: Final = Wish(annotations={"gpu-memory": "1Ti"})
 """No card is so large: whoever knows the nodes refuses them all."""
+DOWN: Final[Mapping[str, object]] = {"prometheus": {"url": "http://127.0.0.1:1"}}
+"""Settings with which no readings come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +38,9 @@ class Start:
 
     Attributes:
         listening_seconds: until the port was open.
-        ready_seconds: until /readyz said so.
+        ready_seconds: until /readyz was 200.
         decided_seconds: until the first answer that was a decision.
-        readings_seconds: until the first readings were taken over.
+        readings_seconds: until the first readings were taken over; nan where none come.
         cpu: CPU time until ready, in seconds.
         asked_before: questions answered before the first decision.
         is_complete: at the first decision all nodes and GPU pods were known.
@@ -51,28 +59,37 @@ class Start:
     peak_mib: float
 
 
-def measure(spec: FleetSpec) -> Start:
-    """Start an extender on a cluster, and ask it from the first moment on."""
-    with open_world(spec, is_started=False) as world:
+def measure(spec: FleetSpec, *, is_down: bool) -> Start:
+    """Start an extender on a cluster, and ask it from the first moment on.
+
+    Args:
+        spec: how large the cluster is.
+        is_down: nobody is at the address of Prometheus.
+    """
+    settings = DOWN if is_down else None
+    with (
+        open_world(spec, settings=settings, is_started=False) as world,
+        ThreadPoolExecutor(1, thread_name_prefix="readyz") as pool,
+    ):
         names = names_json(world.nodes())
         created = world.control("pods", kind="gpu", objects=True)
         body = question(pod_with(IMPOSSIBLE, created["objects"][0]), names)
         with watching_memory(lambda: world.extender_pid) as peak:
             world.start_extender()
+            ready = pool.submit(world.wait_ready)
             connection = _connect(world)
+            world.connections.callback(connection.close)
             listening_seconds = _since(world)
             asked, decided_seconds, is_complete = _ask_until_decided(
                 world, connection, body, spec.nodes
             )
-            ready_seconds = world.wait_ready()
+            ready_seconds = ready.result()
             cpu = cpu_seconds(world.extender_pid)
             rss_mib = world.memory().rss_mib
-            world.rounds()
-            wait_until(world.has_readings, "the first readings", 120.0, poll_seconds=0.25)
-            readings_seconds = _since(world)
+            readings_seconds = nan if is_down else _await_readings(world)
         return Start(
             listening_seconds=listening_seconds,
-            ready_seconds=min(ready_seconds, decided_seconds),
+            ready_seconds=ready_seconds,
             decided_seconds=decided_seconds,
             readings_seconds=readings_seconds,
             cpu=cpu,
@@ -85,6 +102,12 @@ def measure(spec: FleetSpec) -> Start:
 
 def _since(world: World) -> float:
     return time.perf_counter() - world.started_at
+
+
+def _await_readings(world: World) -> float:
+    world.rounds()
+    wait_until(world.has_readings, "the first readings", 120.0, poll_seconds=0.25)
+    return _since(world)
 
 
 def _connect(world: World) -> Connection:
@@ -132,17 +155,20 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     bounds = []
-    for pods, limit_seconds in ((options.gpu_pods, 15.0), (options.all_pods, 60.0)):
+    sizes = ((options.gpu_pods, 15.0), (options.all_pods, 60.0))
+    for (pods, limit_seconds), is_down in product(sizes, (False, True)):
         spec = FleetSpec(
             nodes=options.nodes, gpu_pods=options.gpu_pods, other_pods=pods - options.gpu_pods
         )
-        starts = [measure(spec) for _ in range(options.runs)]
+        starts = [measure(spec, is_down=is_down) for _ in range(options.runs)]
         rows += [
             {
                 "nodes": options.nodes,
                 "GPU pods": options.gpu_pods,
                 "all pods": pods,
+                "Prometheus": "down" if is_down else "answers",
                 "listens after s": start.listening_seconds,
+                "decides after s": start.decided_seconds,
                 "ready after s": start.ready_seconds,
                 "readings after s": start.readings_seconds,
                 "CPU s until ready": start.cpu,
@@ -153,12 +179,13 @@ def main() -> int:
             }
             for start in starts
         ]
+        where = f"{pods} pods{', Prometheus down' if is_down else ''}"
         slowest = max(start.ready_seconds for start in starts)
         incomplete = sum(not start.is_complete for start in starts)
         bounds += [
-            Bound(what=f"ready with {pods} pods", limit=limit_seconds, measured=slowest, unit="s"),
+            Bound(what=f"ready with {where}", limit=limit_seconds, measured=slowest, unit="s"),
             Bound(
-                what=f"starts with {pods} pods that decided from an incomplete inventory",
+                what=f"starts with {where} that decided from an incomplete inventory",
                 limit=0,
                 measured=incomplete,
                 unit="starts",

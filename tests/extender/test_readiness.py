@@ -78,6 +78,12 @@ def test_it_starts_until_nodes_and_pods_are_laid_out(replica: Replica) -> None:
     assert replica.readiness.causes() == {}
 
 
+def test_by_default_it_waits_no_longer_than_a_start_within_15_s_has_left() -> None:
+    inventory_seconds = 4.0  # of 5,000 nodes and 10,000 GPU pods, as bench.start measures it
+
+    assert inventory_seconds + Ready().wait_seconds <= 15
+
+
 def test_it_waits_for_first_readings(replica: Replica) -> None:
     replica.awaited = ["prometheus"]
     replica.readiness.lay_out()
