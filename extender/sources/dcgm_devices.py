@@ -7,6 +7,7 @@ here and the records are made there.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -47,18 +48,23 @@ class DeviceRow(NamedTuple):
         return DeviceKey((self.uuid, self.gpu_instance_id))
 
 
+NONE_KNOWN: Final[Mapping[DeviceKey, DeviceRow]] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Sighting:
     """What one answer says of the devices.
 
     Attributes:
-        devices: by identity, the device and when it was last scraped (Prometheus's clock).
+        devices: by identity.
+        scraped: by identity, when the device was last scraped (Prometheus's clock).
         unmatched_series: series whose labels named no node of the cluster.
         unmatched_example: labels of one of them.
         evaluated_at: the server's clock when it answered; None where the answer is empty.
     """
 
-    devices: dict[DeviceKey, tuple[DeviceRow, float]] = field(default_factory=dict)
+    devices: dict[DeviceKey, DeviceRow] = field(default_factory=dict)
+    scraped: dict[DeviceKey, float] = field(default_factory=dict)
     unmatched_series: int = 0
     unmatched_example: str = ""
     evaluated_at: float | None = None
@@ -105,12 +111,22 @@ def number(text: object) -> float:
 
 
 def sight_devices(
-    rows: Iterable[Row], identity: NodeIdentity, node_labels: Sequence[str]
+    rows: Iterable[Row],
+    identity: NodeIdentity,
+    node_labels: Sequence[str],
+    known: Mapping[DeviceKey, DeviceRow] = NONE_KNOWN,
 ) -> Sighting:
     """Read which devices there are, on which node, and how old their samples are.
 
     Where several series speak of one device (an exporter was replaced, a card moved to another
     node), the newest is right, and an older one may add what it leaves out.
+
+    Args:
+        rows: the answer's.
+        identity: the nodes of the cluster.
+        node_labels: the labels that may name a node, the first first.
+        known: the devices of the answer before: one that is the same is told as the very object,
+            so that what is read does not stand in memory twice.
     """
     sighting = Sighting()
     nodes: dict[tuple[str, ...], str | None] = {}
@@ -131,9 +147,13 @@ def sight_devices(
                 key, node_labels, values
             )
             continue
-        found = (_device_row(node, key, labels), sampled_at)
-        known = sighting.devices.get(key)
-        sighting.devices[key] = found if known is None else _newest(known, found)
+        found, before = (_device_row(node, key, labels), sampled_at), known.get(key)
+        if key in sighting.devices:
+            found = _newest((sighting.devices[key], sighting.scraped[key]), found)
+        elif before is not None:
+            key = before.key
+        sighting.devices[key] = before if before == found[0] else found[0]
+        sighting.scraped[key] = found[1]
     return sighting
 
 
@@ -175,7 +195,7 @@ class DeviceTable:
     """The devices in the order of the columns; changed by one thread, the worker's."""
 
     def __init__(self) -> None:
-        self._rows: list[DeviceRow] = []
+        self._rows: dict[DeviceKey, DeviceRow] = {}
         self._positions: dict[DeviceKey, int] = {}
         self._layouts = Layouts()
         self._sights = Layouts(short)  # asked for seldom, and twice as long: text is not kept
@@ -188,7 +208,7 @@ class DeviceTable:
 
     def see(self, rows: Rows, identity: NodeIdentity, node_labels: Sequence[str]) -> Sight:
         """Take over which devices an answer shows; `sight_devices` says how it is read."""
-        sighting = sight_devices(rows, identity, node_labels)
+        sighting = sight_devices(rows, identity, node_labels, self._rows)
         removed, added = self.update(sighting.devices)
         # Where several rows speak of one device, it depends on their values which is right.
         if len(rows) == len(self._rows):
@@ -197,7 +217,7 @@ class DeviceTable:
         return Sight(
             removed=removed,
             added=added,
-            scraped=self.times(sighting.devices),
+            scraped=self.times(sighting.scraped),
             evaluated_at=sighting.evaluated_at,
             unmatched_series=sighting.unmatched_series,
             unmatched_example=sighting.unmatched_example,
@@ -211,9 +231,7 @@ class DeviceTable:
             return None
         return Sight(scraped=scraped, evaluated_at=vector.evaluated_at)
 
-    def update(
-        self, devices: Mapping[DeviceKey, tuple[DeviceRow, float]]
-    ) -> tuple[list[int], list[DeviceRow]]:
+    def update(self, devices: Mapping[DeviceKey, DeviceRow]) -> tuple[list[int], list[DeviceRow]]:
         """Take over which devices there are now.
 
         Returns:
@@ -221,18 +239,18 @@ class DeviceTable:
             at the end. A device of which anything changed is gone and new.
         """
         removed: list[int] = []
-        kept: set[DeviceKey] = set()
-        for position, row in enumerate(self._rows):
-            now = devices.get(row.key)
-            if now is not None and now[0] == row:
-                kept.add(row.key)
+        kept: dict[DeviceKey, DeviceRow] = {}
+        for position, (key, row) in enumerate(self._rows.items()):
+            if devices.get(key) == row:
+                kept[key] = row
             else:
                 removed.append(position)
-        added = [row for key, (row, _) in devices.items() if key not in kept]
+        added = [row for key, row in devices.items() if key not in kept]
         if removed or added:
-            gone = set(removed)
-            self._rows = [row for at, row in enumerate(self._rows) if at not in gone] + added
-            self._positions = {row.key: at for at, row in enumerate(self._rows)}
+            # The very keys and rows of before: among the objects of the answer that is read just
+            # now fresh ones would keep the memory of all of them.
+            self._rows = kept | {row.key: row for row in added}
+            self._positions = {key: at for at, key in enumerate(self._rows)}
             self._layouts.forget()
             self._sights.forget()
         return removed, added
@@ -243,12 +261,15 @@ class DeviceTable:
 
     def read(self, rows: Rows) -> Vector:
         """Read a vector with at most one value for each device, whatever its layout."""
-        found = [(device_key(row["metric"]), number(row["value"][1])) for row in rows]
-        positions = (self._positions.get(key, -1) if key else -1 for key, _ in found)
-        places = np.fromiter(positions, np.intp, len(found))
+        places = np.full(len(rows), -1, dtype=np.intp)
+        values = np.empty(len(rows))
+        for at, row in enumerate(rows):
+            key = device_key(row["metric"])
+            if key in self._positions:
+                places[at] = self._positions[key]
+            values[at] = number(row["value"][1])
         if len(places) >= len(self._rows) / 2:  # sparse answers are others every time
             self._layouts.learn(rows.text, places)
-        values = np.fromiter((value for _, value in found), np.float64, len(found))
         return Vector(places, values, evaluated_at(rows.text))
 
     def column(self, vector: Vector) -> Column:
@@ -275,6 +296,6 @@ class DeviceTable:
         column[places] = values
         return None if np.isnan(column).any() else column
 
-    def times(self, devices: Mapping[DeviceKey, tuple[DeviceRow, float]]) -> Column:
+    def times(self, scraped: Mapping[DeviceKey, float]) -> Column:
         """Put when devices were last scraped into a column."""
-        return np.fromiter((devices[row.key][1] for row in self._rows), np.float64, len(self))
+        return np.fromiter((scraped[key] for key in self._rows), np.float64, len(self))

@@ -156,9 +156,9 @@ def test_the_extender_finds_every_gpu_on_its_node_and_fresh() -> None:
 
     assert found.unmatched_series == 0
     assert len(found.devices) == NODES * GPUS
-    row, _ = found.devices[DeviceKey((gpu_uuid(3, 5), ""))]
+    row = found.devices[DeviceKey((gpu_uuid(3, 5), ""))]
     assert (row.node, row.card_index) == (names[3], 5)
-    assert all(0 <= NOW - at <= SCRAPE_SECONDS for _, at in found.devices.values())
+    assert all(0 <= NOW - at <= SCRAPE_SECONDS for at in found.scraped.values())
 
 
 def test_every_metric_that_it_names_has_a_value_of_every_gpu() -> None:

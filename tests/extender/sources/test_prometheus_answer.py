@@ -42,7 +42,7 @@ def apply(builder: ReadingsBuilder, found: Round) -> Readings:
 
 
 def round_of(table: DeviceTable, rows: list[DeviceRow]) -> Round:
-    removed, added = table.update({row.key: (row, 0.0) for row in rows})
+    removed, added = table.update({row.key: row for row in rows})
     answer = vector_of({row.uuid: float(row.card_index or 0) for row in rows})
     column = table.column(table.recognize(answer.text) or table.read(answer))
     return Round(

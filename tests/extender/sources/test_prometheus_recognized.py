@@ -51,7 +51,7 @@ def table_of(result: list[tuple[Labels, str]]) -> DeviceTable:
     keys = {(metric.get("UUID", ""), metric.get("GPU_I_ID", "")) for metric, _ in result}
     devices = [DeviceRow("node", *key, None, "", "", "") for key in sorted(keys) if key[0]]
     table = DeviceTable()
-    table.update({device.key: (device, 0.0) for device in devices[:5]})
+    table.update({device.key: device for device in devices[:5]})
     return table
 
 
@@ -224,7 +224,7 @@ def test_after_the_devices_changed_nothing_is_recognized() -> None:
     parsed(table, answer(result))
     row = DeviceRow("node", "GPU-3", "", None, "", "", "")
 
-    table.update({row.key: (row, 0.0)})
+    table.update({row.key: row})
 
     assert recognize_rows(answer(result), table.recognize) is None
 

@@ -1,0 +1,64 @@
+"""The worker's table of devices: what stays from answer to answer, and what reading one takes."""
+
+import tracemalloc
+
+import orjson
+
+from extender.sources.dcgm_devices import DeviceTable
+from extender.sources.identity import NodeIdentity
+from extender.sources.prometheus_rows import Rows
+
+NODES, CARDS = 500, 8
+NODE_LABELS = ("Hostname",)
+
+
+def answer() -> Rows:
+    """All cards of all nodes, read from a text of its own."""
+    rows = [
+        {
+            "metric": {
+                "UUID": f"GPU-{node:08x}-0000-0000-0000-{card:012x}",
+                "Hostname": f"node-{node}",
+                "gpu": str(card),
+                "modelName": "NVIDIA H100 80GB HBM3",
+            },
+            "value": [1_700_000_000.0, str(1_699_999_990 + card)],
+        }
+        for node in range(NODES)
+        for card in range(CARDS)
+    ]
+    return Rows(orjson.dumps(rows))
+
+
+def nodes(*, without: int | None = None) -> NodeIdentity:
+    return NodeIdentity(names=frozenset(f"node-{it}" for it in range(NODES) if it != without))
+
+
+def test_a_node_that_goes_takes_its_devices_and_the_others_stay_the_very_objects() -> None:
+    table = DeviceTable()
+    table.see(answer(), nodes(), NODE_LABELS)
+    before = {id(row): row.node for row in table._rows.values()}
+
+    sight = table.see(answer(), nodes(without=3), NODE_LABELS)
+
+    assert list(sight.removed) == [3 * CARDS + card for card in range(CARDS)]
+    assert not sight.added
+    after = {id(row): row.node for row in table._rows.values()}
+    assert after == {at: node for at, node in before.items() if node != "node-3"}
+    assert len(sight.scraped) == (NODES - 1) * CARDS
+
+
+def test_reading_an_answer_once_more_takes_little_beside_its_text() -> None:
+    table, again = DeviceTable(), answer()
+    table.see(answer(), nodes(), NODE_LABELS)
+    rows = len(again)  # what each row begins with is known by now
+
+    tracemalloc.start()
+    try:
+        table.see(again, nodes(without=3), NODE_LABELS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    # Among what is read stands what stays: that would keep the memory of all of it.
+    assert peak_bytes / rows < 400
