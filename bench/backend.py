@@ -8,11 +8,13 @@
     GET /control/nodes          names of all nodes
     GET /control/pods?kind=gpu  UIDs of the bound pods of a kind
     POST /control/refresh       the next readings have new values, and show what pods do now
-    POST /control/touch         {"nodes": 5000}: so many nodes change an annotation
+    POST /control/touch         {"nodes": 5000, "broken": true}: so many nodes change an annotation,
+                                and, where "broken" is given, offer one GPU less, or all again
     POST /control/pods          {"count": 1, "kind": "gpu", "resource": "nvidia.com/gpu", "gpus": 1,
                                 "life": "pending", "objects": false}: create pods that wait for a
-                                node, or ("running") go through a pod's first states on any node;
-                                answers "uids", and "objects" where they are wanted
+                                node, or ("running") go through a pod's first states on any node,
+                                or ("mixed") every second one on a node with room; answers
+                                "uids", and "objects" where they are wanted
     POST /control/bind          {"uid": "...", "node": "..."}: bind as kube-scheduler does; the
                                 kubelet starts the pod at once
     POST /control/delete        {"uids": [...]}: the pods are gone
@@ -114,8 +116,11 @@ class Backend:
         return {"generation": self._fleet.generation}
 
     async def _touch(self, asked: Answer) -> Answer:
-        count = int(str(asked.get("nodes", len(self._fleet.nodes))))
-        return {"nodes": self._api.tell_nodes(b"MODIFIED", self._fleet.nodes[:count])}
+        nodes = self._fleet.nodes[: int(str(asked.get("nodes", len(self._fleet.nodes))))]
+        if "broken" in asked:
+            for node in nodes:
+                node.has_broken = bool(asked["broken"])
+        return {"nodes": self._api.tell_nodes(b"MODIFIED", nodes)}
 
     async def _create(self, asked: Answer) -> Answer:
         fleet = self._fleet
@@ -130,16 +135,28 @@ class Backend:
         for start in range(0, len(pods), BURST_PODS):
             some = pods[start : start + BURST_PODS]
             self._api.tell_pods(b"ADDED", some)
-            if asked.get("life") == "running":
-                for pod in some:
-                    fleet.bind(pod, fleet.random.choice(fleet.nodes).name)
-                self._api.tell_pods(b"MODIFIED", some)
-                self._run(some)
+            self._start(some, str(asked.get("life")))
             await asyncio.sleep(0)
         answer: dict[str, object] = {"uids": [pod.uid for pod in pods]}
         if asked.get("objects"):
             answer["objects"] = [orjson.Fragment(render_pod(pod)) for pod in pods]
         return answer
+
+    def _start(self, pods: list[BenchPod], life: str) -> None:
+        """Let pods go through their first states as far as the life that they are to have."""
+        fleet = self._fleet
+        match life:
+            case "running":
+                bound = [(pod, fleet.random.choice(fleet.nodes)) for pod in pods]
+            case "mixed":
+                bound = [(pod, fleet.node_with_room(pod.resource, pod.count)) for pod in pods[::2]]
+            case _:
+                return
+        for pod, node in bound:
+            fleet.bind(pod, node.name)
+        started = [pod for pod, _ in bound]
+        self._api.tell_pods(b"MODIFIED", started)
+        self._run(started)
 
     async def _bind(self, asked: Answer) -> Answer:
         pod = self._fleet.pods[str(asked["uid"])]

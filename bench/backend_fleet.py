@@ -60,6 +60,8 @@ class BenchNode:
         replicas: shares of each of its devices.
         version: resource version of its last change.
         heartbeat: text in the object that each touch changes.
+        offered: devices of its first resource that it offers when none is broken.
+        has_broken: it offers one less.
     """
 
     name: str
@@ -67,13 +69,19 @@ class BenchNode:
     template: Template
     devices: dict[str, range]
     replicas: int
+    offered: int
     version: int = 1
     heartbeat: bytes = b"2026-01-01T00:00:00Z"
+    has_broken: bool = False
 
     def render(self) -> bytes:
         """Return the Node object."""
         return self.template.fill(
-            {"version": b"%d" % self.version, "heartbeat": self.heartbeat},
+            {
+                "version": b"%d" % self.version,
+                "heartbeat": self.heartbeat,
+                "offered": b"%d" % (self.offered - self.has_broken),
+            }
         )
 
 
@@ -158,6 +166,7 @@ class BenchFleet:
             template=render_node(built, created_at=self._started_at - START_AGE_SECONDS),
             devices={name: range(rows[0], rows[-1] + 1) for name, rows in by_resource.items()},
             replicas=max((device.replicas for device in built.devices), default=1),
+            offered=built.count(built.resources()[0], is_allocatable=True),
         )
         self.nodes.append(node)
         self.by_name[node.name] = node
@@ -175,7 +184,7 @@ class BenchFleet:
         wishes = [self._wish() for _ in range(self.spec.gpu_pods)]
         for resource, count in sorted(wishes, key=lambda wish: -wish[1]):
             pod = self.new_pod("gpu", resource=resource, count=count)
-            self._start(pod, self._node_with_room(resource, count))
+            self._start(pod, self.node_with_room(resource, count))
 
     def _wish(self) -> tuple[str, int]:
         """Return what some pod may ask for: as much of each kind as there are nodes of it."""
@@ -184,7 +193,7 @@ class BenchFleet:
         is_whole = resource == GPU_RESOURCE and node.replicas == 1
         return resource, self.random.choice(COUNTS) if is_whole else 1
 
-    def _node_with_room(self, resource: str, count: int) -> BenchNode:
+    def node_with_room(self, resource: str, count: int) -> BenchNode:
         """Return any node that has so many free.
 
         Raises:

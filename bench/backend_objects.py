@@ -340,7 +340,7 @@ def render_pod(pod: BenchPod) -> bytes:
 
 
 def render_node(node: SimulatedNode, *, created_at: float) -> Template:
-    """Return a node with holes for `version` and `heartbeat`."""
+    """Return a node with holes for `version`, `heartbeat`, and what it offers of its GPUs."""
     raw = node_object(node, now=created_at)
     metadata, status = child(raw, "metadata"), child(raw, "status")
     metadata["resourceVersion"] = "@@version@@"
@@ -352,6 +352,7 @@ def render_node(node: SimulatedNode, *, created_at: float) -> Template:
     metadata["managedFields"] = _managed(raw)
     for condition in _conditions(status):
         condition["lastHeartbeatTime"] = "@@heartbeat@@"
+    child(status, "allocatable")[node.resources()[0]] = "@@offered@@"
     status["images"] = [
         {
             "names": [

@@ -74,6 +74,31 @@ def test_changes_are_followed_whatever_happens_to_watches(world: World, is_expir
     wait_until(lambda: world.state()["watches"] == 2, "both watch again", LIMIT_SECONDS)
 
 
+def offered(world: World) -> int:
+    known = orjson.loads(world.get_status("/v1/nodes")[1])["nodes"]
+    return sum(one["allocatable"] for node in known for one in node["resources"].values())
+
+
+def test_nodes_with_a_broken_gpu_offer_one_less_and_then_all_again(world: World) -> None:
+    before = offered(world)
+
+    world.control("touch", broken=True)
+    wait_until(lambda: offered(world) == before - SPEC.nodes, "each offers less", LIMIT_SECONDS)
+    world.control("touch", broken=False)
+    wait_until(lambda: offered(world) == before, "each offers all", LIMIT_SECONDS)
+
+
+def test_of_mixed_pods_every_second_one_is_bound(world: World) -> None:
+    bound = len(world.running_pods("gpu"))
+
+    created = world.control("pods", count=10, kind="gpu", life="mixed")["uids"]
+
+    assert len(world.running_pods("gpu")) == bound + 5
+    follows(world)
+    world.control("delete", uids=created)
+    assert len(world.running_pods("gpu")) == bound
+
+
 def test_nodes_that_go_are_missed_and_come_back(world: World) -> None:
     away = world.nodes()[:2]
     world.control("drop-nodes", nodes=away)
