@@ -90,6 +90,20 @@ class PodPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedDevice:
+    """A GPU that is allocated to a ResourceClaim.
+
+    Attributes:
+        uuid: UUID of the card, of the parent card for a MIG instance; "" where no ResourceSlice
+            tells.
+        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
+    """
+
+    uuid: str
+    mig_profile: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodRecord:
     """One pod that asks for GPUs, or holds them through ResourceClaims.
 
@@ -103,6 +117,8 @@ class PodRecord:
         resources: effective device count by GPU resource name.
         has_claims: it names ResourceClaims: it may hold devices that `resources` does not show.
         has_gpu_claims: one of them was surely made for GPUs that `resources` does not show.
+        claimed: the GPUs that it holds through ResourceClaims, none of them twice; None where that
+            is not known, as of every pod that is not bound.
         memory_bytes: room per GPU that its annotation asks for, None where it does not say.
         bound_at: when it was bound: the PodScheduled condition, seconds since the epoch;
             None while it is not bound.
@@ -137,6 +153,7 @@ class PodRecord:
     resources: Mapping[str, int] = field(default_factory=lambda: EMPTY)
     has_claims: bool = False
     has_gpu_claims: bool = False
+    claimed: tuple[ClaimedDevice, ...] | None = None
     memory_bytes: int | None = None
     bound_at: float | None = None
     started_at: float | None = None

@@ -6,21 +6,13 @@ from dataclasses import dataclass, replace
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.landing import assume
 from extender.core.policy import SharedPolicy
+from extender.core.reconfiguring import is_reconfiguring
 from extender.core.snapshot import PoolRow, Tenant
 
 WHOLE_RESOURCE = "nvidia.com/gpu"
 """What a node is believed to offer where its allocatable names no GPU resource (DRA)."""
 
 MIB = 1 << 20
-
-MIG_STATE_LABEL = "nvidia.com/mig.config.state"
-MIG_STATES_IN_CHANGE = frozenset({"pending", "rebooting"})
-"""States of the MIG manager in which it takes the GPUs away from whoever comes."""
-
-UPGRADE_STATE_LABEL = "nvidia.com/gpu-driver-upgrade-state"
-UPGRADE_STATES_AT_REST = frozenset({"", "upgrade-done", "upgrade-required"})
-"""States of the GPU operator's driver upgrade in which the driver works and stays. A node with
-`upgrade-required` only queues, and in a large cluster most do so for hours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,30 +176,19 @@ class Tenancy:
     shared_policy: SharedPolicy
 
 
-def is_reconfiguring(labels: Mapping[str, str]) -> bool:
-    """Tell whether the node's operator is changing its GPUs or their driver.
-
-    Example:
-        >>> is_reconfiguring({"nvidia.com/mig.config.state": "pending"})
-        True
-    """
-    return (
-        labels.get(MIG_STATE_LABEL) in MIG_STATES_IN_CHANGE
-        or labels.get(UPGRADE_STATE_LABEL, "") not in UPGRADE_STATES_AT_REST
-    )
-
-
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
     """Tell whether a pod may hold devices behind a resource through ResourceClaims.
 
-    Neither the pod nor the node says what a claim is for. A claim that was made for a GPU class
-    is for a GPU. Any other may be where ResourceClaims serve GPUs; elsewhere the device plugin has
-    every GPU, and the claim is for something else (a network card).
+    Where its claims cannot be read, neither the pod nor the node says what one is for. A claim that
+    was made for a GPU class is for a GPU. Any other may be where ResourceClaims serve GPUs;
+    elsewhere the device plugin has every GPU, and the claim is for something else (a network card).
 
     Args:
         pod: the pod.
         serves_claims: whether ResourceClaims may take devices of the node behind the resource.
     """
+    if pod.claimed is not None:
+        return bool(pod.claimed)
     return pod.has_gpu_claims or (pod.has_claims and serves_claims)
 
 
@@ -234,17 +215,16 @@ def lay_out(
     # More devices than the device plugin offers are left for claims.
     serves_claims = expected.is_by_claims or len(devices) > expected.count
     holds = tuple(
-        _hold(
-            pod,
-            slots_of.get(pod.key, ()),
-            expected,
-            may_hold=may_claim(pod, serves_claims=serves_claims),
-        )
-        for pod in pods
+        _hold(pod, slots_of.get(pod.key, ()), expected, serves_claims=serves_claims) for pod in pods
     )
     loads = [_Load() for _ in devices]
+    claimed: set[int] = set()
     for hold in holds:
         for slot, replicas in hold.shown.items():
+            if hold.is_by_claims:
+                if slot in claimed:
+                    continue  # pods that share a claim hold its device once
+                claimed.add(slot)
             is_covered = not expected.is_shared or _is_covered(hold.pod, devices[slot], tenancy)
             loads[slot].add(hold.pod, replicas, is_covered=is_covered)
     unseen = [hold for hold in holds if hold.unseen]
@@ -257,7 +237,7 @@ def lay_out(
         replicas=expected.replicas,
         allocatable=allocatable,
         withdrawn=max(capacity - allocatable, 0),
-        held=sum(hold.held for hold in holds),
+        held=sum(hold.held for hold in holds) + len(claimed) * expected.replicas,
         is_shared=expected.is_shared,
         is_packed=tenancy.shared_policy is SharedPolicy.PACKED,
         is_mps=expected.is_mps,
@@ -278,8 +258,9 @@ class _Hold:
     Attributes:
         pod: the pod.
         shown: by slot, replicas that the mapping shows.
-        held: devices or replicas of those, by the API's count where that tells.
+        held: devices or replicas of those that the API counts; none of what it has by claims.
         unseen: devices or replicas that it holds besides, by the API's count.
+        is_by_claims: what is shown it has through ResourceClaims.
         is_contradicted: the mapping shows more devices than the pod asked for, or cannot show
             those that it has through ResourceClaims.
     """
@@ -288,24 +269,27 @@ class _Hold:
     shown: Mapping[int, int]
     held: int = 0
     unseen: int = 0
+    is_by_claims: bool = False
     is_contradicted: bool = False
 
 
-def _hold(pod: PodRecord, slots: Sequence[int], expected: Expected, *, may_hold: bool) -> _Hold:
-    """Return what a pod holds, by the mapping and by the API's count.
+def _hold(
+    pod: PodRecord, slots: Sequence[int], expected: Expected, *, serves_claims: bool
+) -> _Hold:
+    """Return what a pod holds, by mapping and claims, and by the API's count.
 
     Args:
         pod: the pod.
-        slots: where the mapping shows it.
+        slots: where mapping or claims show it.
         expected: what stands behind the resource.
-        may_hold: whether it may hold devices that the count does not tell, by claims.
+        serves_claims: whether ResourceClaims may take devices that the count does not tell.
     """
     count = pod.resources.get(expected.resource, 0)
     if not count:
-        # A claim holds its device whole, and no count of the resource tells; nor which it is.
+        # A claim holds its device whole, and no count of the resource tells.
         shown = dict.fromkeys(slots, expected.replicas) if pod.has_claims else {}
-        is_hidden = may_hold and not slots
-        return _Hold(pod=pod, shown=shown, held=sum(shown.values()), is_contradicted=is_hidden)
+        is_hidden = _is_hidden(pod, len(slots), expected, serves_claims=serves_claims)
+        return _Hold(pod=pod, shown=shown, is_by_claims=True, is_contradicted=is_hidden)
     shown = dict.fromkeys(slots, 1)
     if expected.is_shared and slots:
         # The mapping may show fewer devices than replicas: the rest is on them too.
@@ -315,6 +299,16 @@ def _hold(pod: PodRecord, slots: Sequence[int], expected: Expected, *, may_hold:
     is_contradicted = len(slots) > count
     return _Hold(
         pod=pod, shown=shown, held=held, unseen=count - held, is_contradicted=is_contradicted
+    )
+
+
+def _is_hidden(pod: PodRecord, shown: int, expected: Expected, *, serves_claims: bool) -> bool:
+    """Tell whether a pod has devices by claims, or may, of which nobody knows which they are."""
+    if pod.claimed is None:
+        return not shown and may_claim(pod, serves_claims=serves_claims)
+    return shown < sum(
+        not device.uuid or resource_profile(device.mig_profile) == expected.mig_profile
+        for device in pod.claimed
     )
 
 

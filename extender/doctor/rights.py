@@ -60,6 +60,8 @@ def _takes_tokens(settings: Object) -> bool:
 NEEDS: Final[tuple[Need, ...]] = (
     Need(group="", resource="nodes", verbs=("list", "watch")),
     Need(group="", resource="pods", verbs=("list", "watch")),
+    Need(group="resource.k8s.io", resource="resourceclaims", verbs=("list", "watch")),
+    Need(group="resource.k8s.io", resource="resourceslices", verbs=("list", "watch")),
     Need(group="events.k8s.io", resource="events", verbs=("create", "patch"), when=_writes_events),
     Need(
         group="authentication.k8s.io",

@@ -1,8 +1,11 @@
 """What of a node's devices pods hold, or may, as its rows have it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from extender.core.inventory import PodRecord
+from extender.core.layout import resource_profile
+from extender.core.readings import DeviceInfo
 from extender.core.snapshot import PoolRow
 
 TenantsByRow = Mapping[int, tuple[str, ...]]
@@ -20,6 +23,26 @@ def is_young(rows: Mapping[str, PoolRow]) -> bool:
 def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
     """Tell whether a pod asked for a resource that its node has by that name no more."""
     return bool(pod.resources) and rows.keys().isdisjoint(pod.resources)
+
+
+def claimed_rows(pod: PodRecord, infos: Iterable[tuple[int, DeviceInfo | None]]) -> Iterator[int]:
+    """Yield the devices that a pod holds by claims.
+
+    Of a MIG instance a claim tells card and profile: where the card has more of these than the pod
+    holds, only the mapping says which it is.
+
+    Args:
+        pod: the pod.
+        infos: row of each device of its node, and what is known of it.
+    """
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row, info in infos:
+        if info is not None:
+            rows.setdefault((info.uuid, resource_profile(info.mig_profile)), []).append(row)
+    for device, count in Counter(pod.claimed or ()).items():
+        meant = rows.get((device.uuid, resource_profile(device.mig_profile)), ())
+        if len(meant) == count:
+            yield from meant
 
 
 def held_devices(
@@ -50,3 +73,17 @@ def held_devices(
 def _merged(one: HeldDevice, other: HeldDevice) -> HeldDevice:
     """Return what two resources say of one device."""
     return one[0], one[1] or other[1], one[2] and other[2], one[3] and other[3]
+
+
+def grounds(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:
+    """Return what of a node's rows the devices' readings are read by."""
+    return [
+        (
+            row.is_agreed or row.held > 0,
+            row.is_agreed,
+            [count > 0 for count in row.used],
+            row.withdrawn,
+            row.replicas,
+        )
+        for row in rows.values()
+    ]

@@ -22,7 +22,15 @@ from extender.core.policy import Policy
 from extender.core.readings import Holders, Readings
 from extender.core.snapshot import PoolRow
 from extender.core.steps import Steps
-from extender.fleet.held import HeldDevice, TenantsByRow, held_devices, is_renamed, is_young
+from extender.fleet.held import (
+    HeldDevice,
+    TenantsByRow,
+    claimed_rows,
+    grounds,
+    held_devices,
+    is_renamed,
+    is_young,
+)
 from extender.fleet.mapping import Mappings
 from extender.fleet.store import DeviceStore
 
@@ -151,7 +159,7 @@ class NodeLayouts:
         (self._young.add if is_young(after) else self._young.discard)(name)
         if before is None or _slots(before) != _slots(after):
             return Change.DEVICES
-        if is_afresh or not is_same_node or _grounds(before) != _grounds(after):
+        if is_afresh or not is_same_node or grounds(before) != grounds(after):
             return Change.BELIEFS
         return Change.ROWS if before != after else Change.NOTHING
 
@@ -230,7 +238,7 @@ class NodeLayouts:
         self._store.start_afresh(unheld, at, is_freed=is_freed)
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
-        """Return which of the pods each device of the node has, by mapping and memory."""
+        """Return which of the pods each device of the node has, by mapping, claims and memory."""
         mapping = self._mappings.of(name)
         keys = {pod.key for pod in pods if mapping.is_of(pod)}
         ended = self._ended.get(name, {})
@@ -243,6 +251,9 @@ class NodeLayouts:
             if reused:
                 read_at = self._store.told_at(row) or 0.0
                 found[row] -= {key for key, ended_at in reused.items() if read_at <= ended_at}
+        for pod in (pod for pod in pods if pod.claimed):
+            for row in claimed_rows(pod, tuple((row, self._store.info(row)) for row in found)):
+                found[row].add(pod.key)
         seen = set().union(*found.values())
         held = self._held.get(name, {})
         for pod in pods:
@@ -376,17 +387,3 @@ def _seen(devices: Sequence[Device]) -> Counter[str]:
 
 def _slots(rows: Mapping[str, PoolRow]) -> dict[str, tuple[int, ...]]:
     return {resource: row.slots for resource, row in rows.items()}
-
-
-def _grounds(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:
-    """Return what of a node's rows the devices' readings are read by."""
-    return [
-        (
-            row.is_agreed or row.held > 0,
-            row.is_agreed,
-            [count > 0 for count in row.used],
-            row.withdrawn,
-            row.replicas,
-        )
-        for row in rows.values()
-    ]

@@ -1,4 +1,4 @@
-"""The inventory: nodes and GPU pods, as the API server has them.
+"""The inventory: nodes and GPU pods, with what they hold by claims, as the API server has them.
 
 Pods are followed but for those that have succeeded (field selector `status.phase!=Succeeded`): in
 clusters that run jobs these are most of all, and they hold nothing. A pod that succeeds leaves the
@@ -10,22 +10,25 @@ seen. Pending pods are needed for nominations, so there is no selection by node.
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
 import msgspec
 
-from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.inventory import ClaimedDevice, NodeRecord, PodRecord
 from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient
+from extender.sources.claims import CLAIMS, SLICES, ClaimBook
+from extender.sources.kube_kind import Feed, FollowStatus, Kind
 from extender.sources.kube_records import (
     ExporterPod,
     reduce_exporter,
     reduce_node,
     reduce_pod,
 )
-from extender.sources.kube_reflector import FollowSettings, FollowStatus, Kind, Reflector
+from extender.sources.kube_reflector import FollowSettings, Reflector
 from extender.sources.kube_shelf import Pace, Shelf
 from extender.sources.kube_text import Change, PodGlance
 from extender.stepping import GiveWay, next_turn
@@ -59,6 +62,8 @@ class InventorySink(Protocol):
 class ClusterSource:
     """Follows nodes and pods, and tells the sink what changes.
 
+    Where the API server shows claims and slices, pods are told with the GPUs that they hold so.
+
     Args:
         client: the API server.
         sink: takes the records; equal records are not passed twice.
@@ -87,11 +92,23 @@ class ClusterSource:
             resources,
             early_seconds=early_seconds,
             exporter_words=follow.exporter_words,
+            held_by=self._held_by,
             clock=clock,
+        )
+        self._claims = ClaimBook(
+            tell=self._pods.tell_again,
+            tell_all=self._pods.tell_all_again,
+            is_current=self._hears_of_claims,
+        )
+        feeds: tuple[tuple[Kind, Feed], ...] = (
+            (NODES, self._nodes),
+            (PODS, self._pods),
+            (CLAIMS, self._claims.claims),
+            (SLICES, self._claims.slices),
         )
         self._reflectors = {
             kind.resource: Reflector(client, kind, feed, follow, clock=clock, give_way=give_way)
-            for kind, feed in ((NODES, self._nodes), (PODS, self._pods))
+            for kind, feed in feeds
         }
 
     def change(
@@ -109,8 +126,9 @@ class ClusterSource:
         """
         are_nodes_outdated = self._nodes.read_by(resources)
         are_pods_outdated = self._pods.read_by(resources, early_seconds, settings.exporter_words)
-        for kind, is_outdated in ((NODES, are_nodes_outdated), (PODS, are_pods_outdated)):
-            self._reflectors[kind.resource].change(settings, is_outdated=is_outdated)
+        outdated = {NODES.resource: are_nodes_outdated, PODS.resource: are_pods_outdated}
+        for resource, reflector in self._reflectors.items():
+            reflector.change(settings, is_outdated=outdated.get(resource, False))
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -118,15 +136,30 @@ class ClusterSource:
             for resource, reflector in self._reflectors.items():
                 group.create_task(reflector.run(), name=f"reflect {resource}")
 
+    def _held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
+        return self._claims.held_by(uid)
+
+    def _hears_of_claims(self) -> bool:
+        """Whether a pod without a claim has none; a first list may be about to be taken over."""
+        status = self._reflectors[CLAIMS.resource].status
+        return status.is_connected or not status.is_listed
+
     @property
     def is_synced(self) -> bool:
-        """Whether nodes and pods have been listed once."""
-        return all(reflector.status.is_listed for reflector in self._reflectors.values())
+        """Whether nodes and pods have been listed once, and claims too or in vain."""
+        status = {resource: reflector.status for resource, reflector in self._reflectors.items()}
+        return all(status[kind.resource].is_listed for kind in (NODES, PODS)) and all(
+            status[kind.resource].was_tried for kind in (CLAIMS, SLICES)
+        )
 
     @property
     def status(self) -> Mapping[str, FollowStatus]:
-        """How well each kind of object is followed, by resource."""
-        return {resource: reflector.status for resource, reflector in self._reflectors.items()}
+        """How well each kind of object is followed, by resource; without those that are absent."""
+        return {
+            resource: reflector.status
+            for resource, reflector in self._reflectors.items()
+            if not reflector.status.is_absent
+        }
 
     @property
     def nodes(self) -> Mapping[str, NodeRecord]:
@@ -203,16 +236,19 @@ class _PodFeed:
         *,
         early_seconds: float,
         exporter_words: tuple[str, ...],
+        held_by: Callable[[str], tuple[ClaimedDevice, ...] | None],
         clock: Callable[[], float],
     ) -> None:
+        self._sink = sink
+        self._held_by = held_by
         self._resources = resources
         self._early_seconds = early_seconds
         self._words = exporter_words
         self._glance = PodGlance(resources, exporter_words)
         self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self.shelf: Shelf[PodRecord] = Shelf(
-            replace=sink.replace_pods,
-            apply=sink.apply_pod,
+            replace=lambda records: sink.replace_pods([self._joined(one) for one in records]),
+            apply=lambda record: sink.apply_pod(self._joined(record)),
             remove=lambda uid: sink.remove_pod(uid, clock()),
         )
         self._exporters: Shelf[ExporterPod] = Shelf(
@@ -269,6 +305,24 @@ class _PodFeed:
         self.shelf.drop(uid)
         self._exporters.drop(uid)
 
+    def tell_again(self, uid: str) -> None:
+        """Tell the sink of a pod that may hold other GPUs by claims than before."""
+        record = self.shelf.records.get(uid)
+        if record is not None and _may_hold_by_claims(record):
+            self._sink.apply_pod(self._joined(record))
+
+    async def tell_all_again(self, pace: Pace) -> None:
+        """Tell the sink of all such pods."""
+        for uid in tuple(self.shelf.records):
+            self.tell_again(uid)
+            await pace.breathe()
+
+    def _joined(self, record: PodRecord) -> PodRecord:
+        """Return a pod's record with the GPUs that it holds by claims."""
+        if not _may_hold_by_claims(record):
+            return record
+        return replace(record, claimed=self._held_by(record.uid))
+
     def exporter_index(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Return where exporters run, by name and by address."""
         if self._index is None:
@@ -285,3 +339,7 @@ class _PodFeed:
 
     def _forget_index(self, _: object) -> None:
         self._index = None
+
+
+def _may_hold_by_claims(record: PodRecord) -> bool:
+    return record.has_claims and bool(record.node)

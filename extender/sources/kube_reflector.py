@@ -11,14 +11,14 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
-
-import msgspec
+from http import HTTPStatus
+from typing import Final
 
 from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient, KubeError, parse_object
+from extender.sources.kube_kind import Feed, FollowStatus, Kind
 from extender.sources.kube_shelf import Pace
-from extender.sources.kube_text import Change, read_object, read_page
+from extender.sources.kube_text import read_object, read_page
 from extender.stepping import GiveWay, next_turn
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ this API server does not know (etcd was restored)."""
 
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that says nothing and ends sooner is a failure: the API server keeps them for minutes."""
+
+_ABSENT: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,77 +63,6 @@ class FollowSettings:
     backoff_first_seconds: float = 0.5
     backoff_max_seconds: float = 30.0
     exporter_words: tuple[str, ...] = ("dcgm-exporter",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """Which objects are followed.
-
-    Attributes:
-        resource: the kind as RBAC names it ("pods").
-        path: path of the list of all of them.
-        field_selector: leaves objects out at the API server, "" for none.
-    """
-
-    resource: str
-    path: str
-    field_selector: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
-class FollowStatus:
-    """How well one kind of object is followed; live, read it when it is asked for.
-
-    Attributes:
-        is_listed: a complete list has been taken once.
-        is_connected: the last attempt to list or watch went well.
-        last_event_at: when the API server last said anything, seconds since the epoch; None
-            before that.
-        last_error: what failed last, "" where nothing is wrong now.
-        watches: watches started.
-        lists: complete lists taken.
-        errors: attempts that failed.
-        expired: watches or lists that the API server called too old (410).
-        corrections: records that a list had to correct, for the watch had lost them.
-    """
-
-    is_listed: bool = False
-    is_connected: bool = False
-    last_event_at: float | None = None
-    last_error: str = ""
-    watches: int = 0
-    lists: int = 0
-    errors: int = 0
-    expired: int = 0
-    corrections: int = 0
-
-
-class Feed(Protocol):
-    """Takes the objects of one kind."""
-
-    def begin_list(self) -> None:
-        """Start to take a complete list."""
-
-    def may_matter(self, text: msgspec.Raw) -> bool:
-        """Whether an object of the list, as text, is worth reading."""
-
-    def idle_change(self, line: bytes) -> Change | None:
-        """Return what an event of the watch says if its object is not worth reading, else None."""
-
-    def add_listed(self, raw: Mapping[str, object]) -> None:
-        """Take one object of the list."""
-
-    async def end_list(self, pace: Pace) -> int:
-        """Take over the list; return how many records it corrected."""
-
-    def abort_list(self) -> None:
-        """Forget the list: it did not come to its end."""
-
-    def put(self, raw: Mapping[str, object]) -> None:
-        """Take an object that was added or changed."""
-
-    def drop(self, raw: Mapping[str, object]) -> None:
-        """Take an object that is gone, as it was last."""
 
 
 class Backoff:
@@ -182,6 +113,7 @@ class Reflector:
         self._client = client
         self._path = kind.path
         self._resource = kind.resource
+        self._is_optional = kind.is_optional
         self._feed = feed
         self._settings = settings
         self._clock = clock
@@ -222,6 +154,10 @@ class Reflector:
                     self._version = await self._list()
                 await self._watch()
             except KubeError as error:
+                if self._is_optional and not self.status.is_listed and error.status in _ABSENT:
+                    self._note_absence(error)
+                    await asyncio.sleep(self._settings.resync_seconds)
+                    continue
                 self._note_failure(error)
                 self._failures += 1
                 if error.is_gone or self._failures >= MAX_FAILURES:
@@ -266,7 +202,7 @@ class Reflector:
         status.corrections += corrections
         status.last_event_at = self._clock()
         if not status.is_listed:
-            status.is_listed = True
+            status.is_listed, status.is_absent = True, False
             status.is_connected = not status.last_error
             logger.info("listed the cluster", extra={"resource": self._resource})
         return version
@@ -373,6 +309,18 @@ class Reflector:
             status.last_error = ""
         self._failures = 0
         self._backoff.reset()
+
+    def _note_absence(self, error: KubeError) -> None:
+        """Note that what is optional is not to be had; said once."""
+        status = self.status
+        if not status.is_absent:
+            is_forbidden = error.status == HTTPStatus.FORBIDDEN
+            logger.log(
+                logging.WARNING if is_forbidden else logging.INFO,
+                "going on without these objects",
+                extra={"resource": self._resource, "cause": str(error)},
+            )
+        status.is_absent, status.is_connected, status.last_error = True, False, ""
 
     def _note_failure(self, error: KubeError, *, is_cut_off: bool = True) -> None:
         """Note a failure; each new cause is logged once.

@@ -15,7 +15,12 @@ from aiohttp import web
 Object = dict[str, Any]
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-KINDS: Final = {"nodes": "NodeList", "pods": "PodList"}
+KINDS: Final = {
+    "nodes": "NodeList",
+    "pods": "PodList",
+    "resourceclaims": "ResourceClaimList",
+    "resourceslices": "ResourceSliceList",
+}
 END: Final = b""
 
 
@@ -25,8 +30,10 @@ def key_of(raw: Object) -> str:
 
 
 def is_selected(query: Mapping[str, str], raw: Object) -> bool:
-    """Whether an object is in the selection; the one selector that the product uses is known."""
+    """Whether an object is in the selection; the selectors that the product uses are known."""
     selector = query.get("fieldSelector", "")
+    if selector.startswith("spec.driver="):
+        return bool(raw["spec"]["driver"] == selector.removeprefix("spec.driver="))
     return not selector or raw.get("status", {}).get("phase") != selector.removeprefix(
         "status.phase!="
     )
@@ -70,10 +77,14 @@ class Watcher:
 
 
 class FakeKube:
-    """Holds nodes and pods, serves them, and keeps what it was asked."""
+    """Holds nodes and pods, serves them, and keeps what it was asked.
+
+    Claims and slices too, where `dra_refusal` is None.
+    """
 
     def __init__(self) -> None:
-        self.objects: dict[str, dict[str, Object]] = {"nodes": {}, "pods": {}}
+        self.objects: dict[str, dict[str, Object]] = {resource: {} for resource in KINDS}
+        self.dra_refusal: Fault | None = refusal(404, "the server could not find the resource")
         self.version = 1000
         self.oldest = 0  # changes up to this version are forgotten
         self.bearer = ""  # required of every request, where set
@@ -98,6 +109,9 @@ class FakeKube:
         """Serve; on the same port as before, if it was stopped."""
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get("/api/v1/{resource:nodes|pods}", self._get)
+        app.router.add_get(
+            "/apis/resource.k8s.io/v1/{resource:resourceclaims|resourceslices}", self._get_dra
+        )
         app.router.add_route("*", "/apis/{path:.*}", self._write)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -186,6 +200,11 @@ class FakeKube:
             last = {**before, "metadata": {**before["metadata"], "resourceVersion": version}}
             return [line("DELETED", last)]
         return []
+
+    async def _get_dra(self, request: web.Request) -> web.StreamResponse:
+        if self.dra_refusal is not None:
+            return await self.dra_refusal(request)
+        return await self._get(request)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         if self.bearer and request.headers.get("Authorization") != f"Bearer {self.bearer}":

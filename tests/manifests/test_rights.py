@@ -27,6 +27,7 @@ SCHEDULER = (EXTENDER_NAMESPACE, "idlegpu-scheduler")
 CERTS = (EXTENDER_NAMESPACE, "idlegpu-certs")
 
 STORAGE, COORDINATION, EVENTS = "storage.k8s.io", "coordination.k8s.io", "events.k8s.io"
+RESOURCE = "resource.k8s.io"
 AUTHENTICATION, AUTHORIZATION = "authentication.k8s.io", "authorization.k8s.io"
 
 IN_CLUSTER = {
@@ -34,6 +35,10 @@ IN_CLUSTER = {
     ("", "nodes", "watch", ""),
     ("", "pods", "list", ""),
     ("", "pods", "watch", ""),
+    (RESOURCE, "resourceclaims", "list", ""),
+    (RESOURCE, "resourceclaims", "watch", ""),
+    (RESOURCE, "resourceslices", "list", ""),
+    (RESOURCE, "resourceslices", "watch", ""),
     (EVENTS, "events", "create", ""),
     (EVENTS, "events", "patch", ""),
     (AUTHENTICATION, "tokenreviews", "create", ""),
@@ -161,6 +166,8 @@ async def test_the_extender_can_do_what_it_needs(installation: Installation) -> 
         )
         for kind in ("nodes", "pods"):
             await client.request("GET", f"/api/v1/{kind}")
+        for kind in ("resourceclaims", "resourceslices"):
+            await client.request("GET", f"/apis/{RESOURCE}/v1/{kind}")
         for path, item in (
             (leases, lease("idlegpu-wake")),
             (capacities, capacity("idlegpu-state")),

@@ -1,30 +1,23 @@
 """Which devices stand behind which resource, and which pods hold them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from extender.core.inventory import NodeRecord, PodPhase, PodRecord
+from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.layout import (
     Device,
     Expected,
-    Tenancy,
     devices_behind,
     expected_devices,
-    lay_out,
 )
 from extender.core.policy import SharedPolicy
-from extender.core.snapshot import PoolRow
 from tests.builders import GIB, GPU, NOW
+from tests.extender.core.holding import TENANCY, WARM_UP, pod, row_of, young
 
-WARM_UP = 120.0
-TENANCY = Tenancy(is_mapped=True, warm_up_seconds=WARM_UP, shared_policy=SharedPolicy.DISTRIBUTED)
 UNMAPPED = replace(TENANCY, is_mapped=False)
 MIB = 1 << 20
-BY_CLAIMS = MappingProxyType({"is_by_claims": True})
 
 
 def offering(labels: dict[str, str] | None = None, **resources: int) -> NodeRecord:
@@ -176,63 +169,6 @@ def test_under_the_single_strategy_whole_cards_stay_whole() -> None:
 # --- who holds them -----------------------------------------------------------------------------
 
 
-def pod(name: str, count: int = 1, **changes: Any) -> PodRecord:
-    """Return a pod that has been running for long enough to show."""
-    described = PodRecord(
-        uid=name,
-        namespace="ns",
-        name=name,
-        node="node",
-        resources={GPU: count} if count else {},
-        phase=PodPhase.RUNNING,
-        bound_at=NOW - WARM_UP,
-        started_at=NOW - WARM_UP,
-    )
-    return replace(described, **changes)
-
-
-def young(name: str, count: int = 1, **changes: Any) -> PodRecord:
-    return pod(name, count, **{"bound_at": NOW - 1, "started_at": NOW - 1, **changes})
-
-
-def row_of(
-    devices: int | list[tuple[str, ...]],
-    *pods: PodRecord,
-    replicas: int = 1,
-    tenancy: Tenancy = TENANCY,
-    measured_at: float | None = NOW,
-    allocatable: int | None = None,
-    serving: Mapping[str, Any] = MappingProxyType({}),
-) -> PoolRow:
-    """Lay out a node.
-
-    Args:
-        devices: how many, or per device the names of the pods that the mapping shows.
-        pods: the pods on the node.
-        replicas: shares of each device.
-        tenancy: what is known of who holds devices.
-        measured_at: when every device was measured.
-        allocatable: all that there is, unless given.
-        serving: what else is expected of the node.
-    """
-    shown = [()] * devices if isinstance(devices, int) else devices
-    full = len(shown) * replicas
-    return lay_out(
-        replace(
-            Expected(resource=GPU, count=len(shown), replicas=replicas, is_shared=replicas > 1),
-            **serving,
-        ),
-        [
-            Device(row=row, tenants=tuple(f"ns/{name}" for name in names), measured_at=measured_at)
-            for row, names in enumerate(shown)
-        ],
-        pods,
-        tenancy,
-        allocatable=full if allocatable is None else allocatable,
-        capacity=full,
-    )
-
-
 def test_mapped_pods_hold_their_devices() -> None:
     row = row_of([("a",), (), ("b",), ("b",)], pod("a"), pod("b", 2))
 
@@ -286,48 +222,6 @@ def test_more_pods_by_the_mapping_than_there_are_replicas_are_a_contradiction() 
     row = row_of([names], *(pod(name) for name in names), replicas=3)
 
     assert (row.used, row.held, row.is_agreed) == ((3,), 4, False)
-
-
-def test_a_pod_that_holds_a_device_through_a_claim_is_its_tenant() -> None:
-    claims = pod("claims", 0, has_claims=True)
-
-    shown = row_of([("claims",), ()], claims, serving=BY_CLAIMS)
-    hidden = row_of(2, claims, serving=BY_CLAIMS)
-
-    assert (shown.used, shown.held, shown.is_agreed) == ((1, 0), 1, True)
-    assert (hidden.used, hidden.held, hidden.is_agreed) == ((0, 0), 0, False)
-
-
-@pytest.mark.parametrize(
-    ("pods", "serving", "is_agreed"),
-    [
-        pytest.param({"has_claims": True}, {}, True, id="the-plugin-offers-every-gpu"),
-        pytest.param({"has_claims": True}, {"is_by_claims": True}, False, id="claims-serve-gpus"),
-        pytest.param({"has_claims": True}, {"count": 1}, False, id="one-is-left-for-claims"),
-        pytest.param(
-            {"has_claims": True, "has_gpu_claims": True}, {}, False, id="a-claim-of-a-gpu-class"
-        ),
-        pytest.param({}, {"is_by_claims": True}, True, id="no-claim-at-all"),
-    ],
-)
-def test_a_claim_is_distrusted_only_where_it_may_be_for_a_gpu(
-    pods: dict[str, bool], serving: dict[str, Any], is_agreed: bool
-) -> None:
-    row = row_of(2, pod("claims", 0, **pods), serving=serving)
-
-    assert (row.is_agreed, row.held) == (is_agreed, 0)
-
-
-def test_a_claim_that_the_mapping_shows_on_a_device_holds_it_anywhere() -> None:
-    row = row_of([("claims",), ()], pod("claims", 0, has_claims=True))
-
-    assert (row.used, row.held, row.is_agreed) == ((1, 0), 1, True)
-
-
-def test_a_claim_holds_a_shared_device_whole() -> None:
-    claims = pod("claims", 0, has_claims=True)
-
-    assert row_of([("claims",), ()], claims, replicas=4, serving=BY_CLAIMS).used == (4, 0)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,12 @@ class Sink:
 
 @contextlib.asynccontextmanager
 async def following(
-    kube: FakeKube, folder: Path, settings: FollowSettings = FAST, *, is_awaited: bool = True
+    kube: FakeKube,
+    folder: Path,
+    settings: FollowSettings = FAST,
+    *,
+    is_awaited: bool = True,
+    watches: int = 2,
 ) -> AsyncIterator[tuple[ClusterSource, Sink]]:
     client = await KubeClient.connect(kube.write_kubeconfig(folder / "kubeconfig"))
     sink = Sink()
@@ -68,7 +73,7 @@ async def following(
     task = asyncio.create_task(source.run(), name="source")
     try:
         if is_awaited:
-            await eventually(lambda: source.is_synced and len(kube.watchers) == 2)
+            await eventually(lambda: source.is_synced and len(kube.watchers) == watches)
         yield source, sink
         assert not task.done(), "the source must never end by itself"
     finally:

@@ -1,0 +1,116 @@
+"""Reduces ResourceClaims and ResourceSlices to which GPUs are held, and what these are.
+
+Of all other drivers nothing is kept. Objects may be anything, as in `kube_records`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from sys import intern
+from typing import Final, NamedTuple
+
+from extender.core.inventory import ClaimedDevice
+from extender.core.untyped import mapping_of, objects_of, text_of
+
+GPU_DRIVER: Final = "gpu.nvidia.com"
+"""The DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
+
+
+class DeviceName(NamedTuple):
+    """A device as an allocation names it; its driver is `GPU_DRIVER`.
+
+    Attributes:
+        pool: as a rule, the node's name.
+        device: name in the pool's slices (`gpu-0`).
+    """
+
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRecord:
+    """A ResourceClaim to which GPUs are allocated.
+
+    Attributes:
+        uid: `metadata.uid`.
+        pods: UIDs of the pods that it is reserved for: all of them share its devices.
+        devices: the GPUs, without those that are only looked at (`adminAccess`).
+    """
+
+    uid: str
+    pods: tuple[str, ...]
+    devices: tuple[DeviceName, ...]
+
+    @property
+    def pools(self) -> frozenset[str]:
+        """The pools that the devices are of."""
+        return frozenset(name.pool for name in self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceRecord:
+    """A ResourceSlice of the GPU driver.
+
+    Attributes:
+        uid: `metadata.uid`.
+        pool: the pool that it is a part of.
+        generation: of the pool; slices of an earlier one than another slice's count no more.
+        devices: the devices by name.
+    """
+
+    uid: str
+    pool: str
+    generation: int
+    devices: Mapping[str, ClaimedDevice]
+
+
+def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
+    """Return the record of a ResourceClaim, None where no pod holds a GPU by it."""
+    uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
+    status = mapping_of(raw.get("status"))
+    allocated = mapping_of(mapping_of(status.get("allocation")).get("devices"))
+    devices = tuple(
+        DeviceName(intern(text_of(result.get("pool"))), intern(text_of(result.get("device"))))
+        for result in objects_of(allocated.get("results"))
+        if result.get("driver") == GPU_DRIVER and result.get("adminAccess") is not True
+    )
+    pods = tuple(
+        text_of(holder.get("uid"))
+        for holder in objects_of(status.get("reservedFor"))
+        if holder.get("resource") == "pods" and not holder.get("apiGroup")
+    )
+    if not (uid and devices and pods):
+        return None
+    return ClaimRecord(uid=uid, pods=pods, devices=devices)
+
+
+def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
+    """Return the record of a ResourceSlice, None where it is of another driver."""
+    uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
+    spec = mapping_of(raw.get("spec"))
+    if not uid or spec.get("driver") != GPU_DRIVER:
+        return None
+    pool = mapping_of(spec.get("pool"))
+    generation = pool.get("generation")
+    return SliceRecord(
+        uid=uid,
+        pool=intern(text_of(pool.get("name"))),
+        generation=generation if isinstance(generation, int) else 0,
+        devices={
+            intern(text_of(device.get("name"))): _device(mapping_of(device.get("attributes")))
+            for device in objects_of(spec.get("devices"))
+        },
+    )
+
+
+def _device(attributes: Mapping[str, object]) -> ClaimedDevice:
+    """Return what a device is by its attributes, as NVIDIA's driver names them."""
+    profile = _text(attributes, "profile")
+    uuid = _text(attributes, "parentUUID") if profile else _text(attributes, "uuid")
+    return ClaimedDevice(uuid=uuid, mig_profile=intern(profile))
+
+
+def _text(attributes: Mapping[str, object], name: str) -> str:
+    """Return an attribute's text, "" where it has none; the driver's domain may be left out."""
+    found = attributes.get(name) or attributes.get(f"{GPU_DRIVER}/{name}")
+    return text_of(mapping_of(found).get("string"))

@@ -1,0 +1,72 @@
+"""Pods that hold devices of a node, and the row of that node."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from extender.core.inventory import PodPhase, PodRecord
+from extender.core.layout import Device, Expected, Tenancy, lay_out
+from extender.core.policy import SharedPolicy
+from extender.core.snapshot import PoolRow
+from tests.builders import GPU, NOW
+
+WARM_UP = 120.0
+TENANCY = Tenancy(is_mapped=True, warm_up_seconds=WARM_UP, shared_policy=SharedPolicy.DISTRIBUTED)
+
+
+def pod(name: str, count: int = 1, **changes: Any) -> PodRecord:
+    """Return a pod that has been running for long enough to show."""
+    described = PodRecord(
+        uid=name,
+        namespace="ns",
+        name=name,
+        node="node",
+        resources={GPU: count} if count else {},
+        phase=PodPhase.RUNNING,
+        bound_at=NOW - WARM_UP,
+        started_at=NOW - WARM_UP,
+    )
+    return replace(described, **changes)
+
+
+def young(name: str, count: int = 1, **changes: Any) -> PodRecord:
+    return pod(name, count, **{"bound_at": NOW - 1, "started_at": NOW - 1, **changes})
+
+
+def row_of(
+    devices: int | list[tuple[str, ...]],
+    *pods: PodRecord,
+    replicas: int = 1,
+    tenancy: Tenancy = TENANCY,
+    measured_at: float | None = NOW,
+    allocatable: int | None = None,
+    serving: Mapping[str, Any] = MappingProxyType({}),
+) -> PoolRow:
+    """Lay out a node.
+
+    Args:
+        devices: how many, or per device the names of the pods that the mapping shows.
+        pods: the pods on the node.
+        replicas: shares of each device.
+        tenancy: what is known of who holds devices.
+        measured_at: when every device was measured.
+        allocatable: all that there is, unless given.
+        serving: what else is expected of the node.
+    """
+    shown = [()] * devices if isinstance(devices, int) else devices
+    full = len(shown) * replicas
+    return lay_out(
+        replace(
+            Expected(resource=GPU, count=len(shown), replicas=replicas, is_shared=replicas > 1),
+            **serving,
+        ),
+        [
+            Device(row=row, tenants=tuple(f"ns/{name}" for name in names), measured_at=measured_at)
+            for row, names in enumerate(shown)
+        ],
+        pods,
+        tenancy,
+        allocatable=full if allocatable is None else allocatable,
+        capacity=full,
+    )

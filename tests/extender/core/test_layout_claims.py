@@ -1,0 +1,82 @@
+"""What pods hold of a node's devices through ResourceClaims."""
+
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from extender.core.inventory import ClaimedDevice
+from tests.extender.core.holding import pod, row_of
+
+BY_CLAIMS = MappingProxyType({"is_by_claims": True})
+ONE, INSTANCE = ClaimedDevice(uuid="GPU-1"), ClaimedDevice(uuid="GPU-2", mig_profile="1g.10gb")
+
+
+def test_a_pod_that_holds_a_device_through_a_claim_is_its_tenant() -> None:
+    claims = pod("claims", 0, has_claims=True)
+
+    shown = row_of([("claims",), ()], claims, serving=BY_CLAIMS)
+    hidden = row_of(2, claims, serving=BY_CLAIMS)
+
+    assert (shown.used, shown.held, shown.is_agreed) == ((1, 0), 1, True)
+    assert (hidden.used, hidden.held, hidden.is_agreed) == ((0, 0), 0, False)
+
+
+@pytest.mark.parametrize(
+    ("pods", "serving", "is_agreed"),
+    [
+        pytest.param({"has_claims": True}, {}, True, id="the-plugin-offers-every-gpu"),
+        pytest.param({"has_claims": True}, {"is_by_claims": True}, False, id="claims-serve-gpus"),
+        pytest.param({"has_claims": True}, {"count": 1}, False, id="one-is-left-for-claims"),
+        pytest.param(
+            {"has_claims": True, "has_gpu_claims": True}, {}, False, id="a-claim-of-a-gpu-class"
+        ),
+        pytest.param({}, {"is_by_claims": True}, True, id="no-claim-at-all"),
+    ],
+)
+def test_a_claim_is_distrusted_only_where_it_may_be_for_a_gpu(
+    pods: dict[str, bool], serving: dict[str, Any], is_agreed: bool
+) -> None:
+    row = row_of(2, pod("claims", 0, **pods), serving=serving)
+
+    assert (row.is_agreed, row.held) == (is_agreed, 0)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "is_agreed"),
+    [
+        pytest.param((), True, id="no-gpu"),
+        pytest.param((INSTANCE,), True, id="behind-another-resource"),
+        pytest.param((ONE,), True, id="shown"),
+        pytest.param((ONE, ONE), False, id="not-all-are-shown"),
+        pytest.param((ONE, ClaimedDevice(uuid="")), False, id="one-that-no-slice-tells"),
+    ],
+)
+def test_of_claims_that_are_known_nothing_is_guessed(
+    claimed: tuple[ClaimedDevice, ...], is_agreed: bool
+) -> None:
+    known = pod("known", 0, has_claims=True, has_gpu_claims=True, claimed=claimed)
+
+    row = row_of([("known",) if ONE in claimed else (), ()], known, serving=BY_CLAIMS)
+
+    assert (row.is_agreed, row.held) == (is_agreed, int(ONE in claimed))
+
+
+def test_pods_that_share_a_claim_hold_its_device_once() -> None:
+    sharing = [pod(name, 0, has_claims=True, claimed=(ONE,)) for name in ("a", "b")]
+
+    row = row_of([("a", "b"), ()], *sharing, serving=BY_CLAIMS)
+
+    assert (row.used, row.held, row.is_agreed) == ((1, 0), 1, True)
+
+
+def test_a_claim_that_the_mapping_shows_on_a_device_holds_it_anywhere() -> None:
+    row = row_of([("claims",), ()], pod("claims", 0, has_claims=True))
+
+    assert (row.used, row.held, row.is_agreed) == ((1, 0), 1, True)
+
+
+def test_a_claim_holds_a_shared_device_whole() -> None:
+    claims = pod("claims", 0, has_claims=True)
+
+    assert row_of([("claims",), ()], claims, replicas=4, serving=BY_CLAIMS).used == (4, 0)

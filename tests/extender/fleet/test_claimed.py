@@ -1,0 +1,78 @@
+"""Pods of which ResourceClaims tell what they hold."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.inventory import ClaimedDevice
+from tests.worlds import World, one_node
+
+
+def claimed(index: int, profile: str = "") -> ClaimedDevice:
+    return ClaimedDevice(uuid=f"GPU-node-{index}", mig_profile=profile)
+
+
+def test_claims_tell_which_devices_a_pod_holds_where_no_mapping_does() -> None:
+    made = one_node(4, allocatable={}, capacity={})
+    made.is_mapped = False
+
+    made.bind("a", resources={}, has_claims=True, claimed=(claimed(2), claimed(0)))
+    made.bind("nic", resources={}, has_claims=True, claimed=())
+    made.bind("asked", has_claims=True, claimed=(claimed(3),))
+    made.read_after(120)
+
+    row = made.row()
+    assert (row.used, row.taken, row.held, row.is_agreed) == ((1, 0, 1, 1), 0, 3, True)
+    assert made.fleet.tenants_of(row.slots[2]) == ("ns/a",)
+
+
+def test_a_pod_whose_claim_becomes_known_is_no_longer_suspected_elsewhere() -> None:
+    made = one_node(2, allocatable={}, capacity={})
+    before = made.bind("a", resources={}, has_claims=True)
+    made.read_after(120)
+    assert not made.row().is_agreed
+
+    made.fleet.apply_pod(replace(before, claimed=(claimed(1),)))
+
+    assert (made.row().used, made.row().is_agreed) == ((0, 1), True)
+
+
+def test_a_claimed_device_that_nobody_shows_may_be_any() -> None:
+    made = one_node(2, allocatable={}, capacity={})
+
+    made.bind("a", resources={}, has_claims=True, claimed=(claimed(7),))
+
+    assert (made.row().used, made.row().is_agreed) == ((0, 0), False)
+
+
+def test_a_claimed_device_starts_afresh_when_its_pod_comes_and_when_it_ends() -> None:
+    made = one_node(2, allocatable={}, capacity={})
+    made.read_after(30)
+    device = made.row().slots[1]
+    came_at = made.clock.now
+
+    record = made.bind("a", resources={}, has_claims=True, claimed=(claimed(1),))
+    made.fleet.snapshot()
+    assert made.fleet.store.tenants_since(device) == came_at
+    made.clock.now += 60
+    made.end(record)
+
+    assert made.fleet.store.tenants_since(device) == made.clock.now
+    assert made.row().used == (0, 0)
+
+
+@pytest.mark.parametrize(("held", "used"), [(1, (0, 0)), (2, (1, 1))], ids=["one", "both"])
+def test_claimed_instances_are_known_where_the_card_has_no_others_like_them(
+    held: int, used: tuple[int, ...]
+) -> None:
+    made = World()
+    made.add_node("node", 0, allocatable={}, capacity={})
+    made.add_instances("node", 0, ["1g.10gb", "1g.10gb", "3g.40gb"])
+    made.read()
+
+    small = (claimed(0, "1g.10gb"),) * held
+    made.bind("a", resources={}, has_claims=True, claimed=(*small, claimed(0, "3g.40gb")))
+
+    assert made.row(resource="nvidia.com/mig-3g.40gb").used == (1,)
+    row = made.row(resource="nvidia.com/mig-1g.10gb")
+    assert (row.used, row.is_agreed) == (used, held == 2)

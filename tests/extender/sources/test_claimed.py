@@ -1,0 +1,240 @@
+"""Which GPUs pods hold by the ResourceClaims and ResourceSlices of an API server."""
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extender.core.inventory import ClaimedDevice
+from extender.sources.kube_claims import DeviceName, reduce_claim, reduce_slice
+from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
+from tests.extender.kube_objects import Object, pod
+from tests.extender.sources.following import FAST, Sink, following
+
+FAST_RESYNC = replace(FAST, resync_seconds=0.05)
+DRIVER = "gpu.nvidia.com"
+ONE, TWO = ClaimedDevice(uuid="GPU-1"), ClaimedDevice(uuid="GPU-2")
+
+
+def claim(
+    name: str, *pods: str, devices: Iterable[str] = ("gpu-0",), driver: str = DRIVER, **result: Any
+) -> Object:
+    """Return a claim of node `n` that is allocated to pods."""
+    results = [
+        {"request": "r", "driver": driver, "pool": "n", "device": device, **result}
+        for device in devices
+    ]
+    holders = [{"resource": "pods", "name": uid, "uid": uid} for uid in pods]
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": f"claim-{name}"},
+        "spec": {"devices": {"requests": [{"name": "r"}]}},
+        "status": {"allocation": {"devices": {"results": results}}, "reservedFor": holders},
+    }
+
+
+def resource_slice(
+    name: str = "s", generation: int = 1, driver: str = DRIVER, **devices: dict[str, str]
+) -> Object:
+    """Return a slice of node `n`; devices by name, with dashes for underscores."""
+    return {
+        "metadata": {"name": name, "uid": f"slice-{name}"},
+        "spec": {
+            "driver": driver,
+            "nodeName": "n",
+            "pool": {"name": "n", "generation": generation, "resourceSliceCount": 1},
+            "devices": [
+                {
+                    "name": device.replace("_", "-"),
+                    "attributes": {key: {"string": text} for key, text in attributes.items()},
+                }
+                for device, attributes in devices.items()
+            ],
+        },
+    }
+
+
+TWO_CARDS = resource_slice(
+    gpu_0={"type": "gpu", "uuid": "GPU-1"}, gpu_1={"type": "gpu", "uuid": "GPU-2"}
+)
+
+
+def holder(name: str, node: str = "n") -> Object:
+    """Return a pod that names a claim and asks for nothing else."""
+    raw = pod(name, gpus=0, node=node, phase="Running" if node else "Pending")
+    raw["spec"]["resourceClaims"] = [{"name": "gpu"}]
+    return raw
+
+
+@pytest.fixture
+async def kube() -> AsyncIterator[FakeKube]:
+    async with running_kube() as server:
+        server.dra_refusal = None
+        yield server
+
+
+def held(sink: Sink, uid: str = "p") -> tuple[ClaimedDevice, ...] | None:
+    return sink.pods[uid].claimed
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(claim("nic", "p", driver="nic.example.com"), id="another driver's"),
+        pytest.param(claim("free"), id="reserved for nobody"),
+        pytest.param(claim("looks", "p", adminAccess=True), id="only looked at"),
+        pytest.param({"metadata": {"uid": "u"}, "status": {}}, id="not allocated"),
+        pytest.param({"status": {"allocation": 7, "reservedFor": "x"}}, id="no claim"),
+    ],
+)
+def test_of_claims_by_which_nobody_holds_a_gpu_nothing_is_kept(raw: Object) -> None:
+    assert reduce_claim(raw) is None
+
+
+def test_of_a_claim_its_gpus_and_pods_are_kept() -> None:
+    raw = claim("c", "a", "b", devices=["gpu-0", "gpu-3"])
+    raw["status"]["reservedFor"].append({"apiGroup": "x", "resource": "pods", "uid": "other"})
+
+    record = reduce_claim(raw)
+
+    assert record is not None
+    assert record.pods == ("a", "b")
+    assert record.devices == (DeviceName("n", "gpu-0"), DeviceName("n", "gpu-3"))
+
+
+def test_a_slice_tells_cards_by_uuid_and_instances_by_card_and_profile() -> None:
+    instance = {"type": "mig", "uuid": "MIG-1", "parentUUID": "GPU-1", "profile": "1g.10gb"}
+    qualified = {f"{DRIVER}/uuid": "GPU-2"}
+
+    record = reduce_slice(resource_slice(gpu_0_mig=instance, gpu_1=qualified, gpu_2={}))
+
+    assert record is not None
+    assert record.devices == {
+        "gpu-0-mig": ClaimedDevice(uuid="GPU-1", mig_profile="1g.10gb"),
+        "gpu-1": TWO,
+        "gpu-2": ClaimedDevice(uuid=""),
+    }
+
+
+def test_slices_of_other_drivers_are_not_kept() -> None:
+    assert reduce_slice(resource_slice(driver="nic.example.com", a={})) is None
+
+
+async def test_pods_are_told_with_the_gpus_that_they_hold(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("resourceslices", TWO_CARDS)
+    kube.put("resourceclaims", claim("c", "p", devices=["gpu-1"]))
+    kube.put("resourceclaims", claim("other", "x", driver="nic.example.com"))
+    kube.put("pods", holder("p"))
+    kube.put("pods", holder("nic"))
+    kube.put("pods", pod("plain", node="n"))
+    async with following(kube, tmp_path, watches=4) as (source, sink):
+        assert (held(sink), held(sink, "nic"), held(sink, "plain")) == ((TWO,), (), None)
+        assert source.status.keys() == {"nodes", "pods", "resourceclaims", "resourceslices"}
+
+
+async def test_what_changes_is_told_of_the_pods_that_it_concerns(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("pods", holder("p"))
+    kube.put("pods", holder("q"))
+    async with following(kube, tmp_path, watches=4) as (_, sink):
+        assert (held(sink), held(sink, "q")) == ((), ())
+
+        kube.put("resourceclaims", claim("c", "p", "q"))
+        await eventually(lambda: held(sink) == held(sink, "q") == (ClaimedDevice(uuid=""),))
+        kube.put("resourceslices", TWO_CARDS)
+        await eventually(lambda: held(sink) == held(sink, "q") == (ONE,))
+
+        calls = len(sink.calls)
+        kube.put("resourceclaims", claim("c", "p", devices=["gpu-0", "gpu-1"]))
+        await eventually(lambda: (held(sink), held(sink, "q")) == ((ONE, TWO), ()))
+        assert sink.calls[calls:] == ["apply p", "apply q"]
+
+        kube.delete("resourceslices", "/s")
+        await eventually(lambda: held(sink) == (ClaimedDevice(uuid=""),) * 2)
+        kube.delete("resourceclaims", "ns/c")
+        await eventually(lambda: held(sink) == ())
+
+
+async def test_the_newest_generation_of_a_pool_tells_what_a_device_is(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("resourceslices", TWO_CARDS)
+    kube.put("resourceclaims", claim("c", "p", devices=["gpu-0", "gpu-1"]))
+    kube.put("pods", holder("p"))
+    async with following(kube, tmp_path, watches=4) as (_, sink):
+        kube.put("resourceslices", resource_slice("new", 2, gpu_0={"uuid": "GPU-9"}))
+
+        await eventually(lambda: held(sink) == (ClaimedDevice(uuid="GPU-9"), TWO))
+
+
+async def test_of_a_pod_without_a_node_nothing_is_told_yet(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("resourceslices", TWO_CARDS)
+    kube.put("resourceclaims", claim("c", "p"))
+    kube.put("pods", holder("p", node=""))
+    async with following(kube, tmp_path, watches=4) as (_, sink):
+        assert held(sink) is None
+
+        kube.put("pods", holder("p"))
+        await eventually(lambda: held(sink) == (ONE,))
+
+
+@pytest.mark.parametrize(
+    ("status", "level"), [(404, logging.INFO), (403, logging.WARNING)], ids=["no API", "no right"]
+)
+async def test_where_claims_cannot_be_had_the_log_says_so_once(
+    kube: FakeKube, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int, level: int
+) -> None:
+    asked: list[str] = []
+    refuse = refusal(status, "no")
+
+    async def refuse_and_note(request: Any) -> Any:
+        asked.append(request.match_info["resource"])
+        return await refuse(request)
+
+    kube.dra_refusal = refuse_and_note
+    kube.put("pods", holder("p"))
+    with caplog.at_level(logging.INFO, "extender.sources"):
+        async with following(kube, tmp_path, FAST_RESYNC) as (source, sink):
+            await eventually(lambda: asked.count("resourceclaims") >= 3)
+
+            assert held(sink) is None
+            assert source.status.keys() == {"nodes", "pods"}
+            told = [record for record in caplog.records if "without" in record.message]
+            assert [record.levelno for record in told] == [level] * 2
+            assert {record.__dict__["resource"] for record in told} == {
+                "resourceclaims",
+                "resourceslices",
+            }
+
+            kube.dra_refusal = None  # the right was given, or the cluster upgraded
+            kube.put("resourceslices", TWO_CARDS)
+            kube.put("resourceclaims", claim("c", "p"))
+            await eventually(lambda: held(sink) == (ONE,))
+
+
+async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("pods", holder("before"))
+    async with following(kube, tmp_path, watches=4) as (source, sink):
+        kube.dra_refusal = refusal(500, "etcd is gone")
+        kube.end_watches()
+        await eventually(lambda: not source.status["resourceclaims"].is_connected)
+        await eventually(lambda: source.status["pods"].is_connected)
+
+        kube.put("pods", holder("p"))
+        await eventually(lambda: "p" in sink.pods)
+
+        assert (held(sink, "before"), held(sink)) == ((), None)
+
+
+async def test_complete_lists_correct_what_watches_lost(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("resourceslices", TWO_CARDS)
+    kube.put("pods", holder("p"))
+    async with following(kube, tmp_path, FAST_RESYNC, watches=4) as (_, sink):
+        kube.put("resourceclaims", claim("c", "p"), is_told=False)
+
+        await eventually(lambda: held(sink) == (ONE,))
