@@ -156,9 +156,7 @@ class _Feed(Generic[Record]):
         self._reduce = reduce
         self._listed = listed
         self.is_listed = False
-        self._set = set_record
         self._shelf: Shelf[Record] = Shelf(
-            replace=self._replace,
             apply=lambda record: set_record(record.uid, record),
             remove=lambda uid: set_record(uid, None),
         )
@@ -189,10 +187,6 @@ class _Feed(Generic[Record]):
 
     def drop(self, raw: Mapping[str, object]) -> None:
         self._shelf.drop(_uid(raw))
-
-    def _replace(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self._set(record.uid, record)
 
 
 def _uid(raw: Mapping[str, object]) -> str:

@@ -38,7 +38,7 @@ class Shelf(Generic[Record]):
     than the list, which only corrects the rest. Records equal to what is held are not passed on.
 
     Args:
-        replace: takes the first complete list.
+        replace: takes the first complete list; where it is None, `apply` takes its records.
         apply: takes a record that is new or changed.
         remove: takes the key of a record that is gone.
     """
@@ -46,7 +46,7 @@ class Shelf(Generic[Record]):
     def __init__(
         self,
         *,
-        replace: Callable[[Iterable[Record]], None],
+        replace: Callable[[Iterable[Record]], None] | None = None,
         apply: Callable[[Record], None],
         remove: Callable[[str], None],
     ) -> None:
@@ -99,10 +99,12 @@ class Shelf(Generic[Record]):
         corrections = 0
         if self._is_filled:
             corrections = await self._correct(listed, pace)
+        elif self._replace is None:
+            await self._correct(listed, pace)
         else:
             self._records = listed
-            self._is_filled = True
             self._replace(tuple(listed.values()))
+        self._is_filled = True
         self._touched = None
         return corrections
 

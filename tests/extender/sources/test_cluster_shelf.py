@@ -1,9 +1,10 @@
+import time
 from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extender.sources.kube_shelf import Pace, Shelf
+from extender.sources.kube_shelf import STEP_SECONDS, Pace, Shelf
 
 changes = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 2)), max_size=12)
 
@@ -86,3 +87,25 @@ def test_an_object_that_loses_its_interest_is_removed() -> None:
     copy.watch("never held", None)
 
     assert copy.held == {}
+
+
+async def test_without_a_taker_of_whole_lists_the_first_is_told_record_by_record_and_paced() -> (
+    None
+):
+    turns: list[int] = []
+    told: list[int] = []
+
+    async def give_way() -> None:
+        turns.append(len(told))
+
+    def apply(record: int) -> None:
+        told.append(record)
+        time.sleep(2 * STEP_SECONDS)
+
+    shelf: Shelf[int] = Shelf(apply=apply, remove=lambda _: None)
+    shelf.begin_list()
+    for number in range(3):
+        shelf.add_listed(str(number), number)
+
+    assert await shelf.end_list(Pace(give_way)) == 0
+    assert (told, turns) == ([0, 1, 2], [1, 2, 3])
