@@ -1,7 +1,7 @@
 """What of a node's devices pods hold, or may, as its rows have it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from extender.core.inventory import PodRecord
 from extender.core.layout import resource_profile
@@ -25,24 +25,41 @@ def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
     return bool(pod.resources) and rows.keys().isdisjoint(pod.resources)
 
 
-def claimed_rows(pod: PodRecord, infos: Iterable[tuple[int, DeviceInfo | None]]) -> Iterator[int]:
-    """Yield the devices that a pod holds by claims.
+def put_claimed(
+    pod: PodRecord,
+    tenants: Mapping[int, set[str]],
+    info_of: Callable[[int], DeviceInfo | None],
+) -> None:
+    """Put a pod on the devices that it holds by claims.
 
     Of a MIG instance a claim tells card and profile: where the card has more of these than the pod
-    holds, only the mapping says which it is.
+    holds, only the mapping says which it is. Mappings do not always tell instances of a card
+    apart: of a pod that has nothing but what its claims tell, these have the last word.
 
     Args:
         pod: the pod.
-        infos: row of each device of its node, and what is known of it.
+        tenants: pods on each device of its node, by mapping.
+        info_of: what is known of a device.
     """
     rows: dict[tuple[str, str], list[int]] = {}
-    for row, info in infos:
-        if info is not None:
+    for row in tenants:
+        if (info := info_of(row)) is not None:
             rows.setdefault((info.uuid, resource_profile(info.mig_profile)), []).append(row)
-    for device, count in Counter(pod.claimed or ()).items():
-        meant = rows.get((device.uuid, resource_profile(device.mig_profile)), ())
-        if len(meant) == count:
-            yield from meant
+    claimed = Counter(
+        (device.uuid, resource_profile(device.mig_profile)) for device in pod.claimed or ()
+    )
+    found = {
+        row
+        for meant, count in claimed.items()
+        if len(rows.get(meant, ())) == count
+        for row in rows[meant]
+    }
+    is_complete = len(found) == claimed.total() and not pod.resources
+    for row, on_it in tenants.items():
+        if row in found:
+            on_it.add(pod.key)
+        elif is_complete:
+            on_it.discard(pod.key)
 
 
 def held_devices(

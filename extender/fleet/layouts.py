@@ -25,11 +25,11 @@ from extender.core.steps import Steps
 from extender.fleet.held import (
     HeldDevice,
     TenantsByRow,
-    claimed_rows,
     grounds,
     held_devices,
     is_renamed,
     is_young,
+    put_claimed,
 )
 from extender.fleet.mapping import Mappings
 from extender.fleet.store import DeviceStore
@@ -252,8 +252,7 @@ class NodeLayouts:
                 read_at = self._store.told_at(row) or 0.0
                 found[row] -= {key for key, ended_at in reused.items() if read_at <= ended_at}
         for pod in (pod for pod in pods if pod.claimed):
-            for row in claimed_rows(pod, tuple((row, self._store.info(row)) for row in found)):
-                found[row].add(pod.key)
+            put_claimed(pod, found, self._store.info)
         seen = set().union(*found.values())
         held = self._held.get(name, {})
         for pod in pods:

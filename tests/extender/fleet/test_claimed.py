@@ -76,3 +76,25 @@ def test_claimed_instances_are_known_where_the_card_has_no_others_like_them(
     assert made.row(resource="nvidia.com/mig-3g.40gb").used == (1,)
     row = made.row(resource="nvidia.com/mig-1g.10gb")
     assert (row.used, row.is_agreed) == (used, held == 2)
+
+
+@pytest.mark.parametrize(
+    ("resources", "small"),
+    [({}, (0,)), ({"b": 1}, (1,))],
+    ids=["claims-alone", "something-else-besides"],
+)
+def test_claims_tell_apart_what_a_mapping_does_not(
+    resources: dict[str, int], small: tuple[int, ...]
+) -> None:
+    made = World()
+    made.add_node("node", 0, allocatable={}, capacity={})
+    made.add_instances("node", 0, ["1g.10gb", "3g.40gb"])
+    made.read()
+    either = [made.card(instance="7"), made.card(instance="8")]
+
+    large = (claimed(0, "3g.40gb"),)
+    made.bind("a", resources=resources, has_claims=True, claimed=large, on=either)
+    made.read_after(30)
+
+    assert made.row(resource="nvidia.com/mig-3g.40gb").used == (1,)
+    assert made.row(resource="nvidia.com/mig-1g.10gb").used == small
