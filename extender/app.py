@@ -146,6 +146,7 @@ class Extender:
             is_ready=lambda: self.readiness.is_laid_out,
             warn_annotation=Complaints(self.events, lambda: self.settings.events.enabled).warn,
             asked=self.asked,
+            expect=self.in_flight.expect,
         )
         self.access = make_access(
             client, settings, self.fleet, self.history, self.metrics.api_requests

@@ -16,6 +16,10 @@ logger = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 0.02
 """Work that gives way goes on after so long, however much is asked."""
 
+EXPECTED_SECONDS: Final = 0.005
+"""So long after filter's answer prioritize's question is waited for: kube-scheduler takes a
+millisecond or two to score a hundred nodes itself."""
+
 CALM_SECONDS: Final = 0.25
 """A burst of questions is over once nothing was asked for so long."""
 
@@ -62,6 +66,7 @@ class InFlight:
         self._coming: dict[asyncio.BaseProtocol, float] = {}
         self._ends_at = math.inf
         self._waiting = 0
+        self._expected: asyncio.TimerHandle | None = None
         self._nobody_waits = asyncio.Event()
         self._answered_at = time.monotonic()
         self._none = asyncio.Event()
@@ -79,7 +84,9 @@ class InFlight:
         self._none.clear()
         if request.path in self._once:
             self._askers.add(connection)
-        self._waiting += is_urgent
+        if is_urgent:
+            self._waiting += 1
+            self._expect_no_more()
         self._handled.add(connection)
         self._coming.pop(connection, None)
         try:
@@ -109,6 +116,18 @@ class InFlight:
                 async with asyncio.timeout(PATIENCE_SECONDS):
                     await self._nobody_waits.wait()
 
+    def expect(self) -> None:
+        """Have other work wait for a question that is about to come, though not for long."""
+        self._expect_no_more()
+        loop = asyncio.get_running_loop()
+        self._expected = loop.call_later(EXPECTED_SECONDS, self._expect_no_more)
+
+    def _expect_no_more(self) -> None:
+        if self._expected is not None:
+            self._expected.cancel()
+            self._expected = None
+            self._tell_if_nobody_waits()
+
     def watch(self, connection: web.RequestHandler) -> asyncio.BaseProtocol:
         """Return what hands everything on to a connection, and notes when a question is coming."""
         return _Watched(connection, self)
@@ -127,14 +146,14 @@ class InFlight:
         self._tell_if_nobody_waits()
 
     def _is_waited_for(self) -> bool:
-        """Whether somebody waits for an answer; what comes and is no request ends some time."""
+        """Whether somebody waits for an answer, or will; what is no request ends some time."""
         if self._coming:
             since = time.monotonic() - PATIENCE_SECONDS
             self._coming = {one: at for one, at in self._coming.items() if at > since}
-        return bool(self._waiting or self._coming)
+        return bool(self._waiting or self._coming or self._expected)
 
     def _tell_if_nobody_waits(self) -> None:
-        if not (self._waiting or self._coming):
+        if not (self._waiting or self._coming or self._expected):
             self._nobody_waits.set()
 
     async def calm(self) -> None:

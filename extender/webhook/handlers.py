@@ -54,6 +54,7 @@ class Webhooks:
         is_ready: whether the inventory is complete; until then every candidate passes.
         warn_annotation: tells the pod's owner of an annotation that cannot be used.
         asked: remembers which pods we were asked about.
+        expect: is called where prioritize will be asked next.
         max_body_bytes: largest body that is read; None leaves that to the application.
     """
 
@@ -65,6 +66,7 @@ class Webhooks:
     is_ready: Callable[[], bool]
     warn_annotation: WarnAnnotation
     asked: AskedLog
+    expect: Callable[[], None] = lambda: None
     max_body_bytes: int | None = None
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """The last pod that was read, and by what: prioritize asks about the same as filter."""
@@ -103,7 +105,8 @@ class Webhooks:
             self._note_fault("filter")
             answer = wire.encode_filter(question, None)
             return Outcome.FAULT, _about(FILTER, question, None, answer)
-        if shown is not None and len(shown.decision.order) > 1:
+        # Of a single node kube-scheduler asks no more.
+        if shown is not None and self.shortlist != 1 and len(shown.decision.order) > 1:
             filtered = Filtered(
                 body=body,
                 question=question,
@@ -113,6 +116,7 @@ class Webhooks:
                 answered_at=perf_counter(),
             )
             asyncio.get_running_loop().call_soon(self._foresee, filtered)
+            self.expect()
         return outcome, _about(FILTER, question, shown, answer)
 
     async def prioritize(self, body: bytes) -> Answer:

@@ -58,6 +58,7 @@ class World:
         now: what the clock says, seconds since the epoch.
         is_ready: whether the inventory is complete.
         problems: annotations that pods' owners were told of.
+        expected: how often it was told that prioritize will be asked.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -66,6 +67,7 @@ class World:
     shortlist: int = 0
     is_ready: bool = True
     problems: list[AnnotationProblem] = field(default_factory=list)
+    expected: int = 0
 
     def __post_init__(self) -> None:
         self.fleet = Fleet(self.policy, lambda: self.now)
@@ -175,7 +177,11 @@ class World:
             is_ready=lambda: self.is_ready,
             warn_annotation=self._warn,
             asked=self.asked,
+            expect=self._expect,
         )
+
+    def _expect(self) -> None:
+        self.expected += 1
 
     def _warn(self, _: PodRef, problem: AnnotationProblem) -> None:
         self.problems.append(problem)

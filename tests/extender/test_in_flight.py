@@ -63,6 +63,34 @@ async def test_work_waits_for_a_verb_but_not_for_long() -> None:
     await client.close()
 
 
+async def test_work_waits_for_a_question_that_is_expected_but_not_for_long() -> None:
+    in_flight = InFlight(urgent=["/filter"])
+
+    in_flight.expect()
+
+    assert not await gives_way_at_once(in_flight)  # and it went on, though nothing came
+    assert await gives_way_at_once(in_flight)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_what_was_expected_is_waited_for_until_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "EXPECTED_SECONDS", 60.0)
+    in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
+    client = await serving(in_flight, over)
+    in_flight.expect()
+    work = asyncio.create_task(in_flight.give_way())
+
+    task = await asked(in_flight, client, "/filter")
+    assert not work.done()
+
+    over.set()
+    await asyncio.wait([task, work])
+    assert await gives_way_at_once(in_flight)
+    await client.close()
+
+
 async def test_work_does_not_wait_for_anything_else() -> None:
     in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
     client = await serving(in_flight, over)

@@ -11,7 +11,7 @@ from extender.placement.placer import Placer, Weighed
 from extender.webhook import handlers
 from extender.webhook.handlers import Webhooks
 from extender.webhook.wire import JsonObject
-from tests.extender.served import BUSY, IDLE, Client, World, pod
+from tests.extender.served import BUSY, IDLE, Client, MakeClient, World, pod
 from tests.extender.webhook.asking import scores_of
 
 NODES = ["idle-b", "busy", "idle-a"]
@@ -60,6 +60,7 @@ async def test_prioritize_takes_what_was_decided_ahead(
     unforeseen = scores_of(await ask(client, "prioritize", NODES, pod()))  # type: ignore[arg-type]
 
     assert count == 2
+    assert world.expected == 1
     assert len(weighed) == 3
     assert foreseen == unforeseen
     verbs = [record.verb for record in world.history]
@@ -129,3 +130,14 @@ async def test_where_one_node_is_left_nothing_is_decided_ahead(
     await ask(client, "filter", ["dead", "idle-a"], pod())
 
     assert len(weighed) == 1
+
+
+async def test_neither_is_it_where_the_shortlist_leaves_one(
+    world: World, aiohttp_client: MakeClient, weighed: list[Weighed]
+) -> None:
+    world.shortlist = 1
+
+    await ask(await aiohttp_client(world.build_app()), "filter", NODES, pod())
+
+    assert len(weighed) == 1
+    assert world.expected == 0
