@@ -109,7 +109,9 @@ class Session:
         if not self._is_started:
             self._start(lane)
         now = self._monotonic()
-        is_slow, self._is_urgent = self._is_urgent or now >= self._slow_at, False
+        if self._is_urgent:
+            self._is_urgent, self._slow_at = False, now
+        is_slow = now >= self._slow_at
         with_rates = now >= self._processes_at
         if is_slow:
             self._find(lane, skipped)

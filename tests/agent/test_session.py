@@ -372,6 +372,18 @@ def test_cards_after_one_that_hung_while_it_was_found_are_found_by_the_next_thre
     assert found["GPU-2"].measured_at == rig.now
 
 
+def test_what_was_to_be_looked_at_closely_is_so_after_a_call_that_hung_as_well(rig: Rig) -> None:
+    rig.read()
+    rig.session.look_closely()
+    with pytest.raises(GivenUpError):
+        rig.session.read(GivenUpAt("instances"), frozenset())
+    before = rig.backend.calls["instances", "GPU-2"]
+
+    rig.read(0.1)
+
+    assert rig.backend.calls["instances", "GPU-2"] == before + 1
+
+
 def test_events_of_all_cards_are_waited_for(rig: Rig) -> None:
     rig.read()
 
