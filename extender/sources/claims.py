@@ -29,7 +29,10 @@ SLICES: Final = Kind(
     is_optional=True,
 )
 
-_MARK: Final = GPU_DRIVER.encode()
+_CLAIM_MARK: Final = b'"reservedFor"'
+"""In the text of each claim that a pod holds."""
+
+_SLICE_MARK: Final = GPU_DRIVER.encode()
 _UNKNOWN: Final = ClaimedDevice(uuid="")
 
 
@@ -70,8 +73,8 @@ class ClaimBook:
         self._claims_in: dict[str, tuple[ClaimRecord, ...]] = {}
         self._slices: dict[str, SliceRecord] = {}
         self._slices_of: dict[str, tuple[SliceRecord, ...]] = {}
-        self.claims = _Feed(reduce_claim, self._set_claim, self._listed)
-        self.slices = _Feed(reduce_slice, self._set_slice, self._listed)
+        self.claims = _Feed(_CLAIM_MARK, reduce_claim, self._set_claim, self._listed)
+        self.slices = _Feed(_SLICE_MARK, reduce_slice, self._set_slice, self._listed)
 
     @property
     def is_complete(self) -> bool:
@@ -81,15 +84,19 @@ class ClaimBook:
     def held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
         """Return the GPUs that a bound pod holds, by its UID; None where that is not known.
 
-        kube-scheduler allocates and reserves a pod's claims before it binds the pod.
+        kube-scheduler allocates and reserves a pod's claims before it binds the pod. Beside GPUs of
+        NVIDIA's driver, what an unknown driver hands out is taken for something else: two drivers
+        do not hand out GPUs of one node.
         """
         if not self.is_complete:
             return None
-        claims = self._claims_of.get(uid)
-        if not claims:
-            return () if self._is_current() else None
+        claims = self._claims_of.get(uid, ())
         names = dict.fromkeys(name for claim in claims for name in claim.devices)
-        return tuple(self._device(name) for name in names)
+        if names:
+            return tuple(self._device(name) for name in names)
+        if any(claim.has_unknown_driver for claim in claims) or not self._is_current():
+            return None
+        return ()
 
     def _device(self, name: DeviceName) -> ClaimedDevice:
         """Return what stands behind a name.
@@ -142,6 +149,7 @@ class _Feed(Generic[Record]):
     """Reduces claims, or slices, as they arrive.
 
     Args:
+        mark: is in the text of every object that may be of interest.
         reduce: returns an object's record, None where it is of no interest.
         set_record: takes a UID and its record, None for one that is gone.
         listed: is called after each complete list.
@@ -149,10 +157,12 @@ class _Feed(Generic[Record]):
 
     def __init__(
         self,
+        mark: bytes,
         reduce: Callable[[Mapping[str, object]], Record | None],
         set_record: Callable[[str, Record | None], None],
         listed: Callable[[Pace], Awaitable[None]],
     ) -> None:
+        self._mark = mark
         self._reduce = reduce
         self._listed = listed
         self.is_listed = False
@@ -162,7 +172,7 @@ class _Feed(Generic[Record]):
         )
 
     def may_matter(self, text: msgspec.Raw) -> bool:
-        return _MARK in bytes(text)
+        return self._mark in bytes(text)
 
     def idle_change(self, _: bytes) -> Change | None:
         return None

@@ -1,6 +1,7 @@
 """Reduces ResourceClaims and ResourceSlices to which GPUs are held, and what these are.
 
-Of all other drivers nothing is kept. Objects may be anything, as in `kube_records`.
+Of other drivers' claims only this is kept: that they may be for GPUs. Objects may be anything, as
+in `kube_records`.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,17 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 
 GPU_DRIVER: Final = "gpu.nvidia.com"
 """The DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
+
+_WITHOUT_GPUS: Final = frozenset(
+    {
+        "cni.dra.networking.x-k8s.io",
+        "compute-domain.nvidia.com",
+        "dra.cpu",
+        "dra.net",
+        "sriovnetwork.k8snetworkplumbingwg.io",
+    }
+)
+"""Drivers that are known to hand out no GPUs; others may, as some that share GPUs do."""
 
 
 class DeviceName(NamedTuple):
@@ -29,17 +41,19 @@ class DeviceName(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimRecord:
-    """A ResourceClaim to which GPUs are allocated.
+    """A ResourceClaim to which GPUs are allocated, or what may be GPUs.
 
     Attributes:
         uid: `metadata.uid`.
         pods: UIDs of the pods that it is reserved for: all of them share its devices.
         devices: the GPUs, without those that are only looked at (`adminAccess`).
+        has_unknown_driver: likewise, something is of a driver that may hand out GPUs or not.
     """
 
     uid: str
     pods: tuple[str, ...]
     devices: tuple[DeviceName, ...]
+    has_unknown_driver: bool
 
     @property
     def pools(self) -> frozenset[str]:
@@ -65,23 +79,29 @@ class SliceRecord:
 
 
 def reduce_claim(raw: Mapping[str, object]) -> ClaimRecord | None:
-    """Return the record of a ResourceClaim, None where no pod holds a GPU by it."""
+    """Return the record of a ResourceClaim, None where surely no pod holds a GPU by it."""
     uid = text_of(mapping_of(raw.get("metadata")).get("uid"))
     status = mapping_of(raw.get("status"))
     allocated = mapping_of(mapping_of(status.get("allocation")).get("devices"))
+    results = [
+        (text_of(result.get("driver")), result)
+        for result in objects_of(allocated.get("results"))
+        if result.get("adminAccess") is not True
+    ]
     devices = tuple(
         DeviceName(intern(text_of(result.get("pool"))), intern(text_of(result.get("device"))))
-        for result in objects_of(allocated.get("results"))
-        if result.get("driver") == GPU_DRIVER and result.get("adminAccess") is not True
+        for driver, result in results
+        if driver == GPU_DRIVER
     )
+    is_unknown = any(driver != GPU_DRIVER and driver not in _WITHOUT_GPUS for driver, _ in results)
     pods = tuple(
         text_of(holder.get("uid"))
         for holder in objects_of(status.get("reservedFor"))
         if holder.get("resource") == "pods" and not holder.get("apiGroup")
     )
-    if not (uid and devices and pods):
+    if not (uid and pods and (devices or is_unknown)):
         return None
-    return ClaimRecord(uid=uid, pods=pods, devices=devices)
+    return ClaimRecord(uid=uid, pods=pods, devices=devices, has_unknown_driver=is_unknown)
 
 
 def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:

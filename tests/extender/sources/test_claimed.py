@@ -82,7 +82,7 @@ def held(sink: Sink, uid: str = "p") -> tuple[ClaimedDevice, ...] | None:
 @pytest.mark.parametrize(
     "raw",
     [
-        pytest.param(claim("nic", "p", driver="nic.example.com"), id="another driver's"),
+        pytest.param(claim("nic", "p", driver="dra.net"), id="a network driver's"),
         pytest.param(claim("free"), id="reserved for nobody"),
         pytest.param(claim("looks", "p", adminAccess=True), id="only looked at"),
         pytest.param({"metadata": {"uid": "u"}, "status": {}}, id="not allocated"),
@@ -125,13 +125,29 @@ def test_slices_of_other_drivers_are_not_kept() -> None:
 async def test_pods_are_told_with_the_gpus_that_they_hold(kube: FakeKube, tmp_path: Path) -> None:
     kube.put("resourceslices", TWO_CARDS)
     kube.put("resourceclaims", claim("c", "p", devices=["gpu-1"]))
-    kube.put("resourceclaims", claim("other", "x", driver="nic.example.com"))
+    kube.put("resourceclaims", claim("other", "nic", driver="dra.net"))
     kube.put("pods", holder("p"))
     kube.put("pods", holder("nic"))
     kube.put("pods", pod("plain", node="n"))
     async with following(kube, tmp_path, watches=4) as (source, sink):
         assert (held(sink), held(sink, "nic"), held(sink, "plain")) == ((TWO,), (), None)
         assert source.status.keys() == {"nodes", "pods", "resourceclaims", "resourceslices"}
+
+
+async def test_what_an_unknown_driver_hands_out_may_be_gpus(kube: FakeKube, tmp_path: Path) -> None:
+    kube.put("resourceslices", TWO_CARDS)
+    kube.put("resourceclaims", claim("c", "p", driver="gpu.example.com"))
+    kube.put("resourceclaims", claim("d", "both", driver="gpu.example.com"))
+    kube.put("resourceclaims", claim("e", "both"))
+    for name in ("p", "both", "q"):
+        kube.put("pods", holder(name))
+    async with following(kube, tmp_path, watches=4) as (_, sink):
+        assert (held(sink), held(sink, "both"), held(sink, "q")) == (None, (ONE,), ())
+
+        kube.put("resourceclaims", claim("f", "q", driver="gpu.example.com"))
+        await eventually(lambda: held(sink, "q") is None)
+        kube.delete("resourceclaims", "ns/c")
+        await eventually(lambda: held(sink) == ())
 
 
 async def test_what_changes_is_told_of_the_pods_that_it_concerns(
