@@ -50,7 +50,8 @@ class ClaimBook:
 
     Args:
         tell: is given the UID of each pod that may hold other GPUs than before.
-        tell_all: likewise, of all pods.
+        tell_all: likewise, of all pods; whoever made the book does so too when claims are heard of
+            again.
         is_current: whether the claims are heard of now; where not, a pod may have one all the same.
 
     Attributes:
@@ -141,7 +142,11 @@ class ClaimBook:
                 self._tell(pod)
 
     async def _listed(self, pace: Pace) -> None:
-        if self.is_complete:
+        """Tell of all pods what a list says; of single ones its corrections were told already.
+
+        Where claims are not heard of now, pods without any would be told less than before.
+        """
+        if self.is_complete and self._is_current():
             await self._tell_all(pace)
 
 

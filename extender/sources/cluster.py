@@ -106,8 +106,19 @@ class ClusterSource:
             (CLAIMS, self._claims.claims),
             (SLICES, self._claims.slices),
         )
+        self._give_way = give_way
+        self._are_claims_regained = asyncio.Event()
+        calls = {CLAIMS.resource: self._are_claims_regained.set}
         self._reflectors = {
-            kind.resource: Reflector(client, kind, feed, follow, clock=clock, give_way=give_way)
+            kind.resource: Reflector(
+                client,
+                kind,
+                feed,
+                follow,
+                clock=clock,
+                give_way=give_way,
+                regained=calls.get(kind.resource, lambda: None),
+            )
             for kind, feed in feeds
         }
 
@@ -135,6 +146,14 @@ class ClusterSource:
         async with asyncio.TaskGroup() as group:
             for resource, reflector in self._reflectors.items():
                 group.create_task(reflector.run(), name=f"reflect {resource}")
+            group.create_task(self._tell_when_regained(), name="tell pods again")
+
+    async def _tell_when_regained(self) -> None:
+        """Tell of the pods anew whenever claims are heard of again: some may have been unknown."""
+        while True:
+            await self._are_claims_regained.wait()
+            self._are_claims_regained.clear()
+            await self._pods.tell_all_again(Pace(self._give_way))
 
     def _held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
         return self._claims.held_by(uid)

@@ -97,6 +97,7 @@ class Reflector:
         settings: how to follow.
         clock: seconds since the epoch.
         give_way: lets others have a turn.
+        regained: is called when the API server is heard again after it was not.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Reflector:
         *,
         clock: Callable[[], float],
         give_way: GiveWay = next_turn,
+        regained: Callable[[], None] = lambda: None,
     ) -> None:
         self.status = FollowStatus()
         self._client = client
@@ -118,6 +120,7 @@ class Reflector:
         self._settings = settings
         self._clock = clock
         self._give_way = give_way
+        self._regained = regained
         self._selection: dict[str, str | int] = (
             {"fieldSelector": kind.field_selector} if kind.field_selector else {}
         )
@@ -303,7 +306,9 @@ class Reflector:
         """Note that the watch works."""
         status = self.status
         status.last_event_at = self._clock()
-        status.is_connected = True
+        if not status.is_connected:
+            status.is_connected = True
+            self._regained()
         if status.last_error:
             logger.info("following the API server again", extra={"resource": self._resource})
             status.last_error = ""

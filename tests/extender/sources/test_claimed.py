@@ -10,6 +10,7 @@ import pytest
 
 from extender.core.inventory import ClaimedDevice
 from extender.sources.kube_claims import DeviceName, reduce_claim, reduce_slice
+from extender.sources.kube_reflector import MAX_FAILURES
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 from tests.extender.kube_objects import Object, pod
 from tests.extender.sources.following import FAST, Sink, following
@@ -236,6 +237,7 @@ async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
 ) -> None:
     kube.put("pods", holder("before"))
     async with following(kube, tmp_path, watches=4) as (source, sink):
+        lists = source.status["resourceclaims"].lists
         kube.dra_refusal = refusal(500, "etcd is gone")
         kube.end_watches()
         await eventually(lambda: not source.status["resourceclaims"].is_connected)
@@ -245,6 +247,13 @@ async def test_who_came_while_claims_were_not_heard_of_may_hold_gpus(
         await eventually(lambda: "p" in sink.pods)
 
         assert (held(sink, "before"), held(sink)) == ((), None)
+
+        await eventually(lambda: source.status["resourceclaims"].errors >= MAX_FAILURES)
+        kube.dra_refusal = None
+        await eventually(lambda: source.status["resourceclaims"].lists > lists)
+        assert held(sink, "before") == ()
+
+        await eventually(lambda: held(sink) == ())
 
 
 async def test_complete_lists_correct_what_watches_lost(kube: FakeKube, tmp_path: Path) -> None:
