@@ -66,7 +66,8 @@ class ClusterSource:
 
     Args:
         client: the API server.
-        sink: takes the records; equal records are not passed twice.
+        sink: takes the records; of nodes, equal ones are not passed twice, and of pods only where
+            claims changed or were listed.
         resources: which resources are GPUs.
         early_seconds: a container's failure so soon after its start is early.
         settings: how to follow.

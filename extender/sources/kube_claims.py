@@ -68,7 +68,7 @@ class SliceRecord:
     Attributes:
         uid: `metadata.uid`.
         pool: the pool that it is a part of.
-        generation: of the pool; slices of an earlier one than another slice's count no more.
+        generation: of the pool; of slices that name the same device, the latest one's counts.
         devices: the devices by name.
     """
 
