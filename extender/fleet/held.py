@@ -38,7 +38,7 @@ def put_claimed(
 
     Args:
         pod: the pod.
-        tenants: pods on each device of its node, by mapping.
+        tenants: pods on each device of its node, by mapping and memory.
         info_of: what is known of a device.
     """
     rows: dict[tuple[str, str], list[int]] = {}

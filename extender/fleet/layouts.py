@@ -238,7 +238,7 @@ class NodeLayouts:
         self._store.start_afresh(unheld, at, is_freed=is_freed)
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
-        """Return which of the pods each device of the node has, by mapping, claims and memory."""
+        """Return which of the pods each device of the node has, by mapping, memory and claims."""
         mapping = self._mappings.of(name)
         keys = {pod.key for pod in pods if mapping.is_of(pod)}
         ended = self._ended.get(name, {})
@@ -251,14 +251,15 @@ class NodeLayouts:
             if reused:
                 read_at = self._store.told_at(row) or 0.0
                 found[row] -= {key for key, ended_at in reused.items() if read_at <= ended_at}
-        for pod in (pod for pod in pods if pod.claimed):
-            put_claimed(pod, found, self._store.info)
         seen = set().union(*found.values())
         held = self._held.get(name, {})
         for pod in pods:
             for row in () if pod.key in seen else held.get(pod.uid, ()):
                 if row in found:
                     found[row].add(pod.key)
+        # Claims come last: they correct what was shown before they were known.
+        for pod in (pod for pod in pods if pod.claimed is not None):
+            put_claimed(pod, found, self._store.info)
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:

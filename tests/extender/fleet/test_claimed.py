@@ -98,3 +98,21 @@ def test_claims_tell_apart_what_a_mapping_does_not(
 
     assert made.row(resource="nvidia.com/mig-3g.40gb").used == (1,)
     assert made.row(resource="nvidia.com/mig-1g.10gb").used == small
+
+
+@pytest.mark.parametrize("is_known_late", [False, True], ids=["at-once", "later"])
+def test_a_pod_that_only_looks_at_devices_holds_none(is_known_late: bool) -> None:
+    made = one_node(2, allocatable={}, capacity={})
+    monitor = made.bind(
+        "monitor",
+        resources={},
+        has_claims=True,
+        claimed=None if is_known_late else (),
+        on=[made.card(index=0), made.card(index=1)],
+    )
+    made.read_after(30)
+    assert made.row().used == ((1, 1) if is_known_late else (0, 0))
+
+    made.fleet.apply_pod(replace(monitor, claimed=()))
+
+    assert (made.row().used, made.row().held, made.row().is_agreed) == ((0, 0), 0, True)
