@@ -26,40 +26,53 @@ def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
 
 
 def put_claimed(
-    pod: PodRecord,
+    pods: Sequence[PodRecord],
     tenants: Mapping[int, set[str]],
     info_of: Callable[[int], DeviceInfo | None],
 ) -> None:
-    """Put a pod on the devices that it holds by claims.
+    """Put pods on the devices that they hold by claims.
 
     Of a MIG instance a claim tells card and profile: where the card has more of these than the pod
     holds, only the mapping says which it is. Mappings do not always tell instances of a card
-    apart: of a pod that has nothing but what its claims tell, these have the last word.
+    apart: a pod that has nothing but what its claims tell is on no other kind of device, once all
+    of these are found.
 
     Args:
-        pod: the pod.
-        tenants: pods on each device of its node, by mapping and memory.
+        pods: the pods of a node; of others than those whose claims tell something nothing changes.
+        tenants: pods on each device of the node, by mapping and memory.
         info_of: what is known of a device.
     """
+    claims = {
+        pod.key: Counter(
+            (device.uuid, resource_profile(device.mig_profile)) for device in pod.claimed
+        )
+        for pod in pods
+        if pod.claimed is not None and (pod.claimed or not pod.resources)
+    }
+    if not claims:
+        return
+    kinds: dict[int, tuple[str, str]] = {}
     rows: dict[tuple[str, str], list[int]] = {}
     for row in tenants:
         if (info := info_of(row)) is not None:
-            rows.setdefault((info.uuid, resource_profile(info.mig_profile)), []).append(row)
-    claimed = Counter(
-        (device.uuid, resource_profile(device.mig_profile)) for device in pod.claimed or ()
-    )
-    found = {
-        row
-        for meant, count in claimed.items()
-        if len(rows.get(meant, ())) == count
-        for row in rows[meant]
+            kinds[row] = info.uuid, resource_profile(info.mig_profile)
+            rows.setdefault(kinds[row], []).append(row)
+    complete = {
+        pod.key
+        for pod in pods
+        if pod.key in claims
+        and not pod.resources
+        and all(len(rows.get(kind, ())) >= count for kind, count in claims[pod.key].items())
     }
-    is_complete = len(found) == claimed.total() and not pod.resources
     for row, on_it in tenants.items():
-        if row in found:
-            on_it.add(pod.key)
-        elif is_complete:
-            on_it.discard(pod.key)
+        on_it.difference_update(
+            {key for key in on_it & complete if kinds.get(row) not in claims[key]}
+        )
+    for key, claimed in claims.items():
+        for kind, count in claimed.items():
+            if len(alike := rows.get(kind, ())) == count:
+                for row in alike:
+                    tenants[row].add(key)
 
 
 def held_devices(

@@ -258,8 +258,7 @@ class NodeLayouts:
                 if row in found:
                     found[row].add(pod.key)
         # Claims come last: they correct what was shown before they were known.
-        for pod in (pod for pod in pods if pod.claimed is not None):
-            put_claimed(pod, found, self._store.info)
+        put_claimed(pods, found, self._store.info)
         return {row: tuple(sorted(tenants)) for row, tenants in found.items()}
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.inventory import ClaimedDevice
+from extender.core.inventory import ClaimedDevice, PodRecord
+from extender.core.readings import DeviceInfo
+from extender.fleet.held import put_claimed
 from tests.worlds import World, one_node
 
 
@@ -116,3 +118,45 @@ def test_a_pod_that_only_looks_at_devices_holds_none(is_known_late: bool) -> Non
     made.fleet.apply_pod(replace(monitor, claimed=()))
 
     assert (made.row().used, made.row().held, made.row().is_agreed) == ((0, 0), 0, True)
+
+
+def test_claims_leave_a_mapping_only_what_they_do_not_tell() -> None:
+    made = World()
+    made.add_node("node", 0, allocatable={}, capacity={})
+    made.add_instances("node", 0, ["1g.10gb", "1g.10gb", "3g.40gb"])
+    made.read()
+
+    small = (claimed(0, "1g.10gb"),)
+    shown = [made.card(instance=name) for name in ("7", "8", "9")]
+    made.bind("a", resources={}, has_claims=True, claimed=small, on=shown)
+    made.read_after(30)
+
+    assert made.row(resource="nvidia.com/mig-1g.10gb").used == (1, 1)
+    assert made.row(resource="nvidia.com/mig-3g.40gb").used == (0,)
+
+
+@pytest.mark.parametrize("lost", [claimed(7), ClaimedDevice(uuid="")], ids=["unseen", "untold"])
+def test_a_mapping_keeps_its_word_where_a_claimed_device_is_not_found(lost: ClaimedDevice) -> None:
+    made = one_node(2, allocatable={}, capacity={})
+
+    made.bind("a", resources={}, has_claims=True, claimed=(lost,), on=[made.card(index=1)])
+    made.read_after(30)
+
+    assert made.row().used == (0, 1)
+
+
+def test_a_nodes_devices_are_looked_up_once_for_all_its_claims() -> None:
+    tenants: dict[int, set[str]] = {row: set() for row in range(8)}
+    infos = {row: DeviceInfo(node="node", uuid=f"GPU-node-{row}", index=row) for row in tenants}
+    holding = PodRecord(uid="", namespace="ns", name="", has_claims=True)
+    pods = [replace(holding, name=f"p{row}", claimed=(claimed(row),)) for row in tenants]
+    asked: list[int] = []
+
+    def info_of(row: int) -> DeviceInfo:
+        asked.append(row)
+        return infos[row]
+
+    put_claimed(pods, tenants, info_of)
+
+    assert tenants == {row: {f"ns/p{row}"} for row in infos}
+    assert len(asked) == len(infos)
