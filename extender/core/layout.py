@@ -258,9 +258,9 @@ class _Hold:
     Attributes:
         pod: the pod.
         shown: by slot, replicas that the mapping shows.
-        held: devices or replicas of those that the API counts; none of what it has by claims.
+        held: devices or replicas of `shown`; 0 where it has these through ResourceClaims.
         unseen: devices or replicas that it holds besides, by the API's count.
-        is_by_claims: what is shown it has through ResourceClaims.
+        is_by_claims: all that is shown it has through ResourceClaims.
         is_contradicted: the mapping shows more devices than the pod asked for, or cannot show
             those that it has through ResourceClaims.
     """
@@ -285,11 +285,18 @@ def _hold(
         serves_claims: whether ResourceClaims may take devices that the count does not tell.
     """
     count = pod.resources.get(expected.resource, 0)
-    if not count:
-        # A claim holds its device whole, and no count of the resource tells.
+    # A resource that claims serve is counted with them; what the plugin hands out, besides.
+    besides = 0 if expected.is_by_claims else _claimed_behind(pod, expected)
+    if not count or (besides and len(slots) <= besides):
+        # A claim holds its device whole, and no count of the resource tells. The mapping may be
+        # late: it tells of more only where it shows more than the claims.
         shown = dict.fromkeys(slots, expected.replicas) if pod.has_claims else {}
         is_hidden = _is_hidden(pod, len(slots), expected, serves_claims=serves_claims)
-        return _Hold(pod=pod, shown=shown, is_by_claims=True, is_contradicted=is_hidden)
+        return _Hold(
+            pod=pod, shown=shown, unseen=count, is_by_claims=True, is_contradicted=is_hidden
+        )
+    if not expected.is_shared:
+        count += besides
     shown = dict.fromkeys(slots, 1)
     if expected.is_shared and slots:
         # The mapping may show fewer devices than replicas: the rest is on them too.
@@ -306,9 +313,14 @@ def _is_hidden(pod: PodRecord, shown: int, expected: Expected, *, serves_claims:
     """Tell whether a pod has devices by claims, or may, of which nobody knows which they are."""
     if pod.claimed is None:
         return not shown and may_claim(pod, serves_claims=serves_claims)
-    return shown < sum(
+    return shown < _claimed_behind(pod, expected)
+
+
+def _claimed_behind(pod: PodRecord, expected: Expected) -> int:
+    """Return how many devices a pod is known to have by claims behind a resource, or may have."""
+    return sum(
         not device.uuid or resource_profile(device.mig_profile) == expected.mig_profile
-        for device in pod.claimed
+        for device in pod.claimed or ()
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from extender.core.inventory import ClaimedDevice
-from tests.extender.core.holding import pod, row_of
+from tests.extender.core.holding import pod, row_of, young
 
 BY_CLAIMS = MappingProxyType({"is_by_claims": True})
 ONE, INSTANCE = ClaimedDevice(uuid="GPU-1"), ClaimedDevice(uuid="GPU-2", mig_profile="1g.10gb")
@@ -80,3 +80,27 @@ def test_a_claim_holds_a_shared_device_whole() -> None:
     claims = pod("claims", 0, has_claims=True)
 
     assert row_of([("claims",), ()], claims, replicas=4, serving=BY_CLAIMS).used == (4, 0)
+
+
+def test_a_claim_does_not_stand_for_what_its_pod_has_from_the_plugin() -> None:
+    both = pod("both", 1, has_claims=True, claimed=(ONE,))
+
+    row = row_of([("both",), (), ()], both, serving={"count": 2})
+    late = row_of(
+        [("late",), (), ()],
+        young("late", 1, has_claims=True, claimed=(ONE,)),
+        serving={"count": 2},
+    )
+    shown = row_of([("both",), ("both",), ()], both, serving={"count": 2})
+
+    assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0, 0), 2, 1, False)
+    assert (late.taken, late.is_agreed) == (1, True)
+    assert (shown.used, shown.held, shown.taken, shown.is_agreed) == ((1, 1, 0), 2, 0, True)
+
+
+def test_a_resource_that_claims_serve_is_counted_once() -> None:
+    served = pod("served", 1, has_claims=True, claimed=(ONE,))
+
+    row = row_of([("served",), ()], served, serving=BY_CLAIMS)
+
+    assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0), 1, 0, True)

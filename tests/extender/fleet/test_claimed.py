@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from extender.core.inventory import ClaimedDevice, PodRecord
-from extender.core.readings import DeviceInfo
+from extender.core.readings import DeviceInfo, Signal
 from extender.fleet.held import put_claimed
+from tests.builders import GPU
 from tests.worlds import World, one_node
 
 
@@ -160,3 +161,15 @@ def test_a_nodes_devices_are_looked_up_once_for_all_its_claims() -> None:
 
     assert tenants == {row: {f"ns/p{row}"} for row in infos}
     assert len(asked) == len(infos)
+
+
+def test_a_busy_device_is_not_foreign_while_a_claimants_plugin_device_is_unseen() -> None:
+    made = one_node(2, allocatable={GPU: 1}, capacity={GPU: 1})
+    made.is_mapped = False
+
+    made.bind("a", has_claims=True, claimed=(claimed(0),))
+    made.read_after(300, **{Signal.GPU_UTILIZATION.name: 0.9})
+
+    row = made.row()
+    assert (row.used, row.taken, row.is_agreed) == ((1, 0), 1, False)
+    assert not made.fleet.store.is_foreign(row.slots[1])
