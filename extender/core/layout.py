@@ -214,8 +214,12 @@ def lay_out(
     slots_of = _slots_by_pod(devices)
     # More devices than the device plugin offers are left for claims.
     serves_claims = expected.is_by_claims or len(devices) > expected.count
+    # The plain resource may count MIG instances of any profile.
+    plain = {resource_profile(device.mig_profile) for device in devices}
+    profiles = {expected.mig_profile} if expected.mig_profile else plain
     holds = tuple(
-        _hold(pod, slots_of.get(pod.key, ()), expected, serves_claims=serves_claims) for pod in pods
+        _hold(pod, slots_of.get(pod.key, ()), expected, profiles, serves_claims=serves_claims)
+        for pod in pods
     )
     loads = [_Load() for _ in devices]
     claimed: set[int] = set()
@@ -274,7 +278,12 @@ class _Hold:
 
 
 def _hold(
-    pod: PodRecord, slots: Sequence[int], expected: Expected, *, serves_claims: bool
+    pod: PodRecord,
+    slots: Sequence[int],
+    expected: Expected,
+    profiles: set[str],
+    *,
+    serves_claims: bool,
 ) -> _Hold:
     """Return what a pod holds, by mapping and claims, and by the API's count.
 
@@ -282,16 +291,19 @@ def _hold(
         pod: the pod.
         slots: where mapping or claims show it.
         expected: what stands behind the resource.
+        profiles: MIG profiles of that, as resources write them, "" for whole cards.
         serves_claims: whether ResourceClaims may take devices that the count does not tell.
     """
     count = pod.resources.get(expected.resource, 0)
+    known = _claimed_behind(pod, profiles) if pod.claimed else 0
     # A resource that claims serve is counted with them; what the plugin hands out, besides.
-    besides = 0 if expected.is_by_claims else _claimed_behind(pod, expected)
+    besides = 0 if expected.is_by_claims else known
     if not count or (besides and len(slots) <= besides):
         # A claim holds its device whole, and no count of the resource tells. The mapping may be
         # late: it tells of more only where it shows more than the claims.
         shown = dict.fromkeys(slots, expected.replicas) if pod.has_claims else {}
-        is_hidden = _is_hidden(pod, len(slots), expected, serves_claims=serves_claims)
+        may_have_one = pod.claimed is None and may_claim(pod, serves_claims=serves_claims)
+        is_hidden = len(slots) < max(known, may_have_one)
         return _Hold(
             pod=pod, shown=shown, unseen=count, is_by_claims=True, is_contradicted=is_hidden
         )
@@ -309,17 +321,10 @@ def _hold(
     )
 
 
-def _is_hidden(pod: PodRecord, shown: int, expected: Expected, *, serves_claims: bool) -> bool:
-    """Tell whether a pod has devices by claims, or may, of which nobody knows which they are."""
-    if pod.claimed is None:
-        return not shown and may_claim(pod, serves_claims=serves_claims)
-    return shown < _claimed_behind(pod, expected)
-
-
-def _claimed_behind(pod: PodRecord, expected: Expected) -> int:
+def _claimed_behind(pod: PodRecord, profiles: set[str]) -> int:
     """Return how many devices a pod is known to have by claims behind a resource, or may have."""
     return sum(
-        not device.uuid or resource_profile(device.mig_profile) == expected.mig_profile
+        not device.uuid or resource_profile(device.mig_profile) in profiles
         for device in pod.claimed or ()
     )
 

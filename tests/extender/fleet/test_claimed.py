@@ -173,3 +173,14 @@ def test_a_busy_device_is_not_foreign_while_a_claimants_plugin_device_is_unseen(
     row = made.row()
     assert (row.used, row.taken, row.is_agreed) == ((1, 0), 1, False)
     assert not made.fleet.store.is_foreign(row.slots[1])
+
+
+def test_an_instance_of_a_card_is_missed_behind_the_plain_resource_too() -> None:
+    made = World()
+    made.add_node("node", 0, allocatable={GPU: 1}, labels={"nvidia.com/mig.strategy": "single"})
+    made.add_instances("node", 0, ["1g.10gb", "1g.10gb"])
+    made.read()
+
+    made.bind("a", resources={}, has_claims=True, claimed=(claimed(0, "1g.10gb"),))
+
+    assert (made.row().used, made.row().is_agreed) == ((0, 0), False)
