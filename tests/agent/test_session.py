@@ -1,46 +1,15 @@
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from agent.backend import Call, Code, ProcessList, XidEvent
-from agent.events import XidWatcher
+from agent.backend import Call, Code, ProcessList
 from agent.problems import GONE, NO_GPU, hung_problem
 from agent.reading import DeviceReading, Pass
-from agent.session import Cadence, Session
-from agent.worker import GivenUpError, Lane
+from agent.worker import GivenUpError
 from extender.core.readings import Signal
-from tests.agent.scripted import ScriptedBackend, ScriptedCard, migs
-
-NOW = 1_800_000_000.0
-
-
-class Rig:
-    """A session over scripted cards, and its clock."""
-
-    def __init__(self, *uuids: str) -> None:
-        self.cards = [ScriptedCard(uuid) for uuid in uuids]
-        self.backend = ScriptedBackend(*self.cards)
-        self.now = NOW
-        self.events: list[XidEvent] = []
-        self.watcher = XidWatcher(self.backend, self.events.append, wait_seconds=0.05)
-        self.session = Session(
-            self.backend,
-            self.watcher,
-            cadence=Cadence(slow_seconds=10, process_seconds=5, retry_seconds=30),
-            clock=lambda: self.now,
-            monotonic=lambda: self.now,
-        )
-
-    def read(self, after: float = 1.0, skipped: frozenset[str] = frozenset()) -> Pass:
-        self.now += after
-        return self.session.read(Lane(10.0), skipped)
-
-    def reads(self, count: int) -> Pass:
-        for _ in range(count):
-            found = self.read()
-        return found
+from tests.agent.scripted import migs
+from tests.agent.session_rig import NOW, GivenUpAt, Rig
 
 
 @pytest.fixture
@@ -346,18 +315,6 @@ def test_a_card_that_hangs_is_skipped_and_its_values_grow_old(rig: Rig) -> None:
     assert found["GPU-1"].values[Signal.POWER] == 80.0
     assert found["GPU-2"].measured_at == rig.now
     assert code(by_uuid(rig.read())["GPU-1"]) is None, "the call has returned"
-
-
-class GivenUpAt(Lane):
-    """The lane of a thread that is given up during a call."""
-
-    def __init__(self, call: str) -> None:
-        super().__init__(10.0)
-        self._call = call
-
-    def call(self, subject: str, name: str, *arguments: Any, **limits: float) -> Any:
-        self.is_given_up = name == self._call
-        return super().call(subject, name, *arguments, **limits)
 
 
 def test_cards_after_one_that_hung_while_it_was_found_are_found_by_the_next_thread(
