@@ -22,7 +22,10 @@ SECONDS: Final = 20
 RATE_HZ: Final = 500
 SHOWN: Final = 40
 WARM_UP_SECONDS: Final = 5.0
-_LOOP: Final = ("__main__.py", "runners.py", "<frozen runpy>", "asyncio/__init__.py")
+_LOOP: Final = (
+    *("__main__.py", "extender/command_line.py", "runners.py"),
+    *("<frozen runpy>", "asyncio/__init__.py"),
+)
 
 CHANGED: Final = """What was changed because of such profiles, each with its share before:
 
