@@ -1,6 +1,5 @@
 """A Kubernetes that knows pod groups, in place of the one that all other tests run with."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Final
@@ -8,8 +7,8 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.deployed import grant_rights
 from tests.controlplane.plane import ControlPlane
+from tests.e2e.apart import services_on
 from tests.e2e.services import Services
 from tests.e2e.world import World, open_world
 
@@ -21,25 +20,12 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="package")
-def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server that serves pod groups, for this package's tests."""
-    plane = ControlPlane(tmp_path_factory.mktemp("groups"), features=FEATURES, apis=[API])
-    try:
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            runner.run(plane.start())
-        yield plane
-    finally:
-        plane.stop()
-
-
-@pytest.fixture(scope="package")
-def services(gang_plane: ControlPlane) -> Iterator[Services]:
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """A kube-scheduler that places groups, with everything else as it always is."""
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        runner.run(grant_rights(gang_plane))
-    running = Services(gang_plane)
-    yield running
-    running.stop()
+    with services_on(
+        ControlPlane(tmp_path_factory.mktemp("groups"), features=FEATURES, apis=[API])
+    ) as running:
+        yield running
 
 
 @pytest_asyncio.fixture

@@ -1,15 +1,14 @@
 """The oldest Kubernetes, in place of the newest that all other tests run with."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 
 import pytest
 import pytest_asyncio
 
-from tests.controlplane.deployed import grant_rights
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.tools import OLDEST
+from tests.e2e.apart import services_on
 from tests.e2e.services import Services
 from tests.e2e.world import World, open_world
 
@@ -17,25 +16,10 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="package")
-def oldest_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of the oldest release, for this package's tests."""
-    plane = ControlPlane(tmp_path_factory.mktemp("oldest"), release=OLDEST)
-    try:
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            runner.run(plane.start())
-        yield plane
-    finally:
-        plane.stop()
-
-
-@pytest.fixture(scope="package")
-def services(oldest_plane: ControlPlane) -> Iterator[Services]:
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """The oldest kube-scheduler, with everything else as it always is."""
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        runner.run(grant_rights(oldest_plane))
-    running = Services(oldest_plane)
-    yield running
-    running.stop()
+    with services_on(ControlPlane(tmp_path_factory.mktemp("oldest"), release=OLDEST)) as running:
+        yield running
 
 
 @pytest_asyncio.fixture

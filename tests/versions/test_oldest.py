@@ -3,8 +3,8 @@
 import pytest
 
 from tests.controlplane.client import ApiError
-from tests.controlplane.plane import ControlPlane
 from tests.controlplane.tools import OLDEST_KUBERNETES_VERSION
+from tests.e2e.services import Services
 from tests.e2e.test_bursts import test_a_burst_spreads_evenly_although_no_metric_moves
 from tests.e2e.test_idleness import (
     test_a_pod_that_requires_idle_gpus_waits_for_them,
@@ -47,10 +47,8 @@ async def test_a_waiting_pod_is_woken_without_a_right_on_nodes(world: World) -> 
     assert await world.bound([patient]) == [node]
 
 
-async def test_the_manifests_are_taken_with_every_field(
-    world: World, oldest_plane: ControlPlane
-) -> None:
-    installation = Installation(oldest_plane, world.client)
+async def test_the_manifests_are_taken_with_every_field(world: World, services: Services) -> None:
+    installation = Installation(services.plane, world.client)
     for folder in (MANIFESTS, OVERLAYS / "kubeadm"):
         items = [*await installation.apply(folder), *await installation.apply(SECOND_SCHEDULER)]
         for item in items:
