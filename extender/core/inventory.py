@@ -129,7 +129,9 @@ class PodRecord:
         is_refused: so it is, and its message names one of our rejections: every replica learns
             there, also after a restart, that we refused nodes to the pod.
         wishes: name and value of each of its annotations under `idlegpu.io/`, sorted; kept only
-            while it is refused.
+            while it is not bound.
+        version: `metadata.resourceVersion`, "" where the record does not have all that the pod asks
+            for; kept only while it is not bound; makes no record another.
         scheduler_name: `spec.schedulerName`.
         created_at: `metadata.creationTimestamp`, seconds since the epoch.
         is_deleting: `metadata.deletionTimestamp` is set.
@@ -162,6 +164,7 @@ class PodRecord:
     is_unscheduled: bool = False
     is_refused: bool = False
     wishes: tuple[tuple[str, str], ...] = ()
+    version: str = field(default="", compare=False)
     scheduler_name: str = "default-scheduler"
     created_at: float = 0.0
     is_deleting: bool = False

@@ -6,6 +6,7 @@ Nothing here raises for any pod: what cannot be read counts as absent, a bad ann
 from dataclasses import dataclass, field
 
 from extender.core.annotations import AnnotationProblem, own_settings, read_annotations
+from extender.core.inventory import PodRecord
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.resources import ResourceNames, count_devices, has_claims
 from extender.core.scheduled import last_word
@@ -25,6 +26,11 @@ class PodRef:
     uid: str
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, record: PodRecord) -> "PodRef":
+        """Return which pod a record is of."""
+        return cls(uid=record.uid, namespace=record.namespace, name=record.name)
 
     @property
     def key(self) -> str:

@@ -11,11 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.inventory import NodeRecord
 from extender.core.matching import may_go
-from extender.core.policy import Policy
-from extender.core.request import GpuRequest, PodRef, parse_request
-from extender.core.resources import ResourceNames
+from extender.core.request import GpuRequest, PodRef
 from extender.core.selection import Selection
 from extender.core.snapshot import Snapshot
 from extender.settings.wake import Wake
@@ -208,21 +206,6 @@ class WakePlan:
             past.streak = past.streak + 1 if nodes else 0
             if nodes and past.streak >= self.settings.confirmations:
                 yield Hope(pod=pod, node=nodes[number % len(nodes)], nodes=every)
-
-
-def read_request(record: PodRecord, policy: Policy) -> GpuRequest | None:
-    """Return what a refused pod asks for, None where it is none of ours.
-
-    It is read as kube-scheduler's questions are, from the little that is kept of the pod.
-    """
-    limits = {resource: str(count) for resource, count in record.resources.items()}
-    pod = {
-        "metadata": {"annotations": dict(record.wishes)},
-        "spec": {"containers": [{"resources": {"limits": limits}}]},
-        "status": {"nominatedNodeName": record.nominated_node},
-    }
-    names = ResourceNames(tuple(limits)) if limits else ResourceNames()
-    return parse_request(pod, resources=names, defaults=policy).request
 
 
 def nodes_with_room(

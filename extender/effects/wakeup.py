@@ -19,6 +19,7 @@ from typing import Final, Protocol, TypeVar
 from extender.core.inventory import PodRecord
 from extender.core.request import GpuRequest, PodRef
 from extender.core.selection import ANYWHERE
+from extender.core.waiting import WaitingRequests
 from extender.effects.lease import Lease
 from extender.effects.trouble import Trouble
 from extender.effects.wake_plan import (
@@ -28,7 +29,6 @@ from extender.effects.wake_plan import (
     WakePlan,
     nodes_with_room,
     open_to,
-    read_request,
 )
 from extender.kube import KubeClient, KubeError
 from extender.kube_config import SERVICE_ACCOUNT
@@ -123,6 +123,7 @@ class Waker:
         self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"
         self._monotonic = monotonic
         self.plan = WakePlan(settings)
+        self._requests = WaitingRequests()
         self._turn = 0
         self._trouble = Trouble(
             logger, "cannot wake waiting pods", "waiting pods can be woken again"
@@ -170,34 +171,23 @@ class Waker:
 
     async def _waiting(self) -> list[tuple[PodRef, Need]]:
         """Return the pods that we refused and that wait, with what each needs."""
-        requests: dict[object, GpuRequest | None] = {}
         found: list[tuple[PodRef, Need]] = []
         for number, record in enumerate(tuple(self._placer.fleet.unbound_pods.values())):
             if number % SCANNED == SCANNED - 1:
                 await asyncio.sleep(0)
-            request = self._refused_request(record, requests)
+            request = self._refused_request(record)
             if request is not None:
-                pod = PodRef(uid=record.uid, namespace=record.namespace, name=record.name)
+                pod = PodRef.of(record)
                 need = Need(request=request, selection=record.selection or ANYWHERE)
                 found.append((pod, need))
         return found
 
-    def _refused_request(
-        self, record: PodRecord, requests: dict[object, GpuRequest | None]
-    ) -> GpuRequest | None:
-        """Return what a pod asks for if we refused it and it waits, else None.
-
-        Args:
-            record: the pod.
-            requests: what was read already; most pods ask for the same.
-        """
+    def _refused_request(self, record: PodRecord) -> GpuRequest | None:
+        """Return what a pod asks for if we refused it and it waits, else None."""
         if record.is_deleting:
             return None
         if record.is_refused:
-            key = (tuple(record.resources.items()), record.wishes, record.nominated_node)
-            if key not in requests:
-                requests[key] = read_request(record, self._placer.policy)
-            return requests[key]
+            return self._requests.read(record, self._placer.policy).request
         # Where kube-scheduler has said why, that is its last word, whatever we answered before.
         decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
         return decided.request if decided and decided.leaves_none else None

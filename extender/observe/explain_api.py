@@ -391,4 +391,4 @@ def _decided_at(view: Mapping[str, object]) -> float:
 def _ref(record: PodRecord | None) -> PodRef:
     if record is None:
         return PodRef(uid="", namespace="", name="")
-    return PodRef(uid=record.uid, namespace=record.namespace, name=record.name)
+    return PodRef.of(record)

@@ -7,6 +7,7 @@ that equal records mean that nothing changed which matters.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from sys import intern
 from types import MappingProxyType
 from typing import Final
@@ -36,6 +37,9 @@ MAX_SHARED: Final = 256
 """Larger things of which equal ones are one object: what is rare is not worth its place."""
 
 MAX_OWNER: Final = 200
+MAX_WISHES: Final = 4096
+"""So many characters of a pod's annotations under our prefix are kept: no sensible ones are longer,
+and pods that we refuse have theirs kept in any case."""
 MAX_SELECTION: Final = 8192
 """So much of what a pod says of its nodes is kept, as `Selection.size` counts."""
 
@@ -109,6 +113,9 @@ def reduce_pod(
     is_unscheduled = is_unschedulable(scheduled)
     is_refused = is_unscheduled and not node and _is_ours(text_of(scheduled.get("message")))
     created_at = parse_time(metadata.get("creationTimestamp"))
+    is_waiting = not (node or phase.is_terminal)
+    wishes = _wishes(mapping_of(metadata.get("annotations"))) if is_waiting else ()
+    is_all_kept = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
     return PodRecord(
         uid=uid,
         namespace=intern(text_of(metadata.get("namespace"))),
@@ -126,7 +133,8 @@ def reduce_pod(
         is_failed_early=bool(node) and is_failed_early(raw, early_seconds),
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,
-        wishes=_wishes(mapping_of(metadata.get("annotations"))) if is_refused else (),
+        wishes=wishes if is_all_kept or is_refused else (),
+        version=text_of(metadata.get("resourceVersion")) if is_all_kept else "",
         scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
         created_at=created_at or 0.0,
         is_deleting=bool(metadata.get("deletionTimestamp")),

@@ -5,7 +5,6 @@ from typing import Final
 
 from aiohttp import web
 
-from extender.core.request import parse_pod_ref
 from extender.placement.asked import AnsweredQuestion
 from extender.placement.history import DecisionRecord
 from extender.webhook import wire
@@ -35,7 +34,7 @@ class About:
         """
         record = self.record
         if record is None:
-            pod = parse_pod_ref(self.question.pod)
+            pod = self.question.about
             return AnsweredQuestion(
                 verb=self.verb,
                 uid=pod.uid,

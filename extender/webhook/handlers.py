@@ -14,14 +14,17 @@ from aiohttp.hdrs import CONTENT_ENCODING
 
 from extender.core.annotations import KNOWN, AnnotationProblem
 from extender.core.filtering import Code
+from extender.core.inventory import PodRecord
 from extender.core.request import GpuRequest, ParsedRequest, PodRef, parse_pod_ref, parse_request
 from extender.core.resources import ResourceNames
+from extender.core.waiting import WaitingRequests
 from extender.metrics import Metrics
 from extender.placement.asked import FILTER, PRIORITIZE, AskedLog
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer, Victims, Weighed
 from extender.webhook import wire
 from extender.webhook.about import ABOUT, About
+from extender.webhook.folded import WireError
 from extender.webhook.foresight import Filtered, Foresight
 from extender.webhook.lost import is_gone
 from extender.webhook.outcomes import UNKNOWN, Outcome, create_series, reason_of
@@ -70,6 +73,7 @@ class Webhooks:
     max_body_bytes: int | None = None
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """The last pod that was read, and by what: prioritize asks about the same as filter."""
+    _requests: WaitingRequests = field(default_factory=WaitingRequests, init=False)
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
@@ -90,8 +94,8 @@ class Webhooks:
         Whatever is wrong with us, no pod is stranded: every candidate passes then.
         """
         try:
-            question = wire.decode_question(body, self.placer.roll)
-        except wire.WireError as error:
+            question = self._decode(body)
+        except WireError as error:
             return _malformed("filter", str(error))
         except Exception:  # noqa: BLE001 - who the candidates are is not known, so none can pass
             self._note_fault("filter")
@@ -123,9 +127,7 @@ class Webhooks:
         """Answer which candidate is best."""
         try:
             foreseen = self._foresight.take(body, self.max_score)
-            question = (
-                foreseen.question if foreseen else wire.decode_question(body, self.placer.roll)
-            )
+            question = foreseen.question if foreseen else self._decode(body)
             weighed = foreseen.weighed if foreseen else None
             if foreseen is not None:
                 self.metrics.between_verbs.observe(perf_counter() - foreseen.filtered_at)
@@ -138,7 +140,7 @@ class Webhooks:
                 answer = foreseen.answer
             else:
                 answer = wire.encode_scores(question, decision, self.max_score)
-        except wire.WireError as error:
+        except WireError as error:
             return _malformed("prioritize", str(error))
         except Exception:  # noqa: BLE001 - kube-scheduler goes on without our scores
             return self._fault("prioritize")
@@ -150,7 +152,7 @@ class Webhooks:
             question = wire.decode_preemption(body)
             kept, outcome = self._preemptible(question)
             answer = wire.encode_preemption(kept)
-        except wire.WireError as error:
+        except WireError as error:
             return _malformed("preempt", str(error))
         except Exception:  # noqa: BLE001 - a fault of ours evicts nobody
             return self._fault("preempt")
@@ -236,19 +238,22 @@ class Webhooks:
         """Whether too little is known yet to refuse a node; a pod that requires idle ones waits."""
         return not self.is_ready() and not request.requires_idle
 
-    def _read(self, pod_object: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
+    def _decode(self, body: bytes) -> wire.Question:
+        return wire.decode_question(body, self.placer.roll, self.placer.fleet.unbound_pods)
+
+    def _read(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
         """Read what the pod asks for."""
-        grounds = (pod_object, self.resources, self.placer.policy)
+        if isinstance(asker, PodRecord):
+            return PodRef.of(asker), self._requests.read(asker, self.placer.policy)
+        grounds = (asker, self.resources, self.placer.policy)
         if self._last is None or any(map(is_not, self._last[0], grounds)):
-            parsed = parse_request(
-                pod_object, resources=self.resources, defaults=self.placer.policy
-            )
-            self._last = (grounds, parse_pod_ref(pod_object), parsed)
+            parsed = parse_request(asker, resources=self.resources, defaults=self.placer.policy)
+            self._last = (grounds, parse_pod_ref(asker), parsed)
         return self._last[1:]
 
-    def _parse(self, pod_object: wire.JsonObject) -> tuple[PodRef, ParsedRequest]:
+    def _parse(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
         """Read what the pod asks for; what cannot be used is told to its owner."""
-        pod, parsed = self._read(pod_object)
+        pod, parsed = self._read(asker)
         for problem in parsed.problems:
             known = problem.annotation if problem.annotation in KNOWN else UNKNOWN
             self.metrics.annotation_problems.labels(known).inc()

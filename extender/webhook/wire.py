@@ -3,44 +3,59 @@
 Whole nodes are never decoded: each goes back byte for byte as it came.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from extender.core.decision import Decision
 from extender.core.filtering import Code, Rejection
+from extender.core.inventory import PodRecord
 from extender.core.names import NamesIn
+from extender.core.request import PodRef, parse_pod_ref
 from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.snapshot import Rows
 from extender.webhook.casing import POD, restore_case
+from extender.webhook.folded import (
+    SHOWN,
+    RawObject,
+    WireError,
+    decode,
+    fields_of,
+    fold,
+    is_null,
+    list_of,
+    object_of,
+    unfit,
+)
 from extender.webhook.listed import NAMES, split_names, write_names, write_reasons, write_scores
 
-T = TypeVar("T")
-
 JsonObject = Mapping[str, object]
-RawObject = dict[str, msgspec.Raw]
+Asker = JsonObject | PodRecord
 
-_FIELDS: Final = msgspec.json.Decoder(RawObject)
-_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT: Final[msgspec.json.Decoder[str | None]] = msgspec.json.Decoder(str | None)
 _NUMBER: Final[msgspec.json.Decoder[int | None]] = msgspec.json.Decoder(int | None)
 _ANYTHING: Final = msgspec.json.Decoder(dict[str, object])
 _ENCODER: Final = msgspec.json.Encoder()
 
+_IDENTITY: Final = re.compile(
+    rb'\{"Pod":\{"metadata":\{"name":"[\w.-]+",(?:"generateName":"[\w.-]+",)?'
+    rb'"namespace":"[\w-]+","uid":"(?P<uid>[\w-]+)","resourceVersion":"(?P<version>\w+)",'
+)
+"""How a question begins: Go writes an object's fields in the order of their declaration."""
+_NO_NODES: Final = b'},"Nodes":null}'
+
+NOBODY: Final[Mapping[str, PodRecord]] = MappingProxyType({})
+
 _ARGS: Final = "ExtenderArgs"
 _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
-_SHOWN: Final = 80
-"""So many bytes of a value are enough to recognize it, and too few to flood a log."""
 _MAX_INT64: Final = (1 << 63) - 1
 REMEMBERED_BYTES: Final = 1 << 16
-
-
-class WireError(ValueError):
-    """The question is not one that kube-scheduler would ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +63,22 @@ class Question:
     """What kube-scheduler asks in filter and prioritize.
 
     Attributes:
-        pod: the Pod object; empty where the question has none.
+        pod: the Pod object, empty where the question has none; or the record of the very same,
+            where the API server has told of it before.
         nodes: names of the candidate nodes, in its order, each once.
         node_objects: the whole Node objects as they came, None where it sent names
             (nodeCacheCapable: true).
     """
 
-    pod: JsonObject
+    pod: Asker
     nodes: Sequence[str]
     node_objects: tuple[msgspec.Raw, ...] | None
+
+    @property
+    def about(self) -> PodRef:
+        """Which pod is asked about."""
+        pod = self.pod
+        return PodRef.of(pod) if isinstance(pod, PodRecord) else parse_pod_ref(pod)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +111,15 @@ class HostPriority(msgspec.Struct):
     Score: int
 
 
-def decode_question(body: bytes, roll: Roll = EMPTY_ROLL) -> Question:
+def decode_question(
+    body: bytes, roll: Roll = EMPTY_ROLL, waiting: Mapping[str, PodRecord] = NOBODY
+) -> Question:
     """Decode an ExtenderArgs.
 
     Args:
         body: the question.
         roll: has most of the nodes that may be asked about: it spares reading their names.
+        waiting: pods that are not bound, by UID: it spares reading them.
 
     Raises:
         WireError: with the place in the document, what stands there and what may.
@@ -102,14 +127,15 @@ def decode_question(body: bytes, roll: Roll = EMPTY_ROLL) -> Question:
     head, listed = split_names(body, roll)
     if listed is not None:
         read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
-        return Question(pod=read(head), nodes=listed, node_objects=None)
-    document = _document(body, _ARGS)
+        pod = _find_waiting(head, waiting) or read(head)
+        return Question(pod=pod, nodes=listed, node_objects=None)
+    document = fields_of(body, _ARGS)
     pod = _pod(document, _ARGS)
     names = _names(document.get("nodenames"))
-    node_list = _object(document.get("nodes"), _ARGS, "$.Nodes")
+    node_list = object_of(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
         return Question(pod=pod, nodes=names, node_objects=None)
-    items = _list(_fold(node_list).get("items"), _ARGS, "$.Nodes.items")
+    items = list_of(fold(node_list).get("items"), _ARGS, "$.Nodes.items")
     nodes: dict[str, msgspec.Raw] = {}
     for index, item in enumerate(items):
         nodes.setdefault(_node_name(item, f"$.Nodes.items[{index}]"), item)
@@ -122,9 +148,9 @@ def decode_preemption(body: bytes) -> PreemptionQuestion:
     Raises:
         WireError: as `decode_question`.
     """
-    document = _document(body, _PREEMPTION_ARGS)
+    document = fields_of(body, _PREEMPTION_ARGS)
     by_form = {
-        name: _object(document.get(name.lower()), _PREEMPTION_ARGS, f"$.{name}")
+        name: object_of(document.get(name.lower()), _PREEMPTION_ARGS, f"$.{name}")
         for name in ("NodeNameToMetaVictims", "NodeNameToVictims")
     }
     form, by_node = next(
@@ -133,15 +159,15 @@ def decode_preemption(body: bytes) -> PreemptionQuestion:
     return PreemptionQuestion(
         pod=_pod(document, _PREEMPTION_ARGS),
         candidates=tuple(
-            _candidate(node, victims, f"$.{form}[{node[:_SHOWN]!r}]")
+            _candidate(node, victims, f"$.{form}[{node[:SHOWN]!r}]")
             for node, victims in by_node.items()
         ),
     )
 
 
 def _candidate(node: str, victims: msgspec.Raw, where: str) -> PreemptionCandidate:
-    fields = _fold(_object(victims, _PREEMPTION_ARGS, where) or {})
-    pods = _list(fields.get("pods"), _PREEMPTION_ARGS, f"{where}.Pods")
+    fields = fold(object_of(victims, _PREEMPTION_ARGS, where) or {})
+    pods = list_of(fields.get("pods"), _PREEMPTION_ARGS, f"{where}.Pods")
     return PreemptionCandidate(
         node=node,
         uids=tuple(_victim_uid(pod, f"{where}.Pods[{index}]") for index, pod in enumerate(pods)),
@@ -151,11 +177,11 @@ def _candidate(node: str, victims: msgspec.Raw, where: str) -> PreemptionCandida
 
 def _victim_uid(pod: msgspec.Raw, where: str) -> str:
     """Return a victim's UID, from a MetaPod (`UID`) or a whole Pod (`metadata.uid`)."""
-    fields = _fold(_object(pod, _PREEMPTION_ARGS, where) or {})
-    metadata = _object(fields.get("metadata"), _PREEMPTION_ARGS, f"{where}.metadata") or {}
-    uid = fields.get("uid", _fold(metadata).get("uid"))
+    fields = fold(object_of(pod, _PREEMPTION_ARGS, where) or {})
+    metadata = object_of(fields.get("metadata"), _PREEMPTION_ARGS, f"{where}.metadata") or {}
+    uid = fields.get("uid", fold(metadata).get("uid"))
     if uid is not None:
-        text = _decode(_TEXT, uid, _PREEMPTION_ARGS, f"{where}.UID", "a string")
+        text = decode(_TEXT, uid, _PREEMPTION_ARGS, f"{where}.UID", "a string")
         if text:
             return text
     raise WireError(f"cannot read {_PREEMPTION_ARGS}: {where} has no UID, must be a pod with one")
@@ -166,9 +192,9 @@ def _violations(number: msgspec.Raw | None, where: str) -> int:
     allowed = "a whole number"
     if number is None:
         return 0
-    value = _decode(_NUMBER, number, _PREEMPTION_ARGS, where, allowed) or 0
+    value = decode(_NUMBER, number, _PREEMPTION_ARGS, where, allowed) or 0
     if abs(value) > _MAX_INT64:
-        raise WireError(_unfit(_PREEMPTION_ARGS, where, number, allowed))
+        raise WireError(unfit(_PREEMPTION_ARGS, where, number, allowed))
     return value
 
 
@@ -283,76 +309,42 @@ def encode_error(error: str) -> bytes:
     return _ENCODER.encode({"Error": error})
 
 
+def _find_waiting(head: bytes, waiting: Mapping[str, PodRecord]) -> PodRecord | None:
+    """Return the record of the pod in a question without its names, if it is of that very version.
+
+    The API server gives no two states of an object one version.
+    """
+    match = _IDENTITY.match(head)
+    if match is None or not head.endswith(_NO_NODES):
+        return None
+    record = waiting.get(match["uid"].decode())
+    return record if record and record.version == match["version"].decode() else None
+
+
 @lru_cache(maxsize=16)
 def _pod_of(head: bytes) -> JsonObject:
     """Return the Pod of a question without its names; nobody changes it.
 
     Prioritize asks about the pod that filter has just been asked about, in the same words.
     """
-    document = _document(head, _ARGS)
-    _object(document.get("nodes"), _ARGS, "$.Nodes")
+    document = fields_of(head, _ARGS)
+    object_of(document.get("nodes"), _ARGS, "$.Nodes")
     return _pod(document, _ARGS)
-
-
-def _document(body: bytes, what: str) -> RawObject:
-    """Split the body at its top-level keys, folded."""
-    return _fold(_decode(_FIELDS, body, what, "$", "an object"))
-
-
-def _fold(fields: RawObject) -> RawObject:
-    """Return the fields with lower-case keys: Go matches them without regard to case."""
-    return {key.lower(): value for key, value in fields.items()}
-
-
-def _decode(
-    decoder: "msgspec.json.Decoder[T]",
-    value: msgspec.Raw | bytes,
-    what: str,
-    where: str,
-    allowed: str,
-) -> T:
-    """Decode one value.
-
-    Raises:
-        WireError: it is not JSON, or not what is allowed there.
-    """
-    try:
-        return decoder.decode(value)
-    except msgspec.ValidationError as error:
-        raise WireError(_unfit(what, where, value, allowed)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"cannot read {what}: {where} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise WireError(f"cannot read {what}: {where} is nested too deeply") from error
-
-
-def _object(value: msgspec.Raw | None, what: str, where: str) -> RawObject | None:
-    """Return the fields of an object; None where it is absent or null."""
-    if value is None or _is_null(value):
-        return None
-    return _decode(_FIELDS, value, what, where, "an object or null")
-
-
-def _list(value: msgspec.Raw | None, what: str, where: str) -> list[msgspec.Raw]:
-    """Return the items of a list; absent and null are empty."""
-    if value is None or _is_null(value):
-        return []
-    return _decode(_ITEMS, value, what, where, "a list or null")
 
 
 def _pod(document: RawObject, what: str) -> JsonObject:
     """Return the Pod, its fields in Kubernetes' case; absent and null are empty."""
     value = document.get("pod")
-    if value is None or _is_null(value):
+    if value is None or is_null(value):
         return {}
-    pod = _decode(_ANYTHING, value, what, "$.Pod", "an object or null")
+    pod = decode(_ANYTHING, value, what, "$.Pod", "an object or null")
     restored = restore_case(pod, POD)
     return restored if isinstance(restored, dict) else {}
 
 
 def _names(value: msgspec.Raw | None) -> Sequence[str]:
     """Return the candidates' names, each once; a null name is "", as it is to Go."""
-    if value is None or _is_null(value):
+    if value is None or is_null(value):
         return ()
     return tuple(dict.fromkeys(_strange_names(value)))
 
@@ -363,35 +355,19 @@ def _strange_names(value: msgspec.Raw) -> list[str]:
         return NAMES.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Once more, name by name: one is null, or is to be told.
-        names = _list(value, _ARGS, "$.NodeNames")
+        names = list_of(value, _ARGS, "$.NodeNames")
         return [
-            _decode(_TEXT, name, _ARGS, f"$.NodeNames[{index}]", "a string") or ""
+            decode(_TEXT, name, _ARGS, f"$.NodeNames[{index}]", "a string") or ""
             for index, name in enumerate(names)
         ]
 
 
 def _node_name(node: msgspec.Raw, where: str) -> str:
     """Return the name of a whole Node object; a node without one is "", as it is to Go."""
-    fields = _object(node, _ARGS, where) or {}
-    raw = fields.get("metadata") or _fold(fields).get("metadata")
-    metadata = _object(raw, _ARGS, f"{where}.metadata") or {}
-    name = metadata.get("name") or _fold(metadata).get("name")
+    fields = object_of(node, _ARGS, where) or {}
+    raw = fields.get("metadata") or fold(fields).get("metadata")
+    metadata = object_of(raw, _ARGS, f"{where}.metadata") or {}
+    name = metadata.get("name") or fold(metadata).get("name")
     if name is None:
         return ""
-    return _decode(_TEXT, name, _ARGS, f"{where}.metadata.name", "a string") or ""
-
-
-def _is_null(value: msgspec.Raw) -> bool:
-    """Whether a value is null: no other begins with an n."""
-    return bytes(memoryview(value)[:1]) == b"n"
-
-
-def _unfit(what: str, where: str, value: msgspec.Raw | bytes, allowed: str) -> str:
-    """Return the message for a value that is not allowed."""
-    start = bytes(memoryview(value)[: _SHOWN + 1])
-    shown = start.decode(errors="replace")
-    if start.startswith((b"{", b"[")):
-        shown = "an object" if start.startswith(b"{") else "a list"
-    elif len(start) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}..."
-    return f"cannot read {what}: {where} is {shown}, must be {allowed}"
+    return decode(_TEXT, name, _ARGS, f"{where}.metadata.name", "a string") or ""

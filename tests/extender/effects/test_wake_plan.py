@@ -1,11 +1,7 @@
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
-from extender.core.inventory import PodRecord, Taint
-from extender.core.policy import Policy, Strategy, Thresholds
+from extender.core.inventory import Taint
 from extender.core.request import GpuRequest, PodRef
 from extender.core.selection import ANYWHERE, Operator, Requirement, Selection, Term
 from extender.effects.wake_plan import (
@@ -15,7 +11,6 @@ from extender.effects.wake_plan import (
     WakePlan,
     nodes_with_room,
     open_to,
-    read_request,
 )
 from extender.settings.wake import Wake
 from tests.builders import GPU, pod_ref, request
@@ -218,49 +213,6 @@ def test_a_woken_pod_that_is_gone_by_then_is_no_trouble() -> None:
 
 
 # --- what waits, and where there is room --------------------------------------------------------
-
-
-def record(**changes: Any) -> PodRecord:
-    described = PodRecord(uid="u", namespace="ns", name="p", resources={GPU: 2}, is_refused=True)
-    return replace(described, **changes)
-
-
-def test_a_refused_pod_is_read_as_kube_schedulers_questions_are() -> None:
-    waiting = record(
-        nominated_node="n",
-        wishes=(
-            ("idlegpu.io/gpu-memory", "2Gi"),
-            ("idlegpu.io/max-utilization", "20"),
-            ("idlegpu.io/require-idle", "true"),
-            ("idlegpu.io/strategy", "pack"),
-        ),
-    )
-
-    assert read_request(waiting, Policy()) == GpuRequest(
-        resource=GPU,
-        count=2,
-        memory_bytes=2 << 30,
-        requires_idle=True,
-        thresholds=Thresholds(utilization=0.2),
-        strategy=Strategy.PACK,
-        nominated_node="n",
-    )
-
-
-def test_the_settings_hold_where_the_pod_does_not_say() -> None:
-    policy = Policy(thresholds=Thresholds(utilization=0.1, memory=0.2), strategy=Strategy.PACK)
-
-    read = read_request(record(), policy)
-
-    assert read is not None
-    assert (read.thresholds, read.strategy) == (policy.thresholds, Strategy.PACK)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"resources": {}}, {"wishes": (("idlegpu.io/enabled", "false"),)}]
-)
-def test_a_pod_that_is_none_of_ours_asks_nothing(changes: dict[str, object]) -> None:
-    assert read_request(record(**changes), Policy()) is None
 
 
 def room(world: World, asked: GpuRequest, selection: Selection = ANYWHERE) -> tuple[str, ...]:

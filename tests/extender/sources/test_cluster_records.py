@@ -132,6 +132,7 @@ def test_a_pod_that_waits_is_reduced() -> None:
         nominated_node="n",
         resources={"nvidia.com/gpu": 2},
         memory_bytes=2 << 30,
+        wishes=(("idlegpu.io/gpu-memory", "2Gi"),),
         is_unscheduled=True,
         scheduler_name="idle",
         created_at=START,

@@ -8,7 +8,7 @@ from extender.core.filtering import Rejection
 from extender.core.inventory import PodRecord
 from extender.core.resources import ResourceNames
 from extender.core.scheduled import MAX_MESSAGE
-from extender.sources.kube_records import reduce_pod
+from extender.sources.kube_records import MAX_WISHES, reduce_pod
 from tests.extender.kube_objects import Object, pod
 
 PREEMPTION = (
@@ -57,18 +57,37 @@ def test_a_pod_whose_message_names_a_rejection_is_refused(rejection: Rejection) 
     ],
     ids=["others refused it", "an error", "bound", "nobody has said"],
 )
-def test_any_other_pod_is_not_and_its_annotations_are_not_kept(raw: Object) -> None:
-    record = reduced(raw)
-
-    assert not record.is_refused
-    assert record.wishes == ()
+def test_any_other_pod_is_not(raw: Object) -> None:
+    assert not reduced(raw).is_refused
 
 
 def test_a_pod_that_has_its_node_by_now_waits_no_more() -> None:
     raw = waiting(f"1 {Rejection.NOT_IDLE.value}.")
     raw["spec"]["nodeName"] = "n"
 
-    assert not reduced(raw).is_refused
+    record = reduced(raw)
+
+    assert (record.is_refused, record.wishes, record.version) == (False, (), "")
+
+
+def test_a_version_makes_no_record_another() -> None:
+    raw = waiting("refused")
+    before = reduced(raw)
+    raw["metadata"]["resourceVersion"] = "8"
+
+    assert reduced(raw).version == "8"
+    assert reduced(raw) == before
+
+
+def test_long_annotations_are_kept_of_pods_that_we_refused_alone() -> None:
+    ours, others = waiting(f"1 {Rejection.NOT_IDLE.value}."), waiting("1 Insufficient cpu.")
+    for raw in (ours, others):
+        raw["metadata"]["annotations"] = {"idlegpu.io/unknown": "x" * MAX_WISHES}
+        raw["metadata"]["resourceVersion"] = "7"
+
+    assert len(reduced(ours).wishes) == 1
+    assert reduced(others).wishes == ()
+    assert (reduced(ours).version, reduced(others).version) == ("", "")
 
 
 def test_counts_that_change_in_the_message_change_nothing_that_is_decided_by() -> None:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from extender.core.names import NamesAt
 from extender.core.roll import Roll
 from extender.webhook import wire
+from extender.webhook.folded import WireError
 
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
+NAMED = b'{"metadata":{"name":"p"}}'
 
 
 def decode(document: object) -> wire.Question:
@@ -21,9 +23,6 @@ def victims(document: object) -> tuple[wire.PreemptionCandidate, ...]:
 
 
 # --- the question ---------------------------------------------------------------------------------
-
-
-NAMED = b'{"metadata":{"name":"p"}}'
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: by
     body = b'{"Pod":null,"NodeNames":[%b,%b]}' % (inner, end)
 
     for roll in (ROLL, Roll((), {})):
-        with pytest.raises(wire.WireError, match=r"NodeNames|not JSON"):
+        with pytest.raises(WireError, match=r"NodeNames|not JSON"):
             wire.decode_question(body, roll)
 
 
@@ -110,7 +109,7 @@ def test_a_list_that_is_none_is_refused_though_its_names_are_on_the_roll(end: by
     [b',"NodeNames":["a"]}', b'{"Pod":{,"NodeNames":["a"]}', b'{"Pod":{"x":[,"NodeNames":["a"]}'],
 )
 def test_what_stands_before_the_names_must_be_a_question(body: bytes) -> None:
-    with pytest.raises(wire.WireError, match="not JSON"):
+    with pytest.raises(WireError, match="not JSON"):
         wire.decode_question(body)
 
 
@@ -249,7 +248,7 @@ def test_a_node_without_a_name_is_the_empty_name_as_it_is_to_go(document: object
     ],
 )
 def test_a_malformed_question_is_refused_with_the_place(body: bytes, message: str) -> None:
-    with pytest.raises(wire.WireError) as caught:
+    with pytest.raises(WireError) as caught:
         wire.decode_question(body)
 
     assert str(caught.value).startswith("cannot read ExtenderArgs: $")
@@ -336,7 +335,7 @@ def test_violations_are_given_back_unchanged(count: int) -> None:
     ],
 )
 def test_malformed_victims_are_refused_with_the_place(value: object, message: str) -> None:
-    with pytest.raises(wire.WireError) as caught:
+    with pytest.raises(WireError) as caught:
         victims({"NodeNameToMetaVictims": {"a": value}})
 
     assert str(caught.value).startswith("cannot read ExtenderPreemptionArgs: $.NodeNameTo")
@@ -376,7 +375,7 @@ def test_any_json_is_a_question_or_refused(document: object) -> None:
 
     try:
         question = wire.decode_question(body)
-    except wire.WireError:
+    except WireError:
         pass
     else:
         answer = json.loads(wire.encode_filter(question, None))
@@ -384,7 +383,7 @@ def test_any_json_is_a_question_or_refused(document: object) -> None:
         assert len(kept) == len(question.nodes)
     try:
         preemption = wire.decode_preemption(body)
-    except wire.WireError:
+    except WireError:
         return
     assert json.loads(wire.encode_preemption(preemption.candidates)).keys() == {
         "NodeNameToMetaVictims"
@@ -396,5 +395,5 @@ def test_any_bytes_are_a_question_or_refused(body: bytes) -> None:
     for decode_any in (wire.decode_question, wire.decode_preemption):
         try:
             decode_any(body)
-        except wire.WireError as error:
+        except WireError as error:
             assert str(error).startswith("cannot read Extender")  # noqa: PT017 - both ways are right

@@ -1,0 +1,84 @@
+"""Splits JSON as Go reads it: keys in any case, null for what is absent, nothing read twice.
+
+Errors name the place in the document, what stands there and what may.
+"""
+
+from typing import Final, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+RawObject = dict[str, msgspec.Raw]
+
+_FIELDS: Final = msgspec.json.Decoder(RawObject)
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+SHOWN: Final = 80
+"""So many bytes of a value are enough to recognize it, and too few to flood a log."""
+
+
+class WireError(ValueError):
+    """The question is not one that kube-scheduler would ask."""
+
+
+def fields_of(body: bytes, what: str) -> RawObject:
+    """Split the body at its top-level keys, folded."""
+    return fold(decode(_FIELDS, body, what, "$", "an object"))
+
+
+def fold(fields: RawObject) -> RawObject:
+    """Return the fields with lower-case keys: Go matches them without regard to case."""
+    return {key.lower(): value for key, value in fields.items()}
+
+
+def decode(
+    decoder: "msgspec.json.Decoder[T]",
+    value: msgspec.Raw | bytes,
+    what: str,
+    where: str,
+    allowed: str,
+) -> T:
+    """Decode one value.
+
+    Raises:
+        WireError: it is not JSON, or not what is allowed there.
+    """
+    try:
+        return decoder.decode(value)
+    except msgspec.ValidationError as error:
+        raise WireError(unfit(what, where, value, allowed)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"cannot read {what}: {where} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise WireError(f"cannot read {what}: {where} is nested too deeply") from error
+
+
+def object_of(value: msgspec.Raw | None, what: str, where: str) -> RawObject | None:
+    """Return the fields of an object; None where it is absent or null."""
+    if value is None or is_null(value):
+        return None
+    return decode(_FIELDS, value, what, where, "an object or null")
+
+
+def list_of(value: msgspec.Raw | None, what: str, where: str) -> list[msgspec.Raw]:
+    """Return the items of a list; absent and null are empty."""
+    if value is None or is_null(value):
+        return []
+    return decode(_ITEMS, value, what, where, "a list or null")
+
+
+def is_null(value: msgspec.Raw) -> bool:
+    """Whether a value is null: no other begins with an n."""
+    return bytes(memoryview(value)[:1]) == b"n"
+
+
+def unfit(what: str, where: str, value: msgspec.Raw | bytes, allowed: str) -> str:
+    """Return the message for a value that is not allowed."""
+    start = bytes(memoryview(value)[: SHOWN + 1])
+    shown = start.decode(errors="replace")
+    if start.startswith((b"{", b"[")):
+        shown = "an object" if start.startswith(b"{") else "a list"
+    elif len(start) > SHOWN:
+        shown = f"{shown[:SHOWN]}..."
+    return f"cannot read {what}: {where} is {shown}, must be {allowed}"

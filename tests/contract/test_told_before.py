@@ -1,0 +1,131 @@
+"""A pod of which the API server has told before is not read again in the question."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extender.core.inventory import PodRecord
+from extender.core.resources import ResourceNames
+from extender.core.roll import Roll
+from extender.sources.kube_records import reduce_pod
+from extender.webhook import wire
+from tests.extender.served import IDLE, Client, MakeClient, World
+
+BODY = (Path(__file__).parent / "golden" / "filter-names.json").read_bytes()
+"""What the real kube-scheduler has sent."""
+QUESTION: dict[str, Any] = json.loads(BODY)
+NODES = sorted(QUESTION["NodeNames"])
+ROLL = Roll(NODES, {})
+
+
+def told(pod: dict[str, Any] | None = None) -> PodRecord:
+    record = reduce_pod(pod or QUESTION["Pod"], ResourceNames(), early_seconds=60)
+    assert record is not None
+    return record
+
+
+def decode(body: bytes, *records: PodRecord) -> wire.Question:
+    return wire.decode_question(body, ROLL, {record.uid: record for record in records})
+
+
+def written(pod: dict[str, Any]) -> bytes:
+    """Return the question about another pod, as Go writes it."""
+    return json.dumps(QUESTION | {"Pod": pod}, separators=(",", ":")).encode()
+
+
+def test_kube_schedulers_question_is_about_the_pod_that_was_told_of() -> None:
+    record = told()
+
+    question = decode(BODY, record)
+
+    assert question.pod is record
+    assert sorted(question.nodes) == NODES
+
+
+def test_a_generated_name_is_passed_over() -> None:
+    metadata = QUESTION["Pod"]["metadata"]
+    pod = QUESTION["Pod"] | {
+        "metadata": {"name": metadata["name"], "generateName": "trainer-"} | metadata
+    }
+
+    assert decode(written(pod), told()).pod == told()
+
+
+def test_another_version_of_the_pod_is_read() -> None:
+    pod = decode(BODY, replace(told(), version="207")).pod
+
+    assert pod == QUESTION["Pod"]
+
+
+def test_another_pod_is_read() -> None:
+    assert decode(BODY, replace(told(), uid="another")).pod == QUESTION["Pod"]
+
+
+def test_a_pod_of_which_not_all_is_kept_is_read() -> None:
+    pod = json.loads(BODY)["Pod"]
+    pod["metadata"]["annotations"]["idlegpu.io/prefer-models"] = "H100," * 1000
+
+    assert told(pod).version == ""
+    assert decode(written(pod), told(pod)).pod == pod
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        BODY.replace(b'"uid"', b'"UID"', 1),
+        BODY.replace(b'{"metadata"', b'{ "metadata"', 1),
+        BODY.replace(b'"Nodes":null', b'"Nodes":{"items":[]}', 1),
+        BODY.replace(b'"name":"trainer"', b'"name":"\\u0074rainer"', 1),
+    ],
+)
+def test_a_question_that_go_would_not_write_so_is_read(body: bytes) -> None:
+    assert body != BODY
+    assert not isinstance(decode(body, told()).pod, PodRecord)
+
+
+@pytest.fixture
+def world() -> World:
+    """The first node is idle; no telemetry shows the others."""
+    world = World()
+    for name in NODES[1:]:
+        world.add_node(name, gpus=8)
+    world.add({NODES[0]: [IDLE] * 8})
+    return world
+
+
+@pytest.fixture
+async def client(world: World, aiohttp_client: MakeClient) -> Client:
+    return await aiohttp_client(world.build_app())
+
+
+async def answers(client: Client) -> list[Any]:
+    return [
+        await (await client.post(f"/{verb}", data=BODY)).json() for verb in ("filter", "prioritize")
+    ]
+
+
+async def test_it_is_answered_alike(client: Client, world: World) -> None:
+    read = await answers(client)
+    world.fleet.apply_pod(told())
+
+    assert await answers(client) == read
+    decided = world.placer.history.last_of(told().uid)
+    assert decided is not None
+    assert decided.pod.key == "default/trainer"
+    assert decided.request.memory_bytes == 20 << 30
+
+
+async def test_an_annotation_that_cannot_be_used_is_told_of_all_the_same(
+    client: Client, world: World
+) -> None:
+    pod = json.loads(BODY)["Pod"]
+    pod["metadata"]["annotations"] = {"idlegpu.io/gpu-memory": "20"}
+    world.fleet.apply_pod(told(pod))
+
+    response = await client.post("/filter", data=written(pod))
+
+    assert response.status == 200
+    assert [problem.annotation for problem in world.problems] == ["idlegpu.io/gpu-memory"]
