@@ -7,6 +7,7 @@ and the API's count disagree, it is any.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -112,12 +113,37 @@ REMEMBERED_ROWS = 4096
 """Rows with assumed tenants that are not put together again for each decision of a burst."""
 
 
+NONE_OUT: Final[Flags] = np.zeros(0, dtype=np.bool_)
+"""Before anything is believed of any device, none is known to be out."""
+
+
+def closed_slots(row: PoolRow, is_out: Flags) -> tuple[int, ...]:
+    """Return the slots of shared devices that the kubelet has withdrawn, where it is known which.
+
+    Args:
+        row: the node's row.
+        is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
+    """
+    if not (row.is_shared and row.withdrawn):
+        return ()
+    known = len(is_out)
+    out = tuple(at for at, slot in enumerate(row.slots) if slot < known and is_out[slot])
+    # As `_offered` has it: where more are out than are withdrawn, any of these may be offered.
+    is_known = len(out) <= row.withdrawn // row.replicas and len(out) < len(row.slots)
+    return out if is_known else ()
+
+
 @lru_cache(maxsize=REMEMBERED_ROWS)
-def assume(row: PoolRow, tenants: tuple[Tenant, ...]) -> PoolRow:
+def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = ()) -> PoolRow:
     """Return `row` with `tenants` on it that the readings do not show.
 
     On whole devices they hold some of the free ones, nobody knows which; on shared devices each
     replica goes where the device plugin's policy puts it.
+
+    Args:
+        row: the node's row.
+        tenants: the pods.
+        closed: slots that none of them gets, not all.
 
     Example:
         >>> from extender.core.snapshot import empty_row
@@ -133,9 +159,10 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...]) -> PoolRow:
     assumed = list(row.assumed)
     assumed_bytes = list(row.assumed_bytes)
     assumed_shares = list(row.assumed_shares)
+    open_slots = [slot for slot in range(len(used)) if slot not in closed]
     for tenant in tenants:
-        for _ in range(min(tenant.count, row.replicas * len(used))):
-            slot = _next_slot(used, row)
+        for _ in range(min(tenant.count, row.replicas * len(open_slots))):
+            slot = _next_slot(used, open_slots, row)
             used[slot] += 1
             assumed[slot] += 1
             if tenant.memory_bytes is None:
@@ -152,10 +179,10 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...]) -> PoolRow:
     )
 
 
-def _next_slot(used: list[int], row: PoolRow) -> int:
+def _next_slot(used: list[int], open_slots: list[int], row: PoolRow) -> int:
     """Return the slot of the device that the plugin's policy hands out next."""
     if row.is_packed:
-        with_room = [slot for slot, count in enumerate(used) if count < row.replicas]
+        with_room = [slot for slot in open_slots if used[slot] < row.replicas]
         if with_room:
             return max(with_room, key=lambda slot: (used[slot], -slot))
-    return min(range(len(used)), key=lambda slot: (used[slot], slot))
+    return min(open_slots, key=lambda slot: (used[slot], slot))

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.landing import assume
+from extender.core.landing import assume, closed_slots
 from extender.core.policy import SharedPolicy
 from extender.core.reconfiguring import is_reconfiguring
-from extender.core.snapshot import PoolRow, Tenant
+from extender.core.snapshot import Flags, PoolRow, Tenant
 
 WHOLE_RESOURCE = "nvidia.com/gpu"
 """What a node is believed to offer where its allocatable names no GPU resource (DRA)."""
@@ -169,11 +169,13 @@ class Tenancy:
         is_mapped: some source tells which pods hold which devices.
         warm_up_seconds: readings measured so long after a pod's start cover it.
         shared_policy: which shared device the device plugin hands out.
+        is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
     """
 
     is_mapped: bool
     warm_up_seconds: float
     shared_policy: SharedPolicy
+    is_out: Flags
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
@@ -363,25 +365,21 @@ def _with_unseen(
     row: PoolRow, unseen: Sequence[_Hold], devices: Sequence[Device], tenancy: Tenancy
 ) -> PoolRow:
     """Put what pods hold unseen by the mapping onto the row, the oldest pod's first."""
+    closed = closed_slots(row, tenancy.is_out)
     for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
         pod = hold.pod
         tenant = Tenant(uid=pod.uid, count=hold.unseen, memory_bytes=pod.memory_bytes)
-        after = assume(row, (tenant,))
+        after = assume(row, (tenant,), closed)
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
-            after = _without_load(after, row)
+            after = replace(
+                after,
+                assumed=row.assumed,
+                assumed_bytes=row.assumed_bytes,
+                assumed_shares=row.assumed_shares,
+            )
         row = after
     return row
-
-
-def _without_load(after: PoolRow, before: PoolRow) -> PoolRow:
-    """Return `after` with the assumed load of `before`."""
-    return replace(
-        after,
-        assumed=before.assumed,
-        assumed_bytes=before.assumed_bytes,
-        assumed_shares=before.assumed_shares,
-    )
 
 
 def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:

@@ -15,9 +15,9 @@ from extender.core.evaluation import (
     evaluate_batch,
     evaluate_for,
 )
-from extender.core.landing import assume
+from extender.core.landing import assume, closed_slots
 from extender.core.policy import Policy
-from extender.core.snapshot import Batch, Pool, PoolRow, Snapshot, batch_rows, patched
+from extender.core.snapshot import Batch, Flags, Pool, PoolRow, Snapshot, batch_rows, patched
 from extender.core.steps import Steps, finish
 
 MOST_PATCHED = 256
@@ -111,7 +111,8 @@ def stand_together(
         standings.append(standing)
         if touched:
             late.append(at)
-            rows = sorted(_changed(standing, pool, question.overlay, touched))
+            is_out = snapshot.telemetry.is_out
+            rows = sorted(_changed(standing, pool, question.overlay, touched, is_out))
             changed.append((question, rows))
     before = [standings[at].evaluation for at in late]
     after = _evaluate_anew(before, snapshot, pool, changed)
@@ -157,16 +158,17 @@ def nominate(
     return nominated
 
 
-def row_under(row: PoolRow, node: str, overlay: Overlay) -> PoolRow:
-    """Return one node's row with the tentative tenants on it."""
+def row_under(row: PoolRow, node: str, overlay: Overlay, is_out: Flags) -> PoolRow:
+    """Return one node's row with the tentative tenants on it; `is_out` as `Telemetry` has it."""
     tenants = overlay.get(node)
-    return assume(row, tenants) if tenants else row
+    return assume(row, tenants, closed_slots(row, is_out)) if tenants else row
 
 
 def batch_under(snapshot: Snapshot, pool: Pool, rows: Sequence[tuple[int, Overlay]]) -> Batch:
     """Return some nodes' rows side by side, each with its tentative tenants on it."""
+    is_out = snapshot.telemetry.is_out
     return batch_rows(
-        tuple(row_under(pool.rows[at], pool.nodes[at], overlay) for at, overlay in rows),
+        tuple(row_under(pool.rows[at], pool.nodes[at], overlay, is_out) for at, overlay in rows),
         snapshot.telemetry,
         pool.batch.suspicion[np.array([at for at, _ in rows], dtype=np.intp)],
         width=pool.batch.slots.shape[1],
@@ -182,17 +184,20 @@ def _touched_since(standing: Standing, pool: Pool, overlay: Overlay) -> set[int]
     return moved.union(pool.patched[standing.patched :])
 
 
-def _changed(standing: Standing, pool: Pool, overlay: Overlay, touched: set[int]) -> set[int]:
+def _changed(
+    standing: Standing, pool: Pool, overlay: Overlay, touched: set[int], is_out: Flags
+) -> set[int]:
     """Return the touched rows that are others now.
 
-    Where a pod is bound to the node that it was assumed on, nothing has changed.
+    Where a pod is bound to the node that it was assumed on, nothing has changed. Devices that were
+    not believed anew are out as they were before.
     """
     believed = touched.intersection(pool.believed[standing.believed :])
     return believed.union(
         at
         for at in touched
-        if row_under(pool.rows[at], pool.nodes[at], overlay)
-        != row_under(standing.rows[at], pool.nodes[at], standing.overlay)
+        if row_under(pool.rows[at], pool.nodes[at], overlay, is_out)
+        != row_under(standing.rows[at], pool.nodes[at], standing.overlay, is_out)
     )
 
 

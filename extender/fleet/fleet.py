@@ -72,6 +72,7 @@ class Fleet:
         self._snapshots = Snapshots(
             self.store, self._layouts, self._failures, clock, in_steps=in_steps
         )
+        self._layouts.is_out = self._snapshots.is_out
 
     # --- what the API server says -------------------------------------------------------------
 

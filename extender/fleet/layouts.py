@@ -1,13 +1,14 @@
 """What each node offers and who holds it: laid out anew whenever one of them has changed."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from itertools import islice
 
 from extender.core.evaluation import normalize_model
 from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.landing import NONE_OUT
 from extender.core.layout import (
     Device,
     Expected,
@@ -20,7 +21,7 @@ from extender.core.layout import (
 )
 from extender.core.policy import Policy
 from extender.core.readings import Holders, Readings
-from extender.core.snapshot import PoolRow
+from extender.core.snapshot import Flags, PoolRow
 from extender.core.steps import Steps
 from extender.fleet.held import (
     HeldDevice,
@@ -64,11 +65,15 @@ class NodeLayouts:
     Args:
         policy: the settings of the decision.
         store: the devices.
+
+    Attributes:
+        is_out: returns which devices are believed to be out, as `Telemetry` has it.
     """
 
     def __init__(self, policy: Policy, store: DeviceStore) -> None:
         self._policy = policy
         self._store = store
+        self.is_out: Callable[[], Flags] = lambda: NONE_OUT
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._mappings = Mappings()
@@ -291,6 +296,7 @@ class NodeLayouts:
             is_mapped=self._mappings.of(node.name).is_known,
             warm_up_seconds=policy.assumed.warm_up_seconds,
             shared_policy=policy.shared_policy,
+            is_out=self.is_out(),
         )
         is_counted = bool(node.capacity or node.allocatable)
         rows = {}

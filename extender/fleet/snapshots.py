@@ -5,10 +5,11 @@ from dataclasses import replace
 from math import inf
 from types import MappingProxyType
 
+from extender.core.landing import NONE_OUT
 from extender.core.policy import Policy
 from extender.core.roll import Roll
 from extender.core.signals import believe, believe_again
-from extender.core.snapshot import Snapshot
+from extender.core.snapshot import Flags, Snapshot
 from extender.core.steps import Steps, finish
 from extender.fleet.failures import FailureLog
 from extender.fleet.layouts import NodeLayouts
@@ -75,6 +76,10 @@ class Snapshots:
         self._outdated: set[str] = set()
         """Nodes whose devices were believed anew on other grounds than they have by now."""
         self._renewal: Renewal | None = None
+
+    def is_out(self) -> Flags:
+        """Return which devices are believed to be out, as `Telemetry` has it."""
+        return NONE_OUT if self.current is None else self.current.telemetry.is_out
 
     @property
     def is_reshaped(self) -> bool:

@@ -11,7 +11,7 @@ from extender.core.decision import Decision, decide
 from extender.core.evaluation import Evaluation, Overlay, Question, asks, evaluate_for
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
-from extender.core.landing import assume
+from extender.core.landing import assume, closed_slots
 from extender.core.layout import may_claim
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
@@ -260,8 +260,9 @@ class Placer:
             tenants = overlays.get(resource, {}).get(candidate.node, ())
             kept = tuple(tenant for tenant in tenants if tenant.uid not in candidate.uids)
             before = pool.rows[pool.row_of[candidate.node]]
+            closed = closed_slots(row, snapshot.telemetry.is_out)
             batch = with_freed(
-                batch_rows((assume(row, kept),), snapshot.telemetry, np.zeros(1), width=1),
+                batch_rows((assume(row, kept, closed),), snapshot.telemetry, np.zeros(1), width=1),
                 [was > now for was, now in zip(before.used, row.used, strict=False)],
                 is_any=before.held > row.held
                 and any(self._is_hidden(uid, resource, before) for uid in candidate.uids),

@@ -6,13 +6,19 @@ from types import MappingProxyType
 from typing import Any
 
 from extender.core.inventory import PodPhase, PodRecord
+from extender.core.landing import NONE_OUT
 from extender.core.layout import Device, Expected, Tenancy, lay_out
 from extender.core.policy import SharedPolicy
 from extender.core.snapshot import PoolRow
 from tests.builders import GPU, NOW
 
 WARM_UP = 120.0
-TENANCY = Tenancy(is_mapped=True, warm_up_seconds=WARM_UP, shared_policy=SharedPolicy.DISTRIBUTED)
+TENANCY = Tenancy(
+    is_mapped=True,
+    warm_up_seconds=WARM_UP,
+    shared_policy=SharedPolicy.DISTRIBUTED,
+    is_out=NONE_OUT,
+)
 
 
 def pod(name: str, count: int = 1, **changes: Any) -> PodRecord:

@@ -124,7 +124,8 @@ def test_what_is_kept_and_brought_up_to_date_is_what_it_is_from_scratch(
     again = stand(snapshot, pool, question(overlay), [standing])
     corrected = nominate(again.evaluation, snapshot, pool, question(overlay))
 
-    rows = tuple(map(partial(row_under, overlay=overlay), pool.rows, pool.nodes))
+    under = partial(row_under, overlay=overlay, is_out=snapshot.telemetry.is_out)
+    rows = tuple(map(under, pool.rows, pool.nodes))
     anew = evaluate_for(
         question(overlay),
         batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),

@@ -73,3 +73,38 @@ def test_a_card_that_is_missing_while_the_kubelet_offers_all_may_be_landed_on() 
     made.read_after(60.0, times=20)
 
     assert code(made, memory_bytes=TWENTY) is Code.PASSES
+
+
+def test_pods_that_the_readings_do_not_show_count_on_cards_that_are_still_offered() -> None:
+    made = one_node(3, replicas=4, allocatable={GPU: 8}, capacity={GPU: 12})
+    made.card().values[Signal.XID] = 48.0
+    made.read_after(60.0, times=2)
+
+    made.fleet.snapshot()
+    made.bind("a", count=2)
+
+    assert made.row().used == made.row().assumed == (0, 1, 1)
+
+
+def test_pods_that_are_being_placed_count_on_cards_that_are_still_offered() -> None:
+    made = one_node(2, replicas=4, allocatable={GPU: 4}, capacity={GPU: 8})
+    made.card(index=1).values[Signal.XID] = 48.0
+    made.read_after(60.0, times=2)
+    twenty = request(memory_bytes=TWENTY)
+
+    placed = [made.place(name, twenty) for name in "abcd"]
+
+    assert placed == ["node"] * 4
+    assert code(made, memory_bytes=TWENTY) is Code.NO_MEMORY
+
+
+@pytest.mark.parametrize("withdrawn", [0, 3], ids=["none", "less-than-one-card"])
+def test_pods_may_be_on_a_broken_card_that_the_kubelet_still_offers(withdrawn: int) -> None:
+    made = one_node(2, replicas=4, allocatable={GPU: 8 - withdrawn}, capacity={GPU: 8})
+    made.card(index=1).values[Signal.XID] = 48.0
+    made.read_after(60.0, times=2)
+
+    made.fleet.snapshot()
+    made.bind("a", count=2)
+
+    assert made.row().used == (1, 1)
