@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from extender.core.inventory import PodRecord
-from extender.core.layout import resource_profile
+from extender.core.layout import may_claim, resource_profile
 from extender.core.readings import DeviceInfo
 from extender.core.snapshot import PoolRow
 
@@ -23,6 +23,21 @@ def is_young(rows: Mapping[str, PoolRow]) -> bool:
 def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
     """Tell whether a pod asked for a resource that its node has by that name no more."""
     return bool(pod.resources) and rows.keys().isdisjoint(pod.resources)
+
+
+def may_hold(pod: PodRecord, resource: str, rows: Mapping[str, PoolRow]) -> bool:
+    """Tell whether a pod may hold devices of its node behind a resource, as far as it says itself.
+
+    Args:
+        pod: the pod.
+        resource: one of the node's.
+        rows: the node's rows by resource.
+    """
+    return (
+        resource in pod.resources
+        or is_renamed(pod, rows)
+        or may_claim(pod, serves_claims=rows[resource].serves_claims)
+    )
 
 
 def put_claimed(

@@ -16,7 +16,6 @@ from extender.core.layout import (
     devices_behind,
     expected_devices,
     lay_out,
-    may_claim,
     resource_profile,
 )
 from extender.core.policy import Policy
@@ -28,8 +27,8 @@ from extender.fleet.held import (
     TenantsByRow,
     grounds,
     held_devices,
-    is_renamed,
     is_young,
+    may_hold,
     put_claimed,
 )
 from extender.fleet.mapping import Mappings
@@ -231,11 +230,7 @@ class NodeLayouts:
             slot
             for resource, row in rows.items()
             for slot in row.slots
-            if (
-                resource in pod.resources
-                or is_renamed(pod, rows)
-                or may_claim(pod, serves_claims=row.serves_claims)
-            )
+            if may_hold(pod, resource, rows)
             and not live.get(slot)
             and not self._store.is_foreign(slot)
         ]

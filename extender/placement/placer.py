@@ -12,7 +12,6 @@ from extender.core.evaluation import Evaluation, Overlay, Question, asks, evalua
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
 from extender.core.landing import assume, closed_slots
-from extender.core.layout import may_claim
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.roll import Roll
@@ -20,6 +19,7 @@ from extender.core.snapshot import PoolRow, Snapshot, batch_rows
 from extender.core.standing import stand_in_steps
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.fleet.held import may_hold
 from extender.placement.evidence import PlacedEvidence, place_evidence
 from extender.placement.freed import with_freed
 from extender.placement.history import DecisionHistory, DecisionRecord
@@ -264,8 +264,7 @@ class Placer:
             batch = with_freed(
                 batch_rows((assume(row, kept, closed),), snapshot.telemetry, np.zeros(1), width=1),
                 [was > now for was, now in zip(before.used, row.used, strict=False)],
-                is_any=before.held > row.held
-                and any(self._is_hidden(uid, resource, before) for uid in candidate.uids),
+                is_any=any(self._is_hidden(uid, resource, after) for uid in candidate.uids),
             )
             question = Question(request=request, ask=ask, policy=self.policy, overlay={})
             evaluation = evaluate_for(question, batch, snapshot.models)
@@ -273,12 +272,12 @@ class Placer:
                 return False
         return True
 
-    def _is_hidden(self, uid: str, resource: str, row: PoolRow) -> bool:
+    def _is_hidden(self, uid: str, resource: str, rows: Mapping[str, PoolRow]) -> bool:
         """Tell whether a pod may hold devices behind a resource, and nobody knows which."""
         pod = self.fleet.pods.get(uid)
-        if pod is None or self.fleet.is_shown(uid):
+        if pod is None or not pod.holds_devices or self.fleet.is_shown(uid):
             return False
-        return resource in pod.resources or may_claim(pod, serves_claims=row.serves_claims)
+        return may_hold(pod, resource, rows)
 
     def _decide(
         self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None

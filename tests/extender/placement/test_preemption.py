@@ -182,3 +182,28 @@ def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> 
     assert max(slots) >= len(world.fleet.snapshot().telemetry.latest)
 
     assert accepts(world, request(), "a")
+
+
+def test_what_readings_say_of_a_victim_of_a_former_resource_is_nobodys() -> None:
+    world = full_node(is_mapped=False)
+    former = world.fleet.nodes["node-0"]
+    shared = {"nvidia.com/gpu.shared": 4}
+    world.fleet.apply_node(replace(former, allocatable=shared, capacity=shared))
+    world.read_after(30)
+    asked = GpuRequest(resource="nvidia.com/gpu.shared", count=1, memory_bytes=TWENTY)
+
+    assert rejected(world.rank(asked)) == {"node-0": Code.NO_MEMORY}
+    assert accepts(world, asked, "a")
+    assert not accepts(world, asked)
+
+
+def test_what_readings_say_of_a_victim_that_may_hold_any_gpu_by_claims_is_nobodys() -> None:
+    world = World()
+    world.add_node("node-0", 1, allocatable={}, capacity={})
+    world.read()
+    nothing: dict[str, int] = {}
+    world.bind("a", "node-0", resources=nothing, has_claims=True)
+    world.card("node-0").values.update({**BUSY, Signal.MEMORY_FREE: 10 * GIB})
+    world.read_after(300)
+
+    assert accepts(world, request(memory_bytes=TWENTY), "a")
