@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from extender.core.expected import resource_profile
 from extender.core.inventory import PodRecord
-from extender.core.layout import may_claim, resource_profile
+from extender.core.layout import may_claim
 from extender.core.readings import DeviceInfo
 from extender.core.snapshot import PoolRow
 

@@ -7,17 +7,16 @@ from enum import IntEnum
 from itertools import islice
 
 from extender.core.evaluation import normalize_model
-from extender.core.inventory import NodeRecord, PodRecord
-from extender.core.landing import NONE_OUT
-from extender.core.layout import (
+from extender.core.expected import (
     Device,
     Expected,
-    Tenancy,
     devices_behind,
     expected_devices,
-    lay_out,
     resource_profile,
 )
+from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.landing import NONE_OUT
+from extender.core.layout import Tenancy, lay_out
 from extender.core.policy import Policy
 from extender.core.readings import Holders, Readings
 from extender.core.snapshot import Flags, PoolRow

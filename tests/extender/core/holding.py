@@ -5,9 +5,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from extender.core.expected import Device, Expected
 from extender.core.inventory import PodPhase, PodRecord
 from extender.core.landing import NONE_OUT
-from extender.core.layout import Device, Expected, Tenancy, lay_out
+from extender.core.layout import Tenancy, lay_out
 from extender.core.policy import SharedPolicy
 from extender.core.snapshot import PoolRow
 from tests.builders import GPU, NOW
