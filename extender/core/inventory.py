@@ -97,10 +97,13 @@ class ClaimedDevice:
         uuid: UUID of the card, of the parent card for a MIG instance; "" where no ResourceSlice
             tells.
         mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
+        name: as its claim names it (`gpu-0-mig-1g10gb-19-0`): of claims of one node, the same name
+            is the same device.
     """
 
     uuid: str
     mig_profile: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from extender.core.expected import Device, Expected, resource_profile
-from extender.core.inventory import PodRecord
+from extender.core.inventory import ClaimedDevice, PodRecord
 from extender.core.landing import assume, closed_slots
 from extender.core.policy import SharedPolicy
 from extender.core.snapshot import Flags, PoolRow, Tenant
@@ -83,6 +83,8 @@ def lay_out(
             is_covered = not expected.is_shared or _is_covered(hold.pod, devices[slot], tenancy)
             loads[slot].add(hold.pod, replicas, is_covered=is_covered)
     unseen = [hold for hold in holds if hold.unseen]
+    # Of shared devices nobody asks how many are held: it is their replicas that count.
+    hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
     row = PoolRow(
         slots=tuple(device.row for device in devices),
         used=tuple(min(load.used, expected.replicas) for load in loads),
@@ -92,7 +94,8 @@ def lay_out(
         replicas=expected.replicas,
         allocatable=allocatable,
         withdrawn=max(capacity - allocatable, 0),
-        held=sum(hold.held for hold in holds) + len(claimed) * expected.replicas,
+        held=sum(hold.held for hold in holds) + len(claimed) * expected.replicas + hidden,
+        taken=hidden,
         is_shared=expected.is_shared,
         is_packed=tenancy.shared_policy is SharedPolicy.PACKED,
         is_mps=expected.is_mps,
@@ -146,7 +149,7 @@ def _hold(
         serves_claims: whether ResourceClaims may take devices that the count does not tell.
     """
     count = pod.resources.get(expected.resource, 0)
-    known = _claimed_behind(pod, profiles) if pod.claimed else 0
+    known = len(_claimed_behind(pod, profiles)) if pod.claimed else 0
     # A resource that claims serve is counted with them; what the plugin hands out, besides.
     besides = 0 if expected.is_by_claims else known
     if not count or (besides and len(slots) <= besides):
@@ -172,12 +175,32 @@ def _hold(
     )
 
 
-def _claimed_behind(pod: PodRecord, profiles: set[str]) -> int:
-    """Return how many devices a pod is known to have by claims behind a resource, or may have."""
-    return sum(
-        not device.uuid or resource_profile(device.mig_profile) in profiles
+def _claimed_behind(pod: PodRecord, profiles: set[str]) -> list[ClaimedDevice]:
+    """Return the devices that a pod is known to have by claims behind a resource, or may have."""
+    return [
+        device
         for device in pod.claimed or ()
-    )
+        if not device.uuid or resource_profile(device.mig_profile) in profiles
+    ]
+
+
+def _count_hidden(holds: Iterable[_Hold], expected: Expected, profiles: set[str]) -> int:
+    """Return how many whole devices pods have by claims beside those that are shown.
+
+    Pods that share a claim have its device once. Where claims alone hand out devices, one that is
+    not known and may be for a GPU counts as one: what it took must not look free.
+    """
+    names: set[str] = set()
+    shown: set[int] = set()
+    guessed = 0
+    for hold in holds:
+        if hold.is_by_claims and hold.pod.claimed:
+            behind = _claimed_behind(hold.pod, profiles)
+            names.update(device.name for device in behind)
+            shown.update(hold.shown)
+        elif hold.is_by_claims and expected.is_by_claims and hold.is_contradicted:
+            guessed += 1
+    return max(len(names) - len(shown), 0) + guessed
 
 
 def _slots_by_pod(devices: Sequence[Device]) -> dict[str, list[int]]:

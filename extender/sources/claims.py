@@ -33,7 +33,6 @@ _CLAIM_MARK: Final = b'"reservedFor"'
 """In the text of each claim that a pod holds."""
 
 _SLICE_MARK: Final = GPU_DRIVER.encode()
-_UNKNOWN: Final = ClaimedDevice(uuid="")
 
 
 class _Identified(Protocol):
@@ -109,7 +108,7 @@ class ClaimBook:
         for found in sorted(slices, key=lambda found: -found.generation):
             if name.device in found.devices:
                 return found.devices[name.device]
-        return _UNKNOWN
+        return ClaimedDevice(uuid="", name=name.device)
 
     def _set_claim(self, uid: str, record: ClaimRecord | None) -> None:
         before = self._claims.pop(uid, None)

@@ -116,18 +116,17 @@ def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
         uid=uid,
         pool=intern(text_of(pool.get("name"))),
         generation=generation if isinstance(generation, int) else 0,
-        devices={
-            intern(text_of(device.get("name"))): _device(mapping_of(device.get("attributes")))
-            for device in objects_of(spec.get("devices"))
-        },
+        devices={device.name: device for device in map(_device, objects_of(spec.get("devices")))},
     )
 
 
-def _device(attributes: Mapping[str, object]) -> ClaimedDevice:
+def _device(raw: Mapping[str, object]) -> ClaimedDevice:
     """Return what a device is by its attributes, as NVIDIA's driver names them."""
+    attributes = mapping_of(raw.get("attributes"))
     profile = _text(attributes, "profile")
     uuid = _text(attributes, "parentUUID") if profile else _text(attributes, "uuid")
-    return ClaimedDevice(uuid=uuid, mig_profile=intern(profile))
+    name = intern(text_of(raw.get("name")))
+    return ClaimedDevice(uuid=uuid, mig_profile=intern(profile), name=name)
 
 
 def _text(attributes: Mapping[str, object], name: str) -> str:

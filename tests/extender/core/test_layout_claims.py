@@ -1,5 +1,6 @@
 """What pods hold of a node's devices through ResourceClaims."""
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -9,7 +10,8 @@ from extender.core.inventory import ClaimedDevice
 from tests.extender.core.holding import pod, row_of, young
 
 BY_CLAIMS = MappingProxyType({"is_by_claims": True})
-ONE, INSTANCE = ClaimedDevice(uuid="GPU-1"), ClaimedDevice(uuid="GPU-2", mig_profile="1g.10gb")
+ONE, TWO = (ClaimedDevice(uuid=f"GPU-{number}", name=f"gpu-{number}") for number in (1, 2))
+INSTANCE = ClaimedDevice(uuid="GPU-2", mig_profile="1g.10gb", name="gpu-2-mig")
 
 
 def test_a_pod_that_holds_a_device_through_a_claim_is_its_tenant() -> None:
@@ -19,47 +21,49 @@ def test_a_pod_that_holds_a_device_through_a_claim_is_its_tenant() -> None:
     hidden = row_of(2, claims, serving=BY_CLAIMS)
 
     assert (shown.used, shown.held, shown.is_agreed) == ((1, 0), 1, True)
-    assert (hidden.used, hidden.held, hidden.is_agreed) == ((0, 0), 0, False)
+    assert (hidden.used, hidden.held, hidden.taken, hidden.is_agreed) == ((0, 0), 1, 1, False)
 
 
 @pytest.mark.parametrize(
-    ("pods", "serving", "is_agreed"),
+    ("pods", "serving", "is_agreed", "counted"),
     [
-        pytest.param({"has_claims": True}, {}, True, id="the-plugin-offers-every-gpu"),
-        pytest.param({"has_claims": True}, {"is_by_claims": True}, False, id="claims-serve-gpus"),
-        pytest.param({"has_claims": True}, {"count": 1}, False, id="one-is-left-for-claims"),
+        pytest.param({"has_claims": True}, {}, True, 0, id="the-plugin-offers-every-gpu"),
         pytest.param(
-            {"has_claims": True, "has_gpu_claims": True}, {}, False, id="a-claim-of-a-gpu-class"
+            {"has_claims": True}, {"is_by_claims": True}, False, 1, id="claims-serve-gpus"
         ),
-        pytest.param({}, {"is_by_claims": True}, True, id="no-claim-at-all"),
+        pytest.param({"has_claims": True}, {"count": 1}, False, 0, id="one-is-left-for-claims"),
+        pytest.param(
+            {"has_claims": True, "has_gpu_claims": True}, {}, False, 0, id="a-claim-of-a-gpu-class"
+        ),
+        pytest.param({}, {"is_by_claims": True}, True, 0, id="no-claim-at-all"),
     ],
 )
 def test_a_claim_is_distrusted_only_where_it_may_be_for_a_gpu(
-    pods: dict[str, bool], serving: dict[str, Any], is_agreed: bool
+    pods: dict[str, bool], serving: dict[str, Any], is_agreed: bool, counted: int
 ) -> None:
     row = row_of(2, pod("claims", 0, **pods), serving=serving)
 
-    assert (row.is_agreed, row.held) == (is_agreed, 0)
+    assert (row.is_agreed, row.held) == (is_agreed, counted)
 
 
 @pytest.mark.parametrize(
-    ("claimed", "is_agreed"),
+    ("claimed", "is_agreed", "hidden"),
     [
-        pytest.param((), True, id="no-gpu"),
-        pytest.param((INSTANCE,), True, id="behind-another-resource"),
-        pytest.param((ONE,), True, id="shown"),
-        pytest.param((ONE, ONE), False, id="not-all-are-shown"),
-        pytest.param((ONE, ClaimedDevice(uuid="")), False, id="one-that-no-slice-tells"),
+        pytest.param((), True, 0, id="no-gpu"),
+        pytest.param((INSTANCE,), True, 0, id="behind-another-resource"),
+        pytest.param((ONE,), True, 0, id="shown"),
+        pytest.param((ONE, TWO), False, 1, id="not-all-are-shown"),
+        pytest.param((ONE, replace(TWO, uuid="")), False, 1, id="one-that-no-slice-tells"),
     ],
 )
 def test_of_claims_that_are_known_nothing_is_guessed(
-    claimed: tuple[ClaimedDevice, ...], is_agreed: bool
+    claimed: tuple[ClaimedDevice, ...], is_agreed: bool, hidden: int
 ) -> None:
     known = pod("known", 0, has_claims=True, has_gpu_claims=True, claimed=claimed)
 
     row = row_of([("known",) if ONE in claimed else (), ()], known, serving=BY_CLAIMS)
 
-    assert (row.is_agreed, row.held) == (is_agreed, int(ONE in claimed))
+    assert (row.is_agreed, row.held, row.taken) == (is_agreed, (ONE in claimed) + hidden, hidden)
 
 
 def test_pods_that_share_a_claim_hold_its_device_once() -> None:
@@ -68,6 +72,15 @@ def test_pods_that_share_a_claim_hold_its_device_once() -> None:
     row = row_of([("a", "b"), ()], *sharing, serving=BY_CLAIMS)
 
     assert (row.used, row.held, row.is_agreed) == ((1, 0), 1, True)
+
+
+def test_a_claimed_instance_counts_though_nobody_knows_which_of_several_it_is() -> None:
+    pods = [pod(name, 0, has_claims=True, claimed=(ONE,)) for name in ("a", "sharing-it")]
+    other = pod("other", 0, has_claims=True, claimed=(TWO,))
+
+    row = row_of([("other",), (), ()], *pods, other, serving=BY_CLAIMS)
+
+    assert (row.used, row.held, row.taken, row.is_agreed) == ((1, 0, 0), 2, 1, False)
 
 
 def test_a_claim_that_the_mapping_shows_on_a_device_holds_it_anywhere() -> None:

@@ -17,7 +17,9 @@ from tests.extender.sources.following import FAST, Sink, following
 
 FAST_RESYNC = replace(FAST, resync_seconds=0.05)
 DRIVER = "gpu.nvidia.com"
-ONE, TWO = ClaimedDevice(uuid="GPU-1"), ClaimedDevice(uuid="GPU-2")
+ONE = ClaimedDevice(uuid="GPU-1", name="gpu-0")
+TWO = ClaimedDevice(uuid="GPU-2", name="gpu-1")
+UNTOLD_ONE, UNTOLD_TWO = replace(ONE, uuid=""), replace(TWO, uuid="")
 
 
 def claim(
@@ -113,9 +115,9 @@ def test_a_slice_tells_cards_by_uuid_and_instances_by_card_and_profile() -> None
 
     assert record is not None
     assert record.devices == {
-        "gpu-0-mig": ClaimedDevice(uuid="GPU-1", mig_profile="1g.10gb"),
+        "gpu-0-mig": ClaimedDevice(uuid="GPU-1", mig_profile="1g.10gb", name="gpu-0-mig"),
         "gpu-1": TWO,
-        "gpu-2": ClaimedDevice(uuid=""),
+        "gpu-2": ClaimedDevice(uuid="", name="gpu-2"),
     }
 
 
@@ -160,7 +162,7 @@ async def test_what_changes_is_told_of_the_pods_that_it_concerns(
         assert (held(sink), held(sink, "q")) == ((), ())
 
         kube.put("resourceclaims", claim("c", "p", "q"))
-        await eventually(lambda: held(sink) == held(sink, "q") == (ClaimedDevice(uuid=""),))
+        await eventually(lambda: held(sink) == held(sink, "q") == (UNTOLD_ONE,))
         kube.put("resourceslices", TWO_CARDS)
         await eventually(lambda: held(sink) == held(sink, "q") == (ONE,))
 
@@ -170,7 +172,7 @@ async def test_what_changes_is_told_of_the_pods_that_it_concerns(
         assert sink.calls[calls:] == ["apply p", "apply q"]
 
         kube.delete("resourceslices", "/s")
-        await eventually(lambda: held(sink) == (ClaimedDevice(uuid=""),) * 2)
+        await eventually(lambda: held(sink) == (UNTOLD_ONE, UNTOLD_TWO))
         kube.delete("resourceclaims", "ns/c")
         await eventually(lambda: held(sink) == ())
 
@@ -184,7 +186,7 @@ async def test_the_newest_generation_of_a_pool_tells_what_a_device_is(
     async with following(kube, tmp_path, watches=4) as (_, sink):
         kube.put("resourceslices", resource_slice("new", 2, gpu_0={"uuid": "GPU-9"}))
 
-        await eventually(lambda: held(sink) == (ClaimedDevice(uuid="GPU-9"), TWO))
+        await eventually(lambda: held(sink) == (replace(ONE, uuid="GPU-9"), TWO))
 
 
 async def test_of_a_pod_without_a_node_nothing_is_told_yet(kube: FakeKube, tmp_path: Path) -> None:
