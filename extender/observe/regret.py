@@ -20,7 +20,7 @@ from extender.observe.pending import moment
 from extender.observe.replicas import ONE, Replicas
 from extender.observe.seen import VIEWER, of_pod, pod_name, sees
 from extender.observe.views import Json
-from extender.placement.regret import Outcome, RegretWatch
+from extender.placement.regret import MOST_NODES, Outcome, RegretWatch
 
 PATH = "/v1/regret"
 DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
@@ -107,8 +107,8 @@ class RegretMetrics(Collector):
         self.activity = Histogram(
             "idlegpu_placement_activity",
             "Mean activity, as a ratio, of the GPUs that a pod got (got), of those of our first "
-            "choice (choice), and of those on the node that turned out best (best), some time "
-            "after the pod was bound.",
+            "choice (choice), and of those on the node that turned out best (best) of its own and "
+            f"the {MOST_NODES} best of the decision, some time after the pod was bound.",
             ["gpus"],
             buckets=_ACTIVITY_BUCKETS,
             registry=registry,
@@ -116,7 +116,8 @@ class RegretMetrics(Collector):
         self.regret = Histogram(
             "idlegpu_placement_regret",
             "By how much the GPUs that a pod got were busier than those of our first choice "
-            "(choice) or of the node that turned out best (best), as a ratio.",
+            "(choice) or of the node that turned out best (best) of its own and the "
+            f"{MOST_NODES} best of the decision, as a ratio.",
             ["against", "followed"],
             buckets=_REGRET_BUCKETS,
             registry=registry,

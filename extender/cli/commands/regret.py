@@ -22,8 +22,9 @@ def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """How placements turned out, some time after the pods were bound; the newest first.
 
     Mean activity of the GPUs that a pod GOT, of those that it could have got on our first CHOICE,
-    and of those on the node that turned out BEST. A pod's own work counts in what it got. THEN is
-    when it was decided. REGRET is what GOT is above CHOICE.
+    and of those on the node that turned out BEST, of the 10 best of the decision and its own. A
+    pod's own work counts in what it got. THEN is when it was decided. REGRET is what GOT is above
+    CHOICE.
     """
     answer = session.client.regret(namespace=namespace, limit=limit)
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))

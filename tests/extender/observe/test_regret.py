@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from click.testing import Result
 from prometheus_client import CollectorRegistry
 
+from extender.cli.commands.regret import command
 from extender.core.request import PodRef
 from extender.observe.regret import (
     PATH,
@@ -19,7 +21,7 @@ from extender.observe.regret import (
 )
 from extender.observe.replicas import Replicas
 from extender.observe.seen import SEES_ALL, SeesNone, Viewer
-from extender.placement.regret import Outcome, RegretWatch
+from extender.placement.regret import MOST_NODES, Outcome, RegretWatch
 from tests.extender.cli.serving import runner, serving
 from tests.extender.observe.asking import get, meanwhile
 from tests.extender.served import MakeClient, World
@@ -174,3 +176,18 @@ async def test_pods_may_be_judged_while_very_many_are_told_of(aiohttp_client: Ma
 
     assert answer["total"] == MANY
     assert len(told["outcomes"]) == MANY
+
+
+def test_readers_are_told_of_which_nodes_the_best_is_the_best(watch: RegretWatch) -> None:
+    registry = CollectorRegistry()
+    RegretMetrics(registry, lambda: watch)
+    told = {metric.name: metric.documentation for metric in registry.collect()}
+
+    for text in (
+        command.help or "",
+        told["idlegpu_placement_activity"],
+        told["idlegpu_placement_regret"],
+        Path("docs/trusting.md").read_text(),
+        Path("docs/api-routes.md").read_text(),
+    ):
+        assert f"the {MOST_NODES} best of the decision" in " ".join(text.split())
