@@ -5,18 +5,23 @@ from typing import Final
 
 HOSTNAME: Final = "kubernetes.io/hostname"
 
+POOL_LABELS: Final = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "karpenter.sh/nodepool",
+    "kubernetes.azure.com/agentpool",
+)
+"""Labels by which clouds and Karpenter name a node's pool; Cluster Autoscaler has none."""
+
 LABELS_SHOWN: Final = frozenset(
     {
+        *POOL_LABELS,
         "cloud.google.com/gke-accelerator",
-        "cloud.google.com/gke-nodepool",
-        "eks.amazonaws.com/nodegroup",
         "k8s.amazonaws.com/accelerator",
         "karpenter.k8s.aws/instance-gpu-count",
         "karpenter.k8s.aws/instance-gpu-memory",
         "karpenter.k8s.aws/instance-gpu-name",
-        "karpenter.sh/nodepool",
         "kubernetes.azure.com/accelerator",
-        "kubernetes.azure.com/agentpool",
         "node.kubernetes.io/instance-type",
         "topology.kubernetes.io/zone",
     }

@@ -14,16 +14,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from extender.core.assessment import Assessment
 from extender.core.cards import ANY, OTHER, short_model
 from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.labels import POOL_LABELS
 from extender.core.snapshot import Batch, Pool, Snapshot
 from extender.core.steps import Steps
-
-POOL_LABELS: Final = (
-    "cloud.google.com/gke-nodepool",
-    "eks.amazonaws.com/nodegroup",
-    "karpenter.sh/nodepool",
-    "kubernetes.azure.com/agentpool",
-)
-"""Labels by which clouds and Karpenter name a node's pool."""
 
 NO_POOL: Final = "none"
 MOST_POOLS: Final = 64

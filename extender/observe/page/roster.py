@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.inventory import NodeRecord
+from extender.core.labels import POOL_LABELS
 from extender.core.readings import Column, DeviceInfo
 from extender.core.snapshot import NO_DEVICE, Pool, Rows, Snapshot
 from extender.core.steps import Steps
@@ -39,10 +40,7 @@ ROLES: Final = "node-role.kubernetes.io/"
 GROUP_LABELS: Final = (
     "topology.kubernetes.io/zone",
     "node.kubernetes.io/instance-type",
-    "cloud.google.com/gke-nodepool",
-    "eks.amazonaws.com/nodegroup",
-    "karpenter.sh/nodepool",
-    "kubernetes.azure.com/agentpool",
+    *POOL_LABELS,
     ROLES,
 )
 """Labels by which nodes may be grouped, of those that are kept of a node: zone, pools and roles."""

@@ -10,8 +10,11 @@ from extender.core.assessment import Ask, assess
 from extender.core.batches import current_batch
 from extender.core.cards import NAMES
 from extender.core.evaluation import estimates
+from extender.core.inventory import NodeRecord
+from extender.core.labels import POOL_LABELS, is_shown
 from extender.observe.collector import FleetCollector
-from extender.observe.demand import MOST_POOLS, Supply, size_of
+from extender.observe.demand import MOST_POOLS, Supply, pool_of, size_of
+from extender.observe.page.roster import GROUP_LABELS
 from extender.sources.kube_models import wanted_model
 from tests.extender.observe.advising import SHARED, AdvisingWorld
 from tests.extender.observe.test_holders import card
@@ -213,6 +216,13 @@ def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWo
     world.live({"s": [card(*names)]}, 600)
 
     assert supply(world, "none", SHARED) == (1, 0)
+
+
+@pytest.mark.parametrize("label", POOL_LABELS)
+def test_a_label_that_names_pools_does_so_everywhere(label: str) -> None:
+    assert pool_of(NodeRecord(name="a", labels={label: "h100"})) == "h100"
+    assert is_shown(label)
+    assert label in GROUP_LABELS
 
 
 def test_more_pools_than_are_told_apart_are_one(world: AdvisingWorld) -> None:
