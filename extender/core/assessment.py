@@ -311,11 +311,15 @@ def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Fl
 
 
 def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Ratios:
-    """Return the room that a tenant has at best: under MPS a share has its cap."""
-    total = batch.telemetry.memory_total_bytes
+    """Return the room that a tenant has at best: under MPS a share has its cap.
+
+    A cap that is set is known though the size of the device is not, and is no more than that.
+    """
+    size = batch.telemetry.memory_total_bytes
+    known_size = np.where(size > 0, size, np.inf)
     cap = share_bytes if estimates.mps_share_bytes is None else estimates.mps_share_bytes
-    at_best = np.where(batch.is_mps[:, None], cap, total)
-    return np.where(total > 0, at_best, np.inf)
+    known_cap = np.minimum(np.where(cap > 0, cap, np.inf), known_size)
+    return np.where(batch.is_mps[:, None], known_cap, known_size)
 
 
 def _free_bytes(batch: Batch, full_bytes: Ratios, assumed_bytes: Ratios) -> Ratios:

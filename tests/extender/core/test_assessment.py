@@ -128,6 +128,19 @@ def test_a_setting_says_what_an_mps_share_has() -> None:
 
 
 @pytest.mark.parametrize(
+    ("size_gib", "room_gib"),
+    [pytest.param(0, 30, id="size-unknown"), pytest.param(24, 24, id="no-more-than-the-device")],
+)
+def test_a_cap_that_is_set_is_known_and_no_more_than_the_device_has(
+    size_gib: int, room_gib: int
+) -> None:
+    policy = Policy(mps_share_bytes=int(30 * GIB))
+    described = shared(unknown(memory_total_bytes=size_gib * GIB), is_mps=True)
+
+    assert assessment_of(described, policy=policy).full_bytes[0, 0] == room_gib * GIB
+
+
+@pytest.mark.parametrize(
     ("devices", "taken", "count", "expected"),
     [
         pytest.param((gpu(), gpu(), busy(), busy()), 0, 1, 1 / 2, id="one-of-four"),
