@@ -71,7 +71,7 @@ def reject(
             Code.FOREIGN_USE,
             ~nominated & (assessment.is_clean.sum(axis=1) - foreign < needed),
         ),
-        (Code.NO_MEMORY, ~nominated & (assessment.fits.sum(axis=1) < _fitting_needed(batch, asks))),
+        (Code.NO_MEMORY, ~nominated & _lacks_room(batch, asks, assessment)),
         (Code.NOT_IDLE, ~nominated & (assessment.idle < needed) & requires_idle),
     )
     codes = np.zeros(len(batch), dtype=np.uint8)
@@ -87,9 +87,32 @@ def _fitting_needed(batch: Batch, asks: Asks) -> Rows:
     whatever is still on them goes with their tenants.
     """
     devices = np.minimum(asks.count, batch.present.sum(axis=1))
-    given_back = np.maximum(asks.count - np.maximum(batch.allocatable - batch.held, 0), 0)
-    needed: Rows = np.where(batch.is_shared, 1, np.maximum(devices - given_back, 0))
+    needed: Rows = np.where(batch.is_shared, 1, np.maximum(devices - _given_back(batch, asks), 0))
     return needed
+
+
+def _given_back(batch: Batch, asks: Asks) -> Rows:
+    """Return how many devices or replicas pods must have given back that we still count."""
+    given_back: Rows = np.maximum(asks.count - np.maximum(batch.allocatable - batch.held, 0), 0)
+    return given_back
+
+
+def _lacks_room(batch: Batch, asks: Asks, assessment: Assessment) -> Flags:
+    """Return per node whether too few landing devices have the room that the pod asks for.
+
+    On shared devices of which some are being given back, what is only assumed to be in use may be
+    what goes.
+    """
+    lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, asks)
+    at = np.flatnonzero(lacks & batch.is_shared)
+    if at.size:
+        at = at[_given_back(batch, asks)[at] > 0]
+        is_known = batch.telemetry.memory_freshness[at] > 0
+        free = np.where(is_known, batch.telemetry.memory_free_bytes[at], np.inf)
+        free = np.minimum(free, assessment.full_bytes[at])
+        asked = np.broadcast_to(asks.memory_bytes, (len(batch), 1))[at]
+        lacks[at] = ~(assessment.is_clean[at] & (free >= asked)).any(axis=1)
+    return lacks
 
 
 def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:

@@ -90,6 +90,16 @@ def test_more_devices_in_use_than_held_are_foreign_whichever_they_are(
             Code.NO_MEMORY,
             id="assumed-pods-fill-it",
         ),
+        pytest.param(
+            shared(gpu(used=2, assumed=2, assumed_shares=2), replicas=2),
+            Code.PASSES,
+            id="an-assumed-pod-that-is-gone-by-count-takes-its-memory-along",
+        ),
+        pytest.param(
+            shared(gpu(used=2, assumed=1, memory_free_bytes=10 * GIB), replicas=2),
+            Code.NO_MEMORY,
+            id="what-is-measured-is-there-whatever-the-count-says",
+        ),
         pytest.param(shared(unknown()), Code.PASSES, id="unknown"),
         pytest.param(
             shared(gpu(memory_free_bytes=10 * GIB), replicas=4, is_mps=True),
