@@ -128,6 +128,7 @@ class PodRecord:
         started_at: when its first container started, None before that.
         ended_at: when its last container ended (terminal phases only), None where unknown.
         is_failed_early: it failed, or a container of it keeps dying, soon after its start.
+        failed_at: when that was, None where it did not, or does so now.
         is_unscheduled: PodScheduled is False with reason Unschedulable.
         is_refused: so it is, and its message names one of our rejections: every replica learns
             there, also after a restart, that we refused nodes to the pod.
@@ -164,6 +165,7 @@ class PodRecord:
     started_at: float | None = None
     ended_at: float | None = None
     is_failed_early: bool = False
+    failed_at: float | None = None
     is_unscheduled: bool = False
     is_refused: bool = False
     wishes: tuple[tuple[str, str], ...] = ()

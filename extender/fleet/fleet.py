@@ -126,7 +126,7 @@ class Fleet:
         self._dirty.add(record.node)
         self.on_change()
         if record.is_failed_early:
-            self._failures.note(record.node, record.uid, record.ended_at or self._clock())
+            self._failures.note(record.node, record.uid, record.failed_at or self._clock())
             self._snapshots.doubt()
 
     def _assume_nominated(self, before: PodRecord | None, record: PodRecord) -> None:

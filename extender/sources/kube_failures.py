@@ -59,6 +59,29 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
     )
 
 
+def last_end(status: Mapping[str, object]) -> float | None:
+    """Return when a container of a pod last ended, None where none did, or that is not known.
+
+    Example:
+        >>> ended = {"terminated": {"finishedAt": "1970-01-01T00:01:00Z"}}
+        >>> last_end({"containerStatuses": [{"state": {"waiting": {}}, "lastState": ended}]})
+        60.0
+    """
+    ends = [
+        end
+        for kind in ("containerStatuses", "initContainerStatuses")
+        for container in objects_of(status.get(kind))
+        for state in ("state", "lastState")
+        if (end := parse_time(_terminated(container, state).get("finishedAt")))
+    ]
+    return max(ends, default=None)
+
+
+def _terminated(container: Mapping[str, object], state: str) -> Mapping[str, object]:
+    """Return how a container ended, empty where it did not."""
+    return mapping_of(mapping_of(container.get(state)).get("terminated"))
+
+
 def _is_disrupted(status: Mapping[str, object]) -> bool:
     """Whether eviction, preemption or a taint ended the pod."""
     return any(

@@ -26,7 +26,7 @@ from extender.core.resources import (
 from extender.core.scheduled import is_unschedulable, message_of, scheduled_condition
 from extender.core.selection import Selection, read_selection
 from extender.core.untyped import items_of, mapping_of, objects_of, text_of
-from extender.sources.kube_failures import is_failed_early
+from extender.sources.kube_failures import is_failed_early, last_end
 from extender.sources.kube_models import wanted_model
 from extender.sources.kube_time import parse_time
 
@@ -116,6 +116,10 @@ def reduce_pod(
     is_waiting = not (node or phase.is_terminal)
     wishes = _wishes(mapping_of(metadata.get("annotations"))) if is_waiting else ()
     is_all_kept = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
+    bound_at = _bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None
+    is_failed = bool(node) and is_failed_early(raw, early_seconds)
+    # One that its node never started ended as soon as it was bound.
+    refused_at = bound_at if phase.is_terminal else None
     return PodRecord(
         uid=uid,
         namespace=intern(text_of(metadata.get("namespace"))),
@@ -127,10 +131,11 @@ def reduce_pod(
         has_claims=claims,
         has_gpu_claims=claims and has_gpu_claims(raw),
         memory_bytes=read_memory(raw),
-        bound_at=_bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None,
+        bound_at=bound_at,
         started_at=_started_at(status),
         ended_at=_ended_at(status) if phase.is_terminal else None,
-        is_failed_early=bool(node) and is_failed_early(raw, early_seconds),
+        is_failed_early=is_failed,
+        failed_at=(last_end(status) or refused_at) if is_failed else None,
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,
         wishes=wishes if is_all_kept or is_refused else (),

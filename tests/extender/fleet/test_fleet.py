@@ -128,7 +128,7 @@ def test_patched_rows_are_those_of_a_pool_built_anew() -> None:
 
 def test_early_failures_change_the_next_snapshot_and_fade() -> None:
     made = one_node(policy=Policy(early_failures=EarlyFailures(half_life_seconds=600, weight=0.5)))
-    made.bind("a", is_failed_early=True, phase=PodPhase.FAILED, ended_at=NOW)
+    made.bind("a", is_failed_early=True, failed_at=NOW)
     made.bind("b", is_failed_early=True)
 
     def suspicion() -> float:
@@ -146,9 +146,17 @@ def test_early_failures_change_the_next_snapshot_and_fade() -> None:
 def test_a_failure_dated_ahead_of_our_clock_is_a_fresh_one() -> None:
     made = one_node()
 
-    made.bind("a", is_failed_early=True, phase=PodPhase.FAILED, ended_at=NOW + 1e9)
+    made.bind("a", is_failed_early=True, failed_at=NOW + 1e9)
 
     assert made.fleet.snapshot().pools[GPU].batch.suspicion[0] == pytest.approx(0.5)
+
+
+def test_a_failure_that_is_heard_of_late_has_faded_as_if_it_had_been_heard_of_at_once() -> None:
+    made = one_node()
+
+    made.bind("a", is_failed_early=True, failed_at=NOW - 86400)
+
+    assert made.fleet.snapshot().pools[GPU].batch.suspicion[0] == 0.0
 
 
 def test_the_failures_of_a_node_go_with_it() -> None:

@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.inventory import PodPhase, PodRecord, Taint
-from extender.core.resources import ResourceNames
 from extender.core.selection import Selection
 from extender.sources.kube_failures import is_failed_early
 from extender.sources.kube_records import (
@@ -14,29 +13,7 @@ from extender.sources.kube_records import (
     reduce_pod,
 )
 from tests.extender.kube_objects import Object, node, pod
-
-NAMES = ResourceNames()
-T0 = "2026-01-01T00:00:00Z"
-T30 = "2026-01-01T00:00:30Z"
-T61 = "2026-01-01T00:01:01Z"
-EPOCH = "1970-01-01T00:00:00Z"
-START = 1767225600.0
-
-
-def reduced(raw: Object) -> PodRecord:
-    record = reduce_pod(raw, NAMES, early_seconds=60)
-    assert record is not None
-    return record
-
-
-def container(kind: str = "state", **state: Object) -> Object:
-    return {"name": "main", kind: state}
-
-
-def ended(
-    code: int = 1, start: str | None = T0, end: str | None = T30, reason: str = "Error"
-) -> Object:
-    return {"exitCode": code, "startedAt": start, "finishedAt": end, "reason": reason}
+from tests.extender.sources.pods import NAMES, START, T0, T30, T61, container, ended, reduced
 
 
 def test_a_node_is_reduced_to_what_placing_needs() -> None:
@@ -194,113 +171,6 @@ def test_a_pod_without_devices_is_no_record() -> None:
 
 def test_an_unknown_phase_is_unknown() -> None:
     assert reduced(pod("p", phase="Dreaming")).phase is PodPhase.UNKNOWN
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        pytest.param({"containerStatuses": [container(terminated=ended())]}, id="an error"),
-        pytest.param(
-            {"initContainerStatuses": [container(terminated=ended())]}, id="in an init container"
-        ),
-        pytest.param(
-            {
-                "containerStatuses": [
-                    {
-                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                        "lastState": {"terminated": ended()},
-                    }
-                ]
-            },
-            id="again and again",
-        ),
-        pytest.param(
-            {"containerStatuses": [container(terminated=ended(137, reason="Error"))]}, id="killed"
-        ),
-        pytest.param(
-            {
-                "containerStatuses": [
-                    container(terminated=ended(128, EPOCH, T0, reason="StartError"))
-                ]
-            },
-            id="it could not be started",
-        ),
-        pytest.param(
-            {"containerStatuses": [container(waiting={"reason": "RunContainerError"})]},
-            id="the runtime cannot run it",
-        ),
-        pytest.param({"reason": "UnexpectedAdmissionError"}, id="the device plugin refused"),
-    ],
-)
-def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None:
-    assert is_failed_early(pod("p", node="n", **status), 60)
-    assert reduced(pod("p", node="n", **status)).is_failed_early
-
-
-@pytest.mark.parametrize(
-    "status",
-    [
-        pytest.param({"containerStatuses": [container(terminated=ended(0))]}, id="success"),
-        pytest.param({"containerStatuses": [container(terminated=ended(end=T61))]}, id="later"),
-        pytest.param(
-            {"containerStatuses": [container(terminated=ended(137, reason="OOMKilled"))]},
-            id="its own memory limit",
-        ),
-        pytest.param(
-            {
-                "containerStatuses": [
-                    container(terminated=ended(137, None, None, "ContainerStatusUnknown"))
-                ]
-            },
-            id="the node was lost",
-        ),
-        pytest.param(
-            {"reason": "Evicted", "containerStatuses": [container(terminated=ended())]},
-            id="evicted",
-        ),
-        pytest.param(
-            {
-                "conditions": [{"type": "DisruptionTarget", "status": "True"}],
-                "containerStatuses": [container(terminated=ended(143))],
-            },
-            id="preempted",
-        ),
-        pytest.param(
-            {
-                "containerStatuses": [
-                    {"state": {"running": {"startedAt": T61}}, "lastState": {"terminated": ended()}}
-                ]
-            },
-            id="recovered",
-        ),
-        pytest.param(
-            {"containerStatuses": [container(waiting={"reason": "ImagePullBackOff"})]},
-            id="no image",
-        ),
-        pytest.param({"reason": "OutOfnvidia.com/gpu"}, id="two schedulers raced"),
-        pytest.param({"containerStatuses": [None, 7, {"state": "x"}]}, id="nonsense"),
-    ],
-)
-def test_what_is_not_the_nodes_fault_is_no_early_failure(status: Object) -> None:
-    assert not is_failed_early(pod("p", node="n", **status), 60)
-
-
-@pytest.mark.parametrize(
-    ("deletion", "grace_seconds", "is_failure"),
-    [(T61, 32, False), (T61, 31, False), (T61, 30, True), (T0, 0, False)],
-    ids=["before its end", "in the second of its end", "after its end", "at once"],
-)
-def test_an_end_that_follows_from_deletion_is_no_failure(
-    deletion: str, grace_seconds: int, is_failure: bool
-) -> None:
-    raw = pod("p", node="n", containerStatuses=[container(terminated=ended(143))])
-    raw["metadata"] |= {"deletionTimestamp": deletion, "deletionGracePeriodSeconds": grace_seconds}
-
-    assert is_failed_early(raw, 60) is is_failure
-
-
-def test_a_pod_that_was_never_bound_fails_nowhere() -> None:
-    assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
 
 
 @pytest.mark.parametrize(

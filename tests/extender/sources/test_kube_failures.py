@@ -1,0 +1,148 @@
+"""Which pods died early, maybe by their node's fault, and when."""
+
+import pytest
+
+from extender.sources.kube_failures import is_failed_early
+from extender.sources.kube_records import parse_time
+from tests.extender.kube_objects import Object, pod
+from tests.extender.sources.pods import EPOCH, T0, T30, T61, container, ended, reduced
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"containerStatuses": [container(terminated=ended())]}, id="an error"),
+        pytest.param(
+            {"initContainerStatuses": [container(terminated=ended())]}, id="in an init container"
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": ended()},
+                    }
+                ]
+            },
+            id="again and again",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(terminated=ended(137, reason="Error"))]}, id="killed"
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    container(terminated=ended(128, EPOCH, T0, reason="StartError"))
+                ]
+            },
+            id="it could not be started",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(waiting={"reason": "RunContainerError"})]},
+            id="the runtime cannot run it",
+        ),
+        pytest.param({"reason": "UnexpectedAdmissionError"}, id="the device plugin refused"),
+    ],
+)
+def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None:
+    assert is_failed_early(pod("p", node="n", **status), 60)
+    assert reduced(pod("p", node="n", **status)).is_failed_early
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"containerStatuses": [container(terminated=ended(0))]}, id="success"),
+        pytest.param({"containerStatuses": [container(terminated=ended(end=T61))]}, id="later"),
+        pytest.param(
+            {"containerStatuses": [container(terminated=ended(137, reason="OOMKilled"))]},
+            id="its own memory limit",
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    container(terminated=ended(137, None, None, "ContainerStatusUnknown"))
+                ]
+            },
+            id="the node was lost",
+        ),
+        pytest.param(
+            {"reason": "Evicted", "containerStatuses": [container(terminated=ended())]},
+            id="evicted",
+        ),
+        pytest.param(
+            {
+                "conditions": [{"type": "DisruptionTarget", "status": "True"}],
+                "containerStatuses": [container(terminated=ended(143))],
+            },
+            id="preempted",
+        ),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {"state": {"running": {"startedAt": T61}}, "lastState": {"terminated": ended()}}
+                ]
+            },
+            id="recovered",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(waiting={"reason": "ImagePullBackOff"})]},
+            id="no image",
+        ),
+        pytest.param({"reason": "OutOfnvidia.com/gpu"}, id="two schedulers raced"),
+        pytest.param({"containerStatuses": [None, 7, {"state": "x"}]}, id="nonsense"),
+    ],
+)
+def test_what_is_not_the_nodes_fault_is_no_early_failure(status: Object) -> None:
+    assert not is_failed_early(pod("p", node="n", **status), 60)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "grace_seconds", "is_failure"),
+    [(T61, 32, False), (T61, 31, False), (T61, 30, True), (T0, 0, False)],
+    ids=["before its end", "in the second of its end", "after its end", "at once"],
+)
+def test_an_end_that_follows_from_deletion_is_no_failure(
+    deletion: str, grace_seconds: int, is_failure: bool
+) -> None:
+    raw = pod("p", node="n", containerStatuses=[container(terminated=ended(143))])
+    raw["metadata"] |= {"deletionTimestamp": deletion, "deletionGracePeriodSeconds": grace_seconds}
+
+    assert is_failed_early(raw, 60) is is_failure
+
+
+@pytest.mark.parametrize(
+    ("status", "failed_at"),
+    [
+        pytest.param({"containerStatuses": [container(terminated=ended())]}, T30, id="ended"),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {"terminated": ended()},
+                    }
+                ]
+            },
+            T30,
+            id="again and again",
+        ),
+        pytest.param(
+            {"reason": "UnexpectedAdmissionError", "phase": "Failed", "startTime": T0},
+            T0,
+            id="never started",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(waiting={"reason": "RunContainerError"})]},
+            None,
+            id="it fails now",
+        ),
+        pytest.param({"containerStatuses": [container(terminated=ended(0))]}, None, id="success"),
+    ],
+)
+def test_an_early_failure_says_when_it_was(status: Object, failed_at: str | None) -> None:
+    assert reduced(pod("p", node="n", **status)).failed_at == parse_time(failed_at)
+
+
+def test_a_pod_that_was_never_bound_fails_nowhere() -> None:
+    assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
