@@ -155,6 +155,8 @@ class Evidence:
         is_in_use: readings showed use, enough of them since its tenants last changed.
         is_foreign: so they did while no pod can have held it.
         xid_since: when the XID was first seen, NaN where there is none.
+        xid_at: when it was last told, seconds since the epoch, likewise.
+        recovery_at: when the recovery action was last told, NaN where it never was.
         is_lost: the node should have it and no source sees it, though it sees its siblings.
         withdrawn: devices that its node has of its kind and the kubelet does not offer.
         node_row: row of its node, for what concerns all devices of a node.
@@ -175,6 +177,8 @@ class Evidence:
     is_in_use: Flags
     is_foreign: Flags
     xid_since: Column
+    xid_at: Column
+    recovery_at: Column
     is_lost: Flags
     withdrawn: Rows
     node_row: Rows
@@ -271,6 +275,7 @@ def _judge(
     columns = evidence.columns
     if is_old.any():
         columns = {signal: np.where(is_old, np.nan, column) for signal, column in columns.items()}
+    columns = _without_old_all_clear(columns, evidence, policy.freshness)
     health, node_row = policy.health, evidence.node_row
     newest = np.zeros(int(node_row.max(initial=0)) + 1)
     np.maximum.at(newest, node_row, by_age)
@@ -288,3 +293,19 @@ def _judge(
     verdict.apply(health.not_offered, evidence.withdrawn > out, Sign.NOT_OFFERED)
     # Beside the kubelet's word a device need not be silent for long.
     return verdict, verdict.is_excluded | is_missing | (is_behind & (by_age < 1))
+
+
+def _without_old_all_clear(
+    columns: Mapping[Signal, Column], evidence: Evidence, freshness: Freshness
+) -> Mapping[Signal, Column]:
+    """Return the columns without recovery actions that said that there is nothing to do, long ago.
+
+    Where the XID is told on and the action is not, as by a node agent that hangs or is gone, that
+    says nothing of an XID that came since.
+    """
+    recovery = columns.get(Signal.RECOVERY_ACTION)
+    if recovery is None:
+        return columns
+    is_old = evidence.xid_at - evidence.recovery_at > freshness.max_age_seconds
+    told = np.where(is_old & (recovery == 0), np.nan, recovery)
+    return {**columns, Signal.RECOVERY_ACTION: told}

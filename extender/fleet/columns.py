@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from extender.core.policy import Foreign, Policy
-from extender.core.readings import Column
+from extender.core.readings import Column, Signal
 from extender.core.signals import Evidence, activity, memory, shows_use
 from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps
@@ -142,6 +142,8 @@ class DeviceColumns:
             is_in_use=self.flags["is_in_use"][rows],
             is_foreign=self.flags["is_foreign"][rows],
             xid_since=self.numbers["xid_since"][rows],
+            xid_at=self.latest.measured_at(Signal.XID, rows=rows),
+            recovery_at=self.latest.measured_at(Signal.RECOVERY_ACTION, rows=rows),
             is_lost=self.flags["is_lost"][rows],
             withdrawn=self.counts["withdrawn"][rows],
             node_row=self.counts["node_row"][rows],

@@ -174,6 +174,8 @@ def evidence(count: int = 1, **changes: Any) -> Evidence:
         is_in_use=np.zeros(count, dtype=np.bool_),
         is_foreign=np.zeros(count, dtype=np.bool_),
         xid_since=np.full(count, NAN),
+        xid_at=np.full(count, NAN),
+        recovery_at=np.full(count, NAN),
         is_lost=np.zeros(count, dtype=np.bool_),
         node_row=np.zeros(count, dtype=np.intp),
     )

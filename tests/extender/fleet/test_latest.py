@@ -144,6 +144,23 @@ def test_ill_health_that_is_not_told_any_more_lasts_until_the_device_would_be_fo
         assert bool(believed(store, NOW + seconds).is_excluded[0]) is is_excluded, seconds
 
 
+@pytest.mark.parametrize(
+    ("seconds", "is_excluded"),
+    [(90, False), (150, True), (600, True)],
+    ids=["fresh", "old", "older"],
+)
+def test_that_nothing_had_to_be_done_is_no_word_on_an_xid_that_came_later(
+    seconds: float, is_excluded: bool
+) -> None:
+    store = store_of(CARD, XID=0.0, RECOVERY_ACTION=0.0)
+
+    later(store, seconds, set(), XID=154.0)
+    assert bool(believed(store, NOW + seconds).is_excluded[0]) is is_excluded
+
+    later(store, seconds + 30, set(), XID=154.0, RECOVERY_ACTION=0.0)
+    assert not believed(store, NOW + seconds + 30).is_excluded[0]
+
+
 def test_good_health_that_is_told_lifts_the_verdict_at_once() -> None:
     store = store_of(CARD, XID=48.0)
     later(store, 30, set())
