@@ -20,7 +20,7 @@ from agent.backend import (
     Topology,
     Values,
 )
-from agent.growth import Growth
+from agent.growth import Growth, Remapped
 from agent.process_rates import ProcessRates
 from agent.reading import DeviceReading
 from agent.report import Process
@@ -105,6 +105,7 @@ class CardReader:
         self._answers = 0
         self._most_links = 0.0
         self._growth = Growth()
+        self._remapped = Remapped()
 
     @property
     def is_outdated(self) -> bool:
@@ -164,6 +165,9 @@ class CardReader:
         if Call.FIELDS in self._slow:
             counted = self._slow[Call.FIELDS]
             self._slow[Call.FIELDS] = {**counted, **self._growth.rates(counted, now)}
+        if Call.REMAPPED_ROWS in self._slow:
+            counted = self._slow[Call.REMAPPED_ROWS]
+            self._slow[Call.REMAPPED_ROWS] = {**counted, **self._remapped.lately(counted, now)}
         if Call.NVLINKS in self._slow:
             # Links that were never up may lead nowhere; one that was up has failed.
             up = self._slow[Call.NVLINKS][Extra.NVLINKS_UP]

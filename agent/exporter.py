@@ -41,6 +41,7 @@ _HELP: Final[Mapping[str, str]] = {
     Signal.ROW_REMAP_FAILURE: "Whether remapping of a memory row failed.",
     Signal.ROW_REMAP_PENDING: "Whether a remapped memory row waits for a reset.",
     Signal.UNCORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for uncorrectable errors.",
+    Signal.ROWS_REMAPPED_LATELY: "Memory rows remapped for uncorrectable errors within a day.",
     Signal.ECC_DOUBLE_BIT_VOLATILE: "Uncorrectable memory errors since the last reset.",
     Signal.RETIRED_PAGES_PENDING: "Whether memory pages wait to be retired.",
     Signal.RETIRED_PAGES_SINGLE_BIT: "Memory pages retired for correctable errors.",

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.backend import Extra, Values
-from extender.core.readings import GROWTH_SECONDS, Signal
+from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 
 _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -51,3 +51,33 @@ class Growth:
             for rate, counters in _COUNTERS.items()
             if (known := [name for name in counters if name in names and name in before])
         }
+
+
+class Remapped:
+    """The remapped memory rows of a card, as their number was over the last day."""
+
+    def __init__(self) -> None:
+        self._changes: deque[tuple[float, float]] = deque()
+        self._since = 0.0
+
+    def lately(self, values: Values, now: float) -> dict[str, float]:
+        """Return how many rows were added in a day; nothing while that cannot be known.
+
+        What is seen to be added counts at once. That there was nothing is known after a day.
+
+        Args:
+            values: what was read, the number of rows among it.
+            now: seconds since the epoch.
+        """
+        rows = values.get(Signal.UNCORRECTABLE_REMAPPED_ROWS)
+        if rows is None:
+            return {}
+        if not self._changes or rows < self._changes[-1][1] or now < self._changes[-1][0]:
+            self._changes, self._since = deque([(now, rows)]), now  # the clock may have been set
+        elif rows > self._changes[-1][1]:
+            self._changes.append((now, rows))
+        while len(self._changes) > 1 and self._changes[1][0] <= now - REMAPPED_SECONDS:
+            self._changes.popleft()
+        added = rows - self._changes[0][1]
+        is_known = added > 0 or now - self._since >= REMAPPED_SECONDS
+        return {Signal.ROWS_REMAPPED_LATELY: added} if is_known else {}

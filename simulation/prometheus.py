@@ -20,7 +20,8 @@ from simulation.dcgm import render
 from simulation.exporter import instance_of
 from simulation.fleet import SimulatedFleet
 from simulation.nodes import SimulatedNode
-from simulation.promql import EvaluationError, Vector, evaluate, parse
+from simulation.promql import EvaluationError, evaluate, parse
+from simulation.promql_nodes import Vector
 from simulation.samples import NAME, SampleStore, keyed, parse_scrape, with_target_labels
 from simulation.serving import serve
 

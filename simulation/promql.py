@@ -1,8 +1,8 @@
 """The small part of PromQL that the simulated Prometheus understands: parse, and evaluate.
 
 Selectors with matchers, timestamp(), last_over_time(), max_over_time(), rate(), max, min, sum, avg,
-count and group with `by`, `or`, `and` with `on`, and `>` with a number. Anything else is refused by
-name.
+count and group with `by`, `or`, `and` with `on`, `-` of two vectors, `offset`, and `>` with a
+number. Anything else is refused by name.
 """
 
 import re
@@ -10,6 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from simulation.promql_nodes import (
+    Aggregation,
+    Call,
+    Difference,
+    Element,
+    Expression,
+    Filter,
+    Matcher,
+    Selector,
+    SetOperation,
+    Vector,
+)
 from simulation.samples import LOOKBACK_SECONDS, NAME, SampleStore, Series
 
 
@@ -20,79 +32,6 @@ class PromqlError(ValueError):
 class EvaluationError(ValueError):
     """The query is understood, and has no answer, as in the real Prometheus."""
 
-
-@dataclass(frozen=True, slots=True)
-class Element:
-    """One element of an instant vector."""
-
-    labels: Mapping[str, str]
-    value: float
-
-
-Vector = Sequence[Element]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matcher:
-    """One label matcher of a selector."""
-
-    label: str
-    operator: str
-    value: str
-
-    def accepts(self, labels: Mapping[str, str]) -> bool:
-        """Whether a series with these labels passes; an absent label is ""."""
-        actual = labels.get(self.label, "")
-        if self.operator in {"=", "!="}:
-            return (actual == self.value) is (self.operator == "=")
-        return bool(re.fullmatch(self.value, actual)) is (self.operator == "=~")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selector:
-    """Series by name and matchers; a range selector where `window_seconds` is set."""
-
-    name: str
-    matchers: tuple[Matcher, ...] = ()
-    window_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """`timestamp(…)`, or a function of a range: `rate(…[…])` and the like."""
-
-    function: str
-    selector: Selector
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aggregation:
-    """`max by (labels) (operand)`."""
-
-    operator: str
-    labels: tuple[str, ...]
-    operand: "Expression"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetOperation:
-    """`left or right`, `left and on (labels) right`; `on` is None for all labels."""
-
-    operator: str
-    left: "Expression"
-    right: "Expression"
-    on: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """`operand > limit`: the elements above a number."""
-
-    operand: "Expression"
-    limit: float
-
-
-Expression = Selector | Call | Aggregation | SetOperation | Filter
 
 _AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
     "max": max,
@@ -108,7 +47,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TOKEN: Final = re.compile(
     r'\s*(?:(?P<text>"(?:[^"\\]|\\.)*")|(?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)'
     r"|(?P<span>[0-9]+(?:ms|s|m|h|d))|(?P<number>[0-9]+(?:\.[0-9]+)?)"
-    r"|(?P<sign>=~|!~|!=|[=(){}\[\],>]))"
+    r"|(?P<sign>=~|!~|!=|[=(){}\[\],>-]))"
 )
 
 
@@ -176,13 +115,20 @@ class _Parser:
         return left
 
     def filtered(self) -> Expression:
-        operand = self.operand()
+        operand = self.difference()
         if self.peek() != ">":
             return operand
         self.take()
         if not self.peek()[:1].isdigit():
             self.fail()
         return Filter(operand=operand, limit=float(self.take()))
+
+    def difference(self) -> Expression:
+        left = self.operand()
+        while self.peek() == "-":
+            self.take()
+            left = Difference(left=left, right=self.operand())
+        return left
 
     def operand(self) -> Expression:
         head = self.peek()
@@ -219,6 +165,8 @@ class _Parser:
         self.take(")")
         if (selector.window_seconds is not None) is not (function in _OF_RANGES):
             raise PromqlError(f"{function}() of the wrong kind of vector")
+        if selector.offset_seconds:
+            raise PromqlError(f"{function}() of a vector with an offset")
         return Call(function=function, selector=selector)
 
     def selector(self) -> Selector:
@@ -231,7 +179,13 @@ class _Parser:
         matchers = tuple(self.matchers()) if self.peek() == "{" else ()
         if not name and not matchers:
             raise PromqlError("vector selector must contain at least one non-empty matcher")
-        return Selector(name=name, matchers=matchers, window_seconds=self.window())
+        window_seconds = self.window()
+        return Selector(
+            name=name,
+            matchers=matchers,
+            window_seconds=window_seconds,
+            offset_seconds=self.offset(),
+        )
 
     def matchers(self) -> Iterator[Matcher]:
         self.take("{")
@@ -249,11 +203,21 @@ class _Parser:
         if self.peek() != "[":
             return None
         self.take("[")
+        seconds = self.span()
+        self.take("]")
+        return seconds
+
+    def offset(self) -> float:
+        if self.peek() != "offset":
+            return 0.0
+        self.take()
+        return self.span()
+
+    def span(self) -> float:
         match = re.fullmatch("([0-9]+)([a-z]+)", self.peek())
         if match is None:
             self.fail()
         self.take()
-        self.take("]")
         return float(match[1]) * _UNITS[match[2]]
 
     def label_list(self) -> tuple[str, ...]:
@@ -283,7 +247,7 @@ def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
             return [
                 Element(series.labels, sample[1])
                 for series in _selected(expression, store)
-                if (sample := series.at(at))
+                if (sample := series.at(at - expression.offset_seconds))
             ]
         case Selector():
             raise EvaluationError("a range vector is no answer to an instant query")
@@ -291,6 +255,9 @@ def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
             return _call(expression, store, at)
         case Aggregation():
             return _aggregated(expression, evaluate(expression.operand, store, at))
+        case Difference():
+            right = evaluate(expression.right, store, at)
+            return _difference(evaluate(expression.left, store, at), right)
         case Filter():
             operand = evaluate(expression.operand, store, at)
             return [element for element in operand if element.value > expression.limit]
@@ -345,6 +312,15 @@ def _combined(operation: SetOperation, left: Vector, right: Vector) -> Vector:
         return [item for item in left if _signature(item.labels, operation.on) in wanted]
     known = {_signature(element.labels, None) for element in left}
     return [*left, *(item for item in right if _signature(item.labels, None) not in known)]
+
+
+def _difference(left: Vector, right: Vector) -> Vector:
+    taken = {_signature(element.labels, None): element.value for element in right}
+    return [
+        Element(_without_name(element.labels), element.value - taken[signature])
+        for element in left
+        if (signature := _signature(element.labels, None)) in taken
+    ]
 
 
 def _signature(labels: Mapping[str, str], on: tuple[str, ...] | None) -> frozenset[tuple[str, str]]:

@@ -43,6 +43,7 @@ class Sign(IntEnum):
     NVLINK_REPLAYS = 20  # a minute
     NVLINK_RECOVERIES = 21
     NVLINK_CRC_ERRORS = 22  # a second
+    ROWS_REMAPPED_LATELY = 23  # how many
 
 
 _WORDS: Mapping[Sign, str] = MappingProxyType(
@@ -70,6 +71,7 @@ _WORDS: Mapping[Sign, str] = MappingProxyType(
         Sign.NVLINK_REPLAYS: "{value} NVLink packets a minute sent again",
         Sign.NVLINK_RECOVERIES: "NVLinks that had to recover in the last minutes",
         Sign.NVLINK_CRC_ERRORS: "{value} NVLink checksum errors a second",
+        Sign.ROWS_REMAPPED_LATELY: "memory rows remapped within a day: {value}",
     }
 )
 
@@ -143,6 +145,7 @@ _SIGNALS: Mapping[Sign, tuple[Signal, ...]] = MappingProxyType(
         Sign.NVLINK_REPLAYS: (Signal.NVLINK_REPLAY_RATE,),
         Sign.NVLINK_RECOVERIES: (Signal.NVLINK_RECOVERY_RATE,),
         Sign.NVLINK_CRC_ERRORS: (Signal.NVLINK_CRC_RATE,),
+        Sign.ROWS_REMAPPED_LATELY: (Signal.ROWS_REMAPPED_LATELY,),
     }
 )
 

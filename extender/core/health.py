@@ -52,6 +52,8 @@ _FABRIC_MANAGER_FAILED = (1, 4, 5, 6)
 _FABRIC_MANAGER_STARTING = 2
 _DCGM_WARN, _DCGM_FAIL = 10.0, 20.0
 _FABRIC_UNHEALTHY, _FABRIC_LIMITED = 2.0, 3.0
+_FEW_ROWS = 0.5
+"""Share of the penalty for memory rows that were remapped lately, and are not several."""
 
 
 def xid_action(health: Health, xid: int) -> HealthAction:
@@ -91,7 +93,12 @@ class HealthColumns:
         self._weight = penalty
 
     def apply(
-        self, action: HealthAction, which: Flags, sign: Sign, values: Column | float = 0.0
+        self,
+        action: HealthAction,
+        which: Flags,
+        sign: Sign,
+        values: Column | float = 0.0,
+        share: float = 1.0,
     ) -> None:
         """Apply an action to the devices in `which`.
 
@@ -100,6 +107,7 @@ class HealthColumns:
             which: the devices.
             sign: why.
             values: what belongs to the sign, the same for all or one for each device.
+            share: of the penalty that counts, where the action is one.
         """
         if action is IGNORE or not which.any():
             return
@@ -111,7 +119,8 @@ class HealthColumns:
         if action is EXCLUDE_MULTI_GPU:
             self.is_excluded_multi |= which
         if action in {PENALTY, EXCLUDE_MULTI_GPU}:
-            self.penalty = np.where(which, np.maximum(self.penalty, self._weight), self.penalty)
+            weight = self._weight * share
+            self.penalty = np.where(which, np.maximum(self.penalty, weight), self.penalty)
         is_graver = which & (self._severity < SEVERITY[action])
         at_these = values[is_graver] if isinstance(values, np.ndarray) else values
         self.cause[is_graver] = encode(sign, at_these)
@@ -160,6 +169,8 @@ def judge(
 
     for action, which, sign, values in _signs(column, health):
         verdict.apply(action, which, sign, values)
+    lately = column(Signal.ROWS_REMAPPED_LATELY)
+    verdict.apply(PENALTY, lately > 0, Sign.ROWS_REMAPPED_LATELY, lately, _FEW_ROWS)
     agrees = (
         is_suspect
         | (column(Signal.ROW_REMAP_FAILURE) > 0)
@@ -182,6 +193,7 @@ _Rule = tuple[HealthAction, Flags, Sign, Column | float]
 def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, ...]:
     """Return every sign but XIDs: what it means, which devices show it, and its values."""
     rows = column(Signal.UNCORRECTABLE_REMAPPED_ROWS)
+    lately = column(Signal.ROWS_REMAPPED_LATELY)
     pages = known(column(Signal.RETIRED_PAGES_SINGLE_BIT))
     pages = pages + known(column(Signal.RETIRED_PAGES_DOUBLE_BIT))
     double_bit = column(Signal.ECC_DOUBLE_BIT_VOLATILE)
@@ -199,7 +211,7 @@ def _signs(column: Callable[[Signal], Column], health: Health) -> tuple[_Rule, .
         (health.row_remap_failure, remap_failed, Sign.ROW_REMAP_FAILURE, 0.0),
         (health.double_bit_error, double_bit > 0, Sign.DOUBLE_BIT_ERRORS, double_bit),
         (health.worn_memory, rows >= health.remapped_rows_limit, Sign.REMAPPED_ROWS, rows),
-        (PENALTY, rows >= health.remapped_rows_warn, Sign.REMAPPED_ROWS, rows),
+        (PENALTY, lately >= health.remapped_rows_per_day, Sign.ROWS_REMAPPED_LATELY, lately),
         (health.worn_memory, pages >= health.retired_pages_limit, Sign.RETIRED_PAGES, pages),
         (PENALTY, pages >= health.retired_pages_warn, Sign.RETIRED_PAGES, pages),
         (health.fabric_manager_failed, is_failed, Sign.FABRIC_MANAGER, fabric),

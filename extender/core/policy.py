@@ -125,8 +125,9 @@ class Health:
         row_remap_failure: remapping of a bad memory row failed.
         row_remap_pending: a remapped row waits for a reset.
         double_bit_error: an uncorrectable memory error since the last reset.
-        remapped_rows_warn: from so many uncorrectable remapped rows on a device counts less ...
-        remapped_rows_limit: ... and from so many on its memory is worn out.
+        remapped_rows_per_day: from so many uncorrectable rows on, remapped within a day, a device
+            is under penalty, for fewer under half of it; the number is a guess of ours.
+        remapped_rows_limit: from so many that were ever remapped on, its memory is worn out.
         retired_pages_pending: a memory page waits to be retired.
         retired_pages_warn: from so many retired memory pages on a device counts less ...
         retired_pages_limit: ... and from so many on its memory is worn out.
@@ -164,7 +165,7 @@ class Health:
     row_remap_failure: HealthAction = HealthAction.EXCLUDE
     row_remap_pending: HealthAction = HealthAction.PENALTY
     double_bit_error: HealthAction = HealthAction.EXCLUDE
-    remapped_rows_warn: int = 8
+    remapped_rows_per_day: int = 3
     remapped_rows_limit: int = 512
     retired_pages_pending: HealthAction = HealthAction.PENALTY
     retired_pages_warn: int = 15

@@ -18,6 +18,9 @@ DeviceKey = NewType("DeviceKey", tuple[str, str])
 GROWTH_SECONDS = 300.0
 """Errors on links are judged by how many came in so long."""
 
+REMAPPED_SECONDS = 86_400.0
+"""Remapped memory rows are judged by how many were added in so long."""
+
 LARGEST_XID = 1000
 """NVIDIA numbers XIDs in the low hundreds; a larger one is no XID."""
 
@@ -48,6 +51,8 @@ class Signal(StrEnum):
     ROW_REMAP_FAILURE = "row_remap_failure"
     ROW_REMAP_PENDING = "row_remap_pending"
     UNCORRECTABLE_REMAPPED_ROWS = "uncorrectable_remapped_rows"
+    ROWS_REMAPPED_LATELY = "uncorrectable_rows_remapped_in_a_day"
+    """Growth of that, over the last `REMAPPED_SECONDS`."""
     ECC_DOUBLE_BIT_VOLATILE = "ecc_double_bit_volatile_errors"
     RETIRED_PAGES_PENDING = "retired_pages_pending"
     RETIRED_PAGES_SINGLE_BIT = "retired_pages_single_bit"

@@ -47,6 +47,7 @@ _SHORT_LIVED = frozenset(
         Signal.MEMORY_TEMPERATURE,
         Signal.CLOCK_EVENT_REASONS,
         *GROWING,
+        Signal.ROWS_REMAPPED_LATELY,
     }
 )
 """Kept as long as a value is fresh. All others are kept until the device would be forgotten:

@@ -202,13 +202,14 @@ class Health(Section):
         default=DEFAULT.health.double_bit_error,
         description="an uncorrectable memory error since the last reset",
     )
-    remapped_rows_warn: Rows = Field(
-        default=DEFAULT.health.remapped_rows_warn,
-        description="from so many uncorrectable remapped memory rows on a GPU is under penalty ...",
+    remapped_rows_per_day: Rows = Field(
+        default=DEFAULT.health.remapped_rows_per_day,
+        description="from so many uncorrectable memory rows remapped within a day on, a GPU is "
+        "under penalty, for fewer under half of it; how many there were before does not count ...",
     )
     remapped_rows_limit: Rows = Field(
         default=DEFAULT.health.remapped_rows_limit,
-        description="... and from so many on its memory is worn out, as for DCGM",
+        description="... until there are so many: its memory is worn out, as for DCGM",
     )
     retired_pages_pending: Action = Field(
         default=DEFAULT.health.retired_pages_pending,

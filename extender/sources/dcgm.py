@@ -5,13 +5,14 @@ Names and units are data, never guessed from values: dcgm-exporter renamed half 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 import numpy as np
 
 from extender.core.readings import GROWING, LARGEST_XID, Column, Signal
+from extender.sources.dcgm_links import LINK_COUNTERS
 
 
 class Unit(StrEnum):
@@ -234,46 +235,7 @@ _ROWS: Final[tuple[tuple[Signal, Unit, tuple[str, ...]], ...]] = (
     ),
     (Signal.FABRIC_MANAGER_STATUS, Unit.COUNT, ("DCGM_FI_DEV_FABRIC_MANAGER_STATUS",)),
     (Signal.HEALTH_STATUS, Unit.COUNT, ("DCGM_EXP_GPU_HEALTH_STATUS",)),
-    # Counters; asked for is how fast they grow.
-    (
-        Signal.PCIE_REPLAY_RATE,
-        Unit.COUNT,
-        (
-            "DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
-            "DCGM_FI_DEV_PCIE_REPLAY_TOTAL",
-            "dcgm_pcie_replay_counter",
-        ),
-    ),
-    (
-        Signal.NVLINK_REPLAY_RATE,
-        Unit.COUNT,
-        (
-            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_TOTAL",
-            "dcgm_nvlink_replay_error_count_total",
-        ),
-    ),
-    (
-        Signal.NVLINK_RECOVERY_RATE,
-        Unit.COUNT,
-        (
-            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_TOTAL",
-            "dcgm_nvlink_recovery_error_count_total",
-        ),
-    ),
-    (
-        Signal.NVLINK_CRC_RATE,
-        Unit.COUNT,
-        (
-            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
-            "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_TOTAL",
-            "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_TOTAL",
-            "dcgm_nvlink_flit_crc_error_count_total",
-            "dcgm_nvlink_data_crc_error_count_total",
-        ),
-    ),
+    *((signal, Unit.COUNT, names) for signal, names in LINK_COUNTERS.items()),
 )
 
 DEFAULT_METRICS: Final = tuple(
@@ -284,19 +246,23 @@ DEFAULT_METRICS: Final = tuple(
 def build_table(overrides: Iterable[tuple[str, Metric | None]] = ()) -> tuple[Metric, ...]:
     """Put the user's rows into the default table.
 
+    Of remapped rows two things are asked: how many there are, and how many were added in a day.
+
     Args:
         overrides: by metric name, the row that replaces or joins the default one; None removes it.
 
     Example:
         >>> old = Metric(name="a_gpu_util", signal=Signal.GPU_UTILIZATION, unit=Unit.PERCENT)
-        >>> build_table([("a_gpu_util", old)])[-1].name
-        'a_gpu_util'
-        >>> len(DEFAULT_METRICS) - len(build_table([("dcgm_fb_used", None)]))
+        >>> old in build_table([("a_gpu_util", old)])
+        True
+        >>> len(build_table()) - len(build_table([("dcgm_fb_used", None)]))
         1
     """
     table: dict[str, Metric | None] = {metric.name: metric for metric in DEFAULT_METRICS}
     table.update(overrides)
-    return tuple(metric for metric in table.values() if metric is not None)
+    rows = [metric for metric in table.values() if metric is not None]
+    remapped = [one for one in rows if one.signal is Signal.UNCORRECTABLE_REMAPPED_ROWS]
+    return (*rows, *(replace(one, signal=Signal.ROWS_REMAPPED_LATELY) for one in remapped))
 
 
 _FACTOR: Final[Mapping[Unit, float]] = {
@@ -341,6 +307,7 @@ _HIGHEST: Final[Mapping[Signal, float]] = {
     Signal.ROW_REMAP_FAILURE: _FLAG,
     Signal.ROW_REMAP_PENDING: _FLAG,
     Signal.UNCORRECTABLE_REMAPPED_ROWS: _MEMORY_ROWS,
+    Signal.ROWS_REMAPPED_LATELY: _MEMORY_ROWS,
     Signal.ECC_DOUBLE_BIT_VOLATILE: _ERRORS,
     Signal.RETIRED_PAGES_PENDING: _MEMORY_ROWS,
     Signal.RETIRED_PAGES_SINGLE_BIT: _MEMORY_ROWS,

@@ -8,7 +8,7 @@ fifth of the size.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from extender.core.readings import GROWTH_SECONDS
+from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 from extender.sources.dcgm import Metric
 
 UUID_LABELS: Final = ("UUID", "uuid")
@@ -60,6 +60,8 @@ def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) 
         >>> metric_query(DEFAULT_METRICS[0], 'cluster="a"')
         'max by (UUID, uuid, GPU_I_ID) (DCGM_FI_DEV_GPU_UTIL{cluster="a"})'
     """
+    if metric.signal is Signal.ROWS_REMAPPED_LATELY:
+        return _added_query(metric, selector)
     series, labels = _selected(metric.name, selector), [*_DEVICE_LABELS]
     if metric.name == XID_COUNTS:
         # Of what happened in its window, one series each; else one without the label, at 0.
@@ -70,6 +72,17 @@ def metric_query(metric: Metric, selector: str, *, is_above_zero: bool = False) 
         # Of most devices it does not grow: they are left out, for each row costs.
         series = f"rate({series}[{GROWTH_SECONDS:.0f}s]) > 0"
     return f"{metric.aggregation} {_by(labels)} ({series})"
+
+
+def _added_query(metric: Metric, selector: str) -> str:
+    """Ask by how much a count has grown in a day, of devices of which it has.
+
+    By two instants: a range of a day is thousands of samples for each device. Pods come and go in
+    it, so that their labels are taken off before the two are compared.
+    """
+    series, by = _selected(metric.name, selector), f"max {_by(_DEVICE_LABELS)}"
+    before = f"{by} ({series} offset {REMAPPED_SECONDS:.0f}s)"
+    return f"{by} ({by} ({series}) - {before} > 0)"
 
 
 def most_query(metric: Metric, selector: str, seconds: float) -> str:

@@ -19,8 +19,10 @@ class Fact:
 
     Attributes:
         dcgm: what dcgm-exporter says, by name of the metric; of counters how fast they grow.
+        a_day_ago: what it said then, where that matters.
         fields: what NVML says, by number of the field, in the second pass; 0 in the first.
         calls: what it says by call.
+        calls_before: likewise, in the first pass.
         xid: that happened.
         action, cause: the verdict.
         stress: how hot or throttled that is.
@@ -29,6 +31,8 @@ class Fact:
     dcgm: Mapping[str, float]
     fields: Mapping[int, float] = field(default_factory=dict)
     calls: Answers = field(default_factory=dict)
+    a_day_ago: Mapping[str, float] = field(default_factory=dict)
+    calls_before: Answers = field(default_factory=dict)
     xid: int | None = None
     action: str = NONE
     cause: str = ""
@@ -101,11 +105,21 @@ FACTS: Mapping[str, Fact] = {
         action=PENALTY,
         cause="a remapped row waits for a reset",
     ),
-    "some remapped rows": Fact(
-        dcgm={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 9},
-        calls=remapped(0, 9, 0, 0),
+    "rows remapped long ago": Fact(
+        dcgm={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 90},
+        a_day_ago={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 90},
+        calls=remapped(0, 90, 0, 0),
+    ),
+    "rows remapped on a new card": Fact(
+        dcgm={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 9}, calls=remapped(0, 9, 0, 0)
+    ),
+    "rows remapped lately": Fact(
+        dcgm={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 92},
+        a_day_ago={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 90},
+        calls_before=remapped(0, 90, 0, 0),
+        calls=remapped(0, 92, 0, 0),
         action=PENALTY,
-        cause="9 uncorrectable remapped rows",
+        cause="memory rows remapped within a day: 2",
     ),
     "too many remapped rows": Fact(
         dcgm={"DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 512},

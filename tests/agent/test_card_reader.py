@@ -189,6 +189,19 @@ def test_errors_on_links_are_told_by_how_fast_they_come() -> None:
     assert rig.one().values[Signal.PCIE_REPLAY_RATE] == 0.0
 
 
+def test_rows_that_are_remapped_are_told_besides_their_number() -> None:
+    card = ScriptedCard("GPU-1")
+    card.set(Call.REMAPPED_ROWS, UNCORRECTABLE_REMAPPED_ROWS=40.0)
+    rig = Rig(card)
+    assert Signal.ROWS_REMAPPED_LATELY not in rig.one().values
+
+    card.set(Call.REMAPPED_ROWS, UNCORRECTABLE_REMAPPED_ROWS=42.0)
+    values = rig.one().values
+
+    assert values[Signal.ROWS_REMAPPED_LATELY] == 2.0
+    assert values[Signal.UNCORRECTABLE_REMAPPED_ROWS] == 42.0
+
+
 def mig_card() -> ScriptedCard:
     return ScriptedCard("GPU-1", instances=migs((1, "3g.40gb"), (5, "1g.10gb")))
 

@@ -1,8 +1,8 @@
 import pytest
 
 from agent.backend import Extra
-from agent.growth import Growth
-from extender.core.readings import GROWTH_SECONDS, Signal
+from agent.growth import Growth, Remapped
+from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 
 START = 1_800_000_000.0
 
@@ -66,3 +66,43 @@ def test_a_counter_that_comes_later_grows_from_then_on() -> None:
     growth.rates({}, START)
 
     assert growth.rates(replays(900), START + 60) == {}
+
+
+def rows(count: float) -> dict[str, float]:
+    return {Signal.UNCORRECTABLE_REMAPPED_ROWS: count}
+
+
+def lately(added: float) -> dict[str, float]:
+    return {Signal.ROWS_REMAPPED_LATELY: added}
+
+
+def test_rows_that_were_remapped_before_are_not_new() -> None:
+    remapped = Remapped()
+
+    assert remapped.lately(rows(40), START) == {}
+    assert remapped.lately(rows(40), START + REMAPPED_SECONDS / 2) == {}
+    assert remapped.lately(rows(40), START + REMAPPED_SECONDS) == lately(0)
+
+
+def test_rows_count_for_a_day_from_when_they_were_seen_to_be_remapped() -> None:
+    remapped = Remapped()
+    remapped.lately(rows(40), START)
+
+    assert remapped.lately(rows(41), START + 100) == lately(1)
+    assert remapped.lately(rows(43), START + 200) == lately(3)
+    assert remapped.lately(rows(43), START + REMAPPED_SECONDS + 150) == lately(2)
+    assert remapped.lately(rows(43), START + REMAPPED_SECONDS + 250) == lately(0)
+
+
+def test_fewer_rows_or_an_earlier_time_begin_anew() -> None:
+    remapped = Remapped()
+    remapped.lately(rows(40), START)
+    remapped.lately(rows(44), START + 100)
+
+    assert remapped.lately(rows(0), START + 200) == {}
+    assert remapped.lately(rows(1), START + 300) == lately(1)
+    assert remapped.lately(rows(1), START) == {}
+
+
+def test_a_card_that_does_not_remap_rows_says_nothing() -> None:
+    assert Remapped().lately({}, START) == {}

@@ -19,7 +19,7 @@ from extender.core.health import HealthColumns, judge
 from extender.core.policy import Health
 from extender.core.readings import NVML_ONLY, Column, Signal
 from extender.core.stress import stress
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.sources.dcgm import build_table
 from tests.agent.health_facts import (
     EXCLUDE,
     EXCLUDE_NODE,
@@ -28,6 +28,7 @@ from tests.agent.health_facts import (
     NONE,
     OF_NVML_ALONE,
     PENALTY,
+    Answers,
     Fact,
 )
 from tests.agent.replay import Replay, error
@@ -45,7 +46,11 @@ class Driver(Replay):
 
     def __init__(self, fact: Fact) -> None:
         super().__init__()
-        told = dict(fact.calls)
+        self.say({**fact.calls, **fact.calls_before})
+        self.fields = dict.fromkeys(fact.fields, 0.0)
+
+    def say(self, calls: Answers) -> None:
+        told = dict(calls)
         if "fabric" in told:
             told["fabric"] = {**self.calls["fabric"]["value"], **told["fabric"]}
         answers = {
@@ -53,7 +58,6 @@ class Driver(Replay):
             for name, value in told.items()
         }
         self.calls = {**self.calls, **answers}
-        self.fields = dict.fromkeys(fact.fields, 0.0)
 
     def _nvmlDeviceGetFieldValues(self, _: Any, asked: list[int]) -> list[Any]:
         return [
@@ -95,6 +99,7 @@ async def report_of(fact: Fact) -> Report:
         first = await sampler.sample()
         driver.now += SECONDS
         driver.fields.update(fact.fields)
+        driver.say(fact.calls)
         if fact.xid is not None:
             event = XidEvent(uuid=first.devices[0].uuid, gpu_instance_id=None, xid=fact.xid)
             sampler.xids.add(event, clock())
@@ -147,6 +152,7 @@ async def test_the_same_facts_by_dcgm_and_by_nvml_give_the_same_verdict(
         util(0),
         *(series(name, value, **labels) for name, value in fact.dcgm.items()),
     ]
+    prometheus.a_day_ago = [series(name, value, **labels) for name, value in fact.a_day_ago.items()]
     asked = await Asked(prometheus.url).round(NOW)
 
     report = await report_of(fact)
@@ -175,7 +181,7 @@ def test_every_metric_that_tells_health_stands_in_the_table() -> None:
     }
     names = {name for fact in FACTS.values() for name in fact.dcgm}
 
-    assert {one.signal for one in DEFAULT_METRICS if one.name in names} == signals
+    assert {one.signal for one in build_table() if one.name in names} == signals
 
 
 async def test_a_card_that_says_only_that_it_must_be_reset_cannot_work() -> None:

@@ -91,6 +91,7 @@ def test_thresholds_are_settings() -> None:
                 "ROW_REMAP_FAILURE",
                 "ECC_DOUBLE_BIT_VOLATILE",
                 "UNCORRECTABLE_REMAPPED_ROWS",
+                "ROWS_REMAPPED_LATELY",
                 "RECOVERY_ACTION",
                 "FABRIC_MANAGER_STATUS",
                 "RETIRED_PAGES_PENDING",

@@ -3,7 +3,7 @@
 import pytest
 
 from extender.sources import promql as product
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.sources.dcgm import DEFAULT_METRICS, build_table
 from simulation.promql import EvaluationError, PromqlError, evaluate, parse
 from simulation.samples import SampleStore, Series, parse_scrape, with_target_labels
 
@@ -54,6 +54,19 @@ def test_selectors_choose_series_by_name_and_labels(
     store: SampleStore, query: str, values: list[float]
 ) -> None:
     assert [value for _, value in answer(store, query)] == values
+
+
+def test_a_count_is_compared_with_what_it_was(store: SampleStore) -> None:
+    store.ingest("target", NOW + 600.0, parse_scrape(SCRAPE.replace("} 40", "} 42")))
+
+    grown = "max by (UUID) (util) - max by (UUID) (util offset 10m) > 0"
+    assert answer(store, grown, NOW + 600.0) == [({"UUID": "GPU-0"}, 2.0)]
+    assert answer(store, "util - util", NOW) == [
+        ({"gpu": "0", "UUID": "GPU-0", "Hostname": "a", "pod": "x"}, 0.0),
+        ({"gpu": "0", "UUID": "GPU-0", "Hostname": "a", "pod": "y"}, 0.0),
+        ({"gpu": "1", "UUID": "GPU-1", "Hostname": "a"}, 0.0),
+    ]
+    assert answer(store, "util - temp offset 10m", NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +169,8 @@ def test_a_target_ends_no_series_of_another(store: SampleStore) -> None:
         "max by (UUID) util",
         'util{pod="x"',
         "util{pod=x}",
-        "util offset 5m",
+        "util offset",
+        "rate(util[5m] offset 5m)",
         "timestamp(util[2m])",
         "last_over_time(util)",
         "util util",
@@ -171,14 +185,14 @@ def test_what_is_not_understood_is_refused(query: str) -> None:
 
 
 def test_the_refusal_says_where() -> None:
-    with pytest.raises(PromqlError, match="does not understand 'offset 5m' here"):
-        parse("util offset 5m")
+    with pytest.raises(PromqlError, match="does not understand 'bool 5m' here"):
+        parse("util bool 5m")
 
 
 @pytest.mark.parametrize(
     "query",
     [
-        product.metric_query(DEFAULT_METRICS[0], 'cluster="a"'),
+        *(product.metric_query(metric, 'cluster="a"') for metric in build_table()),
         product.devices_query(["util", "temp"], ["Hostname", "instance"], ""),
         product.relabeled_pods_query(["util"], ""),
         product.plain_pods_query(["util", "temp"], 'cluster="a"'),

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from extender.sources import promql as product
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.sources.dcgm import DEFAULT_METRICS, build_table
 from simulation.demo_fleet import demo_fleet
 from simulation.exporter import instance_of, run_exporter
 from simulation.fleet import SimulatedFleet
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.prometheus
 KNOWN_BY = ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_GPU_TEMP")
 
 QUERIES = (
-    *(product.metric_query(metric, "") for metric in DEFAULT_METRICS),
+    *(product.metric_query(metric, "") for metric in build_table()),
     product.relabeled_pods_query(KNOWN_BY, ""),
     product.plain_pods_query(KNOWN_BY, 'job="dcgm-exporter"'),
     product.old_pods_query(KNOWN_BY, ""),

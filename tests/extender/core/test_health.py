@@ -118,7 +118,9 @@ def test_an_old_xid_that_excludes_nothing_never_counts_again(xid: int) -> None:
         ({"XID": 999}, "XID 999"),
         ({"XID": 31, "ROW_REMAP_FAILURE": 1}, "row remapping failed (RMA)"),
         ({"XID": 94, "ROW_REMAP_FAILURE": 1}, "row remapping failed (RMA)"),
-        ({"UNCORRECTABLE_REMAPPED_ROWS": 12}, "12 uncorrectable remapped rows"),
+        ({"UNCORRECTABLE_REMAPPED_ROWS": 512}, "512 uncorrectable remapped rows"),
+        ({"ROWS_REMAPPED_LATELY": 4}, "memory rows remapped within a day: 4"),
+        ({"ROWS_REMAPPED_LATELY": 1}, "memory rows remapped within a day: 1"),
         ({"ECC_DOUBLE_BIT_VOLATILE": 3}, "3 double-bit memory errors since the last reset"),
         ({"RETIRED_PAGES_DOUBLE_BIT": 70}, "70 retired memory pages"),
         ({"RETIRED_PAGES_PENDING": 1}, "a memory page waits to be retired"),
@@ -175,13 +177,29 @@ def test_what_a_sign_means_is_a_setting(
 
 
 def test_limits_of_rows_and_pages_are_settings() -> None:
-    health = Health(
-        remapped_rows_warn=2, remapped_rows_limit=4, retired_pages_warn=2, retired_pages_limit=4
-    )
+    health = Health(remapped_rows_limit=4, retired_pages_warn=2, retired_pages_limit=4)
 
-    for signal in ("UNCORRECTABLE_REMAPPED_ROWS", "RETIRED_PAGES_SINGLE_BIT"):
+    for signal, few in (
+        ("UNCORRECTABLE_REMAPPED_ROWS", IGNORE),
+        ("RETIRED_PAGES_SINGLE_BIT", PENALTY),
+    ):
         found = [action(verdict(health, **{signal: float(rows)})) for rows in (1, 2, 4)]  # type: ignore[arg-type]
-        assert found == [IGNORE, PENALTY, EXCLUDE]
+        assert found == [IGNORE, few, EXCLUDE]
+
+
+def test_rows_remapped_lately_cost_little_and_several_of_them_all_of_the_penalty() -> None:
+    health = Health(penalty=0.4, remapped_rows_per_day=2)
+
+    found = [verdict(health, ROWS_REMAPPED_LATELY=float(rows)).penalty[0] for rows in range(4)]
+
+    assert found == [0.0, 0.2, 0.4, 0.4]
+
+
+def test_a_graver_penalty_is_not_lightened_by_rows_remapped_lately() -> None:
+    found = verdict(ROWS_REMAPPED_LATELY=1.0, ROW_REMAP_PENDING=1.0)
+
+    assert found.penalty[0] == Health().penalty
+    assert words(int(found.cause[0])) == "a remapped row waits for a reset"
 
 
 def test_retired_pages_of_both_kinds_count_together() -> None:
@@ -249,10 +267,11 @@ def test_a_healthy_device_has_no_ill_health() -> None:
         ("RETIRED_PAGES_SINGLE_BIT", 14, IGNORE),
         ("RETIRED_PAGES_SINGLE_BIT", 15, PENALTY),
         ("RETIRED_PAGES_DOUBLE_BIT", 63, EXCLUDE),
-        ("UNCORRECTABLE_REMAPPED_ROWS", 7, IGNORE),
-        ("UNCORRECTABLE_REMAPPED_ROWS", 8, PENALTY),
-        ("UNCORRECTABLE_REMAPPED_ROWS", 511, PENALTY),
+        ("UNCORRECTABLE_REMAPPED_ROWS", 511, IGNORE),
         ("UNCORRECTABLE_REMAPPED_ROWS", 512, EXCLUDE),
+        ("ROWS_REMAPPED_LATELY", 0, IGNORE),
+        ("ROWS_REMAPPED_LATELY", 1, PENALTY),
+        ("ROWS_REMAPPED_LATELY", 9, PENALTY),
         *[("FABRIC_MANAGER_STATUS", status, EXCLUDE_NODE) for status in (1, 4, 5, 6)],
         *[("FABRIC_MANAGER_STATUS", status, IGNORE) for status in (0, 3)],
         ("FABRIC_MANAGER_STATUS", 2, PENALTY),

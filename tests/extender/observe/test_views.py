@@ -81,9 +81,9 @@ def test_nodes_of_different_sizes_show_each_its_own_gpus(world: World) -> None:
             "counts less: XID 94: contained memory error",
         ),
         (
-            Gpu(signs={Signal.UNCORRECTABLE_REMAPPED_ROWS: 12.0}),
+            Gpu(signs={Signal.ROWS_REMAPPED_LATELY: 12.0}),
             "idle",
-            "counts less: 12 uncorrectable remapped rows",
+            "counts less: memory rows remapped within a day: 12",
         ),
         (
             Gpu(xid=74.0),

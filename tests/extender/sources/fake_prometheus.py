@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HANGING_SECONDS: Final = 30.0
 SAMPLES: Final = Path(__file__).parents[2] / "data" / "dcgm"
 _AGGREGATION: Final = re.compile(r"^(max|min|group) by \(([^)]*)\) \((.*)\)$")
+_DAY_AGO: Final = " offset 86400s"
 _SELECTOR: Final = re.compile(r"(\w*)\{([^}]*)\}")
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _LINE: Final = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
@@ -66,6 +67,7 @@ class FakePrometheus:
 
     Attributes:
         series: what it has scraped.
+        a_day_ago: what it had scraped then.
         failing: queries that contain one of these are answered 503.
         hanging: queries that contain one of these are not answered in time.
         warnings: what each answer warns of.
@@ -76,6 +78,7 @@ class FakePrometheus:
     """
 
     series: list[Series] = field(default_factory=list)
+    a_day_ago: list[Series] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
     hanging: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
@@ -132,6 +135,9 @@ class FakePrometheus:
         assert aggregation is not None, query
         operator, by, expression = aggregation.groups()
         expression = expression.partition(" and on ")[0]
+        if _DAY_AGO in expression:
+            yield from self._added(expression)
+            return
         groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
         for one in self._select(expression):
             value = one.value
@@ -143,6 +149,15 @@ class FakePrometheus:
             if expression.endswith(" > 0") and not max(map(float, values)) > 0:
                 continue
             yield dict(labels_of_group), _aggregate(operator, values)
+
+    def _added(self, expression: str) -> Iterable[tuple[dict[str, str], str]]:
+        now, _, then = expression.removesuffix(" > 0").partition(" - ")
+        past = replace(self, series=self.a_day_ago)._evaluate(then.replace(_DAY_AGO, ""))
+        before = {frozenset(labels.items()): float(value) for labels, value in past}
+        for labels, value in self._evaluate(now):
+            added = float(value) - before.get(frozenset(labels.items()), float("inf"))
+            if added > 0:
+                yield labels, str(added)
 
     def _select(self, expression: str) -> Iterable[Series]:
         for name, matchers in _SELECTOR.findall(expression):

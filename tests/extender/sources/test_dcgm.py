@@ -42,6 +42,7 @@ def converted(value: float, unit: Unit, signal: Signal | None = None) -> float:
         (Unit.COUNT, Signal.ROW_REMAP_FAILURE, 1, 2),
         (Unit.COUNT, Signal.ROW_REMAP_PENDING, 1, 2),
         (Unit.COUNT, Signal.UNCORRECTABLE_REMAPPED_ROWS, 100_000, 100_001),
+        (Unit.COUNT, Signal.ROWS_REMAPPED_LATELY, 100_000, 100_001),
         (Unit.COUNT, Signal.ECC_DOUBLE_BIT_VOLATILE, 1_000_000, 9e12),
         (Unit.COUNT, Signal.RETIRED_PAGES_PENDING, 64, 9e12),
         (Unit.COUNT, Signal.RETIRED_PAGES_SINGLE_BIT, 64, 9e12),
@@ -125,7 +126,7 @@ def test_each_metric_stands_once_in_the_table() -> None:
 
 
 def test_table_covers_every_signal() -> None:
-    assert {metric.signal for metric in DEFAULT_METRICS} == set(Signal) - NVML_ONLY
+    assert {metric.signal for metric in build_table()} == set(Signal) - NVML_ONLY
 
 
 def test_row_of_the_user_replaces_the_default() -> None:
