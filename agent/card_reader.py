@@ -50,6 +50,7 @@ _SLOW: Final = (
     Call.SRAM,
     Call.FABRIC,
     Call.NVLINKS,
+    Call.NVLINK_ERRORS,
     Call.CLOCKS,
     Call.CODECS,
     Call.ENERGY,
@@ -105,6 +106,7 @@ class CardReader:
         self._answers = 0
         self._most_links = 0.0
         self._growth = Growth()
+        self._grown: Values = {}
         self._remapped = Remapped()
 
     @property
@@ -146,6 +148,7 @@ class CardReader:
             self._read_slow(lane, now)
         for kept in self._slow.values():
             values.update(kept)
+        values.update(self._grown)
         devices: tuple[DeviceReading, ...]
         if self.instances is None:
             devices = (self._read_whole(lane, now, values, (is_slow, with_rates)),)
@@ -162,12 +165,11 @@ class CardReader:
                 self._slow.pop(call, None)
             else:
                 self._slow[call] = values
-        if Call.FIELDS in self._slow:
-            counted = self._slow[Call.FIELDS]
-            self._slow[Call.FIELDS] = {**counted, **self._growth.rates(counted, now)}
-        if Call.REMAPPED_ROWS in self._slow:
-            counted = self._slow[Call.REMAPPED_ROWS]
-            self._slow[Call.REMAPPED_ROWS] = {**counted, **self._remapped.lately(counted, now)}
+        counted = {**self._slow.get(Call.FIELDS, {}), **self._slow.get(Call.NVLINK_ERRORS, {})}
+        self._grown = {
+            **self._growth.rates(counted, now),
+            **self._remapped.lately(self._slow.get(Call.REMAPPED_ROWS, {}), now),
+        }
         if Call.NVLINKS in self._slow:
             # Links that were never up may lead nowhere; one that was up has failed.
             up = self._slow[Call.NVLINKS][Extra.NVLINKS_UP]

@@ -13,6 +13,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.backend import Extra, Values
 from agent.exporter import tenants_of
+from agent.nvlink5 import LINK_COUNTERS
 from agent.reading import DeviceReading
 from agent.report import Device
 from agent.sampler import Latest
@@ -85,6 +86,7 @@ _METRICS: Final = (
         1,
         "Total number of NVLink recovery errors.",
     ),
+    *(_Metric(one.dcgm, (one.name,), 1, one.text) for one in LINK_COUNTERS.values()),
     _Metric(
         "DCGM_FI_DEV_GPU_UTIL",
         (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION),

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.backend import Extra
+from agent.nvlink5 import LINK_COUNTERS
 from agent.reading import DeviceReading
 from agent.report import Device, Report, Tenant
 from agent.sampler import Sampler
@@ -55,7 +56,7 @@ _HELP: Final[Mapping[str, str]] = {
     Signal.PCIE_REPLAY_RATE: "PCIe packets sent again, over the last 5 minutes.",
     Signal.NVLINK_REPLAY_RATE: "NVLink packets sent again, over the last 5 minutes.",
     Signal.NVLINK_RECOVERY_RATE: "Recoveries of NVLinks, over the last 5 minutes.",
-    Signal.NVLINK_CRC_RATE: "Wrong checksums of NVLinks, over the last 5 minutes.",
+    Signal.NVLINK_CRC_RATE: "Wrong checksums and other errors of NVLinks, over the last 5 minutes.",
     Signal.TEMPERATURE_SHUTDOWN: "Temperature at which the card switches itself off.",
     Extra.SM_OCCUPANCY: "Warps on the SMs, as a share of the most there could be, by GPM.",
     Extra.SM_CLOCK: "Clock of the SMs.",
@@ -76,6 +77,7 @@ _HELP: Final[Mapping[str, str]] = {
     Signal.TEMPERATURE_SLOWDOWN: "Temperature at which the clocks are held back.",
     Extra.TEMPERATURE_MEMORY_MAX: "Highest temperature that the memory may have.",
     Extra.NVLINKS_UP: "NVLinks that are up.",
+    **{counter.name: counter.text for counter in LINK_COUNTERS.values()},
 }
 
 Family = GaugeMetricFamily | CounterMetricFamily

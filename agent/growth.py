@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from agent import nvlink5
 from agent.backend import Extra, Values
 from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 
@@ -12,8 +13,12 @@ _COUNTERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         Signal.PCIE_REPLAY_RATE: (Extra.PCIE_REPLAYS,),
         Signal.NVLINK_REPLAY_RATE: (Extra.NVLINK_REPLAYS,),
-        Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES,),
-        Signal.NVLINK_CRC_RATE: (Extra.NVLINK_CRC_FLITS, Extra.NVLINK_CRC_DATA),
+        Signal.NVLINK_RECOVERY_RATE: (Extra.NVLINK_RECOVERIES, *nvlink5.RECOVERIES),
+        Signal.NVLINK_CRC_RATE: (
+            Extra.NVLINK_CRC_FLITS,
+            Extra.NVLINK_CRC_DATA,
+            *nvlink5.ERRORS,
+        ),
     }
 )
 """What each rate is of; of several counters the one that grows fastest, as for DCGM's."""

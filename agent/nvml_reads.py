@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from agent.backend import Call, Code, Extra, Handle, NvmlError, Values
+from agent.nvlink5 import LINK_COUNTERS
 from agent.nvml_library import OLD_DRIVER, Library, number
 from extender.core.readings import Signal
 
@@ -15,7 +16,7 @@ _FIELDS: Final[Mapping[int, str]] = MappingProxyType(
         29: Signal.RETIRED_PAGES_SINGLE_BIT,
         30: Signal.RETIRED_PAGES_DOUBLE_BIT,
         31: Signal.RETIRED_PAGES_PENDING,
-        # Of all links together.
+        # Of all links together, up to NVLink 4.
         38: Extra.NVLINK_CRC_FLITS,
         45: Extra.NVLINK_CRC_DATA,
         52: Extra.NVLINK_REPLAYS,
@@ -34,6 +35,11 @@ _THRESHOLDS: Final = (
 )
 
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
+_NO_SUCH_LINK: Final = frozenset(
+    {Code.NotSupported, Code.InvalidArgument, Code.NotFound, Code.NoPermission, Code.Deprecated}
+)
+"""What a card answers for links, and for counters of links, that it does not have or tell."""
+
 _FABRIC_COMPLETED, _FABRIC_FAILED = 3, 4
 
 
@@ -148,6 +154,30 @@ def _nvlinks(nvml: Library, handle: Handle) -> Values:
     return {Extra.NVLINKS_UP: float(up)}
 
 
+def _nvlink_errors(nvml: Library, handle: Handle) -> Values:
+    """Read what NVLink 5 and later count, link by link, and add the links up.
+
+    Raises:
+        NvmlError: the card has no such links, or one of them could not be read: what the others
+            count would look as if counters had gone back.
+    """
+    totals: dict[str, float] = {}
+    for link in range(nvml.module.NVML_NVLINK_MAX_LINKS):
+        asked = [(field, link) for field in LINK_COUNTERS]
+        told = nvml.ask("nvmlDeviceGetFieldValues", handle, asked)
+        if totals and all(item.nvmlReturn == Code.InvalidArgument for item in told):
+            break  # no more links
+        for item in told:
+            if item.nvmlReturn == Code.Success:
+                name = LINK_COUNTERS[item.fieldId].name
+                totals[name] = totals.get(name, 0.0) + number(item.value, item.valueType)
+            elif item.nvmlReturn not in _NO_SUCH_LINK:
+                raise NvmlError("nvmlDeviceGetFieldValues", item.nvmlReturn)
+    if not totals:
+        raise NvmlError("nvmlDeviceGetFieldValues", Code.NotSupported)
+    return totals
+
+
 def _codecs(nvml: Library, handle: Handle) -> Values:
     encoder = nvml.ask("nvmlDeviceGetEncoderUtilization", handle)[0]
     decoder = nvml.ask("nvmlDeviceGetDecoderUtilization", handle)[0]
@@ -183,6 +213,7 @@ READS: Final[Mapping[Call, Callable[[Library, Handle], Values]]] = MappingProxyT
         Call.SRAM: _sram,
         Call.FABRIC: _fabric,
         Call.NVLINKS: _nvlinks,
+        Call.NVLINK_ERRORS: _nvlink_errors,
         Call.CODECS: _codecs,
         Call.ENERGY: _energy,
         Call.THRESHOLDS: _thresholds,

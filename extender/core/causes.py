@@ -70,7 +70,7 @@ _WORDS: Mapping[Sign, str] = MappingProxyType(
         Sign.PCIE_REPLAYS: "{value} PCIe packets a minute sent again",
         Sign.NVLINK_REPLAYS: "{value} NVLink packets a minute sent again",
         Sign.NVLINK_RECOVERIES: "NVLinks that had to recover in the last minutes",
-        Sign.NVLINK_CRC_ERRORS: "{value} NVLink checksum errors a second",
+        Sign.NVLINK_CRC_ERRORS: "{value} NVLink errors a second",
         Sign.ROWS_REMAPPED_LATELY: "memory rows remapped within a day: {value}",
     }
 )

@@ -195,13 +195,28 @@ FACTS: Mapping[str, Fact] = {
         dcgm={"DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL": 150},
         fields={38: 9000},
         action=MULTI_GPU,
-        cause="150 NVLink checksum errors a second",
+        cause="150 NVLink errors a second",
     ),
     "checksums of data": Fact(
         dcgm={"DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": 150},
         fields={45: 9000},
         action=MULTI_GPU,
-        cause="150 NVLink checksum errors a second",
+        cause="150 NVLink errors a second",
+    ),
+    "NVLinks of the fifth generation recovered": Fact(
+        dcgm={"DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS": 0.5},
+        fields={215: 30},
+        action=MULTI_GPU,
+        cause="NVLinks that had to recover in the last minutes",
+    ),
+    "errors of symbols": Fact(
+        dcgm={"DCGM_FI_DEV_NVLINK_COUNT_RX_SYMBOL_ERRORS": 150},
+        fields={221: 9000},
+        action=MULTI_GPU,
+        cause="150 NVLink errors a second",
+    ),
+    "few errors of packets": Fact(
+        dcgm={"DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS": 50}, fields={208: 3000}
     ),
     "few checksums": Fact(
         dcgm={"DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL": 50}, fields={45: 3000}

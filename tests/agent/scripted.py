@@ -52,6 +52,7 @@ HEALTHY: dict[Call, Values] = {
     Call.SRAM: {Signal.SRAM_THRESHOLD_EXCEEDED: 0.0},
     Call.FABRIC: {Signal.FABRIC_MANAGER_STATUS: 3.0, Signal.FABRIC_HEALTH: 1.0},
     Call.NVLINKS: {"nvlinks_up": 18.0},
+    Call.NVLINK_ERRORS: {},
     Call.CODECS: {"encoder_utilization_ratio": 0.0, "decoder_utilization_ratio": 0.0},
     Call.ENERGY: {"energy_joules_total": 1000.0},
     Call.THRESHOLDS: {Signal.TEMPERATURE_SHUTDOWN: 95.0, Signal.TEMPERATURE_SLOWDOWN: 89.0},

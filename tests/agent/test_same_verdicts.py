@@ -59,16 +59,16 @@ class Driver(Replay):
         }
         self.calls = {**self.calls, **answers}
 
-    def _nvmlDeviceGetFieldValues(self, _: Any, asked: list[int]) -> list[Any]:
-        return [
-            SimpleNamespace(
-                fieldId=number,
-                nvmlReturn=0 if number in self.fields else 3,
-                valueType=0,
-                value=SimpleNamespace(dVal=self.fields.get(number)),
-            )
-            for number in asked
-        ]
+    def _nvmlDeviceGetFieldValues(self, _: Any, asked: list[Any]) -> list[Any]:
+        return [self._field(*one) if isinstance(one, tuple) else self._field(one) for one in asked]
+
+    def _field(self, number: int, link: int = 0) -> Any:
+        return SimpleNamespace(
+            fieldId=number,
+            nvmlReturn=0 if number in self.fields and not link else 3,
+            valueType=0,
+            value=SimpleNamespace(dVal=self.fields.get(number)),
+        )
 
     def _nvmlDeviceGetTemperatureV(self, handle: Any, sensor: int) -> int:
         if "temperature" in self.calls:
