@@ -144,9 +144,14 @@ class Health:
         fabric_limited: ... or of limited capacity.
         nvlink_down: an NVLink has gone down.
         nvlink_errors: NVLinks had to recover lately, or get so many checksums wrong ...
-        nvlink_crc_per_second: ... as this.
+        nvlink_crc_per_second: ... as this: DCGM_LIMIT_MAX_NVLINK_CRC_ERROR of DCGM. Of the errors
+            of NVLink 5 DCGM tolerates none; that they count from as many on is a choice of ours.
         link_replays: packets are sent again over PCIe or NVLink, more ...
-        link_replays_per_minute: ... than so many a minute; a guess of ours, not measured.
+        link_replays_per_minute: ... than so many a minute. For PCIe that is NVIDIA's figure, the
+            maximum that DCGM names (DCGM_LIMIT_MAX_PCIREPLAY_RATE). Its health check allows one
+            wrong bit in 10^12 on each lane (GetExpectedPcieReplayRate in DcgmHealthWatch.cpp), so 8
+            of PCIe 3.0 x16, 16 of 4.0 x16 and 31 of 5.0 x16. That NVLink has the same limit is a
+            choice of ours: DCGM minds its replays from the first.
         inforom_corrupted: the card's own memory of its configuration is damaged.
         shutdown_temperature: as hot as where the card switches itself off.
         missing_device: a device is not seen, although its siblings are.

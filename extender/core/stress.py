@@ -11,7 +11,8 @@ from extender.core.readings import Column, Signal
 from extender.core.snapshot import Ratios
 
 SLOWDOWN_RAMP_CELSIUS: Final = 10.0
-"""So far below where its clocks are held back a card counts less for its heat: a guess of ours."""
+"""So far below where its clocks are held back a card counts less for its heat: a guess of ours.
+NVIDIA names temperatures at which something happens, and none from which it is near."""
 
 _SW_THERMAL: Final = 0x20
 HARD_SLOWDOWN: Final = 0x8 | 0x40 | 0x80

@@ -271,13 +271,14 @@ class Health(Section):
     nvlink_errors: Action = Field(
         default=DEFAULT.health.nvlink_errors,
         description="NVLinks of a GPU had to recover in the last 5 minutes, or get checksums wrong "
-        "...",
+        "(since NVLink 5: packets or symbols) ...",
     )
     nvlink_crc_per_second: float = Field(
         default=DEFAULT.health.nvlink_crc_per_second,
         ge=0.1,
         le=1_000_000,
-        description="... as often as this",
+        description="... as often as this, all links together: from here on checksums matter to "
+        "DCGM, which minds the errors of NVLink 5 from the first",
     )
     link_replays: Action = Field(
         default=DEFAULT.health.link_replays,
@@ -287,7 +288,8 @@ class Health(Section):
         default=DEFAULT.health.link_replays_per_minute,
         ge=0.1,
         le=1_000_000,
-        description="... than this",
+        description="... than this: what DCGM allows PCIe 3.0 x16; it allows 4.0 x16 16, and "
+        "5.0 x16 31, so raise it where all GPUs have those",
     )
     inforom_corrupted: Action = Field(
         default=DEFAULT.health.inforom_corrupted,
@@ -313,7 +315,7 @@ class Health(Section):
     )
     temperature_high_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_high_celsius,
-        description="... and from here, or there, least",
+        description="... and from here, or there, least; these four and the 10 degrees are guesses",
     )
     memory_temperature_warn_celsius: Celsius = Field(
         default=DEFAULT.health.memory_temperature_warn_celsius,
