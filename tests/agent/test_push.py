@@ -7,15 +7,21 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.foreign import Threshold
 from agent.options import Options, ReportOptions
 from agent.push import Pusher
 from agent.push_handshake import expiry_of, read_token
+from agent.push_link import ReportLink
+from agent.push_news import Digests
 from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
+from agent.sampler import Latest
+from extender.core.policy import Thresholds
 from simulation.agents import SimulatedAgent
 from simulation.devices import Load
 from simulation.fleet import SimulatedFleet
@@ -219,6 +225,21 @@ async def test_a_lost_connection_is_opened_anew_with_everything_said_again(tmp_p
 
         assert it.updates[1][0].layout is not None
         assert counts(running.pusher)["failed"] >= 1
+
+
+def test_agents_that_lost_a_replica_together_do_not_come_back_together() -> None:
+    options = ReportOptions(reconnect_seconds=1.0, max_backoff_seconds=30.0)
+    digests = Digests(options, Thresholds(), Threshold())
+    agents = [ReportLink(("127.0.0.1", 1), Latest(), digests, options) for _ in range(500)]
+
+    for failures, longest in ((1, 1.0), (3, 4.0), (9, 30.0)):
+        for agent in agents:
+            agent._in_a_row = failures
+        pauses = sorted(agent._pause_seconds() for agent in agents)
+
+        assert 0.1 * longest <= pauses[0] < 0.2 * longest
+        assert 0.9 * longest < pauses[-1] <= longest
+        assert max(b - a for a, b in pairwise(pauses)) < 0.1 * longest, "spread over the time"
 
 
 async def test_the_token_is_read_anew_for_each_connection(tmp_path: Path) -> None:
