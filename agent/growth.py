@@ -41,6 +41,8 @@ class Growth:
             now: seconds since the epoch.
         """
         names = {name for counters in _COUNTERS.values() for name in counters} & values.keys()
+        if not names:
+            return {}  # it could not be read: nothing to compare with later
         self._seen.append((now, {name: values[name] for name in names}))
         while len(self._seen) > 2 and self._seen[1][0] <= now - GROWTH_SECONDS:  # noqa: PLR2004 - it and one before
             self._seen.popleft()

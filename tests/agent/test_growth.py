@@ -61,6 +61,14 @@ def test_what_a_card_does_not_count_is_missing(values: dict[str, float]) -> None
     assert growth.rates(values, START + 60) == {}
 
 
+def test_a_pass_in_which_nothing_could_be_read_is_no_beginning() -> None:
+    growth = Growth()
+    growth.rates({}, START)
+    growth.rates(replays(900), START + 60)
+
+    assert growth.rates(replays(930), START + 120) == {Signal.PCIE_REPLAY_RATE: 0.5}
+
+
 def test_a_counter_that_comes_later_grows_from_then_on() -> None:
     growth = Growth()
     growth.rates({}, START)
