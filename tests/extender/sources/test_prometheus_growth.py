@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from extender.core.readings import DeviceKey
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.core.readings import REMAPPED_SECONDS, DeviceKey, Signal
+from extender.sources.dcgm import DEFAULT_METRICS, build_table
 from extender.sources.dcgm_xids import xids_of
 from extender.sources.promql import metric_query
 from tests.extender.sources.scraping import Job, Pages, prometheus_process
@@ -20,6 +20,8 @@ pytestmark = pytest.mark.prometheus
 PAGE = """
 DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{UUID="GPU-1",gpu="0"}} {count}
 DCGM_FI_DEV_PCIE_REPLAY_COUNTER{{UUID="GPU-2",gpu="1"}} 5000
+DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS{{UUID="GPU-1",gpu="0",exported_pod="p{count}"}} {count}
+DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS{{UUID="GPU-2",gpu="1"}} 40
 DCGM_EXP_XID_ERRORS_COUNT{{UUID="GPU-1",gpu="0",window_size_in_ms="300000",xid="79"}} 1
 DCGM_EXP_XID_ERRORS_COUNT{{UUID="GPU-1",gpu="0",window_size_in_ms="300000",xid="31"}} 4
 DCGM_EXP_XID_ERRORS_COUNT{{UUID="GPU-2",gpu="1",window_size_in_ms="300000"}} 0
@@ -42,8 +44,11 @@ async def scraped(tmp_path: Path) -> AsyncIterator[tuple[Pages, aiohttp.ClientSe
 
 async def ask(session: aiohttp.ClientSession, name: str) -> list[Any]:
     metric = next(one for one in DEFAULT_METRICS if one.name == name)
-    query = {"query": metric_query(metric, "")}
-    async with session.get("/api/v1/query", params=query) as answer:
+    return await answer_to(session, metric_query(metric, ""))
+
+
+async def answer_to(session: aiohttp.ClientSession, query: str) -> list[Any]:
+    async with session.get("/api/v1/query", params={"query": query}) as answer:
         told = await answer.json()
     assert told["status"] == "success", told
     return list(told["data"]["result"])
@@ -64,6 +69,27 @@ async def test_a_counter_that_grows_is_told_and_one_that_stands_is_not(
 
     assert [row["metric"] for row in rows] == [{"UUID": "GPU-1"}]
     assert float(rows[0]["value"][1]) > 0
+
+
+async def test_rows_that_are_added_are_told_whichever_pods_come_and_go_meanwhile(
+    scraped: tuple[Pages, aiohttp.ClientSession],
+) -> None:
+    pages, session = scraped
+    added = next(one for one in build_table() if one.signal is Signal.ROWS_REMAPPED_LATELY)
+    in_a_day = metric_query(added, "")
+    in_a_second = in_a_day.replace(f"{REMAPPED_SECONDS:.0f}s", "1s")
+    rows: list[Any] = []
+    async with asyncio.timeout(60):
+        for count in range(10_000):
+            pages.text["dcgm"] = PAGE.format(count=count)
+            rows = await answer_to(session, in_a_second)
+            if rows:
+                break
+            await asyncio.sleep(0.1)
+
+    assert [row["metric"] for row in rows] == [{"UUID": "GPU-1"}]
+    assert float(rows[0]["value"][1]) > 0
+    assert await answer_to(session, in_a_day) == [], "nothing is known of a day ago"
 
 
 async def test_of_xids_that_are_counted_one_by_one_the_gravest_is_told(
