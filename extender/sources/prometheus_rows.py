@@ -105,9 +105,9 @@ def recognize_rows(
         not recognized.
 
     Example:
-        >>> body = b'{"status":"success","data":{"result":[{"value":1}]}}'
+        >>> body = b'{"status":"success","data":{"result":[{"value":[1,"2"]}]}}'
         >>> recognize_rows(body, len)
-        {'status': 'success', 'data': {'result': Recognized(value=13)}}
+        {'status': 'success', 'data': {'result': Recognized(value=19)}}
     """
     start, end = body.find(_RESULT) + len(_RESULT), body.rfind(_END) + len(_END)
     if start < len(_RESULT) or end <= start:
