@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 from urllib.parse import urlencode
 
-import msgspec
 from aiohttp import web
 
 from extender.core.inventory import PodRecord
@@ -23,6 +21,15 @@ from extender.observe.answers import (
     write_in_pieces,
 )
 from extender.observe.decisions import named
+from extender.observe.explain_join import (
+    decided_at,
+    filter_before,
+    filter_near,
+    joined_in_steps,
+    lacks_filter,
+    read_attempt,
+    read_told,
+)
 from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
     Ranking,
@@ -53,12 +60,6 @@ from extender.stepping import in_turns
 PATH: Final = "/v1/explain"
 PEERS_PATH: Final = "/v1/peers/explain"
 """Where other replicas ask: under the prefix that only their certificates open."""
-ATTEMPT_SECONDS: Final = 5.0
-"""Filter and prioritize of one attempt are asked so close together."""
-
-_LONG: Final = frozenset({"nodes", "others"})
-"""What is told of thousands of nodes, and goes from another replica to the caller unread."""
-_TOLD: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +130,7 @@ class Explain:
                 f"no decision about {name!r} is remembered, and there is no such GPU pod: "
                 "GET /v1/decisions and /v1/pending list what is known",
             )
-        return await self._answer(request, known)
+        return await self._answer(request, await self._with_filter(known, wish))
 
     async def _explain_one(
         self, request: web.Request, wanted: str, wish: Wish
@@ -146,7 +147,7 @@ class Explain:
         if not self._replicas.is_ours(wanted):
             found += await self._told({"id": wanted} | wish.query)
         if len(found) == 1:
-            return await self._answer(request, found[0])
+            return await self._answer(request, await self._with_filter(found[0], wish))
         if found:
             views = (mapping_of(one.view["decision"]) for one in found)
             ids = ", ".join(sorted(text_of(view.get("id")) for view in views))
@@ -192,14 +193,40 @@ class Explain:
         uid = decided.pod.uid if decided else _ref(record).uid
         return _Known(view=view, at=decided.at if decided else 0.0, uid=uid)
 
+    async def _with_filter(self, known: _Known, wish: Wish) -> _Known:
+        """Return a ranking with why other nodes were refused, where another replica knows that."""
+        if not lacks_filter(known.view):
+            return known
+        found = await self._told({"pod": known.uid, "attempt": f"{known.at:.3f}"} | wish.query)
+        own = await self._own_filter(known.uid, known.at, wish)
+        halves = sorted([*found, *([own] if own else [])], key=lambda one: one.at)
+        if not halves:
+            return known
+        steps = joined_in_steps(known.view, halves[-1].view, wish.limit)
+        return replace(known, view=await in_turns(steps))
+
+    async def _own_filter(self, uid: str, at: float, wish: Wish) -> _Known | None:
+        """Return what this replica said to filter shortly before a ranking, None for nothing.
+
+        Args:
+            uid: the pod's.
+            at: when another replica ranked, seconds since the epoch.
+            wish: what of the nodes is told.
+        """
+        record = filter_near(self._placer.history, uid, at)
+        if record is None:
+            return None
+        view = await self._view(record, self._fleet.pods.get(uid), wish)
+        return _Known(view=view, at=record.at, uid=uid)
+
     async def _told(self, asked: Mapping[str, str]) -> list[_Known]:
         """Return what the other replicas decided of pods that the caller sees, the newest first."""
         found: list[_Known] = []
         ids = {""}  # a replica may have two addresses, and we have one of our own
         answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(asked)}")
         for body in answers.values():
-            view = _read(body)
-            at = _decided_at(view)
+            view = read_told(body)
+            at = decided_at(view)
             name = text_of(mapping_of(view.get("decision")).get("id"))
             if at and name not in ids and not self._replicas.is_ours(name):
                 ids.add(name)
@@ -215,12 +242,16 @@ class Explain:
         if refusal is not None:
             return refusal
         query = request.query
-        check_parameters(query, frozenset({"pod", "id", "limit", "node"}))
-        wish = Wish.read(query)
+        check_parameters(query, frozenset({"pod", "id", "limit", "node", "attempt"}))
+        wish, pod = Wish.read(query), query.get("pod", "")
+        attempt = read_attempt(query)
         # For this answer alone: the next one on this connection may be for somebody else.
         whose = VIEWER.set(SEES_ALL)
         try:
-            own = await self._own(query.get("pod", ""), query.get("id", ""), wish)
+            if attempt:
+                own = await self._own_filter(pod, attempt, wish)
+            else:
+                own = await self._own(pod, query.get("id", ""), wish)
         finally:
             VIEWER.reset(whose)
         written: list[bytes] = []
@@ -318,7 +349,7 @@ class Explain:
             view |= self._waiting(record, NOTHING_HEARD)
         if decided is None:
             return view
-        filtered = self._filter_of(decided)
+        filtered = filter_before(self._placer.history, decided)
         # What prioritize was asked about is what filter left: that one knows the other nodes.
         asked = (filtered or decided).decision
         details = await in_turns(details_in_steps(decided, filtered))
@@ -342,16 +373,6 @@ class Explain:
     def _brief(self, record: DecisionRecord) -> Json:
         return named(self._replicas, record) | decision_view(record, brief=True)
 
-    def _filter_of(self, decided: DecisionRecord) -> DecisionRecord | None:
-        """Return what filter said in the same attempt, None where that is not remembered."""
-        if decided.verb == "filter":
-            return None
-        for record in self._placer.history:
-            if record.pod.uid == decided.pod.uid and record.number < decided.number:
-                is_same = decided.at - record.at < ATTEMPT_SECONDS and record.verb == "filter"
-                return record if is_same else None
-        return None
-
 
 def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
     """Refuse a name that several pods have.
@@ -362,30 +383,6 @@ def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
     if len(found) > 1:
         some = ", ".join(sorted(found)[:5])
         raise QueryError(parameter, name, f"is the name of several pods: use one of {some}")
-
-
-def _read(body: bytes | None) -> Json:
-    """Return what another replica told, empty where it is nothing that can be read.
-
-    What it says of thousands of nodes goes to the caller as it is.
-    """
-    try:
-        told = _TOLD.decode(body or b"{}")
-        return {
-            name: raw if name in _LONG else msgspec.json.decode(raw) for name, raw in told.items()
-        }
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-
-
-def _decided_at(view: Mapping[str, object]) -> float:
-    """Return when what another replica told was decided, 0 where it does not say."""
-    try:
-        return datetime.fromisoformat(
-            text_of(mapping_of(view.get("decision")).get("at"))
-        ).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _ref(record: PodRecord | None) -> PodRef:

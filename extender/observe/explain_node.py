@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from extender.core.decision import Decision
@@ -95,22 +96,45 @@ def asked_node(
         why = NOT_ASKED if is_known else NO_SUCH_NODE
         if closed_by:
             why = f"kube-scheduler would not ask about it: {closed_by}"
-        return _view(name, kept, why=why)
+        return _view(NodeTold(node=name, kept=kept, why=why))
     score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
-    rank = None if rejection else _rank(decision, score)
-    if name in set(in_full):
-        return _view(name, Kept.IN_FULL, rank=rank, score=score, rejection=rejection)
-    told = f"it was refused: {rejection}"
-    if rank is not None:
-        told = f"it passed, in place {rank} of {decision.feasible} with score {score:.3f}"
-    return _view(
-        name,
-        Kept.IN_SHORT,
-        rank=rank,
+    told = NodeTold(
+        node=name,
+        kept=Kept.IN_FULL,
+        rank=None if rejection else _rank(decision, score),
         score=score,
-        rejection=rejection,
-        why=f"{told}; {NOT_IN_FULL}",
+        rejection=rejection or None,
     )
+    return in_short_or_full(told, set(in_full), decision.feasible)
+
+
+class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of the node that is asked about, as it is written."""
+
+    node: str
+    kept: Kept
+    rank: int | None = None
+    score: float | None = None
+    rejection: str | None = None
+    why: str | None = None
+
+
+def in_short_or_full(told: NodeTold, in_full: Container[str], feasible: int) -> Json:
+    """Return what is said of a node, by which nodes are told in full.
+
+    Args:
+        told: what a decision says of it.
+        in_full: nodes that are told in full.
+        feasible: how many nodes passed.
+    """
+    if told.kept not in {Kept.IN_FULL, Kept.IN_SHORT}:
+        return _view(told)
+    if told.node in in_full:
+        return _view(msgspec.structs.replace(told, kept=Kept.IN_FULL, why=None))
+    short = f"it was refused: {told.rejection}"
+    if told.rank is not None:
+        short = f"it passed, in place {told.rank} of {feasible} with score {told.score or 0.0:.3f}"
+    return _view(msgspec.structs.replace(told, kept=Kept.IN_SHORT, why=f"{short}; {NOT_IN_FULL}"))
 
 
 def _rank(decision: Decision, score: float) -> int:
@@ -118,20 +142,12 @@ def _rank(decision: Decision, score: float) -> int:
     return int(np.count_nonzero(passing > score + SAME)) + 1
 
 
-def _view(
-    name: str,
-    kept: Kept,
-    *,
-    rank: int | None = None,
-    score: float | None = None,
-    rejection: str = "",
-    why: str = "",
-) -> Json:
+def _view(told: NodeTold) -> Json:
     return {
-        "node": name,
-        "kept": kept.value,
-        "rank": rank,
-        "score": None if score is None else round(score, 7),
-        "rejection": rejection or None,
-        "why": why or None,
+        "node": told.node,
+        "kept": told.kept.value,
+        "rank": told.rank,
+        "score": None if told.score is None else round(told.score, 7),
+        "rejection": told.rejection,
+        "why": told.why,
     }

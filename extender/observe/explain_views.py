@@ -189,12 +189,16 @@ def kept(decision: Decision, names: Iterable[str]) -> Json:
         decision: the verdict on every candidate.
         names: nodes that are known in full.
     """
-    in_full = len(set(names))
-    in_short = max(len(decision.candidates) - in_full, 0)
+    return kept_view(len(decision.candidates), len(set(names)))
+
+
+def kept_view(candidates: int, in_full: int) -> Json:
+    """Return that by how many candidates there were, and how many are known in full."""
+    in_short = max(candidates - in_full, 0)
     note = "every candidate is kept in full: devices and readings as they were at the decision"
     if in_short:
         note = (
-            f"{in_full} of {len(decision.candidates)} candidates are kept in full, devices and "
+            f"{in_full} of {candidates} candidates are kept in full, devices and "
             "readings as they were at the decision: the best ones, the node bound to, and where "
             f"fewer pass some that were refused; of the other {in_short} only score and reason "
             "(decisions.detailed_nodes sets how many)"

@@ -65,7 +65,11 @@ async def test_another_replicas_decision_is_explained_by_its_id(client: Client) 
 async def test_our_own_decision_is_explained_without_asking_anybody(
     client: Client, far: Far
 ) -> None:
-    assert (await get(client, "/v1/explain", id="near-1"))["pod"] == "team/ours"
+    question = names_question("a", asker=pod("whole"))
+    for verb in ("filter", "prioritize"):
+        assert (await client.post(f"/{verb}", json=question)).status == 200
+
+    assert (await get(client, "/v1/explain", id="near-4"))["pod"] == "team/whole"
     assert far.asked == []
 
 
