@@ -10,6 +10,7 @@ import click
 
 from extender.client import SERVICE, Client, read_token
 from extender.remote.answers import Answer
+from extender.remote.errors import ClientError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -84,7 +85,12 @@ class Session:
                 ca_file=known.ca_file or None,
                 timeout_seconds=known.timeout,
             )
-        return Client(self.cluster.service(known.service, token=token))
+        try:
+            cluster = self.cluster
+        except ClientError as error:
+            hint = "or ask an extender directly, --url (IDLEGPU_URL)"
+            raise ClientError(f"{error}; {hint}", error.failure) from error
+        return Client(cluster.service(known.service, token=token))
 
     def hurried(self, seconds: float) -> "Session":
         """Return a session that waits no longer for an answer that it can do without."""

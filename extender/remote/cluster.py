@@ -54,8 +54,8 @@ class Cluster:
         files = [Path(part).expanduser() for part in shown.split(":") if part]
         if not any(file.is_file() for file in files):
             raise ClientError(
-                f"kubeconfig {shown}: there is no such file: set --url (IDLEGPU_URL) to ask an "
-                "extender directly, or --kubeconfig (KUBECONFIG)",
+                f"kubeconfig {shown}: there is no such file: name another, --kubeconfig "
+                "(KUBECONFIG)",
                 Failure.BAD_QUESTION,
             )
         configuration = Configuration()

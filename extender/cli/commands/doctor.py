@@ -1,6 +1,8 @@
 """`idlegpu doctor`: what is wrong with the installation, and what to do."""
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -58,18 +60,28 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
     add_files(pile, files)
     report = examine(pile.facts(at), CHECKS)
     if session.is_table:
-        show_table(session.console, _sheet(report, is_wide=session.is_wide))
+        causes = [why for why, count in Counter(pile.missing.values()).items() if count > 1]
+        show_table(session.console, _sheet(report, causes, is_wide=session.is_wide))
     else:
         session.write(asdict(report))
     if report.has_errors:
         click.get_current_context().exit(1)
 
 
-def _sheet(report: Report, *, is_wide: bool) -> RenderableType:
+def _sheet(report: Report, causes: Sequence[str], *, is_wide: bool) -> RenderableType:
+    """Return what people read.
+
+    Args:
+        report: what all checks came to.
+        causes: why several things are not known: told once.
+        is_wide: whether all evidence is shown.
+    """
     parts: list[RenderableType | None] = [
         _told(finding, is_wide=is_wide) for finding in report.findings
     ]
-    parts += [_not_run(one) for one in report.not_run]
+    met = [cause for cause in causes if any(cause in one.why for one in report.not_run)]
+    parts += [_not_run(one, met) for one in report.not_run]
+    parts += [line(f"({number}) {cause}") for number, cause in enumerate(met, 1)]
     counts = [f"{sum(one.severity is kind for one in report.findings)} {kind}" for kind in Severity]
     parts.append(
         line(
@@ -95,5 +107,8 @@ def _told(finding: Finding, *, is_wide: bool) -> RenderableType:
     return Group(head, Padding(Group(*rows), (0, 0, 0, 6)), Text())
 
 
-def _not_run(one: NotRun) -> RenderableType:
-    return Text(f"{one.code} could not run  {clean(one.title)}: {clean(one.why)}", style="dim")
+def _not_run(one: NotRun, causes: Sequence[str]) -> RenderableType:
+    why = one.why
+    for number, cause in enumerate(causes, 1):
+        why = why.replace(cause, f"({number})")
+    return Text(f"{one.code} could not run  {clean(one.title)}: {clean(why)}", style="dim")

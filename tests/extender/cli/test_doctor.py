@@ -86,3 +86,13 @@ def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
     assert "kubeconfig /nowhere: there is no such file" in why["IG203"]
     # The world behind this has no /v1/unasked.
     assert "IG101" not in why
+
+
+def test_what_keeps_many_checks_from_running_is_told_once(run: Run) -> None:
+    result = run("doctor", KUBECONFIG="/nowhere")
+
+    lines = result.stdout.splitlines()
+    assert "IG203 could not run  nodes offer every GPU that they have: nodes: (1)" in lines
+    assert [line for line in lines if "/nowhere" in line] == [
+        "(1) kubeconfig /nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG)"
+    ]

@@ -69,7 +69,11 @@ def test_a_manifest_without_a_pod_is_refused(run: Run, text: str) -> None:
 @pytest.mark.parametrize(
     ("kubeconfig", "words"),
     [
-        ("/nowhere", "kubeconfig /nowhere: there is no such file: set --url (IDLEGPU_URL)"),
+        (
+            "/nowhere",
+            "/nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG); or ask an "
+            "extender directly, --url (IDLEGPU_URL)",
+        ),
         ("text", "cannot use kubeconfig"),
         ("{}", "cannot use kubeconfig"),
     ],
