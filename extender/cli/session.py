@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
+from extender.cli.words import Number
 from extender.client import SERVICE, Client, read_token
 from extender.remote.answers import Answer
 from extender.remote.errors import ClientError
@@ -213,7 +214,7 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
         click.option("--ca-file", default="", envvar=variable("IDLEGPU_CA_FILE"), metavar="FILE",
                      help="Who signs the certificate behind --url. [IDLEGPU_CA_FILE]"),
         click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS",
-                     type=click.FloatRange(0.1, 3600), help="Limit for one answer."),
+                     type=Number(0.1, 3600), help="Limit for one answer."),
     )  # fmt: skip
 
     def add(command: Callable[P, Any]) -> Callable[P, Any]:

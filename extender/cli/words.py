@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 from typing_extensions import override  # in typing from Python 3.12 on
@@ -152,3 +152,47 @@ class Span(click.ParamType[int]):
             return parse_span(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds as an option; says which where it is none."""
+
+    name = "number"
+
+    @override
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> int:
+        """Return it."""
+        try:
+            number: int = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{str(value)!r}: must be a whole number {_within(self)}", param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A number within bounds, likewise."""
+
+    name = "number"
+
+    @override
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return it."""
+        try:
+            number: float = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{str(value)!r}: must be a number {_within(self)}", param, ctx)
+        return number
+
+
+def _within(bounds: click.IntRange | click.FloatRange) -> str:
+    return f"from {bounds.min:g} to {bounds.max:g}"

@@ -22,7 +22,7 @@ WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
 @click.option("--over", default="1h", show_default=True, type=words.Span(), metavar="TIME",
               help="How far back to look (1d, 7d); beyond 1h Prometheus is asked.")  # fmt: skip
 @click.option("--all", "is_all", is_flag=True, help="Also cards that are well as they are.")
-@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
               help="How many cards, and how many pods, to show.")  # fmt: skip
 def command(
     session: Session, *, node: str | None, namespace: str | None, over: int, is_all: bool,

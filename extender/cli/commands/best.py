@@ -16,9 +16,7 @@ WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE"]
 
 @click.command("best")
 @connected
-@click.option(
-    "--gpus", default=1, show_default=True, type=click.IntRange(1, 1024), help="How many."
-)
+@click.option("--gpus", default=1, show_default=True, type=words.Whole(1, 1024), help="How many.")
 @click.option("--memory", metavar="QUANTITY", help="Room on each, such as 20Gi.")
 @click.option("--model", metavar="MODELS", help="Models that it prefers, such as H100,A100.")
 @click.option("--resource", metavar="NAME", help="Which resource; nvidia.com/gpu unless set so.")
@@ -26,7 +24,7 @@ WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE"]
 @click.option("--require-idle", is_flag=True, help="Only nodes known to be idle.")
 @click.option("--max-utilization", metavar="PERCENT", help="Busier GPUs are not idle.")
 @click.option("--max-memory", metavar="PERCENT", help="Fuller GPUs are not idle.")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
               help="How many nodes to show.")  # fmt: skip
 def command(session: Session, *, require_idle: bool, **wishes: str | int | None) -> None:
     """The nodes that a pod with these wishes would get now, best first.

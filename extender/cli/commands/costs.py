@@ -34,7 +34,7 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
 @click.option(
     "--some", is_flag=True, help="With --idle-for, also pods that use some of their GPUs."
 )
-@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
               help="How many sums to show.")  # fmt: skip
 def command(
     session: Session, *, by: str, idle_for: int, namespace: str | None, some: bool, limit: int

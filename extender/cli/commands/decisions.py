@@ -19,7 +19,7 @@ SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
 @click.command("decisions")
 @connected
 @click.argument("pod", required=False)
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
               help="How many decisions to show.")  # fmt: skip
 def command(session: Session, *, pod: str | None, limit: int) -> None:
     """The last decisions, the newest first; about POD (namespace/name, name or UID), or all.

@@ -11,6 +11,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from extender.cli.commands.explain_tables import render
 from extender.cli.manifests import read_pods
 from extender.cli.session import Session, connected
+from extender.cli.words import Whole
 from extender.remote.answers import Explanation
 from extender.remote.errors import ClientError, Failure
 
@@ -52,7 +53,7 @@ class DecisionName(click.ParamType[int | str]):
               "the number; may be said again.")  # fmt: skip
 @click.option("--node", metavar="NAME",
               help="Show this node in detail, or what is kept of it.")  # fmt: skip
-@click.option("--limit", default=10, show_default=True, type=click.IntRange(0, 10_000),
+@click.option("--limit", default=10, show_default=True, type=Whole(0, 10_000),
               help="How many nodes to list.")  # fmt: skip
 def command(
     session: Session,

@@ -25,7 +25,7 @@ WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
 )
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @click.option("--some", is_flag=True, help="Also pods that use some of their GPUs.")
-@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
               help="How many pods to show.")  # fmt: skip
 def command(
     session: Session, *, idle_for: int, namespace: str | None, some: bool, limit: int

@@ -16,7 +16,7 @@ MOST_REASONS = 2
 @click.command("pending")
 @connected
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
-@click.option("--limit", default=200, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
               help="How many pods to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """GPU pods that are not bound, the longest wait first, and what each waits for.

@@ -16,7 +16,7 @@ WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 @click.command("regret")
 @connected
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000),
+@click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
               help="How many placements to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
     """How placements turned out, some time after the pods were bound; the newest first.

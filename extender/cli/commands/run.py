@@ -6,6 +6,7 @@ import click
 
 from extender.cli.manifests import Object, gpu_pod, job_of, name_for, pod_of, unique
 from extender.cli.session import Session, connected, dump
+from extender.cli.words import Whole
 from extender.remote.errors import ClientError
 
 IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
@@ -22,9 +23,7 @@ PATHS = {
 
 @click.command("run")
 @connected
-@click.option(
-    "--gpus", default=1, show_default=True, type=click.IntRange(1, 1024), help="How many."
-)
+@click.option("--gpus", default=1, show_default=True, type=Whole(1, 1024), help="How many.")
 @click.option(
     "--resource",
     default="nvidia.com/gpu",

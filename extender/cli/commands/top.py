@@ -14,7 +14,7 @@ from extender.cli.commands.gpus import STATES, table
 from extender.cli.keys import pressed_keys
 from extender.cli.session import Session, connected, show_table
 from extender.cli.sheets import STYLES, line, stack
-from extender.cli.words import UNKNOWN
+from extender.cli.words import UNKNOWN, Number
 from extender.remote.answers import Gpu
 from extender.remote.errors import ClientError, Failure
 
@@ -34,7 +34,7 @@ QUIT = "q"
     "--interval",
     default=2.0,
     show_default=True,
-    type=click.FloatRange(0.2, 3600),
+    type=Number(0.2, 3600),
     metavar="SECONDS",
     help="Time between two looks.",
 )
