@@ -12,7 +12,7 @@ from extender.core.advice import Use, Verdict
 from extender.fleet.fleet import Fleet
 from extender.observe.advice_findings import KINDS, CardFinding, Findings, PodFinding, find
 from extender.observe.advice_words import card_words, memory_words, tenth_words
-from extender.observe.answers import chunks, error_answer, json_answer
+from extender.observe.answers import chunks, error_answer, json_answer, unknown_node
 from extender.observe.measured import OWN_SECONDS, Kept, Measured, ShortMemory
 from extender.observe.page.past import Plots
 from extender.observe.parameters import (
@@ -84,7 +84,7 @@ class Advice:
         )
         is_all = read_boolean(query, "all")
         if node is not None and node not in self._fleet.nodes:
-            return error_answer(404, f"node {node!r} is not known: GET /v1/nodes lists the nodes")
+            return error_answer(404, unknown_node(node))
         plots = self._asked(seconds)
         if plots is not None:
             seconds = next(window for window in WINDOWS if window >= seconds)

@@ -50,6 +50,17 @@ def error_answer(status: int, message: str) -> web.Response:
     return json_answer({"error": message}, status)
 
 
+def unknown_node(name: str) -> str:
+    """Return what is wrong with a node's name."""
+    return f"node {name!r} is not known: GET /v1/nodes (idlegpu nodes) lists the nodes"
+
+
+def unknown_decision(wanted: str) -> str:
+    """Return what is wrong with a decision's id or number."""
+    where = "GET /v1/decisions (idlegpu decisions) lists the last"
+    return f"decision {wanted!r} is not remembered: {where}"
+
+
 async def stream_answer(
     request: web.Request,
     name: str,

@@ -15,7 +15,7 @@ from extender.core.request import GpuRequest, parse_request
 from extender.core.resources import ResourceNames
 from extender.fleet.fleet import Fleet
 from extender.fleet.source_state import SourceState
-from extender.observe.answers import chunks, error_answer, json_answer, stream_answer
+from extender.observe.answers import chunks, error_answer, json_answer, stream_answer, unknown_node
 from extender.observe.decisions import Decisions
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.seen import NO_NAMESPACE, OfPod
@@ -215,4 +215,4 @@ def _source_view(state: SourceState) -> Json:
 
 
 def _unknown_node(name: str) -> web.Response:
-    return error_answer(404, f"node {name!r} is not known: GET /v1/nodes lists the nodes")
+    return error_answer(404, unknown_node(name))

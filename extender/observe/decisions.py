@@ -18,6 +18,7 @@ from extender.observe.answers import (
     document_answer,
     json_answer,
     stream_answer,
+    unknown_decision,
     write_in_pieces,
 )
 from extender.observe.hearing import Form, hear
@@ -182,7 +183,7 @@ class Decisions:
             ids = ", ".join(sorted(text_of(view["id"]) for view in found))
             error = f"several replicas have a decision {wanted!r}: ask for one of {ids}"
             return json_answer({"error": error} | rest, 409)
-        error = f"decision {wanted!r} is not remembered: GET /v1/decisions lists the last"
+        error = unknown_decision(wanted)
         return json_answer({"error": error} | rest, 404)
 
     async def _tell(self, request: web.Request) -> web.StreamResponse:

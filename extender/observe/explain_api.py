@@ -18,6 +18,7 @@ from extender.observe.answers import (
     CONTENT_TYPE,
     document_answer,
     error_answer,
+    unknown_decision,
     write_in_pieces,
 )
 from extender.observe.decisions import named
@@ -128,7 +129,7 @@ class Explain:
             return error_answer(
                 404,
                 f"no decision about {name!r} is remembered, and there is no such GPU pod: "
-                "GET /v1/decisions and /v1/pending list what is known",
+                "GET /v1/decisions and /v1/pending (idlegpu decisions, pending) list what is known",
             )
         return await self._answer(request, await self._with_filter(known, wish))
 
@@ -155,7 +156,8 @@ class Explain:
                 409, f"several replicas have a decision {wanted!r}: ask for the id, one of {ids}"
             )
         return error_answer(
-            404, f"decision {wanted!r} is not remembered: GET /v1/decisions lists the last"
+            404,
+            unknown_decision(wanted),
         )
 
     async def _answer(self, request: web.Request, known: _Known) -> web.StreamResponse:

@@ -103,23 +103,24 @@ def _counted(text: str) -> Counted | None:
 
 
 _HELP_OURS: Final = {
-    Rejection.UNHEALTHY: "`gpus NODE` says of each GPU what is wrong; reset it, or drain the node",
-    Rejection.FOREIGN_USE: "processes that no pod accounts for use their GPUs: `gpus NODE` shows "
-    "which, `nvidia-smi` there shows whose",
+    Rejection.UNHEALTHY: "`idlegpu gpus NODE -o wide` says of each GPU what is wrong; reset it, or "
+    "drain the node",
+    Rejection.FOREIGN_USE: "processes that no pod accounts for use their GPUs: `idlegpu gpus "
+    "NODE` shows which, `nvidia-smi` there shows whose",
     Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory asks for more than these GPUs "
     "have: lower it, or add nodes with larger GPUs",
     Rejection.NO_MEMORY: "other tenants hold the memory of the shared GPUs: wait until that is "
     "freed, or lower idlegpu.io/gpu-memory",
     Rejection.NOT_IDLE: "the pod says idlegpu.io/require-idle: it waits until GPUs are idle; "
-    "`holders` shows pods that hold GPUs without using them",
+    "`idlegpu holders` shows pods that hold GPUs without using them",
     Rejection.BUSY: "filter.load leaves busy nodes out while others are less busy: wait, or raise "
     "idlegpu.io/max-utilization",
     Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
 }
 _HELP_VOLUMES: Final = "the pod's volumes cannot be used there: `kubectl describe pvc`"
 _HELP_SCHEDULER: Final = (
-    ("Insufficient nvidia.com/", "all such GPUs are held: `holders` shows pods that do not use "
-     "theirs; else wait, or add nodes"),
+    ("Insufficient nvidia.com/", "all such GPUs are held: `idlegpu holders` shows pods that do "
+     "not use theirs; else wait, or add nodes"),
     ("Insufficient cpu", "the pod's CPU request does not fit: lower it, or free CPU there"),
     ("Insufficient memory", "the pod's memory request does not fit: lower it, or free some there"),
     ("Insufficient ", "that resource is used up there, or not offered at all"),

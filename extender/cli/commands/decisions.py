@@ -27,19 +27,21 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
     kube-scheduler asks twice: filter, which nodes would do, and prioritize, which is best of those.
     """
     answer = session.client.decisions(pod=pod, limit=limit)
-    session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
+    session.show(answer, lambda: _render(answer, pod, is_wide=session.is_wide))
     if pod is not None and not answer.decisions:
         click.echo(f"no decision about {pod!r} is remembered", err=True)
         click.get_current_context().exit(1)
 
 
-def _render(answer: Decisions, *, is_wide: bool) -> RenderableType:
+def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableType:
     columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     rows = (_row(one, is_wide=is_wide) for one in answer.decisions)
+    # About one pod there may be none although others were decided about: that is told as a failure.
+    none = None if pod else line("nothing was decided yet")
     away = words.listed(answer.unreachable)
     return stack(
         [
-            sheet(columns, rows) if answer.decisions else line("nothing was decided yet"),
+            sheet(columns, rows) if answer.decisions else none,
             line(f"shadow: {words.SHADOW}")
             if any(one.is_shadow for one in answer.decisions)
             else None,

@@ -56,6 +56,10 @@ def test_a_failure_says_what_and_what_is_allowed(
     assert "Traceback" not in result.output
 
 
+def test_of_one_pod_without_decisions_it_is_not_told_that_there_are_none(run: Run) -> None:
+    assert run("decisions", "nobody").stdout == ""
+
+
 def test_a_refused_connection_is_told_as_such(run: Run) -> None:
     assert "refused" in run("nodes", "--url", "http://127.0.0.1:9").stderr
 

@@ -1,9 +1,17 @@
 """kube-scheduler's message, taken apart."""
 
+import re
+
 import pytest
 
 from extender.core.filtering import Rejection
-from extender.observe.reasons import Counted, hints, read_message
+from extender.observe.reasons import (
+    _HELP_OURS,
+    _HELP_SCHEDULER,
+    Counted,
+    hints,
+    read_message,
+)
 from tests.extender.observe.whys import MESSAGE
 
 
@@ -103,3 +111,10 @@ def test_what_holds_back_every_node_has_no_count_and_is_still_told_with_what_hel
 
     assert pairs(told.by_scheduler) == [(9, "pod has unbound immediate PersistentVolumeClaims")]
     assert "describe pvc" in hints(told.by_scheduler)[0]
+
+
+def test_every_command_in_a_hint_can_be_typed_as_it_stands() -> None:
+    texts = [*_HELP_OURS.values(), *(text for _, text in _HELP_SCHEDULER)]
+    commands = [command for text in texts for command in re.findall(r"`([^`]+)`", text)]
+
+    assert {command.split()[0] for command in commands} == {"idlegpu", "kubectl", "nvidia-smi"}

@@ -7,7 +7,7 @@ import { go } from "./url.js";
 
 const AGAIN_MS = 5000;
 const STATES = {
-  refused: "we refuse nodes to it", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
+  refused: "idlegpu refuses nodes to it", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
   nominated: "preemption makes room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
 };
 
