@@ -79,7 +79,7 @@ class GpuState:
 
 
 def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
-    """Return every device of the nodes, by node in their order."""
+    """Return every device of the nodes, by node in their order, MIG instances card by card."""
     by_node: dict[str, list[GpuState]] = {node: [] for node in nodes}
     for pool in snapshot.pools.values():
         here = [node for node in by_node if node in pool.row_of]
@@ -96,7 +96,14 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
                 _gpu(fleet, snapshot, (node, pool.resource), (row, slot), (word, counted[slot]))
                 for slot, word in enumerate(words[index][: len(row.slots)])
             )
+    for gpus in by_node.values():
+        gpus.sort(key=_place)
     return by_node
+
+
+def _place(gpu: GpuState) -> tuple[bool, int, int, str]:
+    """Where a device stands among those of its node: ids of instances are numbers of any length."""
+    return gpu.index is None, gpu.index or 0, len(gpu.gpu_instance_id), gpu.gpu_instance_id
 
 
 def _gpu(

@@ -1,9 +1,11 @@
 import json
 
+import numpy as np
 import pytest
 
+from extender.core.inventory import NodeRecord
 from extender.core.policy import Policy
-from extender.core.readings import Signal
+from extender.core.readings import DeviceInfo, Readings, Signal
 from extender.core.request import PodRef, parse_request
 from extender.observe.seen import write_json_in_full
 from extender.observe.views import decision_view, freshness_word, gpus_of, node_views
@@ -54,6 +56,37 @@ def test_nodes_of_different_sizes_show_each_its_own_gpus(world: World) -> None:
     assert [gpu.index for gpu in states["large"]] == list(range(8))
     used = [gpu.memory_used_ratio for gpu in states["large"]]
     assert used == pytest.approx([at / 800 for at in range(8)])
+
+
+def test_mig_instances_of_several_profiles_stand_card_by_card(world: World) -> None:
+    offered = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-3g.20gb": 2}
+    world.fleet.apply_node(NodeRecord(name="m", allocatable=offered, capacity=offered))
+    instances = [(card, *one) for card in (0, 1) for one in (("10", "1g.5gb"), ("2", "3g.20gb"))]
+    world.fleet.apply_readings(
+        Readings(
+            source="prometheus",
+            at=world.now,
+            devices=tuple(
+                DeviceInfo(
+                    node="m",
+                    uuid=f"GPU-{card}",
+                    gpu_instance_id=instance,
+                    index=card,
+                    model="A100",
+                    mig_profile=profile,
+                )
+                for card, instance, profile in instances
+            ),
+            columns={Signal.GRAPHICS_ACTIVE: np.zeros(4)},
+            measured_at=np.full(4, world.now),
+            tenants={},
+        )
+    )
+
+    (gpus,) = gpus_of(world.fleet, world.fleet.snapshot(), ["m"]).values()
+
+    told = [(gpu.index, gpu.gpu_instance_id) for gpu in gpus]
+    assert told == [(0, "2"), (0, "10"), (1, "2"), (1, "10")]
 
 
 @pytest.mark.parametrize(
