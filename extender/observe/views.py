@@ -20,6 +20,7 @@ from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest import FILLING
+from extender.observe.order import order_of
 from extender.observe.seen import OfPod, namespace_of, of_pod, pod_key, pod_name
 from extender.placement.history import DecisionRecord
 
@@ -97,13 +98,8 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
                 for slot, word in enumerate(words[index][: len(row.slots)])
             )
     for gpus in by_node.values():
-        gpus.sort(key=_place)
+        gpus.sort(key=order_of)
     return by_node
-
-
-def _place(gpu: GpuState) -> tuple[bool, int, int, str]:
-    """Where a device stands among those of its node: ids of instances are numbers of any length."""
-    return gpu.index is None, gpu.index or 0, len(gpu.gpu_instance_id), gpu.gpu_instance_id
 
 
 def _gpu(

@@ -9,7 +9,8 @@ from extender.core.snapshot import Snapshot
 from extender.core.steps import Steps
 from extender.core.stress import SLOWDOWN_WORDS
 from extender.fleet.fleet import Fleet
-from extender.observe.page.roster import NOTHING, order_of
+from extender.observe.order import order_of
+from extender.observe.page.roster import NOTHING
 from extender.observe.views import Json, node_views
 
 SHOWN: Final = (
@@ -54,8 +55,7 @@ def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
     view["taints"] = [asdict(taint) for taint in record.taints]
     gpus = view["gpus"]
     assert isinstance(gpus, list)  # noqa: S101 - asked for above
-    rows, order = rows_of(fleet, snapshot, name)
-    view["gpus"] = gpus = [gpus[at] for at in order]
+    rows = rows_of(fleet, snapshot, name)
     for at, (gpu, row) in enumerate(zip(gpus, rows, strict=True)):
         if at % PIECE_DEVICES == 0:
             yield
@@ -64,20 +64,15 @@ def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
     return view
 
 
-def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> tuple[list[int], list[int]]:
-    """Return the rows of a node's devices as the page orders them.
-
-    Returns:
-        The rows, and the place of each in the order of `node_views`.
-    """
+def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> list[int]:
+    """Return the rows of a node's devices in the order of `node_views`."""
     rows = [
         row
         for pool in snapshot.pools.values()
         if name in pool.row_of
         for row in pool.rows[pool.row_of[name]].slots
     ]
-    order = sorted(range(len(rows)), key=lambda at: order_of(fleet.store.info(rows[at]) or NOTHING))
-    return [rows[at] for at in order], order
+    return sorted(rows, key=lambda row: order_of(fleet.store.info(row) or NOTHING))
 
 
 def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:

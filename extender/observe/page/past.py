@@ -69,7 +69,7 @@ class Past:
 
     async def of(self, snapshot: Snapshot, node: str) -> Json:
         """Return the last hour of a node's devices, in the page's order of them."""
-        rows, _ = rows_of(self._fleet, snapshot, node)
+        rows = rows_of(self._fleet, snapshot, node)
         if self._plots is None or not self._plots.is_there:
             return self._short(rows)
         kept = self._kept.get(node)

@@ -14,6 +14,7 @@ from extender.core.readings import Column, DeviceInfo
 from extender.core.snapshot import NO_DEVICE, Pool, Rows, Snapshot
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
+from extender.observe.order import order_of
 from extender.observe.views import PRODUCT_LABEL
 
 Small = npt.NDArray[np.uint8]
@@ -267,16 +268,6 @@ def _standing(record: NodeRecord) -> int:
         NOT_READY * (not record.is_ready)
         + CORDONED * record.is_unschedulable
         + TAINTED * any(taint.repels for taint in record.taints)
-    )
-
-
-def order_of(info: DeviceInfo) -> tuple[int, str, int]:
-    """Return where a device stands among those of its node: by card, then by instance."""
-    text = info.gpu_instance_id
-    return (
-        info.index if info.index is not None and info.uuid else 1 << 30,
-        info.uuid,
-        int(text) if text.isascii() and text.isdecimal() else -1,
     )
 
 

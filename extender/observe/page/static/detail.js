@@ -119,8 +119,7 @@ export class Detail {
     const start = this.fleet.names.indexOf(this.node);
     const first = start < 0 ? -1 : this.fleet.nodeStart[start];
     return h("ul", { class: "gpus", "aria-label": "GPUs of this node" }, node.gpus.map((gpu, at) => {
-      const order = this.order(node, at);
-      const device = first < 0 ? -1 : first + order;
+      const device = first < 0 ? -1 : first + at; // listed in the map's order
       const fleetState = device >= 0 && device < this.fleet.size ? this.fleet.state[device] : 3;
       return h("li", {}, h("button", { type: "button", class: "gpu-row", "data-gpu": at, "aria-pressed": String(at === picked), onclick: () => go({ gpu: String(at) }) },
         signCanvas(this.view.paint, fleetState, gpu.utilization_latest_ratio === null ? 255 : gpu.utilization_latest_ratio * FULL, 14),
@@ -128,11 +127,6 @@ export class Detail {
         meter(gpu.utilization_latest_ratio, this.fleet.thresholds.utilization), h("span", { class: "num" }, gpu.utilization_latest_ratio === null ? "?" : `${Math.round(gpu.utilization_latest_ratio * 100)} %`),
         meter(gpu.memory_used_ratio, this.fleet.thresholds.memory), h("span", { class: "num" }, gpu.memory_used_ratio === null ? "?" : bytes(gpu.memory_used_ratio * gpu.memory_total_bytes))));
     }));
-  }
-
-  /** The document lists devices by resource, the map by card: both in the same order here. */
-  order(_, at) {
-    return at;
   }
 
   gpu(gpu, at) {
