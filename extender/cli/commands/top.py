@@ -105,7 +105,10 @@ def _head(gpus: list[Gpu]) -> Text:
     busy = [value for value in known if value is not None]
     mean = f"{sum(busy) / len(busy):.0%}" if busy else UNKNOWN
     now = datetime.now().astimezone()
-    head = Text(f"{now:%H:%M:%S}  {len(gpus)} GPUs, {mean} busy on average:")
+    inside = [(gpu.node, gpu.uuid) for gpu in gpus if gpu.mig_profile]
+    instances = f", {len(inside)} MIG instances" if inside else ""
+    cards = len(gpus) - len(inside) + len(set(inside))
+    head = Text(f"{now:%H:%M:%S}  {cards} GPUs{instances}, {mean} busy on average:")
     for state in STATES:
         if states[state]:
             head.append(f"  {states[state]} {state}", style=STYLES[state])

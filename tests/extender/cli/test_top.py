@@ -13,8 +13,9 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from tests.extender.cli.serving import NO_ENVIRONMENT, serving
+from tests.extender.cli.serving import NO_ENVIRONMENT, runner, serving
 from tests.extender.cli.terminal import LINES, Terminal, at_terminal
+from tests.extender.observe.mig import mig_world
 from tests.extender.served import Gpu, World
 
 NODE = "node-1"
@@ -164,3 +165,12 @@ def test_without_a_terminal_it_writes_one_look_after_the_other(fleet: Changing) 
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_card_in_instances_counts_once() -> None:
+    with serving(mig_world().build_app()) as url:
+        shown = runner(url)("top", "--once").stdout
+
+    assert "1 GPUs, 4 MIG instances, 45% busy on average" in shown
+    names = [line.split()[0] for line in shown.splitlines() if line.startswith("node-m::")]
+    assert sorted(names) == [f"node-m::0/{number}" for number in (10, 7, 8, 9)]

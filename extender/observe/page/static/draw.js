@@ -1,6 +1,6 @@
 // What is in sight of the map, drawn on its canvas: cards as pixels, words and lines over them.
 
-import { BUSY, UNKNOWN, FULL, CORDONED, NOT_READY, kindOf, SICK, FOREIGN } from "./fleet.js";
+import { BUSY, UNKNOWN, FULL, CORDONED, NOT_READY, kindOf, STALE, SICK, FOREIGN } from "./fleet.js";
 import { firstBelow } from "./layout.js";
 import { blit } from "./paint.js";
 import { clean, count, plural } from "./dom.js";
@@ -122,8 +122,8 @@ export class Drawing {
   about(head) {
     if (head.version !== this.map.fleet.version) {
       const counts = this.map.fleet.counts(head.nodes);
-      const devices = counts.reduce((sum, one) => sum + one, 0);
-      head.words = [plural(head.nodes.length, "node"), plural(devices, "GPU"), `${count(counts[0])} idle`];
+      const [gpus, ...instances] = this.map.fleet.sizeInWords(head.nodes);
+      head.words = [plural(head.nodes.length, "node"), gpus, ...instances, `${count(counts[0])} idle`];
       if (counts[1]) head.words.push(`${count(counts[1])} idle, held`);
       if (counts[5]) head.words.push(`${count(counts[5])} sick`);
       head.version = this.map.fleet.version;
@@ -175,6 +175,9 @@ export class Drawing {
     context.textAlign = "center";
     context.textBaseline = "middle";
     const size = cell >= SECOND_LINE_FROM ? 14 : cell >= 34 ? 12 : 10;
+    context.strokeStyle = paint.css.bed;
+    context.lineWidth = 4;
+    context.lineJoin = "round";
     for (let card = first; card < last; card++) {
       const device = fleet.cardStart[card];
       if (fleet.cardStart[card + 1] - device !== 1) continue;
@@ -185,13 +188,17 @@ export class Drawing {
       const isDim = this.map.kinds.size > 0 && !this.map.kinds.has(kindOf(fleet.state[device]));
       if (isDim) continue;
       context.fillStyle = look !== BUSY ? paint.css.text : paint.isDeep(column[device]) ? "#ffffff" : "#10151b";
+      const write = (text, height) => {
+        if (look === STALE) context.strokeText(text, x, height); // hatching would run through it
+        context.fillText(text, x, height);
+      };
       const lift = cell >= SECOND_LINE_FROM ? 9 : 0;
       context.font = `600 ${size}px ${FONT}`;
-      context.fillText(String(Math.round((column[device] / FULL) * 100)), x, y - lift);
+      write(String(Math.round((column[device] / FULL) * 100)), y - lift);
       if (cell >= SECOND_LINE_FROM && fleet.memory[device] !== UNKNOWN) {
         context.font = `11px ${FONT}`;
         const gib = ((fleet.memory[device] / FULL) * fleet.memory_total[device] * fleet.unit) / 2 ** 30;
-        context.fillText(`${gib < 10 ? gib.toFixed(1) : Math.round(gib)} GiB`, x, y + 9);
+        write(`${gib < 10 ? gib.toFixed(1) : Math.round(gib)} GiB`, y + 9);
       }
     }
     context.textAlign = "left";

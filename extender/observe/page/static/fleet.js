@@ -1,5 +1,7 @@
 // The fleet as columns: takes events, filters, groups and counts.
 
+import { plural } from "./dom.js";
+
 export const IDLE = 0, BUSY = 1, STALE = 2, MISSING = 3, SICK = 4, FOREIGN = 5;
 export const HELD = 8, ASSUMED = 16, LESS = 32;
 export const UNKNOWN = 255, FULL = 200;
@@ -121,6 +123,22 @@ export class Fleet {
   modelOf(node) {
     const at = this.nodeStart[node];
     return at < this.nodeStart[node + 1] ? this.models[this.model[at]] || "unknown model" : "no GPUs seen";
+  }
+
+  /** What all nodes have, or some of them: `6 GPUs`, `8 MIG instances` in them. */
+  sizeInWords(nodes) {
+    let cards = 0, instances = 0;
+    const note = (first, last) => {
+      cards += last - first;
+      for (let card = first; card < last; card++) {
+        const start = this.cardStart[card], end = this.cardStart[card + 1];
+        if (this.profiles[this.profile[start]]) instances += end - start;
+      }
+    };
+    if (nodes) for (const node of nodes) note(this.nodeCard[node], this.nodeCard[node + 1]);
+    else note(0, this.cardStart.length - 1);
+    const gpus = plural(cards, "GPU");
+    return instances ? [gpus, plural(instances, "MIG instance")] : [gpus];
   }
 
   /** How many devices are of each kind, of all or of those of some nodes. */

@@ -159,7 +159,7 @@ export class FleetView {
     });
     const nodes = this.groups.reduce((sum, group) => sum + group.nodes.length, 0);
     const all = fleet.names.length;
-    const text = nodes === all ? `${plural(all, "node")}, ${plural(fleet.size, "GPU")}` : `${count(nodes)} of ${plural(all, "node")}`;
+    const text = nodes === all ? `${plural(all, "node")}, ${fleet.sizeInWords().join(", ")}` : `${count(nodes)} of ${plural(all, "node")}`;
     show(byId("totals"), text);
     byId("map").setAttribute("aria-label", `Fleet map: ${text}; ${KINDS.map((kind, at) => (counts[at] ? `${count(counts[at])} ${kind.name}` : "")).filter(Boolean).join(", ")}`);
     const empty = byId("empty");

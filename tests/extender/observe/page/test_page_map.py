@@ -213,3 +213,30 @@ async def test_a_phone_shows_holders_without_scrolling_the_page_sideways(
         assert await page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
         await cost.scroll_into_view_if_needed()
         await expect(cost).to_be_in_viewport()
+
+
+async def test_a_stale_figure_is_not_crossed_by_its_hatching(
+    browser: Browser, server: Server
+) -> None:
+    async with looking(browser, server) as (page, _):
+        await live(page)
+
+        await page.evaluate(
+            """() => {
+                window.told = { strokeText: [], fillText: [] };
+                for (const name of Object.keys(window.told)) {
+                    const write = CanvasRenderingContext2D.prototype[name];
+                    CanvasRenderingContext2D.prototype[name] = function (...what) {
+                        window.told[name].push(what.join(" "));
+                        return write.apply(this, what);
+                    };
+                }
+            }"""
+        )
+        await page.keyboard.press("t")  # has all be drawn anew
+        await page.wait_for_function("window.told.strokeText.length > 0")
+        halos, figures = await page.evaluate("[window.told.strokeText, window.told.fillText]")
+
+    # In the bed's colour, below each figure of the one stale GPU.
+    assert {told.split()[0] for told in halos} == {"50", "8.0"}
+    assert set(halos) <= set(figures)

@@ -1,62 +1,20 @@
 """MIG instances stand inside their card, as wide as their part of it."""
 
-import numpy as np
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from extender.core.inventory import NodeRecord
-from extender.core.readings import DeviceInfo, Readings, Signal
+from tests.extender.observe.mig import PROFILES, mig_world
 from tests.extender.observe.page.acting import counts, live
 from tests.extender.observe.page.serving import looking, serving
-from tests.extender.served import World
 
 pytestmark = pytest.mark.page
 
-PROFILES = ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb")
-ACTIVITY = (0.9, 0.0, 0.0, 0.9)
 CELL = 70
 """Pixels: a multiple of the seven slices of a card, so that no part is rounded."""
 SLICES = (0, 3, 5, 6, 7)
 """Where the instances begin and end."""
 FOREIGN_COLOR = "122,63,208"
 """Of the diamonds in the light theme."""
-
-
-def mig_world() -> World:
-    """Return one card in four instances, of which somebody uses the first and the last."""
-    world = World()
-    offered = {
-        f"nvidia.com/mig-{profile}": PROFILES.count(profile) for profile in dict.fromkeys(PROFILES)
-    }
-    world.fleet.apply_node(NodeRecord(name="node-m", allocatable=offered, capacity=offered))
-    for _ in range(3):
-        world.now += 10.0
-        world.fleet.apply_readings(
-            Readings(
-                source="prometheus",
-                at=world.now,
-                devices=tuple(
-                    DeviceInfo(
-                        node="node-m",
-                        uuid="GPU-m",
-                        gpu_instance_id=str(number),
-                        index=0,
-                        model="NVIDIA A100-SXM4-40GB",
-                        mig_profile=profile,
-                    )
-                    for number, profile in enumerate(PROFILES, start=7)
-                ),
-                columns={
-                    Signal.GRAPHICS_ACTIVE: np.array(ACTIVITY),
-                    Signal.MEMORY_USED: np.zeros(4),
-                    Signal.MEMORY_TOTAL: np.full(4, 5.0 * (1 << 30)),
-                },
-                measured_at=np.full(4, world.now),
-                tenants={},
-            )
-        )
-        world.fleet.snapshot()
-    return world
 
 
 async def told_at(page: Page, x: float, y: float) -> str:
@@ -75,6 +33,11 @@ async def card_of(page: Page) -> tuple[float, float]:
             if await told_at(page, box["x"] + x, box["y"] + y):
                 return box["x"] + x, box["y"] + y
     raise AssertionError("no card is on the map")
+
+
+async def test_a_card_in_instances_counts_once(browser: Browser) -> None:
+    async with serving(mig_world()) as server, looking(browser, server) as (page, _):
+        await expect(page.locator("#totals")).to_have_text("1 node, 1 GPU, 4 MIG instances")
 
 
 async def test_instances_are_as_wide_as_their_part_of_the_card(browser: Browser) -> None:
