@@ -76,7 +76,19 @@ export class Fleet {
       this.labels[label] = { values, of: unpack(of, Uint16Array) };
     }
     this.size = this.state.length;
+    this.uniteModels();
     this.layCards(unpack(event.counts, Uint16Array));
+  }
+
+  /** A model that only a node's label tells is spelled otherwise there: it is the same model. */
+  uniteModels() {
+    const key = (name) => name.replaceAll(" ", "-").replace(/-SHARED$/, "");
+    const spelled = new Map();
+    for (const name of this.models) if (!spelled.has(key(name)) || name.includes(" ")) spelled.set(key(name), name);
+    const united = [...spelled.values()];
+    const number = this.models.map((name) => united.indexOf(spelled.get(key(name))));
+    for (let device = 0; device < this.size; device++) this.model[device] = number[this.model[device]];
+    this.models = united;
   }
 
   /** Which devices each node has, and which of them are one card. */

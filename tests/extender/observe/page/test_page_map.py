@@ -240,3 +240,16 @@ async def test_a_stale_figure_is_not_crossed_by_its_hatching(
     # In the bed's colour, below each figure of the one stale GPU.
     assert {told.split()[0] for told in halos} == {"50", "8.0"}
     assert set(halos) <= set(figures)
+
+
+async def test_a_model_that_a_label_alone_tells_is_the_same_model(browser: Browser) -> None:
+    world = World()
+    world.add({"told": [IDLE]})
+    label = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}
+    world.add_node("silent", gpus=1, labels=label)
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?group=model&as=table") as (page, _),
+    ):
+        await expect(page.locator(".group-row")).to_have_count(1)
+        await expect(page.locator(".group-row")).to_contain_text("NVIDIA H100 80GB HBM3, 2 nodes")
