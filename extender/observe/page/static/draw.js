@@ -123,9 +123,10 @@ export class Drawing {
     if (head.version !== this.map.fleet.version) {
       const counts = this.map.fleet.counts(head.nodes);
       const [gpus, ...instances] = this.map.fleet.sizeInWords(head.nodes);
-      head.words = [plural(head.nodes.length, "node"), gpus, ...instances, `${count(counts[0])} idle`];
+      head.words = [plural(head.nodes.length, "node"), gpus, `${count(counts[0])} idle`];
       if (counts[1]) head.words.push(`${count(counts[1])} idle, held`);
       if (counts[5]) head.words.push(`${count(counts[5])} sick`);
+      head.words.push(...instances);
       head.version = this.map.fleet.version;
     }
     return head.words;

@@ -34,7 +34,7 @@ export class FleetTable {
     this.page = Math.min(this.page, pages - 1);
     const some = nodes.slice(this.page * PAGE, (this.page + 1) * PAGE);
     show(this.box,
-      h("table", { class: "grid" },
+      h("table", { class: "grid stack" },
         h("caption", {}, `${plural(nodes.length, "node")}, ${this.page + 1} of ${plural(pages, "page")}`),
         h("thead", {}, h("tr", {}, ["Node", "Model", "GPUs", ...KINDS.map((kind) => kind.name), "Mean activity", "Mean memory"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "num" : null }, name)))),
         h("tbody", {}, some.map((node) => [firsts.has(node) ? groupRow(firsts.get(node)) : null, this.row(node)]))),
@@ -64,10 +64,10 @@ export class FleetTable {
     const name = fleet.names[node];
     return h("tr", {},
       h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => go({ node: name, gpu: "0" }, true) }, clean(name)), note),
-      h("td", {}, fleet.modelOf(node)),
-      h("td", { class: "num" }, count(fleet.nodeStart[node + 1] - fleet.nodeStart[node])),
-      kinds.map((number) => h("td", { class: number ? "num" : "num zero" }, count(number))),
-      h("td", { class: "num" }, mean(sums.activity)), h("td", { class: "num" }, mean(sums.memory)));
+      h("td", { class: "wide", "data-label": "Model" }, fleet.modelOf(node)),
+      h("td", { class: "num", "data-label": "GPUs" }, count(fleet.nodeStart[node + 1] - fleet.nodeStart[node])),
+      kinds.map((number, at) => h("td", { class: number ? "num" : "num zero", "data-label": KINDS[at].name }, count(number))),
+      h("td", { class: "num", "data-label": "Mean activity" }, mean(sums.activity)), h("td", { class: "num", "data-label": "Mean memory" }, mean(sums.memory)));
   }
 }
 

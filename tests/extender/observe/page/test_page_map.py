@@ -253,3 +253,19 @@ async def test_a_model_that_a_label_alone_tells_is_the_same_model(browser: Brows
     ):
         await expect(page.locator(".group-row")).to_have_count(1)
         await expect(page.locator(".group-row")).to_contain_text("NVIDIA H100 80GB HBM3, 2 nodes")
+
+
+async def test_a_phone_shows_the_table_without_scrolling_it_sideways(
+    browser: Browser, server: Server
+) -> None:
+    options = {"viewport": PHONE, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+    async with looking(browser, server, "?as=table", **options) as (page, _):
+        row = page.get_by_role("row").filter(has=page.get_by_role("button", name="node-b"))
+        memory = row.locator("[data-label='Mean memory']")
+        await memory.scroll_into_view_if_needed()
+
+        await expect(memory).to_be_in_viewport()
+        await expect(row.locator("[data-label='stale']")).to_have_text("1")
+        await expect(row.locator("[data-label='sick']")).to_be_hidden()  # none is
+        table = "document.getElementById('table')"
+        assert await page.evaluate(f"{table}.scrollWidth - {table}.clientWidth") == 0
