@@ -35,7 +35,7 @@ export class FleetTable {
     const some = nodes.slice(this.page * PAGE, (this.page + 1) * PAGE);
     show(this.box,
       h("table", { class: "grid stack" },
-        h("caption", {}, `${plural(nodes.length, "node")}, ${this.page + 1} of ${plural(pages, "page")}`),
+        h("caption", {}, plural(nodes.length, "node") + (pages > 1 ? `, page ${this.page + 1} of ${pages}` : "")),
         h("thead", {}, h("tr", {}, ["Node", "Model", "GPUs", ...KINDS.map((kind) => kind.name), "Mean activity", "Mean memory"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "num" : null }, name)))),
         h("tbody", {}, some.map((node) => [firsts.has(node) ? groupRow(firsts.get(node)) : null, this.row(node)]))),
       pages > 1 ? h("div", { class: "row pages" }, this.button("Previous", -1, this.page > 0), this.button("Next", 1, this.page < pages - 1)) : null);

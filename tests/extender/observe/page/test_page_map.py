@@ -267,5 +267,8 @@ async def test_a_phone_shows_the_table_without_scrolling_it_sideways(
         await expect(memory).to_be_in_viewport()
         await expect(row.locator("[data-label='stale']")).to_have_text("1")
         await expect(row.locator("[data-label='sick']")).to_be_hidden()  # none is
+        caption = await page.locator("#table caption").bounding_box()
+        assert caption is not None
+        assert caption["height"] < 40  # one line
         table = "document.getElementById('table')"
         assert await page.evaluate(f"{table}.scrollWidth - {table}.clientWidth") == 0
