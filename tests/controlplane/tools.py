@@ -109,6 +109,14 @@ TOOLS: Final = {
         version_arguments=("--version",),
         fitting=r"kwok version v?0\.8\.",
     ),
+    # With its provider of simulated nodes, which makes Node objects and nothing else.
+    "karpenter": Tool(
+        program=GoProgram(
+            module=MODULES / "karpenter", package="sigs.k8s.io/karpenter/kwok", variables={}
+        ),
+        version_arguments=("--help",),
+        fitting=r"-instance-types-file-path",
+    ),
     "prometheus": _prometheus("prometheus"),
     "promtool": _prometheus("promtool"),
     f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver"),

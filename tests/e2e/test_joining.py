@@ -1,7 +1,7 @@
 """Nodes that come and go as Karpenter has them do: taints, GPUs that come late, pods that wait.
 
-Karpenter itself does not run here. What it goes by, and what it leaves on nodes, was read in its
-documentation; docs/beside.md tells the rest.
+What Karpenter itself decides is in tests/karpenter. In which order a node becomes usable is
+played here; docs/beside.md tells the rest.
 """
 
 from collections.abc import Mapping

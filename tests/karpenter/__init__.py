@@ -1,0 +1,1 @@
+"""The real Karpenter beside idlegpu, on a control plane of its own."""

@@ -1,0 +1,73 @@
+"""What Karpenter makes of pods that wait, and of nodes that idlegpu refuses: docs/beside.md."""
+
+from typing import Final
+
+import pytest
+
+from simulation.devices import Load
+from simulation.models import GIB
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.waiting import wait_for
+from tests.e2e.world import World
+from tests.karpenter.conftest import CLAIMS
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
+
+
+async def claims(world: World) -> list[Object]:
+    """Return the nodes that Karpenter has decided to add."""
+    listed: list[Object] = (await world.client.request("GET", CLAIMS))["items"]
+    return listed
+
+
+async def is_added(world: World, node: str) -> bool:
+    """Whether Karpenter says that it added a node, and no other."""
+    names = [claim.get("status", {}).get("nodeName") for claim in await claims(world)]
+    return names == [node]
+
+
+async def told(world: World, item: Object, text: str) -> None:
+    """Wait until an event of a pod says so."""
+
+    async def is_told() -> bool:
+        return any(text in event["message"] for event in await world.client.events(item))
+
+    await wait_for(is_told, f"an event says {text!r}")
+
+
+async def test_it_believes_that_a_node_which_we_refuse_still_fits_and_adds_none(
+    world: World,
+) -> None:
+    taken = world.add("taken", 1)
+    await world.start()
+    world.fleet.set_foreign(taken, 0, FOREIGN)
+    await world.wait_state(taken, 0, "foreign")
+    waiting = pod("refused")
+    await world.client.create(waiting)
+    assert "in use by processes outside Kubernetes" in await world.client.wait_unschedulable(
+        waiting
+    )
+
+    await told(world, waiting, f"Pod should schedule on: node/{taken}")
+
+    assert await claims(world) == []
+
+
+async def test_a_pod_for_which_there_is_no_room_goes_to_the_node_that_it_adds(
+    world: World,
+) -> None:
+    full = world.add("full", 1)
+    await world.start()
+    await world.tenants(full)
+    waiting = pod("roomless")
+    await world.client.create(waiting)
+
+    (node,) = await world.bound([waiting])
+
+    assert node != full
+    await wait_for(lambda: is_added(world, node), f"Karpenter says that it added {node}")
+    # It is unknown to telemetry, and unknown is not busy.
+    (decided, *_) = await world.decisions(waiting)
+    assert decided["node"] == node
