@@ -40,6 +40,10 @@ class GoProgram:
     variables: Mapping[str, str]
     tags: Sequence[str] = ()
 
+    def sources(self) -> list[Path]:
+        """List the program's own sources, where the module has any."""
+        return sorted(self.module.glob("*.go"))
+
     def flags(self) -> tuple[str, ...]:
         """List the flags of `go build` that decide what the binary is."""
         variables = [f"-X {name}={value}" for name, value in sorted(self.variables.items())]

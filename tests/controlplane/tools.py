@@ -109,6 +109,11 @@ TOOLS: Final = {
         version_arguments=("--version",),
         fitting=r"kwok version v?0\.8\.",
     ),
+    "cert-manager": Tool(
+        program=GoProgram(module=MODULES / "certmanager", package=".", variables={}),
+        version_arguments=("-help",),
+        fitting=r"where /healthz answers",
+    ),
     # With its provider of simulated nodes, which makes Node objects and nothing else.
     "karpenter": Tool(
         program=GoProgram(
@@ -184,8 +189,8 @@ def cached_path(name: str) -> Path:
     """
     program = TOOLS[name].program
     digest = hashlib.sha256()
-    for file in ("go.mod", "go.sum"):
-        digest.update((program.module / file).read_bytes())
+    for file in (program.module / "go.mod", program.module / "go.sum", *program.sources()):
+        digest.update(file.read_bytes())
     digest.update("\0".join([program.package, *program.flags()]).encode())
     digest.update(f"{platform.system()} {platform.machine()}".encode())
     return cache_folder() / "tools" / f"{name}-{digest.hexdigest()[:12]}" / name

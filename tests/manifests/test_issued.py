@@ -10,10 +10,12 @@ from typing import Final
 import pytest
 
 from extender.certs.__main__ import main as make_certificates
-from extender.certs.storing import SECRETS
+from extender.certs.storing import CA_SECRET, SECRETS
+from tests.controlplane.certmanager import cert_manager
 from tests.controlplane.deployed import scheduler_config
 from tests.controlplane.fixtures import StartScheduler
 from tests.controlplane.objects import Object, node, pod
+from tests.controlplane.waiting import wait_for
 from tests.manifests.installing import Installation
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
 from tests.manifests.running import SECRETS_PATH, Certify, running_extender
@@ -43,6 +45,24 @@ async def as_cert_manager(installation: Installation) -> None:
     await create(installation, secrets_of_cert_manager(installation.items))
 
 
+async def by_cert_manager(folder: Path, installation: Installation) -> None:
+    """Have cert-manager issue what the objects that were applied ask for."""
+    program = cert_manager(installation.plane, folder)
+    await program.start()
+
+    async def are_issued() -> bool:
+        listed = (await installation.admin.request("GET", SECRETS_PATH))["items"]
+        issued = {
+            item["metadata"]["name"] for item in listed if item.get("data", {}).get("tls.crt")
+        }
+        return issued >= {CA_SECRET, *SECRETS.values()}
+
+    try:
+        await wait_for(are_issued, "cert-manager has issued all certificates")
+    finally:
+        await program.stop()  # else it would make anew what is deleted after the test
+
+
 async def with_ones_own_ca(installation: Installation) -> None:
     """Bring certificates of an organization's CA, as the guide asks for them."""
     await create(installation, secrets_of_ones_own(ONES_OWN))
@@ -61,16 +81,19 @@ async def as_the_guide_says(folder: Path, installation: Installation) -> None:
         await installation.plane.kubectl(*words)
 
 
-@pytest.mark.parametrize("way", ["cert-manager", "ones-own-ca", "the-guides-commands"])
+@pytest.mark.parametrize(
+    "way", ["cert-manager", "as-cert-manager", "ones-own-ca", "the-guides-commands"]
+)
 async def test_kube_scheduler_and_extender_know_each_other(
     installation: Installation, start_scheduler: StartScheduler, tmp_path: Path, way: str
 ) -> None:
     admin = installation.admin
     certify: Certify = with_ones_own_ca
-    if way == "cert-manager":
+    if way.endswith("cert-manager"):
         await installation.add_kinds_of_others()
         await installation.apply(OVERLAYS / "cert-manager")
-        certify = as_cert_manager
+        itself = partial(by_cert_manager, tmp_path)
+        certify = itself if way == "cert-manager" else as_cert_manager
     else:
         await installation.apply(OVERLAYS / "existing-secrets")
     if way == "the-guides-commands":
