@@ -2,6 +2,7 @@
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from extender.cli import words
 from extender.cli.session import Session, connected
@@ -49,7 +50,7 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
         words.percent(gpu.utilization_ratio),
         memory(gpu),
         words.UNKNOWN if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}",
-        word(gpu.state),
+        _state(gpu),
         words.listed(gpu.tenants) if gpu.tenants or not gpu.replicas_used else words.UNKNOWN,
     ]
     if is_wide:
@@ -63,6 +64,13 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
             gpu.uuid or words.UNKNOWN,
         ]
     return row
+
+
+def _state(gpu: Gpu) -> Text:
+    """Return its state; of one that only an old reading calls busy that is said, as on the page."""
+    if gpu.state == "busy" and gpu.freshness == "stale" and not gpu.assumed:
+        return Text.assemble(word(gpu.state), ", stale")
+    return word(gpu.state)
 
 
 def memory(gpu: Gpu) -> str:

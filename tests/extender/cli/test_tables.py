@@ -16,7 +16,7 @@ from extender.client import Client
 from tests.extender.cli.serving import Run, ask, build_fleet, runner, serving
 from tests.extender.observe.test_holders import HoldersWorld
 from tests.extender.observe.whys import WhyWorld
-from tests.extender.served import IDLE
+from tests.extender.served import IDLE, Gpu, World
 
 CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 
@@ -250,3 +250,16 @@ def test_decisions_in_shadow_are_marked() -> None:
     ]
     assert told[4].startswith("shadow: in shadow mode kube-scheduler is not told")
     assert "in shadow mode kube-scheduler is not told" in why
+
+
+def test_a_gpu_that_only_an_old_reading_calls_busy_says_so() -> None:
+    world = World()
+    old = Gpu(busy=0.9, used_gib=8.0, age=200.0, tenants=("team/lost",))
+    world.add({"node-1": [old, Gpu(busy=0.9, used_gib=8.0, tenants=("team/train",))]})
+    world.add_pod("lost", "node-1")
+    world.add_pod("train", "node-1")
+    with serving(world.build_app()) as url:
+        lines = runner(url)("gpus").stdout.splitlines()
+
+    assert re.search(r"node-1::0 .* busy, stale +team/lost$", lines[1])
+    assert re.search(r"node-1::1 .* busy +team/train$", lines[2])
