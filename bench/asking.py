@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from bench.questions import EVERYDAY, Wish, names_json, pod_with, question
+from bench.questions import EVERYDAY, Wish, create_pod, names_json, question
 from bench.world import BenchError, World
 
 RECEIVE_BYTES: Final = 1 << 18
@@ -128,10 +128,7 @@ class Scheduler:
         """Create pods that wait to be placed; at most a few hundred at a time are realistic."""
         for number in range(count):
             wish = self.wishes[(self._turn + number) % len(self.wishes)]
-            created = self.world.control(
-                "pods", kind="gpu", resource=wish.resource, gpus=wish.gpus, objects=True
-            )
-            self._pods.append((created["uids"][0], pod_with(wish, created["objects"][0])))
+            self._pods.append(create_pod(self.world, wish))
         self._turn += count
 
     def place(self) -> Placed:

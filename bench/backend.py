@@ -11,10 +11,10 @@
     POST /control/touch         {"nodes": 5000, "broken": true}: so many nodes change an annotation,
                                 and, where "broken" is given, offer one GPU less, or all again
     POST /control/pods          {"count": 1, "kind": "gpu", "resource": "nvidia.com/gpu", "gpus": 1,
-                                "life": "pending", "objects": false}: create pods that wait for a
-                                node, or ("running") go through a pod's first states on any node,
-                                or ("mixed") every second one on a node with room; answers
-                                "uids", and "objects" where they are wanted
+                                "annotations": {}, "life": "pending", "objects": false}: create pods
+                                that wait for a node, or ("running") go through a pod's first states
+                                on any node, or ("mixed") every second one on a node with room;
+                                answers "uids", and "objects" where they are wanted
     POST /control/bind          {"uid": "...", "node": "..."}: bind as kube-scheduler does; the
                                 kubelet starts the pod at once
     POST /control/delete        {"uids": [...]}: the pods are gone
@@ -127,8 +127,10 @@ class Backend:
         kind = str(asked.get("kind", "gpu"))
         resource = str(asked.get("resource", "nvidia.com/gpu")) if kind == "gpu" else ""
         gpus = int(str(asked.get("gpus", 1))) if resource else 0
+        annotations = asked.get("annotations")
+        wishes = tuple(annotations.items()) if isinstance(annotations, dict) else ()
         pods = [
-            fleet.new_pod(kind, resource=resource, count=gpus)
+            fleet.new_pod(kind, resource=resource, count=gpus, wishes=wishes)
             for _ in range(int(str(asked.get("count", 1))))
         ]
         fleet.pods.update((pod.uid, pod) for pod in pods)

@@ -217,7 +217,14 @@ class BenchFleet:
 
     # --- what happens ---------------------------------------------------------------------------
 
-    def new_pod(self, kind: str, *, resource: str = "", count: int = 0) -> BenchPod:
+    def new_pod(
+        self,
+        kind: str,
+        *,
+        resource: str = "",
+        count: int = 0,
+        wishes: tuple[tuple[str, str], ...] = (),
+    ) -> BenchPod:
         """Return a pod of a new name that nobody knows yet."""
         bits = self.random.getrandbits
         namespaces = NAMESPACES if kind == "gpu" else OTHER_NAMESPACES
@@ -231,6 +238,7 @@ class BenchFleet:
             count=count,
             created_at=time.time(),
             load=int(1000 * self.random.betavariate(2.0, 2.0)),
+            wishes=wishes,
         )
 
     def bind(self, pod: BenchPod, node_name: str) -> None:

@@ -54,6 +54,7 @@ class BenchPod:
         version: resource version of its last change.
         load: what it does to a device, 0 to 1000.
         devices: the devices that it was given.
+        wishes: its annotations under our prefix, name and value.
     """
 
     uid: str
@@ -68,6 +69,7 @@ class BenchPod:
     version: int = 1
     load: int = 0
     devices: tuple[int, ...] = ()
+    wishes: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:
@@ -178,7 +180,7 @@ def _pod(kind: str) -> JsonObject:
                 "app.kubernetes.io/instance": "production",
                 "pod-template-hash": "7f9c4d8b6c",
             },
-            "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": "8080"},
+            "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": "8080@@wishes@@"},
             "ownerReferences": [
                 {
                     "apiVersion": "apps/v1",
@@ -335,6 +337,8 @@ def render_pod(pod: BenchPod) -> bytes:
         "resource": pod.resource.encode(),
         "count": b"%d" % pod.count,
         "ip": b"10.%d.%d.%d" % tuple(octets),
+        # They go on where the value of another one ends.
+        "wishes": "".join(f'","{name}":"{value}' for name, value in pod.wishes).encode(),
     }
     return templates[pod.kind].fill(words)
 

@@ -11,6 +11,8 @@ from typing import Final
 
 import orjson
 
+from bench.world import World
+
 GPU: Final = "nvidia.com/gpu"
 MIG: Final = "nvidia.com/mig-1g.5gb"
 
@@ -53,14 +55,17 @@ def distinct(count: int) -> tuple[Wish, ...]:
     )
 
 
-def pod_with(wish: Wish, pod: Mapping[str, object]) -> bytes:
-    """Return a pod of the API server with the wish's annotations, which the backend left out."""
-    metadata = pod["metadata"]
-    if not isinstance(metadata, dict):
-        raise TypeError("a pod's metadata are an object")
-    ours = {f"idlegpu.io/{name}": value for name, value in wish.annotations.items()}
-    annotations = {**metadata.get("annotations", {}), **ours}
-    return orjson.dumps({**pod, "metadata": {**metadata, "annotations": annotations}})
+def create_pod(world: World, wish: Wish) -> tuple[str, bytes]:
+    """Create a pod with a wish; return its UID, and the pod as the API server shows it."""
+    created = world.control(
+        "pods",
+        kind="gpu",
+        resource=wish.resource,
+        gpus=wish.gpus,
+        annotations={f"idlegpu.io/{name}": value for name, value in wish.annotations.items()},
+        objects=True,
+    )
+    return created["uids"][0], orjson.dumps(created["objects"][0])
 
 
 def names_json(nodes: Sequence[str]) -> bytes:

@@ -22,10 +22,11 @@ import orjson
 from bench.asking import Connection
 from bench.machine import Bound, report
 from bench.processes import cpu_seconds, watching_memory
-from bench.questions import Wish, names_json, pod_with, question
-from bench.world import FleetSpec, World, open_world, wait_until
+from bench.questions import Wish, create_pod, names_json, question
+from bench.world import BenchError, FleetSpec, World, open_world, wait_until
 
 ASKING_SECONDS: Final = 0.05
+DECIDED_SECONDS: Final = 120.0
 IMPOSSIBLE: Final = Wish(annotations={"gpu-memory": "1Ti"})
 """No card is so large: whoever knows the nodes refuses them all."""
 DOWN: Final[Mapping[str, object]] = {"prometheus": {"url": "http://127.0.0.1:1"}}
@@ -72,8 +73,8 @@ def measure(spec: FleetSpec, *, is_down: bool) -> Start:
         ThreadPoolExecutor(1, thread_name_prefix="readyz") as pool,
     ):
         names = names_json(world.nodes())
-        created = world.control("pods", kind="gpu", objects=True)
-        body = question(pod_with(IMPOSSIBLE, created["objects"][0]), names)
+        _, pod = create_pod(world, IMPOSSIBLE)
+        body = question(pod, names)
         with watching_memory(lambda: world.extender_pid) as peak:
             world.start_extender()
             ready = pool.submit(world.wait_ready)
@@ -127,9 +128,13 @@ def _connect(world: World) -> Connection:
 def _ask_until_decided(
     world: World, connection: Connection, body: bytes, nodes: int
 ) -> tuple[int, float, bool]:
-    """Ask until an answer leaves nodes out; return how often before, when, and what was known."""
+    """Ask until an answer leaves nodes out; return how often before, when, and what was known.
+
+    Raises:
+        BenchError: none does.
+    """
     asked = 0
-    while True:
+    while _since(world) < DECIDED_SECONDS:
         _, answer = connection.post("/filter", body)
         passed = orjson.loads(answer)["NodeNames"]
         if len(passed) < nodes:
@@ -143,6 +148,7 @@ def _ask_until_decided(
             return asked, decided_seconds, is_complete
         asked += 1
         time.sleep(ASKING_SECONDS)
+    raise BenchError(f"no answer has left a node out within {DECIDED_SECONDS:g} s")
 
 
 def main() -> int:

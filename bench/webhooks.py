@@ -29,7 +29,7 @@ import orjson
 
 from bench.asking import Connection, percentile
 from bench.machine import Bound, report
-from bench.questions import EVERYDAY, Wish, distinct, names_json, pod_with, question
+from bench.questions import EVERYDAY, Wish, create_pod, distinct, names_json, question
 from bench.trivial_process import base_url, trivial_process
 from bench.world import FleetSpec, World, open_world
 
@@ -96,10 +96,7 @@ class Asker:
             wish: what the pod asks for.
             times: by verb.
         """
-        created = self._world.control(
-            "pods", kind="gpu", resource=wish.resource, gpus=wish.gpus, objects=True
-        )
-        uid, pod = created["uids"][0], pod_with(wish, created["objects"][0])
+        uid, pod = create_pod(self._world, wish)
         self._random.shuffle(self._names)
         answer = self._ask("/filter", question(pod, names_json(self._names)), times["filter"])
         passed = orjson.loads(answer)["NodeNames"] or []

@@ -7,7 +7,7 @@ import pytest
 
 from bench.asking import Scheduler, percentile
 from bench.machine import Bound
-from bench.questions import EVERYDAY, distinct
+from bench.questions import EVERYDAY, Wish, distinct
 from bench.world import FleetSpec, World, open_world, wait_until
 
 LIMIT_SECONDS = 60.0
@@ -116,6 +116,15 @@ def test_memory_and_steps_are_told(world: World) -> None:
     assert memory.rss_mib >= memory.pss_mib > 50
     assert steps["steps"] > 0
     assert steps["cpu_seconds"] > 0
+
+
+def test_what_pods_wish_for_counts(world: World) -> None:
+    follows(world)
+    too_much = Wish(annotations={"gpu-memory": "1Ti"})
+
+    wishful, plain = (Scheduler(world, wishes=[wish]).place() for wish in (too_much, Wish()))
+
+    assert wishful.feasible < plain.feasible  # nodes of which no size is known do for both
 
 
 def test_no_two_distinct_wishes_are_alike() -> None:
