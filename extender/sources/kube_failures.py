@@ -6,7 +6,7 @@ decided (eviction, preemption, deletion, shutdown), what the pod's own limits di
 its cgroup) and what happens before a container exists (images, configuration) does not count.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
@@ -59,8 +59,14 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
     )
 
 
-def last_end(status: Mapping[str, object]) -> float | None:
+def last_end(
+    status: Mapping[str, object], states: Sequence[str] = ("state", "lastState")
+) -> float | None:
     """Return when a container of a pod last ended, None where none did, or that is not known.
+
+    Args:
+        status: the pod's status.
+        states: which states of a container count.
 
     Example:
         >>> ended = {"terminated": {"finishedAt": "1970-01-01T00:01:00Z"}}
@@ -71,7 +77,7 @@ def last_end(status: Mapping[str, object]) -> float | None:
         end
         for kind in ("containerStatuses", "initContainerStatuses")
         for container in objects_of(status.get(kind))
-        for state in ("state", "lastState")
+        for state in states
         if (end := parse_time(_terminated(container, state).get("finishedAt")))
     ]
     return max(ends, default=None)

@@ -25,7 +25,7 @@ from extender.core.resources import (
 )
 from extender.core.scheduled import is_unschedulable, message_of, scheduled_condition
 from extender.core.selection import Selection, read_selection
-from extender.core.untyped import items_of, mapping_of, objects_of, text_of
+from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_failed_early, last_end
 from extender.sources.kube_models import wanted_model
 from extender.sources.kube_time import parse_time
@@ -133,7 +133,7 @@ def reduce_pod(
         memory_bytes=read_memory(raw),
         bound_at=bound_at,
         started_at=_started_at(status),
-        ended_at=_ended_at(status) if phase.is_terminal else None,
+        ended_at=last_end(status, ("state",)) if phase.is_terminal else None,
         is_failed_early=is_failed,
         failed_at=(last_end(status) or refused_at) if is_failed else None,
         is_unscheduled=is_unscheduled,
@@ -296,20 +296,3 @@ def _started_at(status: Mapping[str, object]) -> float | None:
         if (start := parse_time(mapping_of(state).get("startedAt")))
     ]
     return min(starts, default=None)
-
-
-def _ended_at(status: Mapping[str, object]) -> float | None:
-    """Return when the last container of an ended pod ended."""
-    ends = [
-        end
-        for kind in ("containerStatuses", "initContainerStatuses")
-        for container in items_of(status.get(kind))
-        if (end := parse_time(_terminated(container, "state").get("finishedAt")))
-    ]
-    return max(ends, default=None)
-
-
-def _terminated(container: object, kind: str) -> Mapping[str, object]:
-    """Return how a container ended, empty where it did not."""
-    state = mapping_of(mapping_of(container).get(kind))
-    return mapping_of(state.get("terminated"))
