@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.tools import binary
 
-INTERVAL = "500ms"
+INTERVAL = "1s"
+"""A scrape may take as long: on a busy machine a shorter one is often given up."""
 
 
 class Pages:
