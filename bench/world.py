@@ -294,7 +294,6 @@ def open_world(
         config = folder / "extender.yaml"
         prometheus = {"url": f"{backend_url}/prometheus", **_section(settings, "prometheus")}
         settled = {
-            "log": {"level": "warning"},
             "drain_seconds": 0,  # nobody waits for a Service here
             **(settings or {}),
             "listen": f"127.0.0.1:{port}",

@@ -188,6 +188,7 @@ class Extender:
             self.fleet,
             self.placer.standings,
             self.following,
+            requests=self.webhooks.requests,
             readiness=self.readiness,
             garbage=self.garbage,
             give_way=self.in_flight.give_way,
@@ -313,6 +314,7 @@ class Extender:
             self.following.tell_past_use(self.why.idleness)
             group.create_task(self.preparing.lay_out(), name="layouts")
             group.create_task(self.preparing.evaluate(), name="standings")
+            group.create_task(self.preparing.foresee(), name="newcomers")
             group.create_task(self.events.run(), name="events")
             group.create_task(self.placed.run(), name="placements")
             group.create_task(self.unasked.run(), name="unasked")

@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 from typing import Final
 
+from extender.core.inventory import PodRecord
+from extender.core.waiting import WaitingRequests
 from extender.fleet.fleet import Fleet
 from extender.following import Following
 from extender.memory import Garbage
-from extender.placement.kept import KeptStandings
+from extender.placement.kept import EXPECTED, KeptStandings
 from extender.readiness import Readiness
 from extender.stepping import GiveWay, in_turns
 
@@ -25,6 +27,7 @@ class Preparing:
         fleet: the fleet.
         standings: what it is worth to the requests of the last minutes.
         following: believes devices anew, in turn with what sources say.
+        requests: reads what pods ask for.
         readiness: is told once all is laid out.
         garbage: searched then, for nobody is answered yet.
         give_way: lets questions go first.
@@ -36,6 +39,7 @@ class Preparing:
         standings: KeptStandings,
         following: Following,
         *,
+        requests: WaitingRequests,
         readiness: Readiness,
         garbage: Garbage,
         give_way: GiveWay,
@@ -43,15 +47,23 @@ class Preparing:
         self._fleet = fleet
         self._standings = standings
         self._following = following
+        self._requests = requests
         self._readiness = readiness
         self._garbage = garbage
         self._give_way = give_way
         self._to_lay_out, self._to_evaluate = asyncio.Event(), asyncio.Event()
+        self._newcomers: asyncio.Queue[PodRecord] = asyncio.Queue(EXPECTED)
         fleet.on_change = self._note_change
+        fleet.on_waiting = self._note_newcomer
 
     def _note_change(self) -> None:
         self._to_lay_out.set()
         self._to_evaluate.set()
+
+    def _note_newcomer(self, record: PodRecord) -> None:
+        # Of thousands that come at once most ask for the same; the others can be evaluated later.
+        if self._readiness.is_laid_out and not self._newcomers.full():
+            self._newcomers.put_nowait(record)
 
     async def lay_out(self) -> None:
         """Lay out nodes and believe devices until cancelled."""
@@ -77,6 +89,18 @@ class Preparing:
             if self._readiness.is_laid_out:
                 await in_turns(self._standings.warm_in_steps(), self._give_way)
             await _next(self._to_evaluate)
+
+    async def foresee(self) -> None:
+        """Evaluate what pods ask for that have just come, until cancelled.
+
+        kube-scheduler hears of them when we do, and asks once its own filters have looked at them:
+        no time to wait for others.
+        """
+        while True:
+            record = await self._newcomers.get()
+            request = self._requests.read(record, self._fleet.policy).request
+            if request is not None:
+                await in_turns(self._standings.expect_in_steps(request), self._give_way)
 
 
 async def _next(change: asyncio.Event) -> None:

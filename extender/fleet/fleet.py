@@ -42,6 +42,7 @@ class Fleet:
 
     Attributes:
         on_change: is called when pods came to a node or left it; by whoever places one, too.
+        on_waiting: is called with each GPU pod that comes and is on no node yet.
         contested: readings of devices that were not taken from a node on which they are not seen.
         unbound_pods: GPU pods that are on no node and have not ended, by UID; to be read only.
         namespaces: where there are GPU pods; likewise.
@@ -55,6 +56,7 @@ class Fleet:
         self.sources: dict[str, SourceState] = {}
         self.store = DeviceStore(policy)
         self.on_change: Callable[[], None] = lambda: None
+        self.on_waiting: Callable[[PodRecord], None] = lambda _: None
         self.contested = 0
         self._known = KnownPods()
         self.unbound_pods = self._known.unbound
@@ -120,6 +122,8 @@ class Fleet:
         if record.holds_devices:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if not record.node:
+            if before is None:
+                self.on_waiting(record)
             return
         if record.holds_devices and not (before is not None and before.holds_devices):
             self._gained.add(record.node)

@@ -22,13 +22,21 @@ PREPARED = 8
 PREPARED_SECONDS = 300.0
 """... of those that somebody asked for so lately: where few pods come, each finds all prepared."""
 
+EXPECTED = 8
+"""So many distinct requests that nobody has asked for yet are evaluated before somebody does ..."""
+
+EXPECTED_SECONDS = 10.0
+"""... and keep their places for so long: kube-scheduler asks in a moment, or another one may."""
+
+_Key = tuple[str, GpuRequest]
+
 
 @dataclass(slots=True)
 class _Kept:
     """What pools were worth to one request.
 
     Attributes:
-        asked_at: when somebody last asked for it, seconds since the epoch.
+        asked_at: when somebody last asked for it, or was expected to, seconds since the epoch.
         latest: the last ones. Two, for a pod never counts against itself: what prioritize asks is
             what was before filter's answer, and what the next pod asks is what came after it.
         coming: one for a snapshot that is being made.
@@ -66,17 +74,13 @@ class KeptStandings:
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._kept: OrderedDict[tuple[str, GpuRequest], _Kept] = OrderedDict()
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._expected: OrderedDict[_Key, _Kept] = OrderedDict()
 
     def evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
         """Evaluate a pool, once for each distinct request; afterwards only what has changed."""
-        # Where a pod is nominated concerns a single row, which is corrected afterwards.
-        request = question.request
-        key = (
-            pool.resource,
-            replace(request, nominated_node="") if request.nominated_node else request,
-        )
-        kept = self._kept.pop(key, None) or _Kept()
+        key = _key(pool.resource, question.request)
+        kept = self._kept.pop(key, None) or self._expected.pop(key, None) or _Kept()
         kept.asked_at = self._clock()
         self._kept[key] = kept
         if len(self._kept) > CACHED_EVALUATIONS:
@@ -84,6 +88,24 @@ class KeptStandings:
         standing = stand(snapshot, pool, question, kept.known)
         kept.keep(standing)
         return standing.evaluation
+
+    def expect_in_steps(self, request: GpuRequest) -> Steps[None]:
+        """Evaluate what somebody will ask for, unless that is kept or too many wait already."""
+        for resource, _ in asks(request):
+            key = _key(resource, request)
+            snapshot = self._fleet.snapshot()
+            pool = snapshot.pools.get(resource)
+            if pool is None or key in self._kept or key in self._expected or not self._has_room():
+                continue
+            kept = self._expected[key] = _Kept(asked_at=self._clock())
+            kept.keep((yield from self._afresh(snapshot, pool, key[1])))
+
+    def _has_room(self) -> bool:
+        """Tell whether another request may be evaluated that nobody has asked for."""
+        since = self._clock() - EXPECTED_SECONDS
+        while self._expected and next(iter(self._expected.values())).asked_at <= since:
+            self._expected.popitem(last=False)
+        return len(self._expected) < EXPECTED
 
     def warm_in_steps(self) -> Steps[None]:
         """Bring what is kept for the requests of the last minutes up to date, pool by pool."""
@@ -106,7 +128,7 @@ class KeptStandings:
             if pool is not None:
                 kept.coming = yield from self._afresh(coming, pool, request)
 
-    def _recent(self) -> list[tuple[tuple[str, GpuRequest], _Kept]]:
+    def _recent(self) -> list[tuple[_Key, _Kept]]:
         """Return the requests of the last minutes, the latest first."""
         since = self._clock() - PREPARED_SECONDS
         recent = takewhile(lambda item: item[1].asked_at > since, reversed(self._kept.items()))
@@ -143,3 +165,9 @@ class KeptStandings:
             policy=self._fleet.policy,
             overlay=overlays.get(resource, {}),
         )
+
+
+def _key(resource: str, request: GpuRequest) -> _Key:
+    """Return by what it is kept what a pool is worth to a request."""
+    # Where a pod is nominated concerns a single row, which is corrected afterwards.
+    return resource, replace(request, nominated_node="") if request.nominated_node else request

@@ -59,6 +59,7 @@ class Webhooks:
         asked: remembers which pods we were asked about.
         expect: is called where prioritize will be asked next.
         max_body_bytes: largest body that is read; None leaves that to the application.
+        requests: reads what pods ask for that the API server has told of.
     """
 
     placer: Placer
@@ -71,9 +72,9 @@ class Webhooks:
     asked: AskedLog
     expect: Callable[[], None] = lambda: None
     max_body_bytes: int | None = None
+    requests: WaitingRequests = field(default_factory=WaitingRequests)
     _last: tuple[tuple[object, ...], PodRef, ParsedRequest] | None = field(default=None, init=False)
     """The last pod that was read, and by what: prioritize asks about the same as filter."""
-    _requests: WaitingRequests = field(default_factory=WaitingRequests, init=False)
     _foresight: Foresight = field(default_factory=Foresight, init=False)
     _undetailed: list[DecisionRecord] = field(default_factory=list, init=False)
 
@@ -244,7 +245,7 @@ class Webhooks:
     def _read(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
         """Read what the pod asks for."""
         if isinstance(asker, PodRecord):
-            return PodRef.of(asker), self._requests.read(asker, self.placer.policy)
+            return PodRef.of(asker), self.requests.read(asker, self.placer.policy)
         grounds = (asker, self.resources, self.placer.policy)
         if self._last is None or any(map(is_not, self._last[0], grounds)):
             parsed = parse_request(asker, resources=self.resources, defaults=self.placer.policy)

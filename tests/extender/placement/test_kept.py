@@ -9,6 +9,7 @@ from extender.core import standing
 from extender.core.memo import Memo
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
+from extender.placement.kept import EXPECTED, EXPECTED_SECONDS
 from tests.builders import request
 from tests.worlds import World
 
@@ -79,3 +80,64 @@ def test_who_asks_between_the_steps_gets_what_is_so_by_then(
             patch.setattr(Memo, "get", lambda _, __, make: make())
             afresh = finish(world.placer.guess_in_steps(request(count), names))
         assert warm.scores.tolist() == afresh.scores.tolist()
+
+
+def expect(world: World, *counts: int) -> None:
+    """Let somebody be expected to ask for so many devices each."""
+    for count in counts:
+        finish(world.placer.standings.expect_in_steps(request(count)))
+
+
+def test_who_was_expected_finds_all_evaluated(world: World, pools_evaluated: list[int]) -> None:
+    expect(world, 2)
+    world.place("another", request(1))
+    pools_evaluated.clear()
+
+    warm = world.rank(request(2))
+
+    assert not pools_evaluated
+    afresh = finish(world.placer.guess_in_steps(request(2), sorted(world.fleet.nodes)))
+    assert warm.scores.tolist() == afresh.scores.tolist()
+
+
+def test_what_is_kept_already_is_not_evaluated_for_who_is_expected(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    world.rank(request(1))
+    expect(world, 2)
+    pools_evaluated.clear()
+
+    expect(world, 1, 2)
+
+    assert not pools_evaluated
+
+
+def test_so_many_are_expected_at_once_until_they_ask_or_their_time_is_up(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    expect(world, *range(1, EXPECTED + 1))
+    pools_evaluated.clear()
+
+    expect(world, 100)
+    assert not pools_evaluated
+
+    world.rank(request(1))
+    expect(world, 100)
+    assert len(pools_evaluated) == 1
+
+    world.clock.now += EXPECTED_SECONDS
+    expect(world, 101)
+    assert len(pools_evaluated) == 2
+
+
+def test_who_asks_while_it_is_evaluated_gets_what_is_so_by_then(world: World) -> None:
+    steps = world.placer.standings.expect_in_steps(request(2))
+    next(steps)
+    world.place("another", request(1))
+
+    warm = world.rank(request(2))
+    finish(steps)
+
+    afresh = finish(world.placer.guess_in_steps(request(2), sorted(world.fleet.nodes)))
+    for found in (warm, world.rank(request(2))):
+        assert found.scores.tolist() == afresh.scores.tolist()
