@@ -18,8 +18,8 @@ server and asking Prometheus about 40,000 GPUs, counts against it, for it shares
 minutes after its start, having Prometheus' past read, is over before the first run. A run in which
 kube-scheduler did not get the extender's answer for every pod is an error, not a result.
 
-A pair is a run without and a run with the extender, one right after the other; the ratio is that
-of a pair. With `--trivial` a run with the trivial handler in the extender's place follows, while
+A pair is a run without and a run with the extender, one right after the other, in either order by
+turns; the ratio is that of a pair. With `--trivial` a run with the trivial handler in the extender's place follows, while
 the extender stands still: `bench.trivial` knows and follows nothing, parses every name and names
 the first nodes of the question. That is what an extender costs which decides nothing, and no bound:
 the extender does not make strings of names that it only gives back. The shortlists take turns, so
@@ -100,8 +100,12 @@ async def _measure(arguments: argparse.Namespace, folder: Path) -> list[Pair]:
         for number in range(arguments.pairs):
             for shortlist in arguments.shortlists:
                 idle = shortlist if arguments.unasked else None
-                without = await bench.run(idle, is_asked=False)
-                asked = await bench.run(shortlist)
+                if number % 2:
+                    asked = await bench.run(shortlist)
+                    without = await bench.run(idle, is_asked=False)
+                else:
+                    without = await bench.run(idle, is_asked=False)
+                    asked = await bench.run(shortlist)
                 trivial = await bench.run_trivial(shortlist) if arguments.trivial else None
                 pair = Pair(without=without, asked=asked, trivial=trivial)
                 pairs.append(pair)
