@@ -22,7 +22,7 @@ class Verdict(StrEnum):
     ASKED = "asked"
     """It was asked about, and the answer was read."""
     NOT_ASKED = "not-asked"
-    """No replica was asked about it."""
+    """No replica was asked about it, or none again after filter had refused every node."""
     ANSWER_LOST = "answer-lost"
     """It was asked about, and kube-scheduler was gone by the time of our last answer."""
     NOT_SCORED = "not-scored"
@@ -53,6 +53,7 @@ class BoundPods:
         resources: names of the GPU resources that they ask for.
         verdict: what they got.
         is_early: they were bound when we had just started.
+        were_refused: filter had refused them everywhere, and nobody asked again.
         count: how many they are.
         example: `namespace/name` of the last.
         first_at: when the first was bound, in seconds.
@@ -63,6 +64,7 @@ class BoundPods:
     resources: tuple[str, ...]
     verdict: Verdict
     is_early: bool = False
+    were_refused: bool = False
     count: int = 1
     example: str = ""
     first_at: float = 0.0
@@ -184,6 +186,8 @@ def judge(
         return Verdict.NOT_ASKED
     if filtered.is_lost:
         return Verdict.ANSWER_LOST
+    if not filtered.choices:
+        return Verdict.NOT_ASKED  # who heeds a refusal binds no pod before asking again
     # kube-scheduler asks nobody for scores where one node is left.
     return Verdict.NOT_SCORED if filtered.choices > 1 and not is_scoring else Verdict.ASKED
 
@@ -262,7 +266,11 @@ def _why_unread(evidence: Evidence, pods: int) -> Iterable[Cause]:
 
 def _why_missing(evidence: Evidence, missing: list[BoundPods]) -> Iterable[Cause]:
     """Yield why some pods are not asked about while others are."""
-    asked = [group for group in evidence.pods if group.verdict is not Verdict.NOT_ASKED]
+    asked = [
+        group
+        for group in evidence.pods
+        if group.verdict is not Verdict.NOT_ASKED or group.were_refused
+    ]
     names = {name for group in asked for name in group.resources}
     schedulers = {group.scheduler for group in asked}
     unnamed = [group for group in missing if not names.intersection(group.resources)]

@@ -140,6 +140,9 @@ class AskedLog:
     def __len__(self) -> int:
         return len(self._pods)
 
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
+
     # --- what we are asked ---------------------------------------------------------------------
 
     def note(self, question: AnsweredQuestion) -> None:

@@ -60,7 +60,7 @@ class Alone:
         return True
 
 
-_Likeness = tuple[str, tuple[str, ...], Verdict, bool]
+_Likeness = tuple[str, tuple[str, ...], Verdict, bool, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +230,14 @@ class UnaskedPods:
     def _judge(self, bound: _Bound) -> None:
         record = bound.record
         verdict = self._asked.verdict(record.uid)
+        is_missing = verdict is Verdict.NOT_ASKED
+        were_refused = is_missing and record.uid in self._asked
         is_forgotten = bound.waiting_at <= self._asked.forgotten_until
-        if verdict is Verdict.NOT_ASKED and is_forgotten:
+        if is_missing and is_forgotten and not were_refused:
             self._leave_unjudged(bound)
             return
         self._asked.forget(record.uid)
-        self._group(bound, verdict)
+        self._group(bound, verdict, were_refused=were_refused)
         self._count(record.scheduler_name, verdict)
         if verdict is not Verdict.NOT_ASKED and len(self._asking) < MAX_SCHEDULERS:
             self._asking.add(record.scheduler_name)
@@ -243,15 +245,16 @@ class UnaskedPods:
             self._untold += 1
             self._example = record, verdict
 
-    def _group(self, bound: _Bound, verdict: Verdict) -> None:
+    def _group(self, bound: _Bound, verdict: Verdict, *, were_refused: bool) -> None:
         """Add a pod to those that are like it."""
         record, resources = bound.record, tuple(bound.record.resources)
-        likeness = (record.scheduler_name, resources, verdict, bound.is_early)
+        likeness = (record.scheduler_name, resources, verdict, bound.is_early, were_refused)
         group = self._groups.pop(likeness, None) or BoundPods(
             scheduler=record.scheduler_name,
             resources=resources,
             verdict=verdict,
             is_early=bound.is_early,
+            were_refused=were_refused,
             count=0,
             first_at=bound.bound_at,
         )

@@ -150,6 +150,14 @@ def evidence(*groups: BoundPods, silence: float | None = 1.0, **rest: Any) -> Ev
             id="from-one-pod-on-nobody-asks",
         ),
         pytest.param(
+            evidence(replace(MISSED, were_refused=True)),
+            [
+                (CauseKind.NO_EXTENDER, "extenders", 3),
+                (CauseKind.UNREACHABLE, "ignorable", 3),
+            ],
+            id="nobody-asks-again-about-pods-that-were-refused",
+        ),
+        pytest.param(
             evidence(ASKED, UNSCORED),
             [(CauseKind.PRIORITIZE_VERB, "prioritizeVerb", 4)],
             id="scores-are-never-asked-for",
@@ -223,6 +231,16 @@ def answered(at: float, *, choices: int = 5, lost: bool = False) -> Answered:
         pytest.param(answered(1), None, True, Verdict.ASKED, id="another-extender-left-one"),
         pytest.param(answered(1), None, False, Verdict.NOT_SCORED, id="prioritize-is-never-asked"),
         pytest.param(answered(1, lost=True), None, True, Verdict.ANSWER_LOST, id="filter-lost"),
+        pytest.param(answered(1, choices=0), None, True, Verdict.NOT_ASKED, id="refused-and-bound"),
+        pytest.param(
+            answered(9, choices=0), answered(2), True, Verdict.NOT_ASKED, id="refused-on-retry"
+        ),
+        pytest.param(
+            answered(1, choices=0), answered(2), True, Verdict.ASKED, id="asked-again-once-refused"
+        ),
+        pytest.param(
+            answered(1, choices=0, lost=True), None, True, Verdict.ANSWER_LOST, id="refusal-is-lost"
+        ),
         pytest.param(
             answered(1), answered(2, lost=True), True, Verdict.ANSWER_LOST, id="scores-lost"
         ),

@@ -197,6 +197,45 @@ def test_invented_scheduler_names_make_no_series_without_end(part: Part) -> None
     assert part.counted(scheduler="s0") == 1
 
 
+def test_pod_that_was_refused_everywhere_and_bound_without_another_question_is_counted(
+    part: Part,
+) -> None:
+    part.create(part.pod())
+    part.ask(choices=0)
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 1
+    cause = part.unasked.report().causes[0]
+    assert (cause.kind, "before, and does not any more" in cause.text) == (
+        CauseKind.NO_EXTENDER,
+        True,
+    )
+
+
+def test_pod_that_was_refused_and_passes_when_it_is_tried_again_is_not_counted(part: Part) -> None:
+    part.create(part.pod())
+    part.ask(choices=0)
+    part.world.now += 5.0
+    part.ask(choices=1)
+    part.bind(part.pod())
+    part.judge()
+
+    assert part.counted() == 0
+
+
+def test_refusal_that_is_remembered_accuses_although_other_questions_are_forgotten(
+    part: Part,
+) -> None:
+    part.create(part.pod())
+    part.ask(choices=0)
+    part.world.asked.forgotten_until = part.world.now
+    part.bind(part.pod())
+    part.judge()
+
+    assert (part.counted(), part.unjudged) == (1, 0)
+
+
 def test_answer_that_nobody_read_is_counted_as_lost(part: Part) -> None:
     part.create(part.pod())
     part.ask(is_lost=True)
