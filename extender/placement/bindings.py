@@ -65,6 +65,7 @@ class InventoryTap:
         """Take that a pod was gone by `at`, seconds since the epoch."""
         self._fleet.remove_pod(uid, at)
         self._unasked.remove(uid)
+        self._history.take_choice(uid)
 
     def _note(self, record: PodRecord) -> None:
         if not record.node:
@@ -72,14 +73,12 @@ class InventoryTap:
         decided = self._history.note_bound(record.uid, record.node)
         if decided is not None:
             self._on_bound(decided)
-            choice = FIRST if decided.decision.best == record.node else OTHER
-            if not self._unasked.is_elsewhere(record.uid):
-                self._metrics.followed.labels(choice).inc()
-            logger.info(
-                "bound",
-                extra={
-                    "pod": record.key,
-                    "node": record.node,
-                    "first_choice": decided.decision.best,
-                },
-            )
+        choice = self._history.take_choice(record.uid)
+        if choice is None:
+            return
+        if not self._unasked.is_elsewhere(record.uid):
+            self._metrics.followed.labels(FIRST if choice.best == record.node else OTHER).inc()
+        logger.info(
+            "bound",
+            extra={"pod": record.key, "node": record.node, "first_choice": choice.best},
+        )

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from extender.core.decision import Decision
 from extender.core.explain import NodeVerdict
@@ -65,12 +66,33 @@ class DecisionRecord:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is left of the last decision about a pod until that is bound.
+
+    Attributes:
+        number: the decision's.
+        at: when it was made, seconds since the epoch.
+        verb: filter or prioritize.
+        best: our first choice, None where no node passed.
+    """
+
+    number: int
+    at: float
+    verb: str
+    best: str | None
+
+
 EXPLAINABLE = 8
 """So many of the newest decisions keep their snapshot, to explain the node bound to later ..."""
 
 EXPLAINABLE_SECONDS = 3.0
 """... for so long: snapshots of different seconds share little, and each takes megabytes."""
 
+
+MAX_CHOICES: Final = 20_000
+"""Of so many pods that wait the first choice is remembered at least, some 5 MB: a decision may be
+forgotten long before its pod is bound."""
 
 PIECE_RECORDS = 256
 """Decisions that are forgotten before others may have their turn: few milliseconds."""
@@ -88,6 +110,7 @@ class DecisionHistory:
         self._length = length
         self._records: OrderedDict[int, DecisionRecord] = OrderedDict()
         self._by_pod: dict[str, int] = {}
+        self._choices: OrderedDict[str, Choice] = OrderedDict()
         self._explainable: deque[DecisionRecord] = deque()
         self._numbers = 0
 
@@ -124,6 +147,12 @@ class DecisionHistory:
             self._explainable.popleft().gather = None
         if len(self._records) > self._length:
             self._forget_oldest()
+        self._choices.pop(record.pod.uid, None)
+        self._choices[record.pod.uid] = Choice(
+            number=record.number, at=record.at, verb=record.verb, best=record.decision.best
+        )
+        if len(self._choices) > max(MAX_CHOICES, self._length):
+            self._choices.popitem(last=False)
 
     def _forget_oldest(self) -> None:
         _, oldest = self._records.popitem(last=False)
@@ -138,6 +167,10 @@ class DecisionHistory:
     def last_of(self, uid: str) -> DecisionRecord | None:
         """Return the last decision about a pod, None where it is not remembered."""
         return self._records.get(self._by_pod.get(uid, -1))
+
+    def take_choice(self, uid: str) -> Choice | None:
+        """Return what was chosen last for a pod, once; also where the decision is forgotten."""
+        return self._choices.pop(uid, None)
 
     def note_bound(self, uid: str, node: str) -> DecisionRecord | None:
         """Note where kube-scheduler put a pod; return the decision it followed, once."""

@@ -13,6 +13,8 @@ from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
     EXPLAINABLE,
     EXPLAINABLE_SECONDS,
+    MAX_CHOICES,
+    Choice,
     DecisionHistory,
     DecisionRecord,
 )
@@ -112,6 +114,29 @@ def test_a_node_that_is_explained_already_is_not_explained_again() -> None:
 
 def test_a_pod_that_was_never_asked_about_is_nobody() -> None:
     assert DecisionHistory(10).note_bound("uid-a", "node-a") is None
+
+
+def test_what_was_chosen_for_a_pod_is_known_once_though_the_decision_is_forgotten() -> None:
+    history = DecisionHistory(1)
+    first = remember(history, "a", best="node-a")
+    remember(history, "b")
+
+    assert history.note_bound("uid-a", "node-a") is None
+    assert history.take_choice("uid-a") == Choice(
+        number=first.number, at=NOW, verb="filter", best="node-a"
+    )
+    assert history.take_choice("uid-a") is None
+
+
+def test_of_pods_that_are_never_bound_only_so_many_choices_are_remembered() -> None:
+    history = DecisionHistory(1)
+    record = remember(history, "a")
+    for number in range(MAX_CHOICES + 1):
+        history.add(replace(record, pod=pod_ref(f"more-{number}")))
+
+    assert history.take_choice("uid-a") is None
+    assert history.take_choice("uid-more-0") is None
+    assert history.take_choice("uid-more-1") is not None
 
 
 def test_old_decisions_let_go_of_their_snapshots() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from extender.core.inventory import PodRecord
 from extender.core.request import PodRef
+from extender.core.steps import finish
 from extender.placement.asked import PRIORITIZE, AnsweredQuestion
 from tests.builders import request
 from tests.extender.placement.judging import Part
@@ -137,6 +138,18 @@ def test_whether_we_were_followed_is_counted_for_each(part: Part) -> None:
     assert (followed(part, "first"), followed(part, "other")) == (1, 1)
 
 
+def test_it_is_counted_though_the_decision_is_forgotten_by_the_binding(part: Part) -> None:
+    finish(part.world.history.resize_in_steps(1))
+    part.create(web(NEW))
+    first = ask(part, NEW, PRIORITIZE)
+    part.create(web(OLD))
+    ask(part, OLD)
+    bind(part, NEW, first)
+
+    assert part.world.history.last_of(NEW) is None
+    assert (followed(part, "first"), followed(part, "other")) == (1, 0)
+
+
 def test_a_late_question_about_the_first_takes_no_room_from_the_second(part: Part) -> None:
     part.create(web(OLD))
     ask(part, OLD)
@@ -179,3 +192,4 @@ def test_of_pods_that_are_gone_nothing_is_kept_for_long(part: Part) -> None:
     assert not part.world.fleet.ledger._gone
     assert len(part.world.asked) == 0
     assert not part.unasked._waiting
+    assert not part.world.history._choices
