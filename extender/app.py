@@ -38,6 +38,7 @@ from extender.observe.why import Why
 from extender.placement.asked import AskedLog
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionHistory
+from extender.placement.last_word import LastWord
 from extender.placement.placer import Placer
 from extender.placement.unasked import UnaskedPods
 from extender.preparing import Preparing
@@ -110,14 +111,15 @@ class Extender:
         self.placed = PlacementEvents(
             self.events, lambda: self.settings.events.tells_placements, self.in_flight.calm
         )
-        self.trying = Trying(
-            settings, self.placer, self.metrics, clock, self.in_flight, self.placed.note
+        self.last_word = LastWord(
+            self.asked, self.history, self.metrics, hearing=self.peers, on_own=self.placed.note
         )
+        self.trying = Trying(settings, self.placer, self.metrics, clock, self.in_flight)
         self.following = Following(
             settings,
             client,
             InventoryTap(
-                self.fleet, self.history, self.metrics, self.unasked, self.trying.note_bound
+                self.fleet, self.history, self.last_word, self.unasked, self.trying.note_bound
             ),
             fleet=self.fleet,
             tasks=self.tasks,
@@ -164,8 +166,12 @@ class Extender:
             self.peers,
             tells=settings.tls.is_used or self.access.is_open,
         )
-        decided = Decisions(self.history, replicas)
-        self.api = Api(self.fleet, self.placer, settings.resource_patterns, decided)
+        self.api = Api(
+            self.fleet,
+            self.placer,
+            settings.resource_patterns,
+            Decisions(self.history, replicas),
+        )
         self._regret = self.trying.join(replicas, self.asked)
         self._unasked_table = UnaskedTable(self.unasked, replicas)
         self.why = Why(
@@ -318,6 +324,7 @@ class Extender:
             group.create_task(self.events.run(), name="events")
             group.create_task(self.placed.run(), name="placements")
             group.create_task(self.unasked.run(), name="unasked")
+            group.create_task(self.last_word.run(), name="last word")
             group.create_task(self.trying.run(), name="trying")
             group.create_task(self.page.run(), name="page")
             group.create_task(self.why.run(), name="idleness")

@@ -38,8 +38,6 @@ class Trying:
         metrics: where it is counted.
         clock: seconds since the epoch.
         in_flight: lets what is urgent go first.
-        on_bound: is told of each decision about a pod that is bound now, too, unless another
-            replica decided later.
 
     Attributes:
         log: the log of decisions, None where there is none.
@@ -53,14 +51,12 @@ class Trying:
         metrics: Metrics,
         clock: Clock,
         in_flight: InFlight,
-        on_bound: Callable[[DecisionRecord], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._placer = placer
         self._clock = clock
         self._give_way = in_flight.give_way
         self._calm = in_flight.calm
-        self._on_bound = on_bound
         self.log: DecisionLogWriter | None = None
         self._is_elsewhere: Callable[[str], bool] = lambda _: False
         self.regret = self._make_regret(settings)
@@ -88,10 +84,9 @@ class Trying:
     def note_bound(self, record: DecisionRecord) -> None:
         """Note that a pod is bound, and what was decided about it.
 
-        Another replica may have decided later: then it is that one's to tell of and to judge.
+        Another replica may have decided later: then it is that one's to judge.
         """
         if not self._is_elsewhere(record.pod.uid):
-            self._on_bound(record)
             self.regret.note(record)
         if self.log is not None:
             self.log.note_bound(record.pod.uid, record.bound_node, self._clock())
@@ -104,7 +99,7 @@ class Trying:
             asked: says which of them answered last about a pod: that one judges it.
         """
         self._is_elsewhere = asked.is_elsewhere
-        asked.on_elsewhere = self._note_elsewhere
+        asked.on_elsewhere.append(self._note_elsewhere)
         return RegretTable(lambda: self.regret, replicas)
 
     def _note_elsewhere(self, uid: str, verb: str, at: float) -> None:

@@ -121,9 +121,9 @@ class AskedLog:
         self.monotonic = monotonic
         self.tell: Callable[[AnsweredQuestion], None] = lambda _: None
         """Tells other replicas; to be set before the first question."""
-        self.on_elsewhere: Callable[[str, str, float], None] = lambda *_: None
-        """Is told of another replica's answer about a pod where none later is known: the pod's UID,
-        the verb, and when (seconds since the epoch). The pod may be bound, and judged, by then."""
+        self.on_elsewhere: list[Callable[[str, str, float], None]] = []
+        """Are told of another replica's answer about a pod where none later is known: the UID, the
+        verb, and when (seconds since the epoch). The pod may be bound, and judged, by then."""
         self.last_at: float | None = None
         self.wrong_paths: OrderedDict[str, float] = OrderedDict()
         self.forgotten_until = float("-inf")
@@ -181,7 +181,8 @@ class AskedLog:
         if question.resources:
             self._assume(question)
         age_seconds = self.monotonic() - question.at
-        self.on_elsewhere(question.uid, question.verb, self._clock() - age_seconds)
+        for tell in self.on_elsewhere:
+            tell(question.uid, question.verb, self._clock() - age_seconds)
 
     def _assume(self, question: AnsweredQuestion) -> None:
         """Count a pod on another replica's first choice, by the same rules as on our own."""
@@ -222,6 +223,11 @@ class AskedLog:
         """Whether another replica gave the last answer about a pod, as far as it has told."""
         asked = self._pods.get(uid)
         return asked is not None and asked.is_elsewhere
+
+    def answered_at(self, uid: str) -> float | None:
+        """Return when the last answer about a pod was given (monotonic seconds), if it is known."""
+        asked = self._pods.get(uid)
+        return None if asked is None else asked.at
 
     def forget(self, uid: str) -> None:
         """Forget a pod that is bound and judged, or gone."""

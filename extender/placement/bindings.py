@@ -2,19 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Final
 
 from extender.core.inventory import PodRecord
 from extender.fleet.fleet import Fleet
-from extender.metrics import Metrics
 from extender.placement.history import DecisionHistory, DecisionRecord
+from extender.placement.last_word import LastWord
 from extender.placement.unasked import UnaskedPods
 
 logger = logging.getLogger(__name__)
-
-FIRST: Final = "first"
-OTHER: Final = "other"
-"""Whether kube-scheduler took our first choice, as labels."""
 
 
 class InventoryTap:
@@ -23,7 +18,7 @@ class InventoryTap:
     Args:
         fleet: the fleet.
         history: the decisions that we made.
-        metrics: where it is counted whether they were followed.
+        last_word: counts whether they were followed.
         unasked: judges pods that were bound.
         on_bound: is told of each decision about a pod that is bound now.
     """
@@ -32,16 +27,14 @@ class InventoryTap:
         self,
         fleet: Fleet,
         history: DecisionHistory,
-        metrics: Metrics,
+        last_word: LastWord,
         unasked: UnaskedPods,
         on_bound: Callable[[DecisionRecord], None] = lambda _: None,
     ) -> None:
         self._on_bound = on_bound
         self._fleet = fleet
         self._history = history
-        self._metrics = metrics
-        for choice in (FIRST, OTHER):
-            metrics.followed.labels(choice)
+        self._last_word = last_word
         self._unasked = unasked
         self.replace_nodes = fleet.replace_nodes
         self.apply_node = fleet.apply_node
@@ -76,8 +69,7 @@ class InventoryTap:
         choice = self._history.take_choice(record.uid)
         if choice is None:
             return
-        if not self._unasked.is_elsewhere(record.uid):
-            self._metrics.followed.labels(FIRST if choice.best == record.node else OTHER).inc()
+        self._last_word.note(record.uid, choice, record.node)
         logger.info(
             "bound",
             extra={"pod": record.key, "node": record.node, "first_choice": choice.best},

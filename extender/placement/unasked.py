@@ -165,10 +165,6 @@ class UnaskedPods:
         if len(self._bound) > MAX_BOUND:
             self._leave_unjudged(self._bound.popleft())
 
-    def is_elsewhere(self, uid: str) -> bool:
-        """Whether another replica gave the last answer about a pod, as far as it has told."""
-        return self._asked.is_elsewhere(uid)
-
     def relist(self, records: Iterable[PodRecord]) -> None:
         """Take a complete list of GPU pods; those that we did not see waiting are left alone."""
         listed = {record.uid: record for record in records}

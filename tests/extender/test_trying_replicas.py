@@ -12,9 +12,11 @@ from extender.observe.replicas import ONE
 from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionRecord
-from extender.placement.unasked import UnaskedPods
+from extender.placement.last_word import LastWord
+from extender.placement.unasked import MAX_WAIT_SECONDS, UnaskedPods
 from extender.settings.peers import Unasked
 from extender.trying import Trying
+from tests.extender.placement.judging import Ears
 from tests.extender.served import GPU, IDLE, Client, MakeClient, World, names_question, pod
 
 HOUR = 3600.0
@@ -37,16 +39,25 @@ class Replica(World):
             self.metrics,
             lambda: self.now,
             InFlight(),
-            self.told_of.append,
         )
         self.asked.tell = self.untold.append
         self.trying.join(ONE, self.asked)
-        self.unasked = UnaskedPods(self.asked, self.metrics, Unasked(grace_seconds=1))
+        self.ears = Ears()
+        self.unasked = UnaskedPods(
+            self.asked, self.metrics, Unasked(grace_seconds=1), hearing=self.ears
+        )
+        self.last_word = LastWord(
+            self.asked, self.history, self.metrics, hearing=self.ears, on_own=self.told_of.append
+        )
         self.tap = InventoryTap(
-            self.fleet, self.history, self.metrics, self.unasked, self.trying.note_bound
+            self.fleet, self.history, self.last_word, self.unasked, self.trying.note_bound
         )
         self.add(CARDS)
         self.tap.apply_pod(WAITING)
+
+    def wait_and_sweep(self, seconds: float) -> None:
+        self.now += seconds
+        self.last_word.sweep()
 
     @property
     def judged(self) -> float:
@@ -96,6 +107,7 @@ class Pair:
             self.wait(60.0)
             for replica in self.replicas:
                 replica.unasked.sweep()
+                replica.last_word.sweep()
                 replica.tell(CARDS)
                 replica.trying.regret.look()
                 for _ in replica.trying.regret.judge_in_steps():
@@ -105,6 +117,10 @@ class Pair:
     @property
     def bound(self) -> list[float]:
         return [replica.bound for replica in self.replicas]
+
+    @property
+    def told_of(self) -> list[int]:
+        return [len(replica.told_of) for replica in self.replicas]
 
 
 @pytest.fixture
@@ -134,7 +150,7 @@ async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: P
 
     assert pair.live() == [1, 0]
     assert pair.bound == [1, 0]
-    assert [len(replica.told_of) for replica in pair.replicas] == [1, 0]
+    assert pair.told_of == [1, 0]
 
 
 async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair) -> None:
@@ -147,6 +163,41 @@ async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair
     pair.tell()
 
     assert pair.live() == [0, 1]
+
+
+async def test_a_pod_that_was_tried_at_both_counts_once_however_late_they_tell(pair: Pair) -> None:
+    for replica in pair.replicas:
+        replica.ears.until = replica.now
+    for at in (NEAR, FAR):
+        await pair.ask(at, FILTER, is_told=False)
+        await pair.ask(at, PRIORITIZE, is_told=False)
+        pair.wait(2.0)
+    pair.bind()
+    for replica in pair.replicas:
+        replica.wait_and_sweep(10.0)
+    assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
+
+    pair.tell()
+    for replica in pair.replicas:
+        replica.ears.until = float("inf")
+        replica.wait_and_sweep(1.0)
+
+    assert (pair.bound, pair.told_of) == ([0, 1], [0, 1])
+
+
+async def test_replicas_that_never_hear_each_other_count_in_the_end(pair: Pair) -> None:
+    for replica in pair.replicas:
+        replica.ears.until = replica.now
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(NEAR, PRIORITIZE)
+    pair.bind()
+    pair.replicas[NEAR].wait_and_sweep(MAX_WAIT_SECONDS - 1.0)
+    before = pair.bound
+
+    pair.replicas[NEAR].wait_and_sweep(1.0)
+
+    assert (before, pair.bound, pair.told_of) == ([0, 0], [1, 0], [1, 0])
+    assert not len(pair.replicas[NEAR].last_word)
 
 
 async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair: Pair) -> None:

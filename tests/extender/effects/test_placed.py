@@ -16,6 +16,7 @@ from extender.kube import KubeClient
 from extender.metrics import Metrics
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionRecord
+from extender.placement.last_word import LastWord
 from extender.placement.unasked import UnaskedPods
 from extender.settings.peers import Unasked
 from tests.extender.effects.test_events import POD, PROBLEM
@@ -123,9 +124,8 @@ async def test_one_event_is_written_at_the_binding(
     await decide(placed, "node-7", "node-8")
     async with telling(client, EventSettings(per_second=1000)) as (placements, events):
         unasked = UnaskedPods(placed.asked, Metrics(), Unasked())
-        tap = InventoryTap(
-            placed.fleet, placed.history, placed.metrics, unasked, on_bound=placements.note
-        )
+        last_word = LastWord(placed.asked, placed.history, placed.metrics, on_own=placements.note)
+        tap = InventoryTap(placed.fleet, placed.history, last_word, unasked)
         uid = placed.add_pod("p", "node-7", gpus=2)
         for _ in range(3):  # kubelet says more of it
             tap.apply_pod(placed.fleet.pods[uid])

@@ -6,6 +6,7 @@ from typing import Any
 from extender.core.inventory import PodRecord
 from extender.placement.asked import FILTER, AnsweredQuestion
 from extender.placement.bindings import InventoryTap
+from extender.placement.last_word import LastWord
 from extender.placement.unasked import START_SECONDS, UnaskedPods
 from extender.settings.peers import Unasked
 from tests.extender.served import GPU, World
@@ -40,9 +41,10 @@ class Part:
             hearing=self.ears,
             is_ready=lambda: self.world.is_ready,
         )
-        self.tap = InventoryTap(
-            self.world.fleet, self.world.history, self.world.metrics, self.unasked
+        self.last_word = LastWord(
+            self.world.asked, self.world.history, self.world.metrics, hearing=self.ears
         )
+        self.tap = InventoryTap(self.world.fleet, self.world.history, self.last_word, self.unasked)
         self.unasked.sweep()
         self.world.now += START_SECONDS
 

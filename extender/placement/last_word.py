@@ -1,0 +1,122 @@
+"""Whose a bound pod is to count and to tell of, where replicas tell late what they were asked."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from extender.metrics import Metrics
+from extender.placement.asked import AskedLog, comes_later
+from extender.placement.history import Choice, DecisionHistory, DecisionRecord
+from extender.placement.unasked import (
+    HEARD_SECONDS,
+    MAX_BOUND,
+    MAX_WAIT_SECONDS,
+    SWEEP_SECONDS,
+    Hearing,
+)
+
+FIRST: Final = "first"
+OTHER: Final = "other"
+"""Whether kube-scheduler took our first choice, as labels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A bound pod that may be ours, with when it was answered about and bound (monotonic s)."""
+
+    choice: Choice
+    node: str
+    answered_at: float
+    bound_at: float
+
+
+class LastWord:
+    """Counts, and tells of, the bound pods that no other replica answered about after us.
+
+    With one replica that is at the binding. With several it is once all others have told what they
+    were asked until then, or have kept silent for half a minute: then each of two that cannot hear
+    each other counts a pod that both answered about. Everything runs on the event loop's thread.
+
+    Args:
+        asked: what the replicas were asked.
+        history: the decisions that we made.
+        metrics: where it is counted whether our first choice was taken.
+        hearing: how well the other replicas are heard; None for no others.
+        on_own: is told of each decision that a pod of ours was bound after, as long as it is
+            remembered.
+    """
+
+    def __init__(
+        self,
+        asked: AskedLog,
+        history: DecisionHistory,
+        metrics: Metrics,
+        *,
+        hearing: Hearing | None = None,
+        on_own: Callable[[DecisionRecord], None] = lambda _: None,
+    ) -> None:
+        self._asked = asked
+        self._history = history
+        self._metrics = metrics
+        self._hearing = hearing
+        self._on_own = on_own
+        self._waiting: OrderedDict[str, _Bound] = OrderedDict()
+        for choice in (FIRST, OTHER):
+            metrics.followed.labels(choice)
+        asked.on_elsewhere.append(self._note_elsewhere)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def note(self, uid: str, choice: Choice, node: str) -> None:
+        """Note that a pod is bound, and what we chose for it last."""
+        if self._asked.is_elsewhere(uid):
+            return
+        now = self._asked.monotonic()
+        answered_at = self._asked.answered_at(uid)
+        bound = _Bound(
+            choice=choice,
+            node=node,
+            answered_at=now if answered_at is None else answered_at,
+            bound_at=now,
+        )
+        if self._hearing is None:
+            self._count(bound)
+            return
+        self._waiting[uid] = bound
+        if len(self._waiting) > MAX_BOUND:
+            self._count(self._waiting.popitem(last=False)[1])
+
+    async def run(self) -> None:
+        """Count until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Count the pods that are known to be ours by now."""
+        now = self._asked.monotonic()
+        for uid, bound in tuple(self._waiting.items()):
+            heard_until = bound.bound_at + HEARD_SECONDS
+            if now < heard_until:
+                break
+            is_known = self._hearing is None or self._hearing.covers(bound.answered_at, heard_until)
+            if is_known or now - bound.bound_at >= MAX_WAIT_SECONDS:
+                del self._waiting[uid]
+                self._count(bound)
+
+    def _note_elsewhere(self, uid: str, verb: str, at: float) -> None:
+        """Leave a pod to another replica, if that answered about it after us."""
+        bound = self._waiting.get(uid)
+        if bound and comes_later(verb, at, than=bound.choice.verb, at=bound.choice.at):
+            del self._waiting[uid]
+
+    def _count(self, bound: _Bound) -> None:
+        """Count a pod of ours, and tell of it."""
+        label = FIRST if bound.choice.best == bound.node else OTHER
+        self._metrics.followed.labels(label).inc()
+        record = self._history.get(bound.choice.number)
+        if record is not None:
+            self._on_own(record)
