@@ -81,6 +81,13 @@ class Decision:
         chosen: list[int] = rows[np.argsort(turns, kind="stable")[:count]].tolist()
         return chosen
 
+    def place_of(self, node: str) -> int | None:
+        """Return the index of a candidate, None where it was none."""
+        try:
+            return self.candidates.index(node)
+        except ValueError:
+            return None
+
     @property
     def best(self) -> str | None:
         """Name of our first choice, None where no candidate passes."""

@@ -107,6 +107,8 @@ class NodeVerdict(NodeScore):
         suspicion: share of the score that early failures cost.
         model: the devices' model, "" where unknown.
         devices: each device.
+        is_late: it is the verdict at the pod's binding: what the decision was made from was not
+            there any more.
     """
 
     resource: str
@@ -119,6 +121,7 @@ class NodeVerdict(NodeScore):
     suspicion: float
     model: str
     devices: tuple[DeviceVerdict, ...]
+    is_late: bool = False
 
 
 UNKNOWN = 0.5

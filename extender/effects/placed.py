@@ -73,6 +73,8 @@ class PlacementEvents:
         text = describe(record)
         if text:
             self._events.post(record.pod, EventType.NORMAL, REASON, text)
+        else:
+            self._events.counts.dropped += 1
 
 
 def describe(record: DecisionRecord) -> str:

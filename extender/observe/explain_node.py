@@ -89,9 +89,8 @@ def asked_node(
     name, is_known = wish.node, wish.node in nodes
     if not name:
         return None
-    try:
-        at = decision.candidates.index(name)
-    except ValueError:
+    at = decision.place_of(name)
+    if at is None:
         kept = Kept.NOT_ASKED if is_known else Kept.UNKNOWN
         why = NOT_ASKED if is_known else NO_SUCH_NODE
         if closed_by:

@@ -52,11 +52,20 @@ def details_in_steps(
                 found += (verdict for verdict in verdicts if verdict.node in refused)
                 yield from let_go(verdicts)
     # That others are less busy is no verdict on a node by itself.
-    busy = _refused_by((filtered or decided).decision, Code.BUSY)
+    asked = (filtered or decided).decision
+    busy = _refused_by(asked, Code.BUSY)
     return [
-        replace(verdict, rejection=Code.BUSY.text) if verdict.node in busy else verdict
+        replace(verdict, rejection=Code.BUSY.text)
+        if verdict.node in busy
+        else _as_decided(verdict, asked)
         for verdict in found
     ]
+
+
+def _as_decided(verdict: NodeVerdict, decision: Decision) -> NodeVerdict:
+    """Return a verdict that is from the binding with the decision's own word for or against it."""
+    at = decision.place_of(verdict.node) if verdict.is_late else None
+    return verdict if at is None else replace(verdict, rejection=Code(int(decision.codes[at])).text)
 
 
 def _refused_by(decision: Decision, code: Code | None = None) -> set[str]:
@@ -79,15 +88,33 @@ def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
         rank = None if verdict.rejection else place.get(verdict.node)
         if rank is None and not verdict.rejection:
             # One that was not among the best: those with higher scores come before it.
-            rank = int((passing > verdict.score + SAME).sum()) + 1
+            rank = int((passing > _decided_score(verdict, decision) + SAME).sum()) + 1
         view = verdict_view(verdict) | {
             "rank": rank,
             "is_bound": verdict.node == ranking.bound_node,
             "assumed": sum(device.assumed for device in verdict.devices),
-            "lost_by": lost_by(first, verdict),
+            "lost_by": _lost_late(ranking, verdict) or lost_by(first, verdict),
         }
         found.append((rank is None, rank or 0, verdict.node, view))
     return [view for *_, view in sorted(found, key=lambda one: one[:3])]
+
+
+def _decided_score(verdict: NodeVerdict, decision: Decision) -> float:
+    """Return a node's score in the decision: that of a verdict from the binding is another."""
+    at = decision.place_of(verdict.node) if verdict.is_late else None
+    return verdict.score if at is None else float(decision.scores[at])
+
+
+def _lost_late(ranking: Ranking, verdict: NodeVerdict) -> str:
+    """Return what a node was behind by that is known from the binding alone, "" for others.
+
+    Its parts are of another time than those of our first choice.
+    """
+    decision = ranking.decision
+    if not verdict.is_late or verdict.rejection or not len(decision.order):
+        return ""
+    mine, first = _decided_score(verdict, decision), float(decision.scores[decision.order[0]])
+    return f"scored {mine:.3f} in the decision, {decision.best} {first:.3f}"
 
 
 def _first(ranking: Ranking) -> NodeVerdict | None:

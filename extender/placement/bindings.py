@@ -43,15 +43,17 @@ class InventoryTap:
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Take a complete list of GPU pods."""
         listed = list(records)
+        noted = [(record, self._decided(record)) for record in listed]
         self._fleet.replace_pods(listed)
-        for record in listed:
-            self._note(record)
+        for record, decided in noted:
+            self._note(record, decided)
         self._unasked.relist(listed)
 
     def apply_pod(self, record: PodRecord) -> None:
         """Take a GPU pod that was added or changed."""
+        decided = self._decided(record)
         self._fleet.apply_pod(record)
-        self._note(record)
+        self._note(record, decided)
         self._unasked.see(record)
 
     def remove_pod(self, uid: str, at: float) -> None:
@@ -60,10 +62,13 @@ class InventoryTap:
         self._unasked.remove(uid)
         self._history.take_choice(uid)
 
-    def _note(self, record: PodRecord) -> None:
+    def _decided(self, record: PodRecord) -> DecisionRecord | None:
+        """Return the decision about a pod that is bound now, before it counts on its node."""
+        return self._history.note_bound(record.uid, record.node) if record.node else None
+
+    def _note(self, record: PodRecord, decided: DecisionRecord | None) -> None:
         if not record.node:
             return
-        decided = self._history.note_bound(record.uid, record.node)
         if decided is not None:
             self._on_bound(decided)
         choice = self._history.take_choice(record.uid)

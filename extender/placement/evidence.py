@@ -27,10 +27,11 @@ class PlacedEvidence:
         infos: per device, node by node, what its source says of it; None where none did.
         sources: per device, who measured its activity.
         age_seconds: per device, how long before the decision; NaN where nobody did.
-        at: when the decision was made, seconds since the epoch.
+        at: when that was so, seconds since the epoch.
         memory: per device, who measured its memory, and when.
         health: by the device's place, who told what speaks against its health, and when it was
             measured; of those that something does, and that a reading shows.
+        is_late: it is from the binding: what the decision was made from was not there any more.
     """
 
     evidence: Evidence
@@ -40,6 +41,7 @@ class PlacedEvidence:
     at: float
     memory: Word
     health: Mapping[int, tuple[str, float]]
+    is_late: bool = False
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -58,6 +60,7 @@ class PlacedEvidence:
             verdicts += (
                 replace(
                     verdict,
+                    is_late=self.is_late,
                     devices=tuple(self._named(device, next(at)) for device in verdict.devices),
                 )
                 for verdict in explain(part_of(self.evidence, start, start + PIECE_NODES))

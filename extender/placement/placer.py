@@ -1,7 +1,8 @@
 """Answers kube-scheduler's questions from the fleet's snapshot."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -195,6 +196,7 @@ class Placer:
             seconds=weighed.seconds,
             is_shadow=self.is_shadow,
             gather=lambda nodes: self._gather(about, request, overlays, nodes),
+            gather_late=partial(self._gather_late, weighed.pod.uid, request),
         )
         self._assume(weighed.pod, request, weighed.decision)
         self.history.add(record)
@@ -318,6 +320,14 @@ class Placer:
                 evidence.append(place_evidence(found, self.fleet.store, snapshot.at))
         self._gathered = (key, tuple(evidence))
         return self._gathered[1]
+
+    def _gather_late(
+        self, uid: str, request: GpuRequest, nodes: Sequence[str]
+    ) -> tuple[PlacedEvidence, ...]:
+        """Return what a verdict on some nodes would be made from by now, the pod left out."""
+        about = (self.fleet.snapshot(), self.policy)
+        found = self._gather(about, request, self.fleet.ledger.overlays(without=uid), nodes)
+        return tuple(replace(part, is_late=True) for part in found)
 
     def _assume(self, pod: PodRef, request: GpuRequest, decision: Decision) -> None:
         """Count the pod on our first choice, until it is seen bound or its time is up.

@@ -158,6 +158,7 @@ class Verdict(Answer):
     is_bound: bool = False
     assumed: int = 0
     lost_by: str | None = None
+    is_late: bool = False
 
 
 class Best(Answer):

@@ -186,6 +186,11 @@ def _detail(verdict: Verdict) -> Iterable[RenderableType]:
     if verdict.taken:
         told += f", {verdict.taken} taken by pods of which nobody knows where"
     yield line(told, "bold")
+    if verdict.is_late:
+        yield line(
+            "as it was when the pod was bound: what the decision was made from was gone by then",
+            "yellow",
+        )
     if not verdict.is_agreed:
         yield line(
             "readings and API server disagree on which GPUs are held: any may be landed on",

@@ -9,19 +9,20 @@ from dataclasses import replace
 
 import pytest
 
+from extender.core.inventory import PodRecord
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.placed import MAX_WAITING, PlacementEvents, describe
 from extender.in_flight import InFlight
 from extender.kube import KubeClient
 from extender.metrics import Metrics
 from extender.placement.bindings import InventoryTap
-from extender.placement.history import DecisionRecord
+from extender.placement.history import EXPLAINABLE, DecisionRecord
 from extender.placement.last_word import LastWord
 from extender.placement.unasked import UnaskedPods
 from extender.settings.peers import Unasked
 from tests.extender.effects.test_events import POD, PROBLEM
 from tests.extender.fake_kube import FakeKube, eventually
-from tests.extender.served import BUSY, IDLE, Gpu, World, names_question, pod
+from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, names_question, pod
 
 HELD = Gpu(busy=0.9, used_gib=60.0, tenants=("team/tenant",))
 CARDS = {
@@ -91,6 +92,54 @@ async def test_a_node_of_which_nothing_is_known_says_so() -> None:
     )
 
 
+def tapped(world: World, told: list[DecisionRecord]) -> InventoryTap:
+    unasked = UnaskedPods(world.asked, Metrics(), Unasked())
+    last_word = LastWord(world.asked, world.history, world.metrics)
+    return InventoryTap(world.fleet, world.history, last_word, unasked, on_bound=told.append)
+
+
+async def decide_and_bind(world: World, *, others: int, seconds: float) -> DecisionRecord:
+    """Decide about p, then about so many others, so long; bind p to its second choice."""
+    world.placer.detailed = 1
+    await decide(world, "node-7", "node-8")
+    record = world.history.last_of("uid-p")
+    assert record is not None
+    world.placer.detail(record)
+    other = "node-8" if record.decision.best == "node-7" else "node-7"
+    for number in range(others):
+        world.now += seconds / others
+        question = json.dumps(names_question("node-7", asker=pod(f"other-{number}"))).encode()
+        await world.webhooks().filter(question)
+    told: list[DecisionRecord] = []
+    bound = PodRecord(
+        uid="uid-p", namespace="team", name="p", node=other, resources={GPU: 2}, bound_at=world.now
+    )
+    tapped(world, told).apply_pod(bound)
+    (decided,) = told
+    assert decided is record
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("others", "seconds", "is_late"),
+    [
+        pytest.param(8, 0.5, False, id="soon"),
+        pytest.param(EXPLAINABLE + 10, 2.0, True, id="after-many-others"),
+        pytest.param(1, 60.0, True, id="much-later"),
+    ],
+)
+async def test_a_node_that_was_not_among_the_best_is_told_whenever_the_pod_is_bound(
+    placed: World, others: int, seconds: float, *, is_late: bool
+) -> None:
+    record = await decide_and_bind(placed, others=others, seconds=seconds)
+
+    assert describe(record).startswith(f"GPU placement: {record.bound_node}, 2 of ")
+    (verdict,) = (one for one in record.details if one.node == record.bound_node)
+    assert verdict.is_late is is_late
+    # It is no neighbor of its own: its GPUs were free for it.
+    assert (verdict.landing, verdict.idle) == (2, 2)
+
+
 async def test_where_the_record_is_gone_nothing_is_told(placed: World) -> None:
     await decide(placed, "node-7")
     record = replace(bind(placed, "node-7"), evidence=())
@@ -127,8 +176,10 @@ async def test_one_event_is_written_at_the_binding(
         last_word = LastWord(placed.asked, placed.history, placed.metrics, on_own=placements.note)
         tap = InventoryTap(placed.fleet, placed.history, last_word, unasked)
         uid = placed.add_pod("p", "node-7", gpus=2)
+        bound = placed.fleet.pods[uid]
+        tap.apply_pod(replace(bound, node=""))  # it still waits, and changes
         for _ in range(3):  # kubelet says more of it
-            tap.apply_pod(placed.fleet.pods[uid])
+            tap.apply_pod(bound)
         await eventually(lambda: events.counts.written)
 
     ((method, _, event),) = kube.writes
@@ -136,6 +187,16 @@ async def test_one_event_is_written_at_the_binding(
     assert (event["type"], event["reason"]) == ("Normal", "GPUPlacement")
     assert event["regarding"]["name"] == "p"
     assert event["note"].startswith("GPU placement: node-7, 2 of 4 GPUs idle")
+
+
+async def test_one_that_cannot_be_told_is_counted(placed: World, client: KubeClient) -> None:
+    await decide(placed, "node-7")
+    record = replace(bind(placed, "node-7"), evidence=())
+    async with telling(client, EventSettings(per_second=1000)) as (placements, events):
+        placements.note(record)
+        await eventually(lambda: events.counts.dropped)
+
+    assert events.counts.dropped == 1
 
 
 async def test_filter_tells_only_where_it_left_one_node(

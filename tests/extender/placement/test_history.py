@@ -55,6 +55,7 @@ def remember(
         seconds=0.001,
         evidence=(evidence(best),),
         gather=lambda names: tuple(map(evidence, names)),
+        gather_late=lambda names: tuple(replace(evidence(name), is_late=True) for name in names),
     )
     history.add(record)
     return record
@@ -146,7 +147,8 @@ def test_old_decisions_let_go_of_their_snapshots() -> None:
     assert [record.gather is None for record in records] == [True] * 5 + [False] * EXPLAINABLE
     history.note_bound("uid-0", "node-z")
     assert records[0].bound_node == "node-z"
-    assert [detail.node for detail in records[0].details] == ["node-a"]
+    told = [(detail.node, detail.is_late) for detail in records[0].details]
+    assert told == [("node-a", False), ("node-z", True)]
 
 
 def test_decisions_let_go_of_their_snapshots_after_a_while() -> None:
