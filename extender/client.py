@@ -92,12 +92,14 @@ class Client:
         """Return a client as the command line makes one: IDLEGPU_URL, else the kubeconfig.
 
         Args:
-            environment: that of the process, or what stands for it.
+            environment: that of the process, or what stands for it: IDLEGPU_TOKEN or
+                IDLEGPU_TOKEN_FILE, IDLEGPU_CA_FILE, IDLEGPU_SERVICE and KUBECONFIG count too.
 
         Raises:
-            ClientError: neither can be used.
+            ClientError: neither can be used, or the token's file cannot be read.
         """
-        token = environment.get("IDLEGPU_TOKEN", "")
+        file = environment.get("IDLEGPU_TOKEN_FILE", "")
+        token = environment.get("IDLEGPU_TOKEN", "") or (read_token(file) if file else "")
         url = environment.get("IDLEGPU_URL", "")
         if url:
             return cls.at(url, token=token, ca_file=environment.get("IDLEGPU_CA_FILE") or None)

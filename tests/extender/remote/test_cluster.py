@@ -90,6 +90,20 @@ def test_the_environment_says_how(proxy: Proxy, kubeconfig: str) -> None:
     ]
 
 
+def test_the_environment_names_the_file_of_the_token(
+    proxy: Proxy, kubeconfig: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("of-file\n")
+    file = {"KUBECONFIG": kubeconfig, "IDLEGPU_TOKEN_FILE": str(tmp_path / "token")}
+
+    Client.from_environment(file).gpus()
+    Client.from_environment({**file, "IDLEGPU_TOKEN": "own"}).gpus()
+
+    assert [token for *_, token in proxy.seen] == ["of-file", "own"]
+    with pytest.raises(ClientError, match="token file '/nowhere' cannot be read"):
+        Client.from_environment({**file, "IDLEGPU_TOKEN_FILE": "/nowhere"})
+
+
 def test_what_the_proxy_refuses_names_the_service(kubeconfig: str) -> None:
     with pytest.raises(ClientError, match="service gone/x:y: no such service") as raised:
         Client.in_cluster_of(kubeconfig, service="gone/x:y").gpus()
