@@ -17,9 +17,10 @@ from extender.fleet.fleet import Fleet
 from extender.fleet.source_state import SourceState
 from extender.observe.answers import chunks, error_answer, json_answer, stream_answer, unknown_node
 from extender.observe.decisions import Decisions
+from extender.observe.gpu_state import GpuState
 from extender.observe.parameters import QueryError, check_parameters, read_number, refusing
 from extender.observe.seen import NO_NAMESPACE, OfPod
-from extender.observe.views import GpuState, Json, gpus_of, node_views, verdict_view
+from extender.observe.views import Json, gpus_of, node_views, verdict_view
 from extender.placement.placer import Placer
 from extender.stepping import in_turns
 

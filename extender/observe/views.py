@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -20,6 +20,7 @@ from extender.core.steps import Steps, finish, let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
 from extender.fleet.latest import FILLING
+from extender.observe.gpu_state import GpuState, counts
 from extender.observe.order import order_of
 from extender.observe.seen import OfPod, namespace_of, of_pod, pod_key, pod_name
 from extender.placement.history import DecisionRecord
@@ -38,45 +39,6 @@ GIB = 1 << 30
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 """Labels of gpu-feature-discovery, for what telemetry does not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
-    """One device as operators see it; `None` is unknown.
-
-    `health` says what speaks against its health and what that means, "" where nothing does.
-    `signals` says of activity, of memory and of what speaks against its health (where a reading
-    shows that) who told it, and how old it is; `source` and `age_seconds` are those of what was
-    measured last.
-    """
-
-    node: str
-    resource: str
-    index: int | None
-    uuid: str
-    gpu_instance_id: str
-    mig_profile: str
-    model: str
-    state: str
-    why: str
-    health: str
-    utilization_ratio: float | None
-    utilization_latest_ratio: float | None
-    utilization_spread_ratio: float | None
-    memory_used_ratio: float | None
-    memory_free_bytes: int | None
-    memory_total_bytes: int | None
-    temperature_celsius: float | None
-    power_watts: float | None
-    xid: int | None
-    freshness: str
-    age_seconds: float | None
-    source: str
-    replicas: int
-    replicas_used: int
-    assumed: int
-    tenants: tuple[OfPod, ...]
-    signals: Mapping[str, Json]
 
 
 def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
@@ -277,8 +239,7 @@ def _node_view(
             for resource, pool in sorted(snapshot.pools.items())
             if name in pool.row_of
         },
-        "gpus_total": len(states),
-        "gpus_idle": sum(state.state == "idle" for state in states),
+        **counts(states),
         "utilization_mean_ratio": _mean([state.utilization_ratio for state in states]),
         "memory_used_mean_ratio": _mean([state.memory_used_ratio for state in states]),
         "early_failures": fleet.early_failures(name),

@@ -69,7 +69,10 @@ class Gpu(Answer):
 
 
 class Node(Answer):
-    """One node with GPUs; `gpus` is filled where one node was asked for."""
+    """One node with GPUs; `gpus` is filled where one node was asked for.
+
+    A GPU is a card: one in MIG instances counts once, and is idle where all of them are.
+    """
 
     name: str
     model: str
@@ -84,6 +87,8 @@ class Node(Answer):
     early_failures: int
     pods: list[str]
     gpus: list[Gpu] = []
+    mig_instances_total: int = 0
+    mig_instances_idle: int = 0
 
 
 class Nodes(Answer):

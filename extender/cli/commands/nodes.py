@@ -9,23 +9,29 @@ from extender.cli.sheets import Cell, sheet, word
 from extender.remote.answers import Node, Nodes
 
 COLUMNS = ["NODE", "MODEL", ">IDLE", ">HELD", ">ACTIVITY", ">MEMORY", "STATE"]
+MIG_COLUMN = ">MIG IDLE"
 WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
 
 
 @click.command("nodes")
 @connected
-@click.option("--idle", "only_idle", is_flag=True, help="Only nodes with idle GPUs.")
+@click.option(
+    "--idle", "only_idle", is_flag=True, help="Only nodes with idle GPUs or MIG instances."
+)
 @click.option("--model", default="", help="Only nodes whose model contains this.")
 def command(session: Session, *, only_idle: bool, model: str) -> None:
     """Nodes with GPUs: how many are idle, how busy they are.
 
-    IDLE counts GPUs that are idle by readings; HELD what pods hold, by the API server's count.
+    IDLE counts GPUs (cards; one in MIG instances is idle where all of them are) that are idle by
+    readings, of all; MIG IDLE the instances, where there are any; HELD what pods hold of what the
+    node offers, by the API server's count. ACTIVITY and MEMORY are means over the node's GPUs.
     """
     answer = session.client.nodes()
     answer.nodes = [
         node
         for node in answer.nodes
-        if model.lower() in node.model.lower() and (node.gpus_idle or not only_idle)
+        if model.lower() in node.model.lower()
+        and (node.gpus_idle or node.mig_instances_idle or not only_idle)
     ]
     session.show(answer, lambda: _sheet(answer, is_wide=session.is_wide))
     if not answer.nodes:
@@ -34,8 +40,21 @@ def command(session: Session, *, only_idle: bool, model: str) -> None:
 
 
 def _sheet(answer: Nodes, *, is_wide: bool) -> Table:
-    columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
-    return sheet(columns, (_row(node, is_wide=is_wide) for node in answer.nodes))
+    has_instances = any(node.mig_instances_total for node in answer.nodes)
+    at = COLUMNS.index(">IDLE") + 1
+    columns = [*COLUMNS[:at], *([MIG_COLUMN] if has_instances else []), *COLUMNS[at:]]
+    rows = []
+    for node in answer.nodes:
+        row = _row(node, is_wide=is_wide)
+        if has_instances:
+            row.insert(at, _instances(node))
+        rows.append(row)
+    return sheet(columns + (WIDE_COLUMNS if is_wide else []), rows)
+
+
+def _instances(node: Node) -> str:
+    total = node.mig_instances_total
+    return f"{node.mig_instances_idle}/{total}" if total else words.NOTHING
 
 
 def _row(node: Node, *, is_wide: bool) -> list[Cell]:

@@ -108,7 +108,8 @@ def _head(gpus: list[Gpu]) -> Text:
     inside = [(gpu.node, gpu.uuid) for gpu in gpus if gpu.mig_profile]
     instances = f", {len(inside)} MIG instances" if inside else ""
     cards = len(gpus) - len(inside) + len(set(inside))
-    head = Text(f"{now:%H:%M:%S}  {cards} GPUs{instances}, {mean} busy on average:")
+    named = f"{cards} GPU" if cards == 1 else f"{cards} GPUs"
+    head = Text(f"{now:%H:%M:%S}  {named}{instances}, {mean} busy on average:")
     for state in STATES:
         if states[state]:
             head.append(f"  {states[state]} {state}", style=STYLES[state])

@@ -1,5 +1,6 @@
 """`idlegpu top` at a real terminal, while the fleet changes."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def top(fleet: Changing) -> Iterator[Terminal]:
 
 
 def test_it_shows_what_changes_without_being_asked(fleet: Changing, top: Terminal) -> None:
-    top.read_until("1 GPUs, 0% busy on average:  1 idle")
+    top.read_until("1 GPU, 0% busy on average:  1 idle")
 
     for busy, words in (("0.95", "95% busy on average"), ("0.4", "40% busy on average")):
         since = len(top.raw)
@@ -170,7 +171,11 @@ def test_without_a_terminal_it_writes_one_look_after_the_other(fleet: Changing) 
 def test_a_card_in_instances_counts_once() -> None:
     with serving(mig_world().build_app()) as url:
         shown = runner(url)("top", "--once").stdout
+        listed = runner(url)("nodes", "--idle").stdout
 
-    assert "1 GPUs, 4 MIG instances, 45% busy on average" in shown
+    header, node = listed.splitlines()
+    assert re.split(" {2,}", header)[2:4] == ["IDLE", "MIG IDLE"]
+    assert re.split(" {2,}", node)[2:4] == ["0/1", "2/4"]
+    assert "1 GPU, 4 MIG instances, 45% busy on average" in shown
     names = [line.split()[0] for line in shown.splitlines() if line.startswith("node-m::")]
     assert sorted(names) == [f"node-m::0/{number}" for number in (10, 7, 8, 9)]

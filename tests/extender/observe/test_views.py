@@ -10,6 +10,7 @@ from extender.core.request import PodRef, parse_request
 from extender.observe.seen import write_json_in_full
 from extender.observe.views import decision_view, freshness_word, gpus_of, node_views
 from extender.placement.history import DecisionRecord
+from tests.extender.observe.mig import mig_world
 from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, pod
 
 
@@ -178,6 +179,14 @@ def test_an_assumed_pod_shows_on_its_node(world: World) -> None:
         "held": 0,
         "assumed": 1,
     }
+
+
+def test_a_card_in_mig_instances_is_one_gpu_of_a_node() -> None:
+    mig = mig_world()
+    (node,) = node_views(mig.fleet, mig.fleet.snapshot(), ["node-m"], gpus=False)
+
+    assert (node["gpus_total"], node["gpus_idle"]) == (1, 0)
+    assert (node["mig_instances_total"], node["mig_instances_idle"]) == (4, 2)
 
 
 def test_a_node_without_gpus_has_none(world: World) -> None:
