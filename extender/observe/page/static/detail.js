@@ -5,7 +5,7 @@ import { FULL, KINDS, kindOf } from "./fleet.js";
 import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
-import { bytes, clean, count, duration, h, percent, plural, show } from "./dom.js";
+import { bytes, clean, count, duration, h, percent, plural, renew } from "./dom.js";
 import { go, state } from "./url.js";
 
 const AGAIN_MS = 5000, PAST_MS = 60000;
@@ -88,14 +88,10 @@ export class Detail {
   }
 
   render() {
-    const top = this.box.scrollTop;
-    const focused = this.box.contains(document.activeElement) ? document.activeElement.dataset.gpu : undefined;
-    show(this.box,
+    renew(this.box,
       h("header", { class: "detail-head" }, h("h2", {}, this.node), h("button", { type: "button", class: "plain", "aria-label": "Close", title: "Close (Esc)", onclick: () => this.close() }, "✕")),
       this.error ? h("p", { class: "trouble" }, this.error) : null,
       this.document ? this.body() : this.error ? null : h("p", { class: "muted" }, "Loading"));
-    this.box.scrollTop = top;
-    if (focused !== undefined) this.box.querySelector(`[data-gpu="${focused}"]`)?.focus({ preventScroll: true });
   }
 
   body() {
@@ -121,7 +117,7 @@ export class Detail {
     return h("ul", { class: "gpus", "aria-label": "GPUs of this node" }, node.gpus.map((gpu, at) => {
       const device = first < 0 ? -1 : first + at; // listed in the map's order
       const fleetState = device >= 0 && device < this.fleet.size ? this.fleet.state[device] : 3;
-      return h("li", {}, h("button", { type: "button", class: "gpu-row", "data-gpu": at, "aria-pressed": String(at === picked), onclick: () => go({ gpu: String(at) }) },
+      return h("li", {}, h("button", { type: "button", class: "gpu-row", "aria-pressed": String(at === picked), onclick: () => go({ gpu: String(at) }) },
         signCanvas(this.view.paint, fleetState, gpu.utilization_latest_ratio === null ? 255 : gpu.utilization_latest_ratio * FULL, 14),
         h("span", { class: "gpu-name" }, nameOf(gpu)),
         meter(gpu.utilization_latest_ratio, this.fleet.thresholds.utilization), h("span", { class: "num" }, gpu.utilization_latest_ratio === null ? "?" : `${Math.round(gpu.utilization_latest_ratio * 100)} %`),

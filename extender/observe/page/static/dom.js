@@ -5,7 +5,8 @@ const SVG = "http://www.w3.org/2000/svg";
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffc]/g;
 const LONGEST = 300;
 // Attributes that nobody reads, and that must be what they are.
-const EXACT = new Set(["d", "value"]);
+const EXACT = new Set(["d", "value", "data-key"]);
+const HANDLERS = ["onclick", "onchange", "oninput"];
 
 export const byId = (id) => document.getElementById(id);
 
@@ -28,7 +29,7 @@ export function s(tag, props, ...children) {
 function fill(element, props, children) {
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) element[name] = value; // a property, so that `renew` can hand it on
     else element.setAttribute(name, value === true ? "" : EXACT.has(name) ? value : clean(value));
   }
   append(element, children);
@@ -47,6 +48,66 @@ export function show(element, ...children) {
   element.replaceChildren();
   append(element, children);
 }
+
+/**
+ * The same as `show` for a reader in the midst of it: what is there already stays, and takes over what is told of it now.
+ * Focus, selected text and opened details are kept; children with a `data-key` are known again wherever they stand.
+ */
+export function renew(element, ...children) {
+  const focused = document.activeElement;
+  const now = document.createElement("div");
+  append(now, children);
+  match(element, now);
+  // A row that has moved loses the focus within it.
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+}
+
+/** Give an element the children of another one; what stands before `next` is told already. */
+function match(element, other) {
+  const keyed = new Map();
+  for (const child of element.children) if (child.dataset.key !== undefined) keyed.set(child.dataset.key, child);
+  let next = element.firstChild;
+  for (const child of [...other.childNodes]) {
+    const key = child.dataset?.key;
+    let kept = key === undefined ? firstAlike(next, child) : keyed.get(key);
+    keyed.delete(key); // were it told twice, the second one is another
+    if (kept && isAlike(kept, child)) update(kept, child);
+    else kept = child;
+    if (kept === next) next = next.nextSibling;
+    else element.insertBefore(kept, next);
+  }
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
+}
+
+function firstAlike(next, child) {
+  let node = next;
+  while (node && (node.dataset?.key !== undefined || !isAlike(node, child))) node = node.nextSibling;
+  return node;
+}
+
+/** Whether a node may become another one; what is drawn is drawn anew. */
+const isAlike = (node, other) => node.nodeName === other.nodeName && node.nodeName !== "CANVAS" && node.nodeName !== "svg";
+
+function update(node, other) {
+  if (node.nodeType === Node.TEXT_NODE) {
+    if (node.data !== other.data) node.data = other.data;
+    return;
+  }
+  for (const { name } of [...node.attributes]) if (!other.hasAttribute(name) && name !== "style" && !isReaders(node, name)) node.removeAttribute(name);
+  for (const { name, value } of other.attributes) {
+    if (name !== "style" && !isReaders(node, name) && node.getAttribute(name) !== value) node.setAttribute(name, value);
+  }
+  if (node.style.cssText !== other.style.cssText) node.style.cssText = other.style.cssText; // as an attribute the policy forbids it
+  for (const name of HANDLERS) node[name] = other[name];
+  match(node, other);
+}
+
+/** What the reader sets, not the data. */
+const isReaders = (node, name) => name === "open" && node.nodeName === "DETAILS";
 
 export const percent = (ratio) => (ratio === null || ratio === undefined ? "unknown" : `${Math.round(ratio * 100)} %`);
 

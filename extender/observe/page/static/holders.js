@@ -2,7 +2,7 @@
 // API's: over all pods, however few are listed here.
 
 import { AnswerError, ask } from "./feed.js";
-import { bytes, count, duration, h, plural, show } from "./dom.js";
+import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { go, state } from "./url.js";
 
 const AGAIN_MS = 15000;
@@ -13,7 +13,7 @@ const WAYS = ["pod", "owner", "namespace"];
 
 export class Holders {
   constructor(box) {
-    Object.assign(this, { box, isShown: false, told: null });
+    Object.assign(this, { box, isShown: false });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.body = h("div", { class: "wide" });
     this.idle = h("select", { onchange: () => go({ idle: this.idle.value }) }, TIMES.map(([seconds, name]) => h("option", { value: String(seconds) }, name)));
@@ -49,13 +49,9 @@ export class Holders {
   }
 
   render(by, told) {
-    const isSame = this.told?.by === by;
-    this.told = { by };
-    if (isSame && this.body.contains(document.activeElement)) return; // nothing moves under a reader's hand
     const rows = by === "pod" ? told.holders : told.costs;
     show(this.note, inWords(told, rows));
-    if (!rows.length) return show(this.body);
-    show(this.body, by === "pod" ? pods(told) : sums(by, told));
+    renew(this.body, !rows.length ? null : by === "pod" ? pods(told) : sums(by, told));
   }
 }
 
@@ -80,7 +76,7 @@ const COSTS = ["Cost used", "Cost idle"];
 
 function pods({ holders, is_priced: isPriced }) {
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
-  return table(names, holders.map((one) => [
+  return table(names, holders.map((one) => one.uid), holders.map((one) => [
     h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${count(one.gpus_in_use)} of ${plural(one.gpus, "GPU")}`)] : null), one.owner ?? "",
     h("button", { type: "button", class: "link", onclick: () => open(one) }, one.node),
     num(`${one.gpus_idle} of ${one.gpus}`), num(one.gpus_idle ? `${one.is_at_least ? "≥ " : ""}${duration(one.idle_seconds)}` : "in use"), num(duration(one.held_seconds)), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
@@ -104,8 +100,9 @@ async function open({ node, devices }) {
 
 function sums(by, { costs, is_priced: isPriced }) {
   const names = [by === "owner" ? "Owner" : "Namespace", "Pods", "GPUs idle", "GPU-hours", "of them idle", ...(isPriced ? COSTS : [])];
-  return table(names, costs.map((one) => [
-    h("th", { scope: "row" }, by === "owner" ? `${one.namespace}/${one.owner ?? "no owner"}` : one.namespace),
+  const called = costs.map((one) => (by === "owner" ? `${one.namespace}/${one.owner ?? "no owner"}` : one.namespace));
+  return table(names, called, costs.map((one, at) => [
+    h("th", { scope: "row" }, called[at]),
     num(count(one.pods)), num(`${count(one.gpus_idle)} of ${count(one.gpus)}`), num(hours(one.gpu_hours)), num(hours(one.gpu_hours_idle)),
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
   ]));
@@ -117,12 +114,12 @@ const money = (amount) => (amount === null ? "" : MONEY.format(amount));
 const num = (text) => h("td", { class: "num" }, text);
 const NUMBERS = new Set(["Idle for", "Held", "GPU-hours", "of them idle", "Pods", "GPUs idle", ...COSTS]);
 
-/** A table; at phone width each row is a card, whose values have their names from here. */
-function table(names, rows) {
+/** A table of rows that are known again by their keys; at phone width each is a card, whose values have their names from here. */
+function table(names, keys, rows) {
   const cell = (content, at) => {
     const one = content instanceof HTMLTableCellElement ? content : h("td", {}, content);
     if (at) one.dataset.label = names[at];
     return one;
   };
-  return h("table", { class: "grid stack" }, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null }, name)))), h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map(cell)))));
+  return h("table", { class: "grid stack" }, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: NUMBERS.has(name) ? "num" : null }, name)))), h("tbody", {}, rows.map((cells, at) => h("tr", { "data-key": keys[at] }, cells.map(cell)))));
 }

@@ -2,7 +2,7 @@
 
 import { AnswerError, ask } from "./feed.js";
 import { reasons } from "./decisions.js";
-import { bytes, count, duration, h, plural, show } from "./dom.js";
+import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { go } from "./url.js";
 
 const AGAIN_MS = 5000;
@@ -32,8 +32,7 @@ export class Pending {
       const told = await ask("pending");
       const away = told.unreachable.length ? `; without the word of ${plural(told.unreachable.length, "replica")} that did not answer` : "";
       show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
-      // Under a reader's hand nothing moves.
-      if (!this.list.contains(document.activeElement)) show(this.list, told.pods.map((pod) => this.card(pod)));
+      renew(this.list, told.pods.map((pod) => this.card(pod)));
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;
       show(this.note, error.message);
@@ -44,7 +43,7 @@ export class Pending {
 
   card(pod) {
     const asked = Object.entries(pod.resources).map(([name, number]) => `${number} ${name}`).join(", ");
-    return h("article", { class: "card" },
+    return h("article", { class: "card", "data-key": pod.uid },
       h("header", {}, h("h3", {}, pod.pod), h("span", { class: `state ${pod.state}` }, pod.state), h("span", { class: "muted" }, `waits ${duration(pod.waiting_seconds)}`)),
       h("p", { class: "muted" }, [asked, pod.gpu_memory_bytes ? `${bytes(pod.gpu_memory_bytes)} each` : null, pod.owner, pod.scheduler].filter(Boolean).join(" · ")),
       h("p", {}, STATES[pod.state] ?? "", pod.nominated_node ? `: ${pod.nominated_node}` : pod.assumed_node ? `: ${pod.assumed_node}` : ""),

@@ -1,7 +1,7 @@
 // The fleet as a table: the same as the map for those who do not see it, some nodes at a time.
 
 import { CORDONED, FULL, KINDS, NOT_READY, UNKNOWN, kindOf } from "./fleet.js";
-import { clean, count, h, plural, show } from "./dom.js";
+import { clean, count, h, plural, renew } from "./dom.js";
 import { go } from "./url.js";
 
 const PAGE = 100;
@@ -16,12 +16,12 @@ export class FleetTable {
     this.render();
   }
 
-  /** At most every two seconds, and never under a reader's focus. */
+  /** At most every two seconds. */
   refresh() {
     if (this.timer || this.box.hidden) return;
     this.timer = setTimeout(() => {
       this.timer = 0;
-      if (!this.box.hidden && !this.box.contains(document.activeElement)) this.render();
+      if (!this.box.hidden) this.render();
     }, Math.max(0, this.last + 2000 - Date.now()));
   }
 
@@ -33,7 +33,7 @@ export class FleetTable {
     const pages = Math.max(1, Math.ceil(nodes.length / PAGE));
     this.page = Math.min(this.page, pages - 1);
     const some = nodes.slice(this.page * PAGE, (this.page + 1) * PAGE);
-    show(this.box,
+    renew(this.box,
       h("table", { class: "grid stack" },
         h("caption", {}, plural(nodes.length, "node") + (pages > 1 ? `, page ${this.page + 1} of ${pages}` : "")),
         h("thead", {}, h("tr", {}, ["Node", "Model", "GPUs", ...KINDS.map((kind) => kind.name), "Mean activity", "Mean memory"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "num" : null }, name)))),
@@ -62,7 +62,7 @@ export class FleetTable {
     const standing = fleet.standing[node];
     const note = standing & NOT_READY ? " (not ready)" : standing & CORDONED ? " (cordoned)" : "";
     const name = fleet.names[node];
-    return h("tr", {},
+    return h("tr", { "data-key": name },
       h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => go({ node: name, gpu: "0" }, true) }, clean(name)), note),
       h("td", { class: "wide", "data-label": "Model" }, fleet.modelOf(node)),
       h("td", { class: "num", "data-label": "GPUs" }, count(fleet.nodeStart[node + 1] - fleet.nodeStart[node])),
