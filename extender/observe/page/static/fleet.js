@@ -137,18 +137,29 @@ export class Fleet {
     return at < this.nodeStart[node + 1] ? this.models[this.model[at]] || "unknown model" : "no GPUs seen";
   }
 
+  /** How many cards a node has, and MIG instances in them. */
+  sizes(node) {
+    const first = this.nodeCard[node], last = this.nodeCard[node + 1];
+    let instances = 0;
+    for (let card = first; card < last; card++) {
+      const start = this.cardStart[card];
+      if (this.profiles[this.profile[start]]) instances += this.cardStart[card + 1] - start;
+    }
+    return { cards: last - first, instances };
+  }
+
+  get hasInstances() {
+    return this.profile?.some((number) => this.profiles[number]) ?? false;
+  }
+
   /** What all nodes have, or some of them: `6 GPUs`, `8 MIG instances` in them. */
-  sizeInWords(nodes) {
+  sizeInWords(nodes = this.names.keys()) {
     let cards = 0, instances = 0;
-    const note = (first, last) => {
-      cards += last - first;
-      for (let card = first; card < last; card++) {
-        const start = this.cardStart[card], end = this.cardStart[card + 1];
-        if (this.profiles[this.profile[start]]) instances += end - start;
-      }
-    };
-    if (nodes) for (const node of nodes) note(this.nodeCard[node], this.nodeCard[node + 1]);
-    else note(0, this.cardStart.length - 1);
+    for (const node of nodes) {
+      const one = this.sizes(node);
+      cards += one.cards;
+      instances += one.instances;
+    }
     const gpus = plural(cards, "GPU");
     return instances ? [gpus, plural(instances, "MIG instance")] : [gpus];
   }
@@ -225,10 +236,10 @@ export class Fleet {
     return sum;
   }
 
-  /** Models that there are, by number of devices. */
+  /** Models that there are, by number of cards. */
   modelCounts() {
     const found = new Uint32Array(this.models.length);
-    for (let device = 0; device < this.size; device++) found[this.model[device]]++;
-    return this.models.map((name, at) => ({ name, devices: found[at] })).sort((a, b) => b.devices - a.devices);
+    for (let card = 0; card < this.cardStart.length - 1; card++) found[this.model[this.cardStart[card]]]++;
+    return this.models.map((name, at) => ({ name, cards: found[at] })).sort((a, b) => b.cards - a.cards);
   }
 }

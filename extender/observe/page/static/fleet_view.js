@@ -120,7 +120,7 @@ export class FleetView {
     const { fleet } = this;
     const labels = Object.keys(fleet.labels).map((label) => h("option", { value: label }, LABEL_NAMES[label] ?? label));
     show(byId("group"), h("option", { value: "model" }, "model"), labels, h("option", { value: "none" }, "nothing"));
-    show(byId("model"), h("option", { value: "" }, "all"), fleet.modelCounts().filter((model) => model.name).map((model) => h("option", { value: model.name }, `${clean(model.name)} (${count(model.devices)})`)));
+    show(byId("model"), h("option", { value: "" }, "all"), fleet.modelCounts().filter((model) => model.name).map((model) => h("option", { value: model.name }, `${clean(model.name)} (${count(model.cards)})`)));
     // Options take their value as it is: a model's name is not to be cleaned where it is compared.
     byId("group").value = state.group;
     byId("model").value = state.model;

@@ -35,7 +35,7 @@ export class FleetTable {
     const some = nodes.slice(this.page * PAGE, (this.page + 1) * PAGE);
     renew(this.box,
       h("table", { class: "grid stack" },
-        h("caption", {}, plural(nodes.length, "node") + (pages > 1 ? `, page ${this.page + 1} of ${pages}` : "")),
+        h("caption", {}, plural(nodes.length, "node") + (pages > 1 ? `, page ${this.page + 1} of ${pages}` : "") + (this.view.fleet.hasInstances ? "; each MIG instance has a state of its own" : "")),
         h("thead", {}, h("tr", {}, ["Node", "Model", "GPUs", ...KINDS.map((kind) => kind.name), "Mean activity", "Mean memory"].map((name, at) => h("th", { scope: "col", class: at > 1 ? "num" : null }, name)))),
         h("tbody", {}, some.map((node) => [firsts.has(node) ? groupRow(firsts.get(node)) : null, this.row(node)]))),
       pages > 1 ? h("div", { class: "row pages" }, this.button("Previous", -1, this.page > 0), this.button("Next", 1, this.page < pages - 1)) : null);
@@ -62,10 +62,11 @@ export class FleetTable {
     const standing = fleet.standing[node];
     const note = standing & NOT_READY ? " (not ready)" : standing & CORDONED ? " (cordoned)" : "";
     const name = fleet.names[node];
+    const { cards, instances } = fleet.sizes(node);
     return h("tr", { "data-key": name },
       h("th", { scope: "row" }, h("button", { type: "button", class: "link", onclick: () => go({ node: name, gpu: "0" }, true) }, clean(name)), note),
       h("td", { class: "wide", "data-label": "Model" }, fleet.modelOf(node)),
-      h("td", { class: "num", "data-label": "GPUs" }, count(fleet.nodeStart[node + 1] - fleet.nodeStart[node])),
+      h("td", { class: "num", "data-label": "GPUs" }, count(cards), instances ? h("span", { class: "muted" }, `, ${plural(instances, "MIG instance")}`) : null),
       kinds.map((number, at) => h("td", { class: number ? "num" : "num zero", "data-label": KINDS[at].name }, count(number))),
       h("td", { class: "num", "data-label": "Mean activity" }, mean(sums.activity)), h("td", { class: "num", "data-label": "Mean memory" }, mean(sums.memory)));
   }

@@ -40,6 +40,18 @@ async def test_a_card_in_instances_counts_once(browser: Browser) -> None:
         await expect(page.locator("#totals")).to_have_text("1 node, 1 GPU, 4 MIG instances")
 
 
+async def test_the_table_and_the_choice_of_models_count_the_card_once(browser: Browser) -> None:
+    async with serving(mig_world()) as server, looking(browser, server, "?as=table") as (page, _):
+        row = page.locator("#table tbody tr")
+        await expect(row.locator("[data-label=GPUs]")).to_have_text("1, 4 MIG instances")
+        await expect(row.locator("[data-label=idle]")).to_have_text("2")
+        await expect(row.locator("[data-label=foreign]")).to_have_text("2")
+        await expect(page.locator("#table caption")).to_contain_text(
+            "each MIG instance has a state"
+        )
+        await expect(page.locator("#model option").nth(1)).to_contain_text("(1)")
+
+
 async def test_instances_are_as_wide_as_their_part_of_the_card(browser: Browser) -> None:
     async with (
         serving(mig_world()) as server,
