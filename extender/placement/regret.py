@@ -19,7 +19,7 @@ from extender.core.readings import DeviceKey
 from extender.core.request import PodRef
 from extender.core.snapshot import Rows
 from extender.fleet.fleet import Fleet
-from extender.placement.activity import ActivityLog
+from extender.placement.activity import PIECES, ActivityLog
 from extender.placement.asked import comes_later
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import DecisionRecord
@@ -105,7 +105,7 @@ class _Watched:
     """A pod that is watched.
 
     Attributes:
-        got: the devices that it is known to hold, None while nobody says.
+        got: the devices that it was last seen on, None while nobody says.
     """
 
     pod: PodRef
@@ -228,8 +228,11 @@ class RegretWatch:
                 continue  # left to another replica between two steps
             record = self._fleet.pods.get(uid)
             has_ended = record is None or not record.holds_devices
-            if watched.got is None and not has_ended:
-                watched.got = self._held_by(watched)
+            # Telemetry names pods, not their UIDs: for a while after the binding it may still tell
+            # where a former pod of that name was. Activity counts from then on only, too.
+            is_settled = now - watched.bound_at >= self.after_seconds / PIECES
+            if is_settled and not has_ended:
+                watched.got = self._held_by(watched) or watched.got
             if has_ended or now - watched.bound_at >= self.after_seconds:
                 self._watched.pop(uid, None)
                 self._judge(watched, now)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from extender.core.inventory import PodRecord
+from extender.placement.activity import PIECES
 from extender.placement.asked import FILTER
 from extender.placement.regret import MAX_WAITING, Outcome, RegretWatch
 from tests.builders import pod_ref
@@ -157,6 +158,35 @@ def test_a_pod_that_ends_early_is_judged_by_the_time_that_it_ran() -> None:
     (outcome,) = part.outcomes
     assert outcome.seconds < AFTER
     assert outcome.got == pytest.approx(0.6)
+
+
+def test_a_pod_made_anew_is_judged_by_the_gpus_that_it_got_not_its_predecessor() -> None:
+    part = Watched(cards=2)
+    part.place("a", "node-1")
+    part.busy("node-1", 0.8, index=1)
+    part.live(120)  # telemetry still tells where the former pod of that name was
+    part.world.card("node-1").tenants = ()
+    part.world.card("node-1", 1).tenants = ("ns/a",)
+    part.live(AFTER)
+
+    (outcome,) = part.outcomes
+    assert outcome.is_known
+    assert outcome.gpus == 1
+    assert outcome.got == pytest.approx(0.8)
+
+
+def test_of_a_pod_that_ended_soon_it_is_not_known_where_it_was() -> None:
+    part = Watched(cards=2)
+    part.live(AFTER / PIECES - 60)
+    pod = part.place("a", "node-1")
+    part.busy("node-1", 0.8, index=1)
+    part.live(AFTER / PIECES - 60)
+    part.world.fleet.remove_pod(pod.uid, part.world.clock.now)
+    part.live(60)
+
+    (outcome,) = part.outcomes
+    assert not outcome.is_known
+    assert outcome.gpus == 2
 
 
 def test_a_pod_that_is_left_to_another_replica_between_two_steps_is_not_judged() -> None:
