@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from extender.records.reading import Logged, LoggedBinding
+from extender.placement.asked import FILTER, PRIORITIZE
+from extender.records.reading import Logged, LoggedBinding, LoggedDecision
 from extender.replay.again import Landing, Replay, Replayed
 from extender.replay.changes import Changes
 
@@ -15,6 +16,10 @@ MOVES: Final = 100
 
 UNBOUND: Final = 2000
 """Pods that may still be bound, of which the fleet of their decision is kept."""
+
+ATTEMPT_SECONDS: Final = 10.0
+"""kube-scheduler asks about scores at the latest so long after it asked filter: other extenders
+come between. What comes later belongs to another attempt, whose filter another replica answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,10 @@ class Report:
         decisions: decisions of the log.
         exact: those that came out as they were logged, to the last bit, by the log's settings.
         inexact: numbers of the first that did not.
-        pods: pods of the log; of each the last decision counts below.
+        pods: pods of the log; of each the last attempt to place it counts below, by what filter was
+            asked then.
+        narrowed: of those, how many of which the log has no such question: prioritize was asked
+            about no more than the nodes that had passed.
         moved: of those, how many would have another first choice.
         bound: of those, how many are known to be bound.
         followed: of those, how many on our first choice by the settings of the log.
@@ -79,6 +87,7 @@ class Report:
     exact: int
     inexact: list[int]
     pods: int
+    narrowed: int
     moved: int
     bound: int
     followed: int
@@ -92,9 +101,10 @@ class Report:
 
 @dataclass(slots=True)
 class _Pod:
-    """The last decision about one pod."""
+    """The decision about one pod that counts."""
 
     key: str
+    is_narrowed: bool
     before: Landing
     after: Landing
     bound: Landing | None = None
@@ -124,11 +134,28 @@ def replay(log: Iterable[Logged], changes: Changes, told: dict[str, str]) -> Rep
         decisions, exact = decisions + 1, exact + made.is_exact
         if not made.is_exact and len(inexact) < MOVES:
             inexact.append(line.number)
-        pods[line.pod.uid] = _Pod(line.pod.key, made.before, made.after)
+        filtered = last.get(line.pod.uid)
+        if filtered is not None and _is_scored_after(filtered.logged, line):
+            continue
+        is_narrowed = line.verb == PRIORITIZE
+        pods[line.pod.uid] = _Pod(line.pod.key, is_narrowed, made.before, made.after)
         last[line.pod.uid] = made
         if len(last) > UNBOUND:
             last.popitem(last=False)
     return _report(list(pods.values()), told, decisions, exact, inexact)
+
+
+def _is_scored_after(filtered: LoggedDecision, line: LoggedDecision) -> bool:
+    """Whether a line is the prioritize of the same attempt as a filter.
+
+    Prioritize is asked about no more than the nodes that had passed, or the shortlist of them: by
+    other settings others might have.
+    """
+    return (
+        (filtered.verb, line.verb) == (FILTER, PRIORITIZE)
+        and 0 <= line.at - filtered.at <= ATTEMPT_SECONDS
+        and (filtered.feasible > 0 or filtered.mode == "shadow")
+    )
 
 
 def _bind(pod: _Pod | None, made: Replayed | None, node: str) -> None:
@@ -150,6 +177,7 @@ def _report(
         exact=exact,
         inexact=inexact,
         pods=len(pods),
+        narrowed=sum(pod.is_narrowed for pod in pods),
         moved=len(moved),
         bound=len(bound),
         followed=sum(pod.bound is not None and pod.bound.node == pod.before.node for pod in bound),

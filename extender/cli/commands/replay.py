@@ -80,6 +80,14 @@ def _render(report: "Report") -> RenderableType:
         parts.append(
             line(f"bound to our first choice: {report.followed} of {report.bound} pods known to be")
         )
+    if report.narrowed and report.changes:
+        parts.append(
+            line(
+                f"of {report.narrowed} of {report.pods} pods the log has no question of filter: "
+                "decided again among the nodes alone that had passed, or the shortlist of them",
+                "yellow",
+            )
+        )
     parts.append(_exactness(report))
     return stack(parts)
 

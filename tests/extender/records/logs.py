@@ -9,6 +9,7 @@ from extender.core.evaluation import Overlay
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
 from extender.core.snapshot import Snapshot
+from extender.placement.asked import FILTER
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Weighed
 from extender.records.lines import LineWriter
@@ -40,12 +41,14 @@ def weighed(
     )
 
 
-def record_of(made: Weighed, number: int = 1) -> DecisionRecord:
+def record_of(
+    made: Weighed, number: int = 1, *, verb: str = FILTER, at: float = NOW
+) -> DecisionRecord:
     """Return the record of a decision."""
     return DecisionRecord(
         number=number,
-        at=NOW,
-        verb="filter",
+        at=at,
+        verb=verb,
         pod=made.pod,
         request=made.request,
         decision=made.decision,
