@@ -46,6 +46,13 @@ SEVERAL_PODS: Final = (
 )
 """Words of a server that is spread over several pods: then one pod has a part of the GPUs."""
 SHARD_VARIABLES: Final = ("NUM_SHARD", "TENSOR_PARALLEL_SIZE")
+DATA_WITHIN_TENSOR: Final = "--enable-dp-attention"
+"""With it SGLang's data parallel ranks share the GPUs of its tensor parallel ones."""
+
+_REFERENCE: Final = re.compile(
+    r"\$\(([A-Za-z_]\w*)\)|\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)"
+)
+"""Variables in a command: `$(NAME)` is the kubelet's, the others are a shell's."""
 
 
 def old_driver(facts: Facts) -> Iterator[Problem]:
@@ -204,20 +211,38 @@ def spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, s
     Example:
         >>> spread(["vllm", "serve", "x", "--tensor-parallel-size=2", "-pp", "2"], {})
         (4, '--tensor-parallel-size 2, -pp 2')
+        >>> spread(["vllm", "serve", "x", "-tp", "$(TP)"], {"TP": "4"})
+        (4, '-tp 4')
     """
     size, told = 0, []
     for kind, options in SIZES.items():
+        if kind == "data" and DATA_WITHIN_TENSOR in words:
+            continue
         found = _option(words, options)
         if not found and kind == "tensor":
             found = next(
                 ((name, environment[name]) for name in SHARD_VARIABLES if name in environment), None
             )
-        if found and number(found[1]):
-            size = max(size, 1) * number(found[1])
-            told.append(f"{found[0]} {found[1]}")
+        if not found:
+            continue
+        factor = number(_expanded(found[1], environment))
+        if not factor:
+            return 0, ""  # a variable that nothing here tells
+        size = max(size, 1) * factor
+        told.append(f"{found[0]} {factor}")
     if not size and _is_vllm(words):
         return 1, "vllm without --tensor-parallel-size"
     return size, ", ".join(told)
+
+
+def _expanded(text: str, environment: Mapping[str, str]) -> str:
+    """Return a text with the variables that a container is given; others stay as they are."""
+
+    def value_of(match: re.Match[str]) -> str:
+        kubelets, braced, default, plain = match.groups()
+        return environment.get(kubelets or braced or plain, default or match[0])
+
+    return _REFERENCE.sub(value_of, text)
 
 
 def _option(words: Sequence[str], options: Sequence[str]) -> tuple[str, str] | None:

@@ -98,6 +98,7 @@ def test_pods_that_leave_it_alone_are_well() -> None:
 
 
 VLLM = ["vllm", "serve", "model"]
+SGLANG = ["python", "-m", "sglang.launch_server"]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +120,12 @@ VLLM = ["vllm", "serve", "model"]
         # Spread over several pods.
         ([*VLLM, "-tp", "8", "-pp", "2", "--distributed-executor-backend", "ray"], 8, []),
         (["python", "-m", "sglang.launch_server", "--tp", "16", "--nnodes", "2"], 8, []),
+        ([*SGLANG, "--tp-size", "2", "--dp-size", "2"], 2, ["error"]),
+        ([*SGLANG, "--tp-size", "8", "--dp-size", "8", "--enable-dp-attention"], 4, ["error"]),
+        # The data parallel ranks share the GPUs of the tensor parallel ones.
+        ([*SGLANG, "--tp-size", "8", "--dp-size", "8", "--enable-dp-attention"], 8, []),
         # No number, no GPUs.
-        ([*VLLM, "--tensor-parallel-size", "$TP"], 4, ["warning"]),
+        ([*VLLM, "--tensor-parallel-size", "$(TP)"], 4, []),
         ([*VLLM, "--tensor-parallel-size", "4"], 0, []),
     ],
 )
@@ -134,3 +139,20 @@ def test_the_shards_of_tgi_may_stand_in_the_environment() -> None:
     server = pod("server", 1, command=["text-generation-launcher"], env={"NUM_SHARD": "2"})
 
     assert "NUM_SHARD 2, so 2 GPUs; it asks for 1" in evidence("IG303", at(server))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([*VLLM, "--tensor-parallel-size", "$(TP)"], id="the-kubelets"),
+        pytest.param([*VLLM, "--tensor-parallel-size=$(TP)"], id="the-kubelets-joined"),
+        pytest.param(["sh", "-c", "vllm serve model -tp $TP"], id="a-shells"),
+        pytest.param(["sh", "-c", "vllm serve model -tp ${TP}"], id="a-shells-braced"),
+        pytest.param(["sh", "-c", "vllm serve model -tp ${SIZE:-4}"], id="a-shells-default"),
+    ],
+)
+@pytest.mark.parametrize(("gpus", "expected"), [(4, []), (2, ["error"]), (8, ["warning"])])
+def test_a_size_may_stand_in_a_variable(command: list[str], gpus: int, expected: list[str]) -> None:
+    server = pod("server", gpus, command=command, env={"TP": "4"})
+
+    assert severities("IG303", at(server)) == expected
