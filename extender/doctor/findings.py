@@ -43,12 +43,15 @@ class Check:
         title: what is looked at.
         needs: names of `Facts`: each of them is needed, of `a|b` one.
         find: looks.
+        unseen: tells what the facts, though given, leave out, "" for nothing; where nothing was
+            found and something is left out, the check has not passed.
     """
 
     code: str
     title: str
     needs: tuple[str, ...]
     find: Callable[[Facts], Iterable[Problem]]
+    unseen: Callable[[Facts], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +107,12 @@ def examine(facts: Facts, checks: Iterable[Check]) -> Report:
     not_run: list[NotRun] = []
     for check in checks:
         why = _lacking(facts, check.needs)
+        problems = () if why else tuple(check.find(facts))
+        if not problems:
+            why = why or check.unseen(facts)
         if why:
             not_run.append(NotRun(code=check.code, title=check.title, why=why))
             continue
-        problems = tuple(check.find(facts))
         findings += (
             Finding(
                 code=check.code,

@@ -3,6 +3,7 @@
 from typing import Final
 
 from extender.doctor.checks import (
+    clocks,
     coverage,
     neighbours,
     nodes,
@@ -87,7 +88,13 @@ CHECKS: Final[tuple[Check, ...]] = (
         needs=("metrics|pods",),
         find=telemetry.stale,
     ),
-    Check(code="IG104", title="clocks agree", needs=("nodes",), find=telemetry.skewed),
+    Check(
+        code="IG104",
+        title="clocks agree",
+        needs=("nodes",),
+        find=clocks.skewed,
+        unseen=clocks.untold,
+    ),
     Check(
         code="IG105",
         title="every GPU node is measured",

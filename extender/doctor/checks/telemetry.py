@@ -12,7 +12,6 @@ from extender.doctor.objects import (
     EXPORTER_WORDS,
     NODE_LABELS,
     command_of,
-    condition_of,
     containers,
     environment_of,
     is_called,
@@ -20,7 +19,6 @@ from extender.doctor.objects import (
     live_pods,
     name_of,
     number_setting,
-    parse_time,
     some,
 )
 
@@ -49,9 +47,6 @@ EXPORTER_SECONDS: Final = 30.0
 """Default of prometheus.exporter_interval_seconds, and of dcgm-exporter itself."""
 QUERY_SECONDS: Final = 10.0
 """Default of prometheus.interval_seconds."""
-
-SKEW_SECONDS: Final = 10.0
-"""Clocks that are kept by NTP differ by far less; the API server writes whole seconds."""
 
 _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
 
@@ -204,51 +199,3 @@ def _interval(pod: Object) -> float:
         if text.isdigit():
             return int(text) / 1000
     return EXPORTER_SECONDS
-
-
-def skewed(facts: Facts) -> Iterator[Problem]:
-    """Find clocks that differ."""
-    evidence = []
-    for node in facts.nodes or ():
-        skew = _skew(node, facts.at)
-        if skew is not None and abs(skew) > SKEW_SECONDS:
-            evidence.append(
-                f"{name_of(node)}: {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
-            )
-    if evidence:
-        yield Problem(
-            severity=Severity.ERROR,
-            what="clocks of nodes differ from the API server's: ages of readings are wrong there",
-            evidence=tuple(evidence),
-            remedy="on the node: timedatectl set-ntp true && chronyc makestep",
-        )
-    skew = 0.0 if facts.extender_at is None else facts.extender_at - facts.at
-    if abs(skew) > SKEW_SECONDS:
-        yield Problem(
-            severity=Severity.WARNING,
-            what="the extender's clock differs from this machine's: one of them is wrong",
-            evidence=(
-                f"the extender is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} here",
-            ),
-            remedy="on the one that is wrong: timedatectl set-ntp true && chronyc makestep",
-        )
-
-
-def _skew(node: Object, at: float) -> float | None:
-    """Return by how much a node's clock is ahead, None where nothing tells.
-
-    A kubelet writes heartbeats by its clock, and the API server notes by its own when it did. Where
-    that is not there, a heartbeat that is yet to come still tells.
-    """
-    beat = parse_time(condition_of(node, "Ready").get("lastHeartbeatTime"))
-    if beat is None:
-        return None
-    noted = [
-        parse_time(entry.get("time"))
-        for entry in objects_of(mapping_of(node.get("metadata")).get("managedFields"))
-        if entry.get("subresource") == "status" and entry.get("manager") == "kubelet"
-    ]
-    written = max((time for time in noted if time is not None), default=None)
-    if written is not None:
-        return beat - written
-    return beat - at if beat > at else None

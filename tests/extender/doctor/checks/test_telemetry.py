@@ -184,29 +184,3 @@ def test_the_defaults_are_those_of_the_settings() -> None:
     assert Freshness().max_age_seconds == MAX_AGE_SECONDS
     assert Prometheus().exporter_interval_seconds == EXPORTER_SECONDS
     assert Prometheus().interval_seconds == QUERY_SECONDS
-
-
-# --- IG104 --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("beat", "noted", "expected"),
-    [
-        ("2027-01-15T08:00:30Z", "2027-01-15T08:00:00Z", "node-1: 30 s ahead"),
-        ("2027-01-15T07:59:00Z", "2027-01-15T08:00:00Z", "node-1: 60 s behind"),
-        ("2027-01-15T08:00:05Z", "2027-01-15T08:00:00Z", ""),
-        # Nobody's heartbeat is as old as the last look, and that says nothing.
-        ("2027-01-15T07:55:00Z", "2027-01-15T07:55:00Z", ""),
-        ("2027-01-15T07:55:00Z", None, ""),
-        ("2027-01-15T08:05:00Z", None, "node-1: 300 s ahead"),
-    ],
-)
-def test_a_clock_is_told_by_what_the_api_server_noted(
-    beat: str, noted: str | None, expected: str
-) -> None:
-    assert evidence("IG104", Facts(at=NOW, nodes=(node(beat=beat, noted=noted),))) == expected
-
-
-def test_the_extenders_clock_is_told() -> None:
-    assert severities("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 60)) == ["warning"]
-    assert found("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 5)) == []
