@@ -5,6 +5,7 @@ from typing import Final
 from extender.doctor.checks import (
     clocks,
     coverage,
+    fields,
     neighbours,
     nodes,
     pods,
@@ -74,7 +75,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         code="IG101",
         title="dcgm-exporter exports what decides",
         needs=("exporter|devices",),
-        find=telemetry.not_exported,
+        find=fields.not_exported,
     ),
     Check(
         code="IG102",

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
@@ -22,25 +22,6 @@ from extender.doctor.objects import (
     some,
 )
 
-COUNTERS: Final = "the counters of manifests/examples/settings/dcgm-exporter.yaml"
-
-FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "GPU utilization": (
-        "DCGM_FI_DEV_GPU_UTIL",
-        "DCGM_FI_DEV_GPU_UTIL_RATIO",
-        "dcgm_gpu_utilization",
-    ),
-    "graphics engine activity": (
-        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
-        "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO",
-        "dcgm_fi_prof_gr_engine_active",
-    ),
-    "memory used": ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES", "dcgm_fb_used"),
-    "memory free": ("DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_FB_FREE_BYTES", "dcgm_fb_free"),
-}
-"""Fields that decide, under the names of all releases; the first is the one to ask for."""
-UTILIZATION, ENGINE = "GPU utilization", "graphics engine activity"
-
 MAX_AGE_SECONDS: Final = 120.0
 """Default of freshness.max_age_seconds."""
 EXPORTER_SECONDS: Final = 30.0
@@ -49,61 +30,6 @@ QUERY_SECONDS: Final = 10.0
 """Default of prometheus.interval_seconds."""
 
 _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
-
-
-def not_exported(facts: Facts) -> Iterator[Problem]:
-    """Find fields that dcgm-exporter does not export."""
-    if facts.exporter:
-        yield from _not_scraped(facts)
-        return
-    lacking: defaultdict[str, list[str]] = defaultdict(list)
-    for device in facts.devices or ():
-        if device.get("freshness") != "fresh" or not device.get("uuid"):
-            continue
-        for field, name in (
-            ("utilization_ratio", "activity"),
-            ("memory_used_ratio", "memory"),
-        ):
-            if device.get(field) is None:
-                lacking[name].append(_device(device))
-    for name, devices in sorted(lacking.items()):
-        group = (UTILIZATION, ENGINE) if name == "activity" else ("memory used", "memory free")
-        yield Problem(
-            severity=Severity.ERROR,
-            what=f"nothing tells the {name} of {len(devices)} GPUs, though other values arrive",
-            evidence=(f"no {name}: {some(devices)}",),
-            remedy=f"have dcgm-exporter export {', '.join(FIELDS[one][0] for one in group)}: "
-            f"{COUNTERS}",
-        )
-
-
-def _device(device: Object) -> str:
-    index, instance = device.get("index"), text_of(device.get("gpu_instance_id"))
-    shown = "?" if index is None else str(index)
-    return f"{device.get('node')}::{shown}{'/' if instance else ''}{instance}"
-
-
-def _not_scraped(facts: Facts) -> Iterator[Problem]:
-    names = {sample.name for sample in facts.exporter or ()}
-    has_mig = any(sample.labels.get("GPU_I_ID") for sample in facts.exporter or ())
-    there = sorted(name for name in names if name.lower().startswith("dcgm_fi_"))
-    absent = [field for field, known in FIELDS.items() if not names.intersection(known)]
-    if not absent:
-        return
-    has_no_activity = UTILIZATION in absent and ENGINE in absent
-    is_grave = has_no_activity or (has_mig and ENGINE in absent) or "memory used" in absent
-    evidence = [f"not there: {field} ({' or '.join(FIELDS[field])})" for field in absent]
-    if has_mig and ENGINE in absent:
-        evidence.append("MIG instances, which have no other activity, are there")
-    yield Problem(
-        severity=Severity.ERROR if is_grave else Severity.WARNING,
-        what="dcgm-exporter does not export fields that the decision rests on",
-        evidence=(*evidence, f"there: {some(there) or 'no field of DCGM'}"),
-        remedy="add the lines "
-        + "; ".join(f'"{FIELDS[field][0]}, gauge, {field}"' for field in absent)
-        + f" to dcgm-exporter's counters ({COUNTERS}); the profiling ones take "
-        "securityContext.capabilities.add: [SYS_ADMIN]",
-    )
 
 
 def unmatched(facts: Facts) -> Iterator[Problem]:

@@ -30,6 +30,8 @@ FIELDS: Final = (
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
     "DCGM_FI_DEV_FB_USED",
     "DCGM_FI_DEV_FB_FREE",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+    "DCGM_FI_PROF_DRAM_ACTIVE",
 )
 EXPORTER: Final = pod(
     "dcgm-exporter-x", namespace="gpu-operator", env={"DCGM_EXPORTER_INTERVAL": "30000"}

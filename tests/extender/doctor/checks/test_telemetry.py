@@ -4,18 +4,14 @@ import pytest
 
 from extender.config import Prometheus
 from extender.core.policy import Freshness
-from extender.core.readings import Signal
 from extender.doctor.checks.telemetry import (
     EXPORTER_SECONDS,
-    FIELDS,
     MAX_AGE_SECONDS,
     QUERY_SECONDS,
 )
-from extender.doctor.facts import Facts, Sample
-from extender.sources.dcgm import DEFAULT_METRICS
+from extender.doctor.facts import Facts
 from tests.extender.doctor.things import (
     NOW,
-    device,
     evidence,
     found,
     node,
@@ -26,71 +22,6 @@ from tests.extender.doctor.things import (
 
 UTIL, ENGINE = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
 USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"
-
-
-def scraped(*names: str, **labels: str) -> Facts:
-    told: tuple[Sample, ...] = tuple(
-        sample(name, 0.0, UUID="GPU-0", Hostname="node-1", **labels) for name in names
-    )
-    return Facts(at=NOW, exporter=told, nodes=(node(),))
-
-
-# --- IG101 --------------------------------------------------------------------------------------
-
-
-def test_every_field_that_decides_is_well() -> None:
-    assert found("IG101", scraped(UTIL, ENGINE, USED, FREE)) == []
-    old = ("dcgm_gpu_utilization", "dcgm_fi_prof_gr_engine_active", "dcgm_fb_used", "dcgm_fb_free")
-    assert found("IG101", scraped(*old)) == []
-
-
-def test_profiling_fields_that_are_off_are_a_warning() -> None:
-    facts = scraped(UTIL, USED, FREE)
-
-    assert severities("IG101", facts) == ["warning"]
-    assert ENGINE in evidence("IG101", facts)
-    assert f'"{ENGINE}, gauge, ' in found("IG101", facts)[0].remedy
-
-
-def test_no_activity_or_no_memory_is_an_error() -> None:
-    assert severities("IG101", scraped(USED, FREE)) == ["error"]
-    assert severities("IG101", scraped(UTIL, ENGINE)) == ["error"]
-
-
-def test_instances_have_no_other_activity_than_the_engines() -> None:
-    facts = scraped(UTIL, USED, FREE, GPU_I_ID="7")
-
-    assert severities("IG101", facts) == ["error"]
-    assert "MIG instances" in evidence("IG101", facts)
-    assert "MIG instances" not in evidence("IG101", scraped(UTIL, USED, FREE))
-    assert f"there: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
-
-
-def test_devices_of_which_nothing_tells_the_activity_are_told() -> None:
-    facts = Facts(at=NOW, devices=(device(0, utilization_ratio=None), device(1)))
-
-    assert severities("IG101", facts) == ["error"]
-    assert "no activity: node-1::0" in evidence("IG101", facts)
-    assert severities("IG101", Facts(at=NOW, devices=(device(0, memory_used_ratio=None),)))
-
-
-def test_devices_that_nothing_shows_are_another_matter() -> None:
-    dark = device(0, uuid="", utilization_ratio=None, memory_used_ratio=None, freshness="missing")
-    old = device(1, utilization_ratio=None, freshness="stale")
-
-    assert found("IG101", Facts(at=NOW, devices=(dark, old, device(2)))) == []
-
-
-def test_the_fields_are_those_that_the_extender_reads() -> None:
-    signals = {
-        "GPU utilization": Signal.GPU_UTILIZATION,
-        "graphics engine activity": Signal.GRAPHICS_ACTIVE,
-        "memory used": Signal.MEMORY_USED,
-        "memory free": Signal.MEMORY_FREE,
-    }
-    for field, names in FIELDS.items():
-        read = {metric.name for metric in DEFAULT_METRICS if metric.signal is signals[field]}
-        assert set(names) == read
 
 
 # --- IG102 --------------------------------------------------------------------------------------
