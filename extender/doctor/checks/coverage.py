@@ -1,7 +1,7 @@
 """Whether every GPU is measured, and the extender reads what measures it."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
@@ -24,6 +24,7 @@ from extender.doctor.objects import (
     name_of,
     node_of,
     number,
+    parse_time,
     some,
 )
 
@@ -34,14 +35,17 @@ GKE_PARTS: Final = (
 )
 """Labels of nodes whose GPUs Google's device plugin cuts up or shares."""
 
+FIRST_READINGS_SECONDS: Final = 300.0
+"""So long after its start readings of an exporter may take: pull, scrape, query."""
+
 
 def unmeasured(facts: Facts) -> Iterator[Problem]:
-    """Find GPU nodes that nothing measures."""
-    running: set[str] = set()
+    """Find GPU nodes that nothing measures, or of which no reading arrives."""
+    running: dict[str, Object] = {}
     broken: dict[str, str] = {}
     for pod in live_pods(facts, EXPORTER_WORDS + AGENT_WORDS):
         if is_running(pod):
-            running.add(node_of(pod))
+            running[node_of(pod)] = pod
         elif node_of(pod):
             phase = mapping_of(pod.get("status")).get("phase")
             broken[node_of(pod)] = f"{key_of(pod)} is there and not ready ({phase})"
@@ -50,7 +54,8 @@ def unmeasured(facts: Facts) -> Iterator[Problem]:
         for device in facts.devices or ()
         if device.get("uuid") and device.get("freshness") == "fresh"
     }
-    measured = running | seen
+    yield from _unread(facts, running)
+    measured = running.keys() | seen
     bare = [node for node in gpu_nodes(facts) if is_ready(node) and name_of(node) not in measured]
     if not bare:
         return
@@ -72,6 +77,43 @@ def unmeasured(facts: Facts) -> Iterator[Problem]:
         else "install dcgm-exporter (helm install dcgm-exporter gpu-helm-charts/dcgm-exporter), or "
         "idlegpu's own agent: kubectl apply -k manifests/agent",
     )
+
+
+def _unread(facts: Facts, running: Mapping[str, Object]) -> Iterator[Problem]:
+    """Find nodes of which no reading ever arrives, though something runs that measures them."""
+    told: defaultdict[str, set[str]] = defaultdict(set)
+    for device in facts.devices or ():
+        told[text_of(device.get("node"))].add(text_of(device.get("freshness")))
+    unread = {
+        name_of(node): running[name_of(node)]
+        for node in gpu_nodes(facts)
+        if is_ready(node) and name_of(node) in running and told.get(name_of(node)) == {"missing"}
+    }
+    settled = {node: pod for node, pod in unread.items() if not _is_new(pod, facts.at)}
+    if not settled:
+        return
+    has_agent = any(is_called(pod, AGENT_WORDS) for pod in settled.values())
+    names = some(name_of(pod) for pod in settled.values())
+    yield Problem(
+        severity=Severity.ERROR,
+        what="no reading arrives of the GPUs of these nodes, though something there measures them: "
+        "they are neither idle nor busy to us",
+        evidence=tuple(
+            f"{node}: {key_of(pod)} runs, the extender has no reading of any GPU"
+            for node, pod in sorted(settled.items())
+        ),
+        remedy=f"kubectl -n idlegpu-agent logs of {names}, and agents in the extender's settings"
+        if has_agent
+        else f"have Prometheus scrape {names} (serviceMonitor: {{enabled: true, honorLabels: true}}"
+        " in dcgm-exporter's values); where it does, prometheus: {url: URL} in the extender's "
+        "settings must be that Prometheus",
+    )
+
+
+def _is_new(pod: Object, at: float) -> bool:
+    """Whether a pod has started so lately that its first readings may still be on their way."""
+    started_at = parse_time(mapping_of(pod.get("status")).get("startTime"))
+    return started_at is not None and at - started_at < FIRST_READINGS_SECONDS
 
 
 def _measures(item: Object) -> bool:

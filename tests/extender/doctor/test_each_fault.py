@@ -213,6 +213,11 @@ FAULTS: Final[dict[str, Fault]] = {
     "exporter pods missing on GPU nodes": Fault(
         "IG105", "install dcgm-exporter", {"pods": (TRAIN,), "devices": ()}
     ),
+    "an exporter that nobody scrapes": Fault(
+        "IG105",
+        "have Prometheus scrape dcgm-exporter-x",
+        {"devices": tuple(device(index, uuid="", freshness="missing") for index in range(8))},
+    ),
     "a source that does not answer": Fault(
         "IG106", "logs deploy/idlegpu-extender", {"degraded": {"prometheus": "refused"}}
     ),

@@ -1,5 +1,6 @@
 """Whether every GPU is measured."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,39 @@ def test_a_device_that_nothing_shows_measures_nothing() -> None:
     dark = device(uuid="", freshness="missing")
 
     assert severities("IG105", Facts(at=NOW, nodes=(node(),), pods=(), devices=(dark,)))
+
+
+def unread(**changes: Any) -> Facts:
+    """Return a node with an exporter that runs, of whose GPUs nothing arrives."""
+    dark = tuple(device(index, uuid="", freshness="missing") for index in range(8))
+    return replace(Facts(at=NOW, nodes=(node(),), pods=(EXPORTER,), devices=dark), **changes)
+
+
+def test_an_exporter_of_which_no_reading_arrives_is_told() -> None:
+    facts = unread()
+
+    assert severities("IG105", facts) == ["error"]
+    assert evidence("IG105", facts) == (
+        "node-1: gpu-operator/dcgm-exporter-x runs, the extender has no reading of any GPU"
+    )
+    assert "have Prometheus scrape dcgm-exporter-x" in found("IG105", facts)[0].remedy
+
+
+def test_an_agent_of_which_no_reading_arrives_is_told() -> None:
+    facts = unread(pods=(pod("idlegpu-agent-x", namespace="idlegpu-agent"),))
+
+    assert "logs of idlegpu-agent-x" in found("IG105", facts)[0].remedy
+
+
+def test_readings_that_arrive_or_may_still_or_are_old_are_another_matter() -> None:
+    one = (device(0, uuid="", freshness="missing"), device(1))
+    young = pod("dcgm-exporter-x")
+    young["status"]["startTime"] = "2027-01-15T07:58:00Z"
+
+    assert found("IG105", unread(devices=one)) == []
+    assert found("IG105", unread(devices=(device(freshness="stale"),))) == []
+    assert found("IG105", unread(devices=())) == []
+    assert found("IG105", unread(pods=(young,))) == []
 
 
 def test_what_the_extender_calls_degraded_is_told() -> None:
