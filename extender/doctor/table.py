@@ -6,6 +6,7 @@ from extender.doctor.checks import (
     clocks,
     coverage,
     fields,
+    layouts,
     neighbours,
     nodes,
     pods,
@@ -142,7 +143,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         code="IG205",
         title="MIG layouts are those that are offered",
         needs=("nodes",),
-        find=nodes.unlike_layout,
+        find=layouts.unlike_layout,
     ),
     Check(
         code="IG206",

@@ -1,6 +1,6 @@
 """Whether nodes offer the GPUs that they have, cut up and shared as their labels say."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -37,7 +37,6 @@ STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"
 COUNT: Final = "nvidia.com/gpu.count"
 PRODUCT: Final = "nvidia.com/gpu.product"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
-MIG_STATE: Final = "nvidia.com/mig.config.state"
 MEMORY: Final = "idlegpu.io/gpu-memory"
 
 RESTART_PLUGIN: Final = "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
@@ -194,71 +193,6 @@ def _state(pod: Object) -> str:
         if reason:
             return f"{status.get('phase')}, {reason}, {one.get('restartCount', 0)} restarts"
     return str(status.get("phase"))
-
-
-def unlike_layout(facts: Facts) -> Iterator[Problem]:
-    """Find nodes whose MIG instances are not those that they offer."""
-    failed, unlike = [], []
-    seen = _instances_seen(facts)
-    for node in facts.nodes or ():
-        labels, name = labels_of(node), name_of(node)
-        if labels.get(MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
-            failed.append(
-                f"{name}: {MIG_STATE}={labels.get(MIG_STATE, 'not set')}, nvidia.com/mig.config="
-                f"{labels.get('nvidia.com/mig.config', 'not set')}, {PRODUCT}={labels.get(PRODUCT)}"
-            )
-            continue
-        if labels.get(MIG_STATE) in {"pending", "rebooting"}:
-            continue
-        unlike += [f"{name}: {line}" for line in _unlike_instances(node, seen)]
-    if failed:
-        yield Problem(
-            severity=Severity.ERROR,
-            what="a MIG layout could not be made",
-            evidence=tuple(failed),
-            remedy="kubectl -n gpu-operator logs of nvidia-mig-manager's pod there; then kubectl "
-            "label node NODE nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
-        )
-    if unlike:
-        yield Problem(
-            severity=Severity.ERROR,
-            what="nodes offer other MIG instances than they have",
-            evidence=tuple(unlike),
-            remedy=f"{RESTART_PLUGIN} (it counts instances when it starts), then "
-            "gpu-feature-discovery's and dcgm-exporter's",
-        )
-
-
-def _instances_seen(facts: Facts) -> Counter[tuple[str, str]]:
-    """Return how many MIG instances telemetry shows, by node and profile."""
-    devices = {
-        tuple(
-            text_of(device.get(name)) for name in ("node", "mig_profile", "uuid", "gpu_instance_id")
-        )
-        for device in facts.devices or ()
-        if device.get("mig_profile") and device.get("freshness") == "fresh"
-    }
-    return Counter((one[0], one[1]) for one in devices)
-
-
-def _unlike_instances(node: Object, seen: Counter[tuple[str, str]]) -> Iterator[str]:
-    """Yield the profiles of which a node offers another number than labels or telemetry tell."""
-    labels, offered = labels_of(node), capacity(node)
-    for label, count in labels.items():
-        if not label.startswith(MIG) or not label.endswith(".count"):
-            continue
-        resource = label.removesuffix(".count")
-        replicas = max(number(labels.get(f"{resource}.replicas")), 1)
-        here = offered.get(resource, 0) + offered.get(f"{resource}.shared", 0)
-        if here != number(count) * replicas:
-            yield (
-                f"{label}={count} with {replicas} replicas, capacity {resource}: "
-                f"{offered.get(resource, 'none')}"
-            )
-            continue
-        told = seen[name_of(node), resource.removeprefix(MIG)]
-        if told and told != number(count):
-            yield f"{label}={count}, telemetry shows {told} instances"
 
 
 def no_memory_limits(facts: Facts) -> Iterator[Problem]:

@@ -8,7 +8,6 @@ from extender.doctor.facts import Facts
 from tests.extender.doctor.things import (
     GPU,
     NOW,
-    device,
     evidence,
     found,
     node,
@@ -135,47 +134,6 @@ def test_a_dead_mps_daemon_is_told() -> None:
 def test_a_daemon_that_runs_or_that_nobody_needs_is_well() -> None:
     assert found("IG204", at(MPS, pod(DAEMON))) == []
     assert found("IG204", at(node())) == []
-
-
-# --- IG205 --------------------------------------------------------------------------------------
-
-
-def cut(count: str, capacity: str, **labels: str) -> dict[str, Any]:
-    told = {f"{MIG}.count": count, f"{MIG}.replicas": "1", REPLICAS: "0", **labels}
-    return node(labels=told, capacity={MIG: capacity})
-
-
-def test_instances_unlike_what_is_offered_are_told() -> None:
-    facts = at(cut("7", "4"))
-
-    assert severities("IG205", facts) == ["error"]
-    assert f"{MIG}.count=7 with 1 replicas, capacity {MIG}: 4" in evidence("IG205", facts)
-
-
-def test_instances_unlike_what_telemetry_shows_are_told() -> None:
-    seen = tuple(device(0, gpu_instance_id=str(n), mig_profile="1g.10gb") for n in range(5))
-
-    facts = at(cut("7", "7"), devices=seen)
-
-    assert "telemetry shows 5 instances" in evidence("IG205", facts)
-
-
-def test_a_layout_that_failed_is_told() -> None:
-    failed = cut("7", "7", **{"nvidia.com/mig.config.state": "failed"})
-    invalid = node(labels={"nvidia.com/gpu.product": "NVIDIA-A100-MIG-INVALID"})
-
-    assert severities("IG205", at(failed)) == ["error"]
-    assert severities("IG205", at(invalid)) == ["error"]
-
-
-def test_layouts_that_are_alike_or_being_made_are_well() -> None:
-    seen = tuple(device(0, gpu_instance_id=str(n), mig_profile="1g.10gb") for n in range(7))
-    shares = cut("7", "14", **{f"{MIG}.replicas": "2"})
-
-    assert found("IG205", at(cut("7", "7"), devices=seen)) == []
-    assert found("IG205", at(shares)) == []
-    assert found("IG205", at(cut("7", "4", **{"nvidia.com/mig.config.state": "pending"}))) == []
-    assert found("IG205", at(node())) == []
 
 
 # --- IG206 --------------------------------------------------------------------------------------

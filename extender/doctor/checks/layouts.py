@@ -1,0 +1,138 @@
+"""Whether nodes offer the MIG instances that they have."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from extender.core.untyped import text_of
+from extender.doctor.checks.nodes import COUNT, PRODUCT, REPLICAS, RESTART_PLUGIN
+from extender.doctor.facts import Facts, Object
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import GPU, MIG, SHARED, capacity, labels_of, name_of, number
+
+MIG_STATE: Final = "nvidia.com/mig.config.state"
+
+
+def unlike_layout(facts: Facts) -> Iterator[Problem]:
+    """Find nodes whose MIG instances are not those that they offer."""
+    failed, unlike = [], []
+    seen = _seen(facts)
+    for node in facts.nodes or ():
+        labels, name = labels_of(node), name_of(node)
+        if labels.get(MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
+            failed.append(
+                f"{name}: {MIG_STATE}={labels.get(MIG_STATE, 'not set')}, nvidia.com/mig.config="
+                f"{labels.get('nvidia.com/mig.config', 'not set')}, {PRODUCT}={labels.get(PRODUCT)}"
+            )
+            continue
+        if labels.get(MIG_STATE) in {"pending", "rebooting"}:
+            continue
+        unlike += [f"{name}: {line}" for line in _unlike_instances(node, seen[name])]
+    if failed:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="a MIG layout could not be made",
+            evidence=tuple(failed),
+            remedy="kubectl -n gpu-operator logs of nvidia-mig-manager's pod there; then kubectl "
+            "label node NODE nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
+        )
+    if unlike:
+        yield Problem(
+            severity=Severity.ERROR,
+            what="nodes offer other MIG instances than they have",
+            evidence=tuple(unlike),
+            remedy=f"{RESTART_PLUGIN} (it counts instances when it starts), then "
+            "gpu-feature-discovery's and dcgm-exporter's",
+        )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What telemetry shows of a node.
+
+    Attributes:
+        instances: MIG instances by profile.
+        cut_up: the cards that these are of.
+        whole: the other cards.
+    """
+
+    instances: Counter[str] = field(default_factory=Counter)
+    cut_up: set[str] = field(default_factory=set)
+    whole: set[str] = field(default_factory=set)
+
+
+def _seen(facts: Facts) -> Mapping[str, _Seen]:
+    """Return what telemetry shows, by node."""
+    devices = {
+        tuple(
+            text_of(device.get(name)) for name in ("node", "mig_profile", "uuid", "gpu_instance_id")
+        )
+        for device in facts.devices or ()
+        if device.get("uuid") and device.get("freshness") == "fresh"
+    }
+    found: defaultdict[str, _Seen] = defaultdict(_Seen)
+    for node, profile, uuid, _ in devices:
+        seen = found[node]
+        if profile:
+            seen.instances[profile] += 1
+            seen.cut_up.add(uuid)
+        else:
+            seen.whole.add(uuid)
+    return found
+
+
+def _unlike_instances(node: Object, seen: _Seen) -> Iterator[str]:
+    """Yield the profiles of which a node offers another number than labels or telemetry tell."""
+    labels, offered = labels_of(node), capacity(node)
+    if "-MIG-" in labels.get(PRODUCT, "") and COUNT in labels:
+        yield from _unlike_single(labels, offered, seen)
+        return
+    if COUNT not in labels:
+        yield from _unlike_unlabelled(offered, seen)
+    for label, count in labels.items():
+        if not label.startswith(MIG) or not label.endswith(".count"):
+            continue
+        resource = label.removesuffix(".count")
+        replicas = max(number(labels.get(f"{resource}.replicas")), 1)
+        here = offered.get(resource, 0) + offered.get(f"{resource}.shared", 0)
+        if here != number(count) * replicas:
+            yield (
+                f"{label}={count} with {replicas} replicas, capacity {resource}: "
+                f"{offered.get(resource, 'none')}"
+            )
+            continue
+        told = seen.instances[resource.removeprefix(MIG)]
+        if told and told != number(count):
+            yield f"{label}={count}, telemetry shows {told} instances"
+
+
+def _unlike_single(
+    labels: Mapping[str, str], offered: Mapping[str, int], seen: _Seen
+) -> Iterator[str]:
+    """Yield what is unlike where instances are called GPUs (MIG's strategy `single`)."""
+    count, replicas = number(labels.get(COUNT)), max(number(labels.get(REPLICAS)), 1)
+    here, told = _called_gpus(offered), seen.instances.total()
+    product = labels.get(PRODUCT)
+    if here != count * replicas:
+        yield (
+            f"{PRODUCT}={product}, {COUNT}={count} instances with {replicas} replicas, capacity "
+            f"{GPU}: {here or 'none'}"
+        )
+    elif told and told != count:
+        yield f"{PRODUCT}={product}, {COUNT}={count}, telemetry shows {told} instances"
+
+
+def _unlike_unlabelled(offered: Mapping[str, int], seen: _Seen) -> Iterator[str]:
+    """Yield what is unlike where no label counts what a node calls GPUs.
+
+    These are the instances, or replicas of them; or, with MIG's strategy `none`, the cards.
+    """
+    here, told = _called_gpus(offered), seen.instances.total()
+    is_single = told and not seen.whole and not any(name.startswith(MIG) for name in offered)
+    if is_single and here and here % told and here != len(seen.cut_up):
+        yield f"capacity {GPU}: {here}, telemetry shows {told} instances, and no label tells"
+
+
+def _called_gpus(offered: Mapping[str, int]) -> int:
+    return offered.get(GPU, 0) + offered.get(SHARED, 0)
