@@ -15,7 +15,6 @@ from extender.doctor.objects import (
     annotations_of,
     asked,
     capacity,
-    gpu_nodes,
     gpu_pods,
     is_called,
     is_labelled,
@@ -47,9 +46,11 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
     plugins = {node_of(pod): pod for pod in facts.pods or () if is_called(pod, PLUGIN_WORDS)}
     served = {node_of(pod) for pod in facts.pods or () if is_called(pod, DRA_WORDS)}
     evidence = []
-    for node in gpu_nodes(facts):
+    for node in facts.nodes or ():
         name = name_of(node)
-        if not is_labelled(node) or name in served or any(capacity(node).values()):
+        # A resource of which there is none was offered once: the kubelet keeps it at 0.
+        has_gpus = is_labelled(node) or bool(capacity(node))
+        if not has_gpus or name in served or any(capacity(node).values()):
             continue
         if _is_kept_away(node):
             continue

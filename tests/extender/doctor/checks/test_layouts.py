@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.extender.doctor.checks.test_nodes import MIG, REPLICAS, SHARED, at
+from tests.extender.doctor.checks.test_nodes import MIG, REPLICAS, SHARED, at, bare
 from tests.extender.doctor.things import GPU, device, evidence, found, node, severities
 
 
@@ -59,12 +59,6 @@ def single(count: str, capacity: dict[str, str], **labels: str) -> dict[str, Any
     return node(labels=told, capacity=capacity)
 
 
-def unlabelled(capacity: dict[str, str]) -> dict[str, Any]:
-    one = node(capacity=capacity)
-    one["metadata"]["labels"] = {}
-    return one
-
-
 def instances(count: int, cards: int = 1) -> tuple[dict[str, object], ...]:
     return tuple(
         device(0, uuid=f"GPU-{n % cards}", gpu_instance_id=str(n), mig_profile="1g.10gb")
@@ -88,7 +82,7 @@ def test_instances_called_gpus_unlike_what_telemetry_shows_are_told() -> None:
 
 
 def test_without_labels_the_capacity_has_to_be_that_of_the_instances() -> None:
-    facts = at(unlabelled({GPU: "4"}), devices=instances(7))
+    facts = at(bare({GPU: "4"}), devices=instances(7))
 
     assert severities("IG205", facts) == ["error"]
     assert "capacity nvidia.com/gpu: 4, telemetry shows 7 instances" in evidence("IG205", facts)
@@ -100,11 +94,11 @@ def test_without_labels_the_capacity_has_to_be_that_of_the_instances() -> None:
         pytest.param(single("7", {GPU: "7"}), instances(7), id="single"),
         pytest.param(single("7", {GPU: "7"}), (), id="single-nothing-shown"),
         pytest.param(single("7", {SHARED: "14"}, **{REPLICAS: "2"}), instances(7), id="shared"),
-        pytest.param(unlabelled({GPU: "7"}), instances(7), id="no-labels"),
-        pytest.param(unlabelled({GPU: "14"}), instances(7), id="no-labels-replicas"),
-        pytest.param(unlabelled({GPU: "2"}), instances(14, cards=2), id="strategy-none"),
-        pytest.param(unlabelled({GPU: "1", MIG: "7"}), (*instances(7), device(1)), id="mixed"),
-        pytest.param(unlabelled({GPU: "8"}), tuple(map(device, range(8))), id="whole"),
+        pytest.param(bare({GPU: "7"}), instances(7), id="no-labels"),
+        pytest.param(bare({GPU: "14"}), instances(7), id="no-labels-replicas"),
+        pytest.param(bare({GPU: "2"}), instances(14, cards=2), id="strategy-none"),
+        pytest.param(bare({GPU: "1", MIG: "7"}), (*instances(7), device(1)), id="mixed"),
+        pytest.param(bare({GPU: "8"}), tuple(map(device, range(8))), id="whole"),
     ],
 )
 def test_instances_called_gpus_that_are_alike_are_well(

@@ -37,6 +37,22 @@ def test_a_node_with_gpus_that_offers_none_is_told(capacity: dict[str, str]) -> 
     assert "no pod of the device plugin" in evidence("IG201", at(node(capacity=capacity)))
 
 
+def bare(capacity: dict[str, str]) -> dict[str, Any]:
+    """Return a node without any label."""
+    one = node(capacity=capacity)
+    one["metadata"]["labels"] = {}
+    return one
+
+
+def test_a_node_that_offered_gpus_once_is_told_without_labels_too() -> None:
+    assert severities("IG201", at(bare({GPU: "0"}))) == ["error"]
+    assert "capacity nvidia.com/gpu: 0" in evidence("IG201", at(bare({GPU: "0"})))
+    assert found("IG201", at(bare({"cpu": "8"}))) == []
+    assert found("IG201", at(bare({GPU: "8"}))) == []
+    assert found("IG201", at(bare({GPU: "0", MIG: "7"}))) == []
+    assert found("IG201", at(bare({GPU: "0", SHARED: "32"}))) == []
+
+
 def test_a_node_that_offers_gpus_or_has_none_is_well() -> None:
     cpu = node(capacity={}, labels={"nvidia.com/gpu.present": "false"})
     served = pod("dra-driver-nvidia-gpu-kubelet-plugin-x")
