@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
@@ -33,6 +35,10 @@ _REQUIREMENT: Final = re.compile(r"cuda>=([0-9]+)\.([0-9]+)")
 _UNMET: Final = re.compile(r"unsatisfied condition: [^\n]*?(cuda>=[0-9.]+|driver>=[0-9.]+)")
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_ASSIGNMENT: Final = re.compile(
+    rf"""(?:^|[\s;&|(]){VISIBLE}=("[^"]*"|'[^']*'|[^\s;&|)]*)""", re.MULTILINE
+)
+_COMMENT: Final = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "tensor": ("--tensor-parallel-size", "-tp", "--tp", "--tp-size", "--tp_size", "--num-shard"),
@@ -133,30 +139,67 @@ def _driver(node: Object) -> str:
 
 
 def set_by_hand(facts: Facts) -> Iterator[Problem]:
-    """Find pods that choose their GPUs themselves."""
-    harmless: list[str] = []
-    harmful: list[str] = []
+    """Find pods that choose their GPUs themselves, in their environment or in a command."""
+    lines: defaultdict[_ByHand, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):
         for container in containers(pod):
-            value = environment_of(container).get(VISIBLE)
             count = sum(asked_by(container).values())
-            if value is None or not count:
+            environment = environment_of(container)
+            value = environment.get(VISIBLE)
+            if not count:
                 continue
-            line = f"{key_of(pod)}: {VISIBLE}={value!r}, {count} GPUs asked for"
-            is_all = sorted(_parts(value)) == [str(index) for index in range(count)]
-            (harmless if is_all else harmful).append(line)
-    for lines, severity, consequence in (
-        (harmful, Severity.ERROR, "it names other GPUs than the pod is given, or hides some"),
-        (harmless, Severity.WARNING, "it does nothing now, and breaks once the number changes"),
-    ):
-        if lines:
+            values = _set_in(container, environment)
+            told = " and ".join(map(repr, values)) + " in its command"
+            by_hand = _by_commands(values, count)
+            if value is not None:
+                told, by_hand = repr(value), _by_environment(value, count)
+            if by_hand is not None:
+                lines[by_hand].append(f"{key_of(pod)}: {VISIBLE}={told}, {count} GPUs asked for")
+    for by_hand in _ByHand:
+        if lines[by_hand]:
+            is_harmful = by_hand is _ByHand.HARMFUL
             yield Problem(
-                severity=severity,
-                what=f"{VISIBLE} is set by hand: {consequence}",
-                evidence=tuple(lines),
-                remedy=f"take {VISIBLE} out of env: in a container the GPUs that it was given are "
-                "0 to n-1, and all are visible",
+                severity=Severity.ERROR if is_harmful else Severity.WARNING,
+                what=f"{VISIBLE} is set by hand: {by_hand}",
+                evidence=tuple(lines[by_hand]),
+                remedy=f"take {VISIBLE} out of env: and command: in a container the GPUs that it "
+                "was given are 0 to n-1, and all are visible",
             )
+
+
+class _ByHand(StrEnum):
+    """What comes of it, the gravest first."""
+
+    HARMFUL = "it names other GPUs than the pod is given, or hides some"
+    HIDING = "a command sees a part of the pod's GPUs, and no other command names the rest"
+    HARMLESS = "it does nothing now, and breaks once the number changes"
+
+
+def _by_environment(value: str, count: int) -> _ByHand:
+    is_all = sorted(_parts(value)) == [str(index) for index in range(count)]
+    return _ByHand.HARMLESS if is_all else _ByHand.HARMFUL
+
+
+def _by_commands(values: Sequence[str], count: int) -> _ByHand | None:
+    """Judge what commands say; processes of a pod may well share its GPUs out between them."""
+    named, given = {part for value in values for part in _parts(value)}, set(map(str, range(count)))
+    if not named:
+        return None
+    if named - given:
+        return _ByHand.HARMFUL
+    if named < given:
+        return _ByHand.HIDING
+    return _ByHand.HARMLESS if len(values) == 1 else None
+
+
+def _set_in(container: Object, environment: Mapping[str, str]) -> list[str]:
+    """Return what a container's command sets, without what is not known and what means none."""
+    found = [
+        _expanded(match[1].strip("\"'"), environment)
+        for part in command_of(container)
+        for match in _ASSIGNMENT.finditer(_COMMENT.sub("", part))
+    ]
+    return [value for value in found if value not in {"", "-1"} and not {"$", "`"} & set(value)]
 
 
 def _parts(value: str) -> list[str]:

@@ -90,6 +90,41 @@ def test_gpus_that_are_chosen_by_hand_are_told(value: str, gpus: int, expected: 
     assert severities("IG302", facts) == expected
 
 
+@pytest.mark.parametrize(
+    ("script", "gpus", "expected"),
+    [
+        ("CUDA_VISIBLE_DEVICES=3 python train.py", 1, ["error"]),
+        ("cd /app && export CUDA_VISIBLE_DEVICES='1,2'; python train.py", 2, ["error"]),
+        ('(CUDA_VISIBLE_DEVICES="GPU-1" python train.py)', 1, ["error"]),
+        ("CUDA_VISIBLE_DEVICES=$CARD python train.py", 2, ["error"]),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", 2, ["warning"]),
+        ("CUDA_VISIBLE_DEVICES=0,1 python train.py", 2, ["warning"]),
+        # Each process has its own.
+        ("CUDA_VISIBLE_DEVICES=0 python a.py & CUDA_VISIBLE_DEVICES=1 python b.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES=$LOCAL_RANK python train.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES=$(cat /gpus) python train.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES=-1 python prepare.py; python train.py", 2, []),
+        ("CUDA_VISIBLE_DEVICES= python prepare.py; python train.py", 2, []),
+        ("# CUDA_VISIBLE_DEVICES=3 python train.py\npython train.py", 1, []),
+        ('echo "CUDA_VISIBLE_DEVICES=3"', 1, []),
+        ("unset CUDA_VISIBLE_DEVICES; python train.py", 1, []),
+        ("CUDA_VISIBLE_DEVICES=3 python train.py", 0, []),
+    ],
+)
+def test_gpus_that_a_command_chooses_are_told(script: str, gpus: int, expected: list[str]) -> None:
+    facts = at(pod("mine", gpus, command=["sh", "-c", script], env={"CARD": "5"}))
+
+    assert severities("IG302", facts) == expected
+
+
+def test_what_a_command_sets_is_told_with_the_pod() -> None:
+    facts = at(pod("mine", 1, command=["env", "CUDA_VISIBLE_DEVICES=3", "python", "train.py"]))
+
+    assert evidence("IG302", facts) == (
+        "team/mine: CUDA_VISIBLE_DEVICES='3' in its command, 1 GPUs asked for"
+    )
+
+
 def test_pods_that_leave_it_alone_are_well() -> None:
     assert found("IG302", at(pod("a", 2), pod("b", 1, env={"CUDA_CACHE_PATH": "/tmp"}))) == []
 
