@@ -90,6 +90,26 @@ def test_every_component_is_in_some_variant_or_told_how_to_use() -> None:
     assert [path.name for path in OVERLAYS.iterdir() if f"`{path.name}`" not in guide] == []
 
 
+@pytest.mark.parametrize(
+    "folder", [*VARIANTS, SECOND_SCHEDULER], ids=lambda folder: folder.name or "manifests"
+)
+def test_no_right_waits_for_an_account_that_somebody_else_creates(folder: Path) -> None:
+    items = built(folder)
+    accounts = {
+        ("ServiceAccount", item["metadata"]["namespace"], item["metadata"]["name"])
+        for item in items
+        if item["kind"] == "ServiceAccount"
+    }
+
+    bound = {
+        (subject["kind"], subject.get("namespace", ""), subject["name"])
+        for item in items
+        for subject in item.get("subjects", [])
+    }
+
+    assert bound <= accounts
+
+
 def test_the_variant_without_agents_has_nothing_of_them() -> None:
     names = {item["metadata"]["name"] for item in built(OVERLAYS / "without-agent")}
 
