@@ -31,6 +31,11 @@ PATIENCE: Final[Mapping[str, object]] = {
 }
 """What differs from the shipped settings besides: scenarios halt the API server, and still ask."""
 
+NO_AGENTS: Final[Mapping[str, str]] = {
+    f"IDLEGPU_AGENTS_{name}": "" for name in ("LISTEN", "CERT_FILE", "KEY_FILE")
+}
+"""Likewise: which nodes have agents, and where they report, each scenario says in its settings."""
+
 LEASE: Final[Mapping[str, object]] = {
     "leaseDuration": "10m",
     "renewDeadline": "9m",
@@ -110,7 +115,7 @@ async def set_up(plane: ControlPlane, way: Way) -> Setup:
     async with plane.client() as admin:
         installation = Installation(plane, admin)
         await installation.apply(MANIFESTS)
-        manner = await shipped_manner(installation, certificates)
+        manner = await shipped_manner(installation, certificates, NO_AGENTS)
         setup = Setup(
             way=way,
             manner=replace(manner, settings=merged(manner.settings, PATIENCE)),

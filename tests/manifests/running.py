@@ -18,7 +18,7 @@ from extender.certs.storing import CA_CONFIG_MAP, CA_SECRET, SECRETS
 from tests.controlplane.client import ApiError
 from tests.controlplane.deployed import ExtenderServer, Manner
 from tests.controlplane.objects import Object
-from tests.controlplane.process import ServerProcess
+from tests.controlplane.process import ServerProcess, free_port
 from tests.manifests.installing import Installation, wait_authorized
 from tests.manifests.shipped import AGENT_NAMESPACE, EXTENDER_NAMESPACE, find
 
@@ -143,7 +143,9 @@ async def shipped_manner(
     container = _container(installation, "Deployment", "idlegpu-extender")
     words: list[str] = [*container["command"], *container["args"]]
     assert (words[0], words[-1]) == ("python", "/etc/idlegpu/settings.yaml")
-    shipped = {entry["name"]: str(entry["value"]) for entry in container.get("env", [])}
+    shipped = {
+        entry["name"]: _here(str(entry["value"]), mounted) for entry in container.get("env", [])
+    }
     return Manner(
         kubeconfig=await installation.kubeconfig(EXTENDER_NAMESPACE, "idlegpu-extender"),
         settings=settings,
@@ -197,6 +199,14 @@ async def wait_account(
     """Wait until a service account `idlegpu-...` may do something."""
     async with await installation.client(EXTENDER_NAMESPACE, f"idlegpu-{account}") as client:
         await wait_authorized(client, verb, resource, **where)
+
+
+def _here(value: str, mounted: Path) -> str:
+    """Return what stands on this machine for a shipped value: a file's place, or where to listen."""
+    path = Path(value)
+    if path.is_relative_to("/etc/idlegpu-tls"):
+        return str(mounted / "extender" / path.name)
+    return f"127.0.0.1:{free_port()}" if value.startswith("0.0.0.0:") else value
 
 
 def _is_published(installation: Installation) -> bool:

@@ -226,30 +226,6 @@ async def test_waking_by_nodes_adds_the_right_to_patch_them_and_no_other(
         assert found == IN_CLUSTER | {("", "nodes", "patch", "")}
 
 
-async def test_taking_reports_adds_the_right_to_have_tokens_reviewed_and_no_other(
-    installation: Installation, tmp_path: Path
-) -> None:
-    await installation.apply(with_components(tmp_path, ["agent-reports"]))
-    group = "authentication.k8s.io"
-    async with await installation.client(*EXTENDER) as client:
-        await wait_authorized(client, "list", "nodes")
-        await wait_authorized(client, "create", "tokenreviews", group=group)
-        review: Object = {
-            "apiVersion": f"{group}/v1",
-            "kind": "TokenReview",
-            "spec": {
-                "token": await installation.token(*AGENT, "idlegpu-extender"),
-                "audiences": ["idlegpu-extender"],
-            },
-        }
-
-        reviewed = await client.request("POST", f"/apis/{group}/v1/tokenreviews", review)
-
-        assert reviewed["status"]["authenticated"]
-        found = await rights(client, "default") - await everybody(installation, "default")
-        assert found == IN_CLUSTER | {(group, "tokenreviews", "create", "")}
-
-
 async def test_who_makes_certificates_may_read_their_secrets_and_lease_and_no_other(
     installation: Installation,
 ) -> None:

@@ -22,8 +22,7 @@ REMEDIES: Final = {
     "token (volumes of the DaemonSet idlegpu-agent) must be the same",
     "wrong-account": "agents: {service_accounts: [idlegpu-agent/idlegpu-agent]} in the extender's "
     "settings",
-    "not-reviewed": "kubectl apply -k manifests/components/agent-reports: the right to create "
-    "tokenreviews",
+    "not-reviewed": "kubectl apply -k manifests/rbac: the right to create tokenreviews",
     "wrong-node": "kubectl -n idlegpu-agent rollout restart daemonset idlegpu-agent",
     "bad-report": "agents and extender of one version: images in your overlay",
 }

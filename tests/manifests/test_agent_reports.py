@@ -1,0 +1,169 @@
+"""Agents report as they are shipped: over TLS, with their own tokens, by the extender's rights."""
+
+import shlex
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from agent.config import load_settings as load_agent_settings
+from agent.options import ReportOptions
+from simulation.agents import REPORTS, run_agents
+from tests.controlplane.objects import node
+from tests.controlplane.process import free_port
+from tests.controlplane.waiting import wait_for
+from tests.e2e.agents import Tokens
+from tests.extender.sources.agents.desk import NAMES, two_nodes
+from tests.manifests.installing import Installation
+from tests.manifests.issuers import secrets_of_ones_own
+from tests.manifests.running import CA_PATH, RunningExtender, running_extender
+from tests.manifests.shipped import (
+    AGENT_NAMESPACE,
+    MANIFESTS,
+    OVERLAYS,
+    ROOT,
+    built,
+    find,
+    with_components,
+)
+from tests.manifests.test_certificates import ONES_OWN
+from tests.manifests.test_issued import create
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+AGENT: Final = "idlegpu-agent"
+LISTEN, REPORTS_TO = "IDLEGPU_AGENTS_LISTEN", "IDLEGPU_AGENT_REPORTS_SERVICE"
+
+
+def variables(folder: Path, kind: str, name: str) -> dict[str, str]:
+    """Return the variables that a workload is given, but for what the API server fills in."""
+    spec = find(built(folder), kind, name)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
+
+
+@pytest.mark.parametrize(
+    "folder", [MANIFESTS, *sorted(OVERLAYS.iterdir())], ids=lambda folder: folder.name
+)
+def test_agents_report_where_somebody_keeps_the_ca_that_they_trust(folder: Path) -> None:
+    items = built(folder)
+    writers = {
+        (item["metadata"]["namespace"], subject["name"])
+        for item in items
+        if item["kind"] == "RoleBinding"
+        for subject in item["subjects"]
+    }
+
+    is_told = LISTEN in variables(folder, "Deployment", "idlegpu-extender")
+    tell = [
+        REPORTS_TO in variables(folder, "DaemonSet", item["metadata"]["name"])
+        for item in items
+        if item["kind"] == "DaemonSet"
+    ]
+
+    has_ca = (AGENT_NAMESPACE, "idlegpu-certs") in writers
+    assert is_told == has_ca
+    assert tell == [has_ca] * len(tell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """An extender that takes reports as it is shipped.
+
+    Attributes:
+        extender: runs with its account's rights.
+        reports: how agents report, as the DaemonSet says, but for addresses and files.
+        tokens: has the API server issue tokens of the agents' account.
+        address: where the extender takes reports.
+    """
+
+    extender: RunningExtender
+    reports: ReportOptions
+    tokens: Tokens
+    address: str
+
+    async def metrics(self, name: str) -> dict[str, float]:
+        """Return what is not zero of one of the extender's metrics, by labels as written."""
+        async with (
+            aiohttp.ClientSession(self.extender.status) as session,
+            session.get("/metrics") as answer,
+        ):
+            pairs = (line.rpartition(" ") for line in (await answer.text()).splitlines())
+            return {
+                series.removeprefix(name): float(value)
+                for series, _, value in pairs
+                if series.partition("{")[0] == name and float(value)
+            }
+
+
+async def with_ones_own(folder: Path, installation: Installation) -> None:
+    """Bring certificates, and tell agents the CA with the guide's commands."""
+    await create(installation, secrets_of_ones_own(ONES_OWN))
+    guide = [line.strip() for line in (ROOT / "docs" / "install.md").read_text().splitlines()]
+    (reading,) = (line for line in guide if line.endswith("> ca.crt"))
+    (writing,) = (line for line in guide if "create configmap" in line)
+    program, *words = shlex.split(reading.removesuffix("> ca.crt"))
+    (folder / "ca.crt").write_text(await installation.plane.kubectl(*words))
+    other, *words = shlex.split(writing.replace("=ca.crt", f"={folder / 'ca.crt'}"))
+    await installation.plane.kubectl(*words)
+    assert (program, other) == ("kubectl", "kubectl")
+
+
+@pytest_asyncio.fixture(params=["as shipped", "with certificates of others"])
+async def reporting(
+    request: pytest.FixtureRequest, installation: Installation, tmp_path: Path
+) -> AsyncIterator[Reporting]:
+    folder, certify = MANIFESTS, None
+    if request.param != "as shipped":
+        (tmp_path / "overlay").mkdir()
+        folder = with_components(tmp_path / "overlay", ["agent-reports"])
+        certify = partial(with_ones_own, tmp_path)
+    await installation.apply(folder)
+    address = f"127.0.0.1:{free_port()}"
+    async with running_extender(installation, tmp_path, {LISTEN: address}, certify) as extender:
+        shipped = load_agent_settings(None, variables(folder, "DaemonSet", AGENT)).reports
+        assert shipped.ca_file
+        ca = await installation.admin.request("GET", CA_PATH)
+        ca_file = tmp_path / "trusted.crt"
+        ca_file.write_text(ca["data"][shipped.ca_file.name])
+        await installation.admin.create_all([node(name, 2) for name in NAMES])
+        tokens = Tokens(installation.admin, tmp_path)
+        await tokens.prepare()
+        await tokens.issue_all(NAMES)
+        reports = replace(REPORTS, ca_file=str(ca_file), server_name=shipped.server_name)
+        yield Reporting(extender=extender, reports=reports, tokens=tokens, address=address)
+
+
+async def test_agents_tell_the_extender_of_their_gpus(reporting: Reporting) -> None:
+    async def all_tell() -> bool:
+        gpus = (await reporting.extender.server.get("/v1/gpus"))["gpus"]
+        told = {(gpu["node"], gpu["source"]) for gpu in gpus}
+        return told == {(name, "agent") for name in NAMES}
+
+    async with run_agents(
+        two_nodes(), NAMES, reporting.address, reporting.tokens.file, reports=reporting.reports
+    ):
+        await wait_for(all_tell, "what is known of each node's GPUs is what its agent tells")
+
+        assert await reporting.metrics("idlegpu_agent_refusals_total") == {}
+
+
+async def test_nobody_else_tells_it(reporting: Reporting) -> None:
+    stranger = await reporting.tokens.issue(NAMES[0], account="other")
+    reporting.tokens.file(NAMES[0]).write_text(stranger)
+
+    async def is_refused() -> bool:
+        refused = await reporting.metrics("idlegpu_agent_refusals_total")
+        return refused.keys() == {'{reason="wrong-account"}'}
+
+    async with run_agents(
+        two_nodes(), NAMES[:1], reporting.address, reporting.tokens.file, reports=reporting.reports
+    ):
+        await wait_for(is_refused, "another account is refused")
+
+        assert await reporting.metrics("idlegpu_agents") == {}
