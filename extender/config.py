@@ -56,7 +56,8 @@ class Settings(Section, BaseSettings):
     )
     status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
         default="",
-        description="host:port of health, metrics, API and page, in plain HTTP; empty: as listen",
+        description="host:port of health, metrics, API and page, in plain HTTP unless "
+        "api.cert_file is set; empty: as listen",
     )
     allow_plain: bool = Field(
         default=False,
@@ -184,6 +185,11 @@ class Settings(Section, BaseSettings):
             raise ValueError(
                 "status_listen must be set with tls: who looks at health and metrics has no "
                 "client certificate"
+            )
+        if self.api.cert_file and not self.status_listen:
+            raise ValueError(
+                "status_listen must be set with api.cert_file, which is the certificate of that "
+                "port: the webhooks' is tls.cert_file"
             )
         if not (self.tls.is_used or self.allow_plain or is_loopback(self.listen_address[0])):
             raise ValueError(

@@ -2,7 +2,8 @@
 
 The admission webhook has a port of its own, for the API server shows no certificate of ours: that
 port proves who it is and asks nobody, and there is nothing to learn or to change at it. At the
-webhooks' port, whoever asks shows a certificate.
+webhooks' port, whoever asks shows a certificate. At the port of health, metrics and API, too, only
+we do, where that is set: a token says who asks.
 """
 
 import asyncio
@@ -64,6 +65,11 @@ class Doors:
             if admission is not None
             else None
         )
+        self._status_certificate = (
+            follow_certificate(settings.api.cert_file, settings.api.key_file)
+            if status is not None and settings.api.cert_file and settings.api.key_file
+            else None
+        )
         self._webhooks_port = Listener(
             "webhooks",
             settings.listen_address,
@@ -93,6 +99,7 @@ class Doors:
                 settings.status_address,
                 _factory(self._status),
                 most=lambda: settings.api.max_connections,
+                tls=self._status_certificate.context if self._status_certificate else None,
                 spare=spare,
             )
             if self._status is not None
@@ -148,6 +155,7 @@ class Doors:
         followed: list[Certificates | ServerContext | None] = [
             self._certificates,
             self._admission_certificate,
+            self._status_certificate,
         ]
         async with asyncio.TaskGroup() as group:
             for each in followed:

@@ -40,13 +40,14 @@ def certificate_ends(settings: Settings) -> dict[str, float]:
 
     Returns:
         Seconds since the epoch, of each file the first end, by `webhooks`, `clients` (the CAs of
-        those who ask), `agents` and `admission`.
+        those who ask), `agents`, `admission` and `status`.
     """
     files = {
         "webhooks": settings.tls.cert_file,
         "clients": settings.tls.client_ca_file,
         "agents": settings.agents.cert_file,
         "admission": settings.admission.cert_file,
+        "status": settings.api.cert_file,
     }
     ends = {name: _first_end(file) for name, file in files.items() if file is not None}
     return {name: end for name, end in ends.items() if end is not None}

@@ -3,9 +3,10 @@
 import ipaddress
 import re
 from enum import StrEnum
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from extender.settings.section import AnyCase, Form, Section
 from extender.settings.tls import is_loopback
@@ -30,8 +31,15 @@ class ApiAccess(StrEnum):
 
 
 class Api(Section):
-    """Who may read the API and the page, and what they see."""
+    """Who may read the API and the page, what they see, and how it reaches them."""
 
+    cert_file: Path | None = Field(
+        default=None,
+        description="certificate of status_listen, with those that issued it; it may be that of "
+        "the webhooks. Both files are followed, and what changes in them is in force within "
+        "seconds; without it that port is plain HTTP, and tokens cross the network in the clear",
+    )
+    key_file: Path | None = Field(default=None, description="key of that certificate")
     access: Annotated[ApiAccess, AnyCase] = Field(
         default=ApiAccess.AUTO,
         description="token: who shows a token of the cluster reads the API, and sees the pods of "
@@ -102,6 +110,12 @@ class Api(Section):
                     "scheme and port"
                 )
         return hosts
+
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("api.cert_file and api.key_file belong together: set both")
+        return self
 
     @property
     def networks(self) -> tuple[Network, ...]:

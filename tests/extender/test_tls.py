@@ -19,6 +19,7 @@ from extender.certs.issuing import Files
 from extender.certs.storing import read_folder
 from extender.config import ConfigError, Settings, load_settings
 from extender.doors import Doors
+from extender.settings.api import Api
 from extender.tls import Certificates, TlsError, only_known
 from tests.controlplane.waiting import wait_for
 from tests.extender.certificates import client_context, issue, reissue, settings_for
@@ -43,18 +44,24 @@ async def answer(_: web.Request) -> web.Response:
 
 
 @asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[str]:
-    """Serve over TLS, following the certificates; yields the base URL."""
-    settings = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", tls=settings_for(folder))
+async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]:
+    """Serve over TLS, following the certificates; yields the base URL of a port."""
+    tls = settings_for(folder)
+    settings = Settings(
+        listen="127.0.0.1:0",
+        status_listen="127.0.0.1:0",
+        tls=tls,
+        api=Api(cert_file=tls.cert_file, key_file=tls.key_file),
+    )
     webhooks = web.Application(middlewares=[only_known(settings.tls)])
     status = web.Application()
-    for app, path in ((webhooks, "/filter"), (webhooks, "/v1/peers/asked"), (status, "/healthz")):
+    for app, path in ((webhooks, "/filter"), (webhooks, "/v1/peers/asked"), (status, "/filter")):
         app.add_routes([web.post(path, answer), web.get(path, answer)])
     doors = Doors(settings, webhooks, status)
     await doors.open()
     following = asyncio.create_task(doors.run(), name="certificates")
     try:
-        yield doors.urls[0]
+        yield dict(zip((each.name for each in doors.ports), doors.urls, strict=True))[port]
     finally:
         following.cancel()
         await asyncio.wait([following])
@@ -142,13 +149,14 @@ async def test_the_clients_check_finds_another_server_out(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("port", ["webhooks", "status"])
 def test_no_call_fails_while_certificates_are_replaced_under_load(
-    run: Callable[..., None], folder: Path, tmp_path: Path
+    port: str, run: Callable[..., None], folder: Path, tmp_path: Path
 ) -> None:
-    run(replace_under_load(folder, tmp_path / "asker"))
+    run(replace_under_load(folder, tmp_path / "asker", port))
 
 
-async def replace_under_load(folder: Path, asker: Path) -> None:
+async def replace_under_load(folder: Path, asker: Path, port: str) -> None:
     files = issue(folder)
     issue(asker, files=files)
     context = client_context(asker, shows=asker)
@@ -166,7 +174,7 @@ async def replace_under_load(folder: Path, asker: Path) -> None:
     async def went_on(since: int) -> bool:
         return len(answered) >= since + 10
 
-    async with serving(folder) as url, asyncio.TaskGroup() as group:
+    async with serving(folder, port=port) as url, asyncio.TaskGroup() as group:
         for number in range(6):
             group.create_task(load(url, anew=bool(number % 2)), name=f"load {number}")
         seen = [await served_certificate(url, folder)]
