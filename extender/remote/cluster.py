@@ -1,10 +1,11 @@
 """The API server, as the user's kubeconfig names it; kubernetes-asyncio reads that, plugins too."""
 
 import asyncio
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,8 +16,11 @@ from extender.remote.ways import Login, Params, UrlWay
 TOKEN_HEADER: Final = "X-Idlegpu-Token"  # noqa: S105 - the header's name
 """A token for the extender behind the API server's proxy, which keeps Authorization to itself."""
 
+HTTPS: Final = "https"
+"""How a Service says that one of its ports speaks TLS: `appProtocol`, else the port's name."""
+
 _SERVICE: Final = re.compile(
-    r"([a-z0-9-]{1,63})/((?:https?:)?[a-z0-9-]{1,63})(?::([a-z0-9-]{1,15}))?"
+    r"([a-z0-9-]{1,63})/(?:(https?):)?([a-z0-9-]{1,63})(?::([a-z0-9-]{1,15}))?"
 )
 
 
@@ -89,7 +93,8 @@ class Cluster:
         """Return the way to a Service through the API server's proxy.
 
         Args:
-            service: `namespace/name:port`.
+            service: `namespace/name:port`. That the port speaks TLS says the Service itself, where
+                it may be read; `namespace/https:name:port` says it in its place.
             token: a token for whoever answers there, "" for none.
 
         Raises:
@@ -102,10 +107,8 @@ class Cluster:
                 "idlegpu/idlegpu-extender:status",
                 Failure.BAD_QUESTION,
             )
-        namespace, name, port = match.groups()
-        target = name if port is None else f"{name}:{port}"
-        path = f"/api/v1/namespaces/{namespace}/services/{target}/proxy"
-        return ServiceWay(self._way, path, service, token)
+        address = _Address(*match.groups(default=""))
+        return ServiceWay(self._way, address, service, token)
 
     def get(self, path: str, params: Params | None = None) -> Any:  # noqa: ANN401 - an object
         """Return an object.
@@ -144,20 +147,66 @@ class Cluster:
         return self._way.ask("GET", path, params).decode(errors="replace")
 
 
+class _Port(msgspec.Struct, rename="camel"):
+    """What a Service says of one of its ports."""
+
+    name: str = ""
+    port: int = 0
+    app_protocol: str = ""
+
+
+class _Spec(msgspec.Struct):
+    ports: list[_Port] = []
+
+
+class _Service(msgspec.Struct):
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+class _Address(NamedTuple):
+    """A Service's port; "" is not said."""
+
+    namespace: str
+    scheme: str
+    name: str
+    port: str
+
+    @property
+    def service_path(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/services/{self.name}"
+
+    def proxy_path(self, scheme: str) -> str:
+        """Return the path of the proxy to it, by a scheme that says how the port speaks."""
+        target = f"{self.name}:{self.port}" if self.port else self.name
+        if scheme:
+            target = f"{scheme}:{self.name}:{self.port}"  # the second colon in any case
+        return f"/api/v1/namespaces/{self.namespace}/services/{target}/proxy"
+
+    def speaks_tls(self, service: _Service) -> bool:
+        """Tell whether the Service says that this port speaks TLS."""
+        ports = service.spec.ports
+        meant = [each for each in ports if self.port in {each.name, str(each.port)}]
+        if not self.port and len(ports) == 1:
+            meant = ports
+        return any((each.app_protocol or each.name).lower() == HTTPS for each in meant)
+
+
 class ServiceWay:
     """The way to a Service through the API server's proxy.
 
     Args:
         way: the way to the API server.
-        path: of the proxy.
+        address: the Service's port.
         service: how people call it.
         token: a token for whoever answers there, "" for none.
     """
 
-    def __init__(self, way: UrlWay, path: str, service: str, token: str) -> None:
+    def __init__(self, way: UrlWay, address: _Address, service: str, token: str) -> None:
+        self._server = way
         self._way = way.adding({TOKEN_HEADER: token}) if token else way
-        self._path = path
+        self._address = address
         self._service = service
+        self._hint = ""
 
     def ask(
         self, method: str, path: str, params: Params | None = None, body: bytes | None = None
@@ -168,9 +217,35 @@ class ServiceWay:
             ClientError: there is none, or it says no.
         """
         try:
-            return self._way.ask(method, f"{self._path}{path}", params, body)
+            return self._way.ask(method, f"{self._proxy}{path}", params, body)
         except ClientError as error:
-            raise ClientError(f"service {self._service}: {error}", error.failure) from error
+            hint = self._hint if error.failure is Failure.UNREACHABLE else ""
+            raise ClientError(f"service {self._service}: {error}{hint}", error.failure) from error
+
+    @functools.cached_property
+    def _proxy(self) -> str:
+        """The path of the proxy, found out once.
+
+        Raises:
+            ClientError: the API server does not answer.
+        """
+        address = self._address
+        if address.scheme:
+            return address.proxy_path(address.scheme)
+        try:
+            answer = self._server.ask("GET", address.service_path)
+        except ClientError as error:
+            if error.failure not in {Failure.REFUSED, Failure.NOT_FOUND}:
+                raise
+            # The proxy needs no right to read it, and tells better what is not there.
+            secured = f"{address.namespace}/{HTTPS}:{address.name}:{address.port}"
+            self._hint = f" (where that port speaks TLS: --service {secured})"
+            return address.proxy_path("")
+        try:
+            service = msgspec.json.decode(answer, type=_Service)
+        except msgspec.DecodeError:  # no API server answers: what is asked next says so
+            return address.proxy_path("")
+        return address.proxy_path(HTTPS if address.speaks_tls(service) else "")
 
 
 def _namespace(loader: Any) -> str:  # noqa: ANN401 - the library's

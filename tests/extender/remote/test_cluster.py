@@ -16,14 +16,28 @@ class Proxy:
     """Stands for the API server: remembers what it was asked.
 
     Attributes:
-        seen: path, Authorization and our own header of each question.
+        ports: of every Service; None where nobody may read it.
+        seen: path, Authorization and our own header of each question for the extender.
+        read: paths of Services that were read.
+        is_reached: whether the proxy comes through to the extender.
     """
 
     def __init__(self) -> None:
+        self.ports: list[dict[str, object]] | None = [{"name": "status", "port": 8889}]
         self.seen: list[tuple[str, str, str]] = []
+        self.read: list[str] = []
+        self.is_reached = True
 
     async def answer(self, request: web.Request) -> web.Response:
         headers = request.headers
+        if "/proxy/" not in request.path:
+            self.read.append(request.path_qs)
+            assert "X-Idlegpu-Token" not in headers, "that is the extender's alone"
+            if self.ports is None:
+                return web.json_response({"message": "forbidden"}, status=403)
+            return web.json_response({"spec": {"ports": self.ports}})
+        if not self.is_reached:
+            return web.json_response({"message": "EOF"}, status=503)
         self.seen.append(
             (request.path_qs, headers.get("Authorization", ""), headers.get("X-Idlegpu-Token", ""))
         )
@@ -78,6 +92,73 @@ def test_a_token_for_the_extender_goes_in_a_header_that_the_proxy_leaves_alone(
 
     path = "/api/v1/namespaces/ns/services/s:http/proxy/v1/gpus"
     assert proxy.seen == [(path, "Bearer of-v", "own")]
+
+
+SECURE = "/api/v1/namespaces/idlegpu/services/https:idlegpu-extender:status/proxy"
+
+
+@pytest.mark.parametrize(
+    ("ports", "base"),
+    [
+        ([{"name": "status", "port": 8889, "appProtocol": "https"}], SECURE),
+        ([{"name": "status", "port": 8889, "appProtocol": "HTTPS"}], SECURE),
+        ([{"name": "status", "port": 8889, "appProtocol": "http"}], BASE),
+        ([{"name": "webhooks", "port": 8888, "appProtocol": "https"}], BASE),
+        ([{"name": "https", "port": 443}, {"name": "status", "port": 8889}], BASE),
+        ([], BASE),
+    ],
+    ids=["said", "any-case", "plain", "another-port", "another-name", "no-ports"],
+)
+def test_that_the_port_speaks_tls_says_the_service(
+    proxy: Proxy, kubeconfig: str, ports: list[dict[str, object]], base: str
+) -> None:
+    proxy.ports = ports
+    client = Client.in_cluster_of(kubeconfig, token="own")
+
+    for _ in range(2):
+        client.gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [f"{base}/v1/gpus"] * 2
+    assert proxy.read == ["/api/v1/namespaces/idlegpu/services/idlegpu-extender"], "once"
+
+
+@pytest.mark.parametrize(
+    ("service", "target"),
+    [
+        ("a/b:https", "https:b:https"),
+        ("a/b:443", "https:b:443"),
+        ("a/b", "https:b:"),
+        ("a/https:b:x", "https:b:x"),
+        ("a/http:b:https", "http:b:https"),
+        ("a/https:b", "https:b:"),
+    ],
+)
+def test_a_port_is_known_by_name_or_number_and_a_scheme_is_taken_as_it_is(
+    proxy: Proxy, kubeconfig: str, service: str, target: str
+) -> None:
+    proxy.ports = [{"name": "https", "port": 443}]
+
+    Client.in_cluster_of(kubeconfig, service=service).gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [
+        f"/api/v1/namespaces/a/services/{target}/proxy/v1/gpus"
+    ]
+    assert len(proxy.read) == (0 if "/http" in service else 1)
+
+
+def test_who_may_not_read_the_service_is_told_how_to_say_that_it_speaks_tls(
+    proxy: Proxy, kubeconfig: str
+) -> None:
+    proxy.ports = None
+    client = Client.in_cluster_of(kubeconfig)
+
+    client.gpus()
+    proxy.is_reached = False
+    with pytest.raises(ClientError) as raised:
+        client.gpus()
+
+    assert [path for path, _, _ in proxy.seen] == [f"{BASE}/v1/gpus"]
+    assert "--service idlegpu/https:idlegpu-extender:status" in str(raised.value)
 
 
 def test_the_environment_says_how(proxy: Proxy, kubeconfig: str) -> None:
