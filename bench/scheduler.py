@@ -19,11 +19,11 @@ minutes after its start, having Prometheus' past read, is over before the first 
 kube-scheduler did not get the extender's answer for every pod is an error, not a result.
 
 A pair is a run without and a run with the extender, one right after the other, in either order by
-turns; the ratio is that of a pair. With `--trivial` a run with the trivial handler in the extender's place follows, while
-the extender stands still: `bench.trivial` knows and follows nothing, parses every name and names
-the first nodes of the question. That is what an extender costs which decides nothing, and no bound:
-the extender does not make strings of names that it only gives back. The shortlists take turns, so
-that a machine that gets slower does so for all of them.
+turns; the ratio is that of a pair. With `--trivial` a run with the trivial handler in the
+extender's place follows, while the extender stands still: `bench.trivial` knows and follows
+nothing, parses every name and names the first nodes of the question. That is what an extender costs
+which decides nothing, and no bound: the extender does not make strings of names that it only gives
+back. The shortlists take turns, so that a machine that gets slower does so for all of them.
 """
 
 import argparse
