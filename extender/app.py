@@ -13,6 +13,7 @@ from extender import logs
 from extender.admission.webhook import PATH as ADMISSION
 from extender.admission.webhook import make_webhook
 from extender.config import Settings
+from extender.core.resources import ResourceNames
 from extender.doors import Doors
 from extender.effects.complaints import Complaints
 from extender.effects.events import EventSettings, EventWriter
@@ -204,6 +205,9 @@ class Extender:
         )
         self._metrics_route = metrics_route(self.metrics, state, self.in_flight.give_way)
 
+    def _decide_about(self, resources: ResourceNames) -> None:
+        self.webhooks.resources = self.api.resources = resources
+
     def _dropped(self) -> int:
         return self.events.counts.dropped
 
@@ -232,7 +236,6 @@ class Extender:
         # In one turn: no question is answered by half of each.
         self.settings = settings
         self.placer.detailed = settings.decisions.detailed_nodes
-        self.webhooks.resources = self.api.resources = settings.resource_patterns
         self.webhooks.max_score = settings.wire.max_score
         self.webhooks.shortlist = settings.wire.shortlist
         self.webhooks.max_body_bytes = settings.max_body_bytes
@@ -316,6 +319,7 @@ class Extender:
         async with asyncio.TaskGroup() as group:
             self.tasks.own(group)
             group.create_task(self.garbage.run(), name="garbage")
+            self.following.cluster.on_resources = self._decide_about
             self.following.start()
             self.following.tell_past_use(self.why.idleness)
             group.create_task(self.preparing.lay_out(), name="layouts")

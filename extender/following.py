@@ -14,8 +14,9 @@ from extender.observe.agents import AgentFigures
 from extender.observe.collector import SourceStatus
 from extender.settings.agents import Agents
 from extender.sources.agents.source import SOURCE, AgentSource, AgentStatus
-from extender.sources.cluster import ClusterSource, InventorySink
+from extender.sources.cluster import ClusterSource
 from extender.sources.identity import NodeIdentity
+from extender.sources.kube_kind import InventorySink
 from extender.sources.kube_reflector import FollowSettings
 from extender.sources.past_use import PastUse, Watch
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus

@@ -10,6 +10,9 @@ from extender.core.untyped import items_of, mapping_of, objects_of
 DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 """What NVIDIA's device plugin offers; `nvidia.com/mig-*` covers the `.shared` forms as well."""
 
+NO_NAMES: Final = ("idlegpu.io/none",)
+"""Stands for no name at all: nobody offers such a resource."""
+
 GPU_CLASSES: Final = ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")
 """Device classes of NVIDIA's DRA driver that are GPUs."""
 
@@ -65,6 +68,20 @@ class ResourceNames:
         """Return the place of the first name or pattern that matches `name`, lower first."""
         ranks = [rank for prefix, rank in self._prefixes if name.startswith(prefix)]
         return min([*ranks, self._ranks.get(name, len(self.names))])
+
+    def covers(self, others: "ResourceNames") -> bool:
+        """Whether all that others match are GPU resources by these names, too."""
+        return all(map(self.matches, others.names))  # a pattern, too: its * is like any letter
+
+    def shared_with(self, others: "ResourceNames") -> "ResourceNames":
+        """Return names for what is a GPU resource by these and by others.
+
+        Example:
+            >>> ResourceNames(("a/x", "a/y")).shared_with(ResourceNames(("a/*", "b/z"))).names
+            ('a/x', 'a/y')
+        """
+        shared = (*filter(others.matches, self.names), *filter(self.matches, others.names))
+        return ResourceNames(tuple(dict.fromkeys(shared)) or NO_NAMES)
 
 
 def _check_name(name: str) -> None:

@@ -8,11 +8,10 @@ seen. Pending pods are needed for nominations, so there is no selection by node.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -21,42 +20,18 @@ from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
 from extender.kube import KubeClient
 from extender.sources.claims import CLAIMS, SLICES, ClaimBook
-from extender.sources.kube_kind import Feed, FollowStatus, Kind
-from extender.sources.kube_records import (
-    ExporterPod,
-    reduce_exporter,
-    reduce_node,
-    reduce_pod,
-)
+from extender.sources.kube_kind import Feed, FollowStatus, InventorySink, Kind
+from extender.sources.kube_records import reduce_node
 from extender.sources.kube_reflector import FollowSettings, Reflector
 from extender.sources.kube_shelf import Pace, Shelf
-from extender.sources.kube_text import Change, PodGlance
+from extender.sources.kube_text import Change
+from extender.sources.pod_feed import PodFeed
 from extender.stepping import GiveWay, next_turn
+
+logger = logging.getLogger(__name__)
 
 NODES: Final = Kind(resource="nodes", path="/api/v1/nodes")
 PODS: Final = Kind(resource="pods", path="/api/v1/pods", field_selector="status.phase!=Succeeded")
-
-
-class InventorySink(Protocol):
-    """Takes what the API server says. Called on the event loop; every call returns soon."""
-
-    def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
-        """Take the first complete list of nodes."""
-
-    def apply_node(self, record: NodeRecord) -> None:
-        """Take a node that was added or changed."""
-
-    def remove_node(self, name: str) -> None:
-        """Forget a node."""
-
-    def replace_pods(self, records: Iterable[PodRecord]) -> None:
-        """Take the first complete list of GPU pods."""
-
-    def apply_pod(self, record: PodRecord) -> None:
-        """Take a GPU pod that was added or changed."""
-
-    def remove_pod(self, uid: str, at: float) -> None:
-        """Forget a pod that was gone by `at`, seconds since the epoch."""
 
 
 class ClusterSource:
@@ -87,8 +62,11 @@ class ClusterSource:
         give_way: GiveWay = next_turn,
     ) -> None:
         follow = settings or FollowSettings()
+        self.on_resources: Callable[[ResourceNames], None] = lambda _: None
+        """Is told which resources are GPUs of which all is known, whenever that is otherwise."""
+        self._known = self._wanted = resources
         self._nodes = _NodeFeed(sink, resources)
-        self._pods = _PodFeed(
+        self._pods = PodFeed(
             sink,
             resources,
             early_seconds=early_seconds,
@@ -119,6 +97,7 @@ class ClusterSource:
                 clock=clock,
                 give_way=give_way,
                 regained=calls.get(kind.resource, lambda: None),
+                relisted=self._note_relisted,
             )
             for kind, feed in feeds
         }
@@ -129,7 +108,8 @@ class ClusterSource:
         """Follow otherwise from the next `run` on; not while it runs.
 
         What is held stays, and is corrected by complete lists where objects are read otherwise
-        now; the watches go on where they were.
+        now; the watches go on where they were. Resources that were none before are GPUs, as
+        `on_resources` says, once these lists are through.
 
         Args:
             resources: which resources are GPUs.
@@ -141,9 +121,16 @@ class ClusterSource:
         outdated = {NODES.resource: are_nodes_outdated, PODS.resource: are_pods_outdated}
         for resource, reflector in self._reflectors.items():
             reflector.change(settings, is_outdated=outdated.get(resource, False))
+        self._wanted = resources
+        if self._known.covers(resources) or not self._is_outdated:
+            self._know(resources)
+        else:
+            self._know(self._known.shared_with(resources))
+            self._pods.known = self._known
 
     async def run(self) -> None:
         """Follow until cancelled."""
+        await self._pods.show_withheld(Pace(self._give_way))
         async with asyncio.TaskGroup() as group:
             for resource, reflector in self._reflectors.items():
                 group.create_task(reflector.run(), name=f"reflect {resource}")
@@ -155,6 +142,23 @@ class ClusterSource:
             await self._are_claims_regained.wait()
             self._are_claims_regained.clear()
             await self._pods.tell_all_again(Pace(self._give_way))
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether some of what is held is as it was read before a change."""
+        return any(self._reflectors[kind.resource].is_outdated for kind in (NODES, PODS))
+
+    async def _note_relisted(self) -> None:
+        """Go by all resources that are wanted, if all is listed anew."""
+        if not self._is_outdated and self._pods.known is not None:
+            self._know(self._wanted)
+            logger.info("all is known of other resources", extra={"resources": self._wanted.names})
+            await self._pods.show_withheld(Pace(self._give_way))
+
+    def _know(self, resources: ResourceNames) -> None:
+        self._known = resources
+        self._pods.known = None
+        self.on_resources(resources)
 
     def _held_by(self, uid: str) -> tuple[ClaimedDevice, ...] | None:
         return self._claims.held_by(uid)
@@ -244,122 +248,3 @@ class _NodeFeed:
 
     def drop(self, raw: Mapping[str, object]) -> None:
         self.shelf.drop(text_of(mapping_of(raw.get("metadata")).get("name")))
-
-
-class _PodFeed:
-    """Reduces pods as they arrive: GPU pods to records, exporters to where they run."""
-
-    def __init__(
-        self,
-        sink: InventorySink,
-        resources: ResourceNames,
-        *,
-        early_seconds: float,
-        exporter_words: tuple[str, ...],
-        held_by: Callable[[str], tuple[ClaimedDevice, ...] | None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._sink = sink
-        self._held_by = held_by
-        self._resources = resources
-        self._early_seconds = early_seconds
-        self._words = exporter_words
-        self._glance = PodGlance(resources, exporter_words)
-        self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
-        self.shelf: Shelf[PodRecord] = Shelf(
-            replace=lambda records: sink.replace_pods([self._joined(one) for one in records]),
-            apply=lambda record: sink.apply_pod(self._joined(record)),
-            remove=lambda uid: sink.remove_pod(uid, clock()),
-        )
-        self._exporters: Shelf[ExporterPod] = Shelf(
-            replace=self._forget_index, apply=self._forget_index, remove=self._forget_index
-        )
-
-    def read_by(
-        self, resources: ResourceNames, early_seconds: float, exporter_words: tuple[str, ...]
-    ) -> bool:
-        """Read pods so from now on; tell whether that is otherwise than before."""
-        before = (self._resources, self._early_seconds, self._words)
-        self._resources, self._early_seconds = resources, early_seconds
-        self._words = exporter_words
-        self._glance = PodGlance(resources, exporter_words)
-        return before != (resources, early_seconds, exporter_words)
-
-    def may_matter(self, text: msgspec.Raw) -> bool:
-        return self._glance.may_matter(text)
-
-    def idle_change(self, line: bytes) -> Change | None:
-        change = self._glance.idle_change(line)
-        if change is None or self._is_held(change.uid):
-            return None
-        return change
-
-    def _is_held(self, uid: str) -> bool:
-        return uid in self.shelf.records or uid in self._exporters.records
-
-    def begin_list(self) -> None:
-        self.shelf.begin_list()
-        self._exporters.begin_list()
-
-    def add_listed(self, raw: Mapping[str, object]) -> None:
-        uid, record = self._reduce(raw)
-        self.shelf.add_listed(uid, record)
-        self._exporters.add_listed(uid, reduce_exporter(raw, self._words))
-
-    async def end_list(self, pace: Pace) -> int:
-        return await self.shelf.end_list(pace) + await self._exporters.end_list(pace)
-
-    def abort_list(self) -> None:
-        self.shelf.abort_list()
-        self._exporters.abort_list()
-
-    def put(self, raw: Mapping[str, object]) -> None:
-        uid, record = self._reduce(raw)
-        self.shelf.put(uid, record)
-        self._exporters.put(uid, reduce_exporter(raw, self._words))
-
-    def drop(self, raw: Mapping[str, object]) -> None:
-        uid, record = self._reduce(raw)
-        if uid in self.shelf.records and record is not None:
-            self.shelf.put(uid, record)  # its last state may say how it failed
-        self.shelf.drop(uid)
-        self._exporters.drop(uid)
-
-    def tell_again(self, uid: str) -> None:
-        """Tell the sink of a pod that may hold other GPUs by claims than before."""
-        record = self.shelf.records.get(uid)
-        if record is not None and _may_hold_by_claims(record):
-            self._sink.apply_pod(self._joined(record))
-
-    async def tell_all_again(self, pace: Pace) -> None:
-        """Tell the sink of all such pods."""
-        for uid in tuple(self.shelf.records):
-            self.tell_again(uid)
-            await pace.breathe()
-
-    def _joined(self, record: PodRecord) -> PodRecord:
-        """Return a pod's record with the GPUs that it holds by claims."""
-        if not _may_hold_by_claims(record):
-            return record
-        return replace(record, claimed=self._held_by(record.uid))
-
-    def exporter_index(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Return where exporters run, by name and by address."""
-        if self._index is None:
-            pods = self._exporters.records.values()
-            self._index = (
-                MappingProxyType({pod.name: pod.node for pod in pods}),
-                MappingProxyType({ip: pod.node for pod in pods for ip in pod.addresses}),
-            )
-        return self._index
-
-    def _reduce(self, raw: Mapping[str, object]) -> tuple[str, PodRecord | None]:
-        record = reduce_pod(raw, self._resources, early_seconds=self._early_seconds)
-        return text_of(mapping_of(raw.get("metadata")).get("uid")), record
-
-    def _forget_index(self, _: object) -> None:
-        self._index = None
-
-
-def _may_hold_by_claims(record: PodRecord) -> bool:
-    return record.has_claims and bool(record.node)

@@ -1,11 +1,12 @@
 """A kind of object that is followed: which, how well, and who takes the objects."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
+from extender.core.inventory import NodeRecord, PodRecord
 from extender.sources.kube_shelf import Pace
 from extender.sources.kube_text import Change
 
@@ -25,6 +26,28 @@ class Kind:
     path: str
     field_selector: str = ""
     is_optional: bool = False
+
+
+class InventorySink(Protocol):
+    """Takes what the API server says. Called on the event loop; every call returns soon."""
+
+    def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
+        """Take the first complete list of nodes."""
+
+    def apply_node(self, record: NodeRecord) -> None:
+        """Take a node that was added or changed."""
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node."""
+
+    def replace_pods(self, records: Iterable[PodRecord]) -> None:
+        """Take the first complete list of GPU pods."""
+
+    def apply_pod(self, record: PodRecord) -> None:
+        """Take a GPU pod that was added or changed."""
+
+    def remove_pod(self, uid: str, at: float) -> None:
+        """Forget a pod that was gone by `at`, seconds since the epoch."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -98,6 +98,7 @@ class Reflector:
         clock: seconds since the epoch.
         give_way: lets others have a turn.
         regained: is called when the API server is heard again after it was not.
+        relisted: is called when what a change outdated has been listed anew.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Reflector:
         clock: Callable[[], float],
         give_way: GiveWay = next_turn,
         regained: Callable[[], None] = lambda: None,
+        relisted: Callable[[], Awaitable[None]] = next_turn,
     ) -> None:
         self.status = FollowStatus()
         self._client = client
@@ -121,6 +123,7 @@ class Reflector:
         self._clock = clock
         self._give_way = give_way
         self._regained = regained
+        self._relisted = relisted
         self._selection: dict[str, str | int] = (
             {"fieldSelector": kind.field_selector} if kind.field_selector else {}
         )
@@ -142,6 +145,11 @@ class Reflector:
         self._settings = settings
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated |= is_outdated and self.status.is_listed
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether some of what is held is as it was read before a change."""
+        return self._is_outdated
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -180,8 +188,11 @@ class Reflector:
             if self.status.is_listed:
                 try:
                     await self._list()
+                    was_outdated = self._is_outdated
                     self._is_outdated, self._list_error = False, ""
                     backoff.reset()
+                    if was_outdated:
+                        await self._relisted()
                 except KubeError as error:
                     self._note_failure(error, is_cut_off=False)
                     await asyncio.sleep(backoff.next_seconds())

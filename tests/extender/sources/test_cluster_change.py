@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -18,6 +19,7 @@ from tests.extender.kube_objects import node, pod
 from tests.extender.sources.following import FAST, Sink
 
 AMD = "amd.com/gpu"
+NVIDIA = "nvidia.com/gpu"
 
 
 @pytest.fixture
@@ -34,9 +36,11 @@ class Restarted:
     def __init__(self, kube: FakeKube, client: KubeClient) -> None:
         self._kube = kube
         self.sink = Sink()
+        self.known: list[tuple[str, ...]] = []
         self.source = ClusterSource(
             client, self.sink, resources=ResourceNames(), settings=FAST, early_seconds=60.0
         )
+        self.source.on_resources = lambda resources: self.known.append(resources.names)
         self._task = asyncio.create_task(self.source.run(), name="source")
 
     async def stop(self) -> None:
@@ -124,6 +128,84 @@ async def test_objects_that_are_read_otherwise_are_corrected_while_the_watch_goe
 
         assert not any("replace" in call for call in part.sink.calls[2:])
         assert part.source.status["pods"].is_listed
+
+
+def asking(name: str, **resources: str) -> dict[str, Any]:
+    """Return a pod that waits for resources, by the domain of each."""
+    raw = pod(name, gpus=0)
+    limits = {f"{domain}.com/gpu": count for domain, count in resources.items()}
+    raw["spec"]["containers"][0]["resources"]["limits"] = limits
+    return raw
+
+
+@pytest.mark.parametrize("last", ["nodes", "pods"])
+async def test_another_resource_is_known_once_nodes_and_pods_are_listed_anew(
+    kube: FakeKube, tmp_path: Path, last: str
+) -> None:
+    kube.put("pods", asking("before", amd="1"))
+    gate = asyncio.Event()
+
+    async def held_up(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith(last):
+            await gate.wait()
+        return await kube._list(request)
+
+    async with restarted(kube, tmp_path) as part:
+        await part.stop()
+        kube.faults["list"].extend([held_up, held_up])
+        part.start(NVIDIA, AMD)
+        await part.watching()
+        kube.put("pods", asking("waits", amd="1"))
+        kube.put("pods", asking("gone", amd="1"))
+        kube.put("pods", asking("both", nvidia="2", amd="1"))
+        kube.delete("pods", "ns/gone")
+        await eventually(lambda: "both" in part.sink.pods)
+        holder = asking("holder", amd="1")
+        holder["spec"]["nodeName"] = "n"
+        kube.put("pods", holder)
+        await eventually(lambda: "holder" in part.sink.pods)
+        shown, known = set(part.sink.pods), list(part.known)
+        assert dict(part.sink.pods["both"].resources) == {NVIDIA: 2}
+        gate.set()
+        await eventually(lambda: "waits" in part.sink.pods)
+
+        assert (shown, known) == ({"p", "both", "holder"}, [(NVIDIA,)])
+        assert part.known == [(NVIDIA,), (NVIDIA, AMD)]
+        await eventually(lambda: set(part.sink.pods) == {*shown, "before", "waits"})
+        assert dict(part.sink.pods["both"].resources) == {NVIDIA: 2, AMD: 1}
+
+
+async def test_a_resource_less_is_none_at_once(kube: FakeKube, tmp_path: Path) -> None:
+    async with restarted(kube, tmp_path) as part:
+        await part.stop()
+        part.start("nvidia.com/mig-*")
+
+        assert part.known == [("nvidia.com/mig-*",)]
+
+
+async def test_a_change_that_is_taken_back_half_way_leaves_nothing_of_it(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    kube.put("pods", asking("waits", amd="1"))
+
+    async with restarted(kube, tmp_path) as part:
+        await part.stop()
+        gate = asyncio.Event()
+
+        async def held_up(request: web.Request) -> web.StreamResponse:
+            await gate.wait()
+            return await kube._list(request)
+
+        kube.faults["list"].extend([held_up, held_up])
+        part.start(NVIDIA, AMD)
+        await part.watching()
+        await part.stop()
+        part.start(NVIDIA)
+        gate.set()
+        await eventually(lambda: not part.source._is_outdated)
+
+        assert part.known == [(NVIDIA,), (NVIDIA,)]
+        assert set(part.sink.pods) == {"p"}
 
 
 async def test_a_list_that_fails_after_a_change_is_tried_again_soon(
