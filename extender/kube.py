@@ -45,14 +45,21 @@ class KubeError(Exception):
     Attributes:
         status: the HTTP status, None where there was no answer.
         retry_after_seconds: how long the API server asks to wait, 0 where it does not say.
+        right: the right that is missing, as verb and resource; "" where none is.
     """
 
     def __init__(
-        self, message: str, *, status: int | None = None, retry_after_seconds: float = 0.0
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        retry_after_seconds: float = 0.0,
+        right: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
         self.retry_after_seconds = retry_after_seconds
+        self.right = right
 
     @property
     def is_gone(self) -> bool:
@@ -372,6 +379,7 @@ async def _check(response: aiohttp.ClientResponse, action: str) -> None:
         f"cannot {action}: status {status}: {message}{hint}",
         status=status,
         retry_after_seconds=float(wait) if wait.isdecimal() else 0.0,
+        right=action if status == HTTPStatus.FORBIDDEN else "",
     )
 
 

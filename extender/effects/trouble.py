@@ -25,13 +25,14 @@ class Trouble:
 
     def note(self, error: KubeError) -> None:
         """Take a failure; the API server's message names the verb, the resource and the cure."""
-        cause = str(error)
+        # A refusal names the object, too: of many objects it is one right all the same.
+        cause = error.right or str(error)
         if cause in self._causes:
             return
         self._causes[cause] = None
         if len(self._causes) > MAX_REMEMBERED:
             del self._causes[next(iter(self._causes))]
-        self._logger.warning(self._failed, extra={"cause": cause})
+        self._logger.warning(self._failed, extra={"cause": str(error)})
 
     def end(self) -> None:
         """Take a success."""

@@ -113,6 +113,7 @@ class FakeKube:
             "/apis/resource.k8s.io/v1/{resource:resourceclaims|resourceslices}", self._get_dra
         )
         app.router.add_route("*", "/apis/{path:.*}", self._write)
+        app.router.add_patch("/api/v1/nodes/{name}", self._write)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)

@@ -7,7 +7,9 @@ import pytest
 from extender.core.selection import read_selection
 from extender.effects.wakeup import LOOKED_AT, MAX_NEEDS
 from extender.kube import KubeClient
+from extender.settings.wake import WakeTarget
 from tests.extender.effects.waking import (
+    EAGER,
     IDLE_ONLY,
     Clock,
     Leading,
@@ -43,6 +45,25 @@ async def test_a_missing_right_is_logged_once_and_named(
     )
     assert (waking.counts.failed, waking.counts.wakes) == (5, 1)
     assert "waiting pods can be woken again" in caplog.messages
+
+
+async def test_a_missing_right_on_nodes_is_logged_once_whichever_node_is_refused(
+    kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = 'nodes "{}" is forbidden: User "us" cannot patch resource "nodes" in API group ""'
+    kube.faults["write"].extend(refusal(403, said.format(name)) for name in "yx")
+    waits(world)
+    clock = Clock()
+    waking = waker(client, world, EAGER.model_copy(update={"target": WakeTarget.NODE}), clock=clock)
+
+    for node in "yx":
+        turn_idle(world, node)
+        await waking.look()
+        clock.now += 60
+
+    assert waking.counts.failed == 2
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "RBAC must allow this identity to patch nodes" in warning.__dict__["cause"]
 
 
 async def test_the_right_to_create_is_named_where_that_one_is_missing(
