@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.registry import COMMANDS, module_of
@@ -42,6 +43,16 @@ class Commands(click.Group):
         """Write name and help of each, without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+    @override
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return what a word may become: subcommands with their whole line of help, options."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, text in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     @override
     def invoke(self, ctx: click.Context) -> Any:

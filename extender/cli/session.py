@@ -23,6 +23,9 @@ P = ParamSpec("P")
 WIDE: Final = 10_000
 """Columns where the output is no terminal: nothing is cut or folded for `grep` and `awk`."""
 
+FILE: Final = click.Path(readable=False)
+"""A file's name, for shells to complete; whoever opens it says what is wrong with it."""
+
 OUTPUTS: Final = ("table", "wide", "json", "yaml")
 
 
@@ -205,14 +208,14 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
                      metavar="NS/NAME:PORT", show_default=True,
                      help="The extender's Service, for the API server's proxy. [IDLEGPU_SERVICE]"),
         click.option("--kubeconfig", default="", envvar=variable("KUBECONFIG"), metavar="FILE",
-                     help="The way to the API server. [KUBECONFIG]"),
+                     type=FILE, help="The way to the API server. [KUBECONFIG]"),
         click.option("--context", default="", metavar="NAME", help="Which context of it."),
         click.option("--token", default="", envvar=variable("IDLEGPU_TOKEN"), metavar="TOKEN",
                      help="A token that the extender takes. [IDLEGPU_TOKEN]"),
         click.option("--token-file", default="", envvar=variable("IDLEGPU_TOKEN_FILE"),
-                     metavar="FILE", help="Where one stands. [IDLEGPU_TOKEN_FILE]"),
+                     metavar="FILE", type=FILE, help="Where one stands. [IDLEGPU_TOKEN_FILE]"),
         click.option("--ca-file", default="", envvar=variable("IDLEGPU_CA_FILE"), metavar="FILE",
-                     help="Who signs the certificate behind --url. [IDLEGPU_CA_FILE]"),
+                     type=FILE, help="Who signs the certificate behind --url. [IDLEGPU_CA_FILE]"),
         click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS",
                      type=Number(0.1, 3600), help="Limit for one answer."),
     )  # fmt: skip

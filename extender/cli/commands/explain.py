@@ -10,7 +10,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.cli.commands.explain_tables import render
 from extender.cli.manifests import read_pods
-from extender.cli.session import Session, connected
+from extender.cli.session import FILE, Session, connected
 from extender.cli.words import Whole
 from extender.remote.answers import Explanation
 from extender.remote.errors import ClientError, Failure
@@ -46,6 +46,7 @@ class DecisionName(click.ParamType[int | str]):
     "-f",
     "--filename",
     metavar="FILE",
+    type=FILE,
     help="Say what would happen to the pods of this manifest (- for standard input).",
 )
 @click.option("--number", "decisions", multiple=True, type=DecisionName(), metavar="N",

@@ -1,0 +1,62 @@
+"""Completion in a real bash, and what kubectl is told for its own."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from extender.cli.completing import main
+from extender.cli.registry import COMMANDS
+from tests.extender.cli.terminal import at_terminal
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        pytest.param(["no"], [f"nodes\t{COMMANDS['nodes']}", ":4"], id="subcommand"),
+        pytest.param(["nodes", "-o", "j"], ["json", ":4"], id="value"),
+        pytest.param(["nodes", "--output=j"], ["json", ":4"], id="value-after-equals-sign"),
+        pytest.param(["nodes", "--outp"], ["--output\tHow to show it.", ":4"], id="option"),
+        pytest.param(["gpus", ""], [":4"], id="nothing-known"),
+        pytest.param(["explain", "-f", ""], [":0"], id="files"),
+    ],
+)
+def test_kubectl_is_told_what_a_word_may_become(
+    typed: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(typed)
+
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_kubectl_is_told_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    main([""])
+
+    *lines, _ = capsys.readouterr().out.splitlines()
+    assert lines == [f"{name}\t{text}" for name, text in COMMANDS.items()]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_the_script_completes_in_a_real_bash(tmp_path: Path) -> None:
+    script = tmp_path / "idlegpu"
+    python = shlex.quote(sys.executable)
+    script.write_text(f'#!/bin/sh\nexec {python} -m extender.cli "$@"\n')
+    script.chmod(0o755)
+    environment = {
+        "PATH": os.pathsep.join([str(tmp_path), os.environ["PATH"]]),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "PS1": "$ ",
+        "HISTFILE": "",
+    }
+    bash = ("/usr/bin/env", "bash", "--norc", "--noprofile", "-i")
+    with at_terminal(*bash, environment=environment) as terminal:
+        terminal.press('bind "set enable-bracketed-paste off"; eval "$(idlegpu completion bash)"\n')
+        terminal.press("echo rea''dy\n")
+        terminal.read_until("ready")
+        since = len(terminal.raw)
+        terminal.press("idlegpu hol\t--idle-f\t90 -o y\t")
+
+        terminal.read_until("idlegpu holders --idle-for 90 -o yaml", since=since)
