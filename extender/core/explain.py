@@ -25,10 +25,12 @@ class Told:
     Attributes:
         source: its name.
         age_seconds: how long before the decision it was measured.
+        signal: which of several it was that counted, by name; "" where there is only one.
     """
 
     source: str
     age_seconds: float
+    signal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,12 @@ class DeviceVerdict:
         source: who measured its activity, "" where nobody did.
         age_seconds: how long ago that was, None likewise.
         health: what speaks against its health and what that means, "" where nothing does.
-        signals: who told activity ("utilization"), "memory", and, where something speaks against
-            its health and a reading shows it, "health".
+        temperature_celsius: None where unknown.
+        memory_temperature_celsius: likewise.
+        throttling: why its clocks are held back, "" where they are not, None where unknown.
+        signals: who told activity ("utilization", with the signal that said most last), "memory",
+            "temperature", "throttling", and, where something speaks against its health and a
+            reading shows it, "health".
     """
 
     row: int
@@ -70,6 +76,9 @@ class DeviceVerdict:
     source: str = ""
     age_seconds: float | None = None
     health: str = ""
+    temperature_celsius: float | None = None
+    memory_temperature_celsius: float | None = None
+    throttling: str | None = None
     signals: Mapping[str, Told] = field(default_factory=dict)
 
 

@@ -28,6 +28,9 @@ OTHER_ACTIVITY = (
 )
 """Other evidence of it."""
 
+MEASURED = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
+"""All of it; of those that say the same, the first is told to people."""
+
 _CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart that noise is no disagreement
 
 BOARD_POWER_WATTS: Mapping[str, float] = {
@@ -87,6 +90,27 @@ def activity(columns: Mapping[Signal, Column], board_watts: Column) -> tuple[Col
     busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
     disagree = (primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY)
     return within(busiest, 0.0, 1.0), disagree
+
+
+def busiest_signal(reading: Mapping[Signal, float]) -> Signal | None:
+    """Return which signal tells a device's activity, as `activity` has it; None where none does.
+
+    Args:
+        reading: what was read of it, without what is missing; the power limit is known, or the
+            model's.
+
+    Example:
+        >>> busiest_signal({Signal.GPU_UTILIZATION: 0.01, Signal.SM_ACTIVE: 0.3})
+        <Signal.SM_ACTIVE: 'sm_active_ratio'>
+    """
+    told = {signal: reading[signal] for signal in MEASURED[:-1] if signal in reading}
+    if not told:
+        return None
+    limit = reading.get(Signal.POWER_LIMIT, 0.0)
+    if limit > 0 and Signal.POWER in reading:
+        rest = limit * IDLE_POWER_SHARE
+        told[Signal.POWER] = min((reading[Signal.POWER] - rest) / (limit - rest), 1.0)
+    return max(told, key=told.__getitem__)
 
 
 def memory(columns: Mapping[Signal, Column], label_total: Column) -> tuple[Column, Column, Column]:

@@ -86,11 +86,21 @@ def stress_in_words(reading: Mapping[str, float], health: Health) -> str:
     return ", ".join(_causes(reading, health))
 
 
+def throttling_in_words(mask: float) -> str:
+    """Return what of a card's clock event reasons costs it, "" where none does.
+
+    Example:
+        >>> throttling_in_words(0x44), throttling_in_words(0x04)
+        ('hardware thermal slowdown', '')
+    """
+    bits = int(mask) & (HARD_SLOWDOWN | _SW_THERMAL) if mask < _MASK_LIMIT else 0
+    return ", ".join(text for bit, text in SLOWDOWN_WORDS.items() if bits & bit)
+
+
 def _causes(reading: Mapping[str, float], health: Health) -> Iterator[str]:
-    reasons = reading.get(Signal.CLOCK_EVENT_REASONS, 0.0)
-    if reasons < _MASK_LIMIT:
-        bits = int(reasons) & (HARD_SLOWDOWN | _SW_THERMAL)
-        yield from (text for bit, text in SLOWDOWN_WORDS.items() if bits & bit)
+    throttling = throttling_in_words(reading.get(Signal.CLOCK_EVENT_REASONS, 0.0))
+    if throttling:
+        yield throttling
     celsius = reading.get(Signal.TEMPERATURE, 0.0)
     slowdown = reading.get(Signal.TEMPERATURE_SLOWDOWN, 0.0)
     if slowdown > SLOWDOWN_RAMP_CELSIUS:

@@ -12,8 +12,9 @@ from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.intake import Intake, without
-from extender.fleet.latest import ALL, FILLING, Word
+from extender.fleet.latest import ALL
 from extender.fleet.registry import Applied, DeviceRegistry, Placed
+from extender.fleet.shown import Shown, shown_of
 
 _PIECE = 1024
 """Devices whose past is taken over before others may have their turn."""
@@ -104,8 +105,7 @@ class DeviceStore:
 
     def is_shown_whole(self, rows: Sequence[int]) -> bool:
         """Tell whether the latest answer about some devices was about all of them."""
-        seen_at = self._float["seen_at"][list(rows)].tolist()
-        return len(set(seen_at)) <= 1
+        return len(set(self._float["seen_at"][list(rows)].tolist())) <= 1
 
     def replaced(self, rows: Sequence[int], count: int) -> list[int]:
         """Return which devices others have taken the place of: a card was swapped.
@@ -178,9 +178,9 @@ class DeviceStore:
         told = self._latest.activity_of(row)
         return None if told is None else (self._intake.sources[told[0]], told[1])
 
-    def memory_word(self, rows: Rows) -> Word:
-        """Keep who tells of devices' memory, and when it was measured."""
-        return self._latest.word(FILLING, rows, self._intake.sources)
+    def keep_shown(self, rows: Rows) -> Shown:
+        """Keep what is told of devices by now, and who told it."""
+        return shown_of(self._columns, rows, self._intake.sources)
 
     def disagreements(self, source: str) -> int:
         """Return of how many devices that a source leads with its own signals disagree."""

@@ -352,6 +352,7 @@ def _device_view(device: DeviceVerdict) -> Json:
         "source": device.source or "none",
         "signals": {
             name: {"source": told.source, "age_seconds": told.age_seconds}
+            | ({"signal": told.signal} if told.signal else {})
             for name, told in device.signals.items()
         },
     }

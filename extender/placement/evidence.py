@@ -8,10 +8,12 @@ import numpy as np
 
 from extender.core.causes import shown_by
 from extender.core.explain import DeviceVerdict, Evidence, NodeVerdict, Told, explain, part_of
-from extender.core.readings import Column, DeviceInfo
+from extender.core.readings import Column, DeviceInfo, Signal
+from extender.core.signals import busiest_signal
 from extender.core.snapshot import Rows
 from extender.core.steps import Steps, finish
-from extender.fleet.latest import Word
+from extender.core.stress import throttling_in_words
+from extender.fleet.shown import Shown
 from extender.fleet.store import DeviceStore
 
 PIECE_NODES: Final = 16
@@ -28,7 +30,7 @@ class PlacedEvidence:
         sources: per device, who measured its activity.
         age_seconds: per device, how long before the decision; NaN where nobody did.
         at: when that was so, seconds since the epoch.
-        memory: per device, who measured its memory, and when.
+        shown: what else was told of each device, by whom, and when.
         health: by the device's place, who told what speaks against its health, and when it was
             measured; of those that something does, and that a reading shows.
         is_late: it is from the binding: what the decision was made from was not there any more.
@@ -39,7 +41,7 @@ class PlacedEvidence:
     sources: tuple[str, ...]
     age_seconds: Column
     at: float
-    memory: Word
+    shown: Shown
     health: Mapping[int, tuple[str, float]]
     is_late: bool = False
 
@@ -72,6 +74,8 @@ class PlacedEvidence:
         info, age = self.infos[at], float(self.age_seconds[at])
         if info is None or not info.uuid:
             return device
+        reading = self.shown.reading(at)
+        reasons = reading.get(Signal.CLOCK_EVENT_REASONS)
         return replace(
             device,
             index=info.index,
@@ -79,14 +83,18 @@ class PlacedEvidence:
             gpu_instance_id=info.gpu_instance_id,
             source=self.sources[at],
             age_seconds=None if np.isnan(age) else age,
-            signals=self._signals(at),
+            temperature_celsius=reading.get(Signal.TEMPERATURE),
+            memory_temperature_celsius=reading.get(Signal.MEMORY_TEMPERATURE),
+            throttling=None if reasons is None else throttling_in_words(reasons),
+            signals=self._signals(at, busiest_signal(reading)),
         )
 
-    def _signals(self, at: int) -> dict[str, Told]:
+    def _signals(self, at: int, busiest: Signal | None) -> dict[str, Told]:
         """Return who told what of a device, as far as anybody did."""
         age = float(self.age_seconds[at])
-        told = {} if np.isnan(age) else {"utilization": Told(self.sources[at], age)}
-        for name, word in (("memory", self.memory.of(at)), ("health", self.health.get(at))):
+        of_activity = Told(self.sources[at], age, "" if busiest is None else busiest.value)
+        told = {} if np.isnan(age) else {"utilization": of_activity}
+        for name, word in {**self.shown.told(at), "health": self.health.get(at)}.items():
             if word is not None:
                 told[name] = Told(word[0], max(self.at - word[1], 0.0))
         return told
@@ -109,7 +117,7 @@ def place_evidence(evidence: Evidence, store: DeviceStore, now: float) -> Placed
         sources=sources,
         age_seconds=np.maximum(now - measured_at, 0.0),
         at=now,
-        memory=store.memory_word(rows),
+        shown=store.keep_shown(rows),
         health=_of_health(evidence, rows, evidence.batch.telemetry.cause[present], store),
     )
 

@@ -23,10 +23,11 @@ class ResourceCounts(Answer):
 
 
 class Told(Answer):
-    """Who told something, and how old that is."""
+    """Who told something, how old that is, and by which of several signals where that is said."""
 
     source: str
     age_seconds: float
+    signal: str = ""
 
 
 class Gpu(Answer):
@@ -121,6 +122,9 @@ class Device(Answer):
     source: str = "none"
     age_seconds: float | None = None
     health: str = ""
+    temperature_celsius: float | None = None
+    memory_temperature_celsius: float | None = None
+    throttling: str | None = None
     signals: dict[str, Told] = {}
 
 

@@ -19,8 +19,18 @@ from extender.remote.answers import (
 )
 
 COLUMNS = [">#", "NODE", ">SCORE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
-DEVICE_COLUMNS = [">GPU", "STATE", ">ACTIVITY", ">MEMORY", ">FREE GiB", "LANDS", ">ASSUMED",
-                  "TOLD BY, HOW LONG BEFORE", "HEALTH"]  # fmt: skip
+DEVICE_COLUMNS = [">GPU", "STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "LANDS",
+                  ">ASSUMED", "TOLD BY, AGE", "HEALTH"]  # fmt: skip
+SIGNALS = {
+    "graphics_active_ratio": "graphics",
+    "gpu_utilization_ratio": "GPU util",
+    "sm_active_ratio": "SM",
+    "tensor_active_ratio": "tensor",
+    "dram_active_ratio": "DRAM",
+    "memory_copy_utilization_ratio": "mem copy",
+    "power_watts": "power",
+}
+"""What told the activity of a device, as people call it."""
 PART_COLUMNS = ["PART OF THE SCORE", ">VALUE", ">AT MOST", ">ADDS"]
 MOST_NAMES = 4
 NOT_KNOWN = "and no decision about it is remembered: it was not asked for, or is too long ago"
@@ -218,22 +228,26 @@ def _detail(verdict: Verdict) -> Iterable[RenderableType]:
 def _device(device: Device) -> list[Cell]:
     index = "?" if device.index is None else str(device.index)
     instance = f"/{device.gpu_instance_id}" if device.gpu_instance_id else ""
+    celsius, activity = device.temperature_celsius, device.signals.get("utilization")
+    throttled = f"throttled: {device.throttling}" if device.throttling else ""
     return [
         index + instance,
         word(device.state),
         words.percent(device.utilization_ratio),
+        SIGNALS.get(activity.signal, words.NOTHING) if activity else words.NOTHING,
         words.percent(device.memory_used_ratio),
         # A held GPU's memory comes free with its holder: no room of today.
         words.gib(device.free_bytes) if device.can_land else words.NOTHING,
+        words.UNKNOWN if celsius is None else f"{celsius:.0f}",
         word("yes" if device.can_land else "no"),
         str(device.assumed),
         told_by(device),
-        device.health or words.NOTHING,
+        "; ".join(filter(None, (device.health, throttled))) or words.NOTHING,
     ]
 
 
 def told_by(device: Device) -> str:
-    """Return who told activity, memory and health of a device, and how old that was."""
+    """Return who told each signal of a device, and how old that was."""
     told = {
         name: f"{one.source} {words.span(one.age_seconds)}" for name, one in device.signals.items()
     }

@@ -81,7 +81,8 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
     device = answer["nodes"][0]["devices"][0]
     assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
     told = {"source": "prometheus", "age_seconds": 0}
-    assert device["signals"] == {"utilization": told, "memory": told}
+    of_activity = {**told, "signal": "gpu_utilization_ratio"}
+    assert device["signals"] == {"utilization": of_activity, "memory": told}
     assert answer["rejected"] == [
         {"count": 1, "reason": "node(s) had too few working GPUs", "nodes": ["dead"]}
     ]

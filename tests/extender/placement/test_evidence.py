@@ -36,10 +36,59 @@ def test_activity_and_memory_each_name_who_told_them_and_when(world: World) -> N
     (first, _) = devices(decide(world))
 
     assert first.signals == {
-        "utilization": Told("agent", 2.0),
+        "utilization": Told("agent", 2.0, "graphics_active_ratio"),
         "memory": Told("prometheus", 40.0),
     }
     assert (first.source, first.age_seconds) == ("agent", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "signal"),
+    [
+        pytest.param({}, "graphics_active_ratio", id="the-first-of-those-that-say-the-same"),
+        pytest.param({"SM_ACTIVE": 0.3}, "sm_active_ratio", id="the-busiest"),
+        pytest.param(
+            {"SM_ACTIVE": 0.3, "POWER": 560.0, "POWER_LIMIT": 700.0}, "power_watts", id="power"
+        ),
+        pytest.param({"POWER": 560.0, "POWER_LIMIT": NAN}, "graphics_active_ratio", id="no-limit"),
+    ],
+)
+def test_the_signal_that_counted_as_activity_is_named(
+    world: World, told: dict[str, float], signal: str
+) -> None:
+    world.read(**told)
+
+    (first, _) = devices(decide(world))
+
+    assert first.signals["utilization"] == Told("prometheus", 0.0, signal)
+    counted = {"POWER": (560.0 - 210.0) / 490.0}.get(
+        Signal(signal).name, told.get(Signal(signal).name, 0.0)
+    )
+    assert first.utilization_ratio == pytest.approx(counted)
+
+
+def test_heat_and_throttling_are_told_with_source_and_age(world: World) -> None:
+    world.read(
+        measured_at=world.clock.now - 5.0,
+        TEMPERATURE=71.0,
+        MEMORY_TEMPERATURE=80.0,
+        CLOCK_EVENT_REASONS=float(0x44),
+    )
+
+    (first, _) = devices(decide(world))
+
+    assert (first.temperature_celsius, first.memory_temperature_celsius) == (71.0, 80.0)
+    assert first.throttling == "hardware thermal slowdown"
+    assert first.signals["temperature"] == first.signals["throttling"] == Told("prometheus", 5.0)
+
+
+def test_heat_that_nobody_tells_is_unknown(world: World) -> None:
+    world.read()
+
+    (first, _) = devices(decide(world))
+
+    assert (first.temperature_celsius, first.throttling) == (None, None)
+    assert "temperature" not in first.signals
 
 
 def test_what_speaks_against_a_devices_health_names_who_told_it_and_when(world: World) -> None:

@@ -9,6 +9,7 @@ from extender.core.explain import gather
 from extender.core.policy import Policy
 from extender.core.steps import finish
 from extender.fleet.latest import Word
+from extender.fleet.shown import Shown
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import (
     EXPLAINABLE,
@@ -20,6 +21,8 @@ from extender.placement.history import (
 )
 from tests.builders import GPU, NOW, ask, decide_on, node, pod_ref, request, snapshot_of
 
+NOBODY = Word(times=(), origins=(), names=())
+
 
 def evidence(name: str) -> PlacedEvidence:
     snapshot = snapshot_of({name: node()})
@@ -30,7 +33,14 @@ def evidence(name: str) -> PlacedEvidence:
         sources=("",),
         age_seconds=np.array([np.nan]),
         at=NOW,
-        memory=Word(times=(), origins=(), names=()),
+        shown=Shown(
+            signals=(),
+            values=np.zeros((0, 1), dtype=np.float32),
+            limit_watts=np.full(1, np.nan, dtype=np.float32),
+            memory=NOBODY,
+            heat=NOBODY,
+            clocks=NOBODY,
+        ),
         health={},
     )
 
