@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Final
 from urllib.parse import urlencode
@@ -10,7 +11,7 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from extender.core.inventory import PodRecord
-from extender.core.request import PodRef
+from extender.core.request import GpuRequest, PodRef
 from extender.core.steps import let_go
 from extender.core.untyped import mapping_of, text_of
 from extender.fleet.fleet import Fleet
@@ -53,7 +54,7 @@ from extender.observe.seen import (
     sees,
     write_json_in_full,
 )
-from extender.observe.views import Json, decision_view
+from extender.observe.views import Json, decision_view, verdict_view
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.stepping import in_turns
@@ -368,9 +369,14 @@ class Explain:
             "nodes": nodes,
             "others": others,
             "others_left": left,
-            "rejected": rejected_nodes(asked),
-            "asked_node": asked_node(wish, asked, names, self._fleet.nodes),
+            "rejected": rejected_nodes(asked, wish.names),
+            "asked_node": asked_node(
+                wish, asked, names, self._fleet.nodes, now=partial(self._now, decided.request)
+            ),
         }
+
+    def _now(self, request: GpuRequest, node: str) -> list[Json]:
+        return [verdict_view(verdict) for verdict in self._placer.explain_nodes(request, [node])]
 
     def _brief(self, record: DecisionRecord) -> Json:
         return named(self._replicas, record) | decision_view(record, brief=True)

@@ -1,6 +1,6 @@
 """What a decision keeps of one node that somebody asks for, and why that is not more."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -14,6 +14,8 @@ from extender.observe.parameters import read_number
 from extender.observe.views import Json
 
 DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
+FEW_NAMES: Final = 20
+"""Of nodes that were refused for the same reason, where nobody asks for more."""
 
 SAME: Final = 1e-6
 """Scores that differ by less are remembered as equal: they keep seven digits."""
@@ -53,6 +55,11 @@ class Wish:
         return cls(limit, query.get("node", ""))
 
     @property
+    def names(self) -> int:
+        """So many names of the nodes that were refused are told, for each reason."""
+        return self.limit if self.limit > DEFAULT_OTHERS else FEW_NAMES
+
+    @property
     def query(self) -> dict[str, str]:
         """As parameters; without a node none that an older replica would refuse."""
         return {"limit": str(self.limit)} | ({"node": self.node} if self.node else {})
@@ -76,6 +83,7 @@ def asked_node(
     in_full: Iterable[str],
     nodes: Container[str],
     closed_by: str = "",
+    now: Callable[[str], list[Json]] = lambda _: [],
 ) -> Json | None:
     """Return what a decision says of the node that is asked about, None where none is.
 
@@ -85,6 +93,7 @@ def asked_node(
         in_full: nodes that are kept in full.
         nodes: those that there are now.
         closed_by: why kube-scheduler would not ask about it, "" where that is not known.
+        now: returns what a node is worth to the pod by now, for one that is not kept in full.
     """
     name, is_known = wish.node, wish.node in nodes
     if not name:
@@ -104,11 +113,14 @@ def asked_node(
         score=score,
         rejection=rejection or None,
     )
-    return in_short_or_full(told, set(in_full), decision.feasible)
+    known = set(in_full)
+    if name not in known and is_known:
+        told = msgspec.structs.replace(told, now=now(name))
+    return in_short_or_full(told, known, decision.feasible)
 
 
 class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of the node that is asked about, as it is written."""
+    """What is said of the node that is asked about, as it is written; `now` is recomputed."""
 
     node: str
     kept: Kept
@@ -116,6 +128,7 @@ class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None = None
     rejection: str | None = None
     why: str | None = None
+    now: list[Json] = []
 
 
 def in_short_or_full(told: NodeTold, in_full: Container[str], feasible: int) -> Json:
@@ -129,7 +142,7 @@ def in_short_or_full(told: NodeTold, in_full: Container[str], feasible: int) -> 
     if told.kept not in {Kept.IN_FULL, Kept.IN_SHORT}:
         return _view(told)
     if told.node in in_full:
-        return _view(msgspec.structs.replace(told, kept=Kept.IN_FULL, why=None))
+        return _view(msgspec.structs.replace(told, kept=Kept.IN_FULL, why=None, now=[]))
     short = f"it was refused: {told.rejection}"
     if told.rank is not None:
         short = f"it passed, in place {told.rank} of {feasible} with score {told.score or 0.0:.3f}"
@@ -149,4 +162,5 @@ def _view(told: NodeTold) -> Json:
         "score": None if told.score is None else round(told.score, 7),
         "rejection": told.rejection,
         "why": told.why,
+        "now": told.now,
     }

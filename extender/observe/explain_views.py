@@ -14,9 +14,6 @@ from extender.observe.explain_node import SAME
 from extender.observe.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view
 from extender.placement.history import DecisionRecord
 
-NAMES_SHOWN = 20
-"""Names of nodes that were refused for the same reason."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
@@ -182,23 +179,23 @@ def short_nodes(
     return shown, count - len(shown)
 
 
-def rejected_nodes(decision: Decision) -> list[Json]:
-    """Return the nodes that were refused, by reason, the commonest first; some of their names."""
+def rejected_nodes(decision: Decision, most: int) -> list[Json]:
+    """Return the nodes that were refused, by reason, the commonest first; so many names of each."""
     groups: list[Json] = []
     counts = np.bincount(decision.codes, minlength=len(Code)).tolist()
     for code in Code:
         if not code.text or not counts[code]:
             continue
-        rows = np.flatnonzero(decision.codes == code)[:NAMES_SHOWN].tolist()
+        rows = np.flatnonzero(decision.codes == code)[:most].tolist()
         names = [decision.candidates[at] for at in rows]
         groups.append({"count": counts[code], "reason": code.text, "nodes": names})
     return sorted(groups, key=_count)
 
 
-def closed_nodes(closed: "dict[str, list[str]]") -> list[Json]:
+def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[Json]:
     """Return the nodes that kube-scheduler would not ask about, likewise."""
     groups: list[Json] = [
-        {"count": len(names), "reason": reason, "nodes": names[:NAMES_SHOWN]}
+        {"count": len(names), "reason": reason, "nodes": names[:most]}
         for reason, names in closed.items()
     ]
     return sorted(groups, key=_count)

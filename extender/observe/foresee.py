@@ -125,8 +125,8 @@ class Foresight:
             "nodes": told,
             "others": others,
             "others_left": left,
-            "rejected": rejected_nodes(decision),
-            "closed": closed_nodes(closed),
+            "rejected": rejected_nodes(decision, wish.names),
+            "closed": closed_nodes(closed, wish.names),
             "not_checked": list(asked.not_checked),
             "asked_node": asked_node(wish, decision, names, self._fleet.nodes, shut),
         }

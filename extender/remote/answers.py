@@ -285,7 +285,10 @@ class Kept(Answer):
 
 
 class AskedNode(Answer):
-    """What a decision says of one node; `why` tells why that is not more."""
+    """What a decision says of one node; `why` tells why that is not more.
+
+    `now`: what the node is worth to the pod by now, recomputed, where it is not kept in full.
+    """
 
     node: str
     kept: str
@@ -293,6 +296,7 @@ class AskedNode(Answer):
     score: float | None
     rejection: str | None
     why: str | None
+    now: list[Verdict] = []
 
 
 class Problem(Answer):

@@ -15,6 +15,10 @@ from extender.cli.words import Whole
 from extender.remote.answers import Explanation
 from extender.remote.errors import ClientError, Failure
 
+FEW: Final = 10
+EVERY: Final = 10_000
+"""As many as the extender tells."""
+
 _DECISION: Final = re.compile(r"(\w[\w.]*-)?[1-9][0-9]{0,8}", re.ASCII)
 
 
@@ -54,8 +58,8 @@ class DecisionName(click.ParamType[int | str]):
               "the number; may be said again.")  # fmt: skip
 @click.option("--node", metavar="NAME",
               help="Show this node in detail, or what is kept of it.")  # fmt: skip
-@click.option("--limit", default=10, show_default=True, type=Whole(0, 10_000),
-              help="How many nodes to list.")  # fmt: skip
+@click.option("--limit", type=Whole(0, EVERY), help="How many nodes to list; unless set, 10 in the "
+              "table, and every candidate in the wide one and for programs.")  # fmt: skip
 def command(
     session: Session,
     *,
@@ -63,7 +67,7 @@ def command(
     filename: str | None,
     decisions: tuple[int | str, ...],
     node: str | None,
-    limit: int,
+    limit: int | None,
 ) -> None:
     """Why each POD (namespace/name, name or UID) went where it went, or what it waits for.
 
@@ -75,6 +79,8 @@ def command(
     if sum(map(bool, (pods, filename, decisions))) != 1:
         raise click.UsageError("name one of: POD..., --filename FILE, --number N")
     client = session.client
+    if limit is None:
+        limit = FEW if session.output == "table" else EVERY
     asked: list[Callable[[], Explanation]] = [
         *(partial(client.explain, pod, limit=limit, node=node) for pod in pods),
         *(partial(client.explain, number=one, limit=limit, node=node) for one in decisions),

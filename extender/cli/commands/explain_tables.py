@@ -33,6 +33,7 @@ SIGNALS = {
 """What told the activity of a device, as people call it."""
 PART_COLUMNS = ["PART OF THE SCORE", ">VALUE", ">AT MOST", ">ADDS"]
 MOST_NAMES = 4
+RECOMPUTED = "recomputed from the readings of now, which the decision was not made from:"
 NOT_KNOWN = "and no decision about it is remembered: it was not asked for, or is too long ago"
 
 
@@ -44,18 +45,22 @@ def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) 
         node: the node to show in detail, or of which to say why that cannot be; None for the one
             bound to, else our first choice.
         limit: so many nodes are listed.
-        is_wide: every node that is kept in full is shown in detail.
+        is_wide: every node that is kept in full is shown in detail, and those that were refused are
+            listed one by one.
     """
     parts: list[RenderableType | None] = [*_head(answer)]
     listed = answer.nodes[:limit]
-    if listed or answer.others:
-        parts += [Text(""), _nodes(answer, limit), _left(answer, limit)]
+    refused = [*_refused(answer)] if is_wide else []
+    if listed or answer.others or refused:
+        parts += [Text(""), _nodes(answer, limit, refused), _left(answer, limit)]
     parts += [*_reasons("refused by idlegpu", answer.rejected)]
     parts += [*_reasons("not asked about", answer.closed)]
     for verdict in _detailed(answer, node, is_wide=is_wide):
         parts += [Text(""), *_detail(verdict)]
     if node is not None and (why := _why_no_detail(answer, node)):
         parts += [Text(""), line(why, "yellow")]
+        for verdict in answer.asked_node.now if answer.asked_node else ():
+            parts += [Text(""), line(RECOMPUTED, "yellow"), *_detail(verdict)]
     if answer.not_checked:
         parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
     if answer.kept is not None and answer.kept.in_short:
@@ -134,7 +139,14 @@ def _waiting(pod: Waiting) -> Iterable[RenderableType]:
         yield line(f"  what would help: {hint}", "cyan")
 
 
-def _nodes(answer: Explanation, limit: int) -> RenderableType:
+def _refused(answer: Explanation) -> Iterable[tuple[str, str]]:
+    """Yield the nodes that were refused and are not kept in full, with the reason."""
+    in_full = {verdict.node for verdict in answer.nodes}
+    for one in answer.rejected:
+        yield from ((node, one.reason) for node in one.nodes if node not in in_full)
+
+
+def _nodes(answer: Explanation, limit: int, refused: Iterable[tuple[str, str]]) -> RenderableType:
     columns = [*COLUMNS, "WHY NOT FIRST"]
     rows: list[list[Cell]] = []
     for verdict in answer.nodes[:limit]:
@@ -145,6 +157,8 @@ def _nodes(answer: Explanation, limit: int) -> RenderableType:
     for other in answer.others[: max(limit - len(rows), 0)]:
         blanks = [words.NOTHING] * (len(COLUMNS) - 3)
         rows.append([words.NOTHING, other.node, f"{other.score:.3f}", *blanks, "kept in short"])
+    blanks = [words.NOTHING] * (len(COLUMNS) - 2)
+    rows += ([words.NOTHING, node, *blanks, f"refused: {why}"] for node, why in refused)
     return sheet(columns, rows)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from extender.client import Client, ClientError
 from extender.observe.replicas import ALONE
 from tests.extender.cli.serving import Run, ask, runner, serving
 from tests.extender.observe.others import FAR, Far, Replica
+from tests.extender.observe.whys import WhyWorld
+from tests.extender.served import IDLE, Gpu
 
 PODS = ("a", "b", "c")
 
@@ -126,3 +129,49 @@ def test_the_wide_list_of_decisions_has_their_ids() -> None:
 
     assert header.split()[-1] == "ID"
     assert heads(shown.stdout) == ["team/c", "team/a"]
+
+
+def many_nodes() -> WhyWorld:
+    """Return a fleet where a pod was decided about: more nodes of each kind than the table has."""
+    world = WhyWorld()
+    world.add({f"idle-{number:02}": [IDLE] for number in range(15)})
+    world.add({f"dead-{number:02}": [Gpu(xid=79.0)] for number in range(25)})
+    world.placer.detailed = 2
+    asyncio.run(ask(world, "filter", *sorted(world.fleet.nodes), name="p"))
+    return world
+
+
+def test_programs_are_told_every_candidate_with_its_verdict() -> None:
+    with serving(many_nodes().build_app()) as url:
+        told = json.loads(runner(url)("explain", "p", "-o", "json").stdout)
+        few = json.loads(runner(url)("explain", "p", "-o", "json", "--limit", "3").stdout)
+
+    scored = {one["node"]: one["score"] for one in (*told["nodes"], *told["others"])}
+    (refused,) = told["rejected"]
+    assert sorted(scored) == [f"idle-{number:02}" for number in range(15)]
+    assert all(scored.values())
+    assert sorted(refused["nodes"]) == [f"dead-{number:02}" for number in range(25)]
+    assert (len(few["others"]), len(few["rejected"][0]["nodes"])) == (3, 20)
+
+
+def test_the_wide_table_lists_every_candidate() -> None:
+    with serving(many_nodes().build_app()) as url:
+        wide, narrow = (runner(url)("explain", "p", "-o", o).stdout for o in ("wide", "table"))
+
+    rows = re.findall(r"^ *[-0-9]+ +((?:idle|dead)-\d\d) ", wide, re.MULTILINE)
+    assert sorted(rows) == sorted(many_nodes().fleet.nodes)
+    assert wide.count("refused: node(s) had too few working GPUs") == 25
+    assert "and 5 more (--limit)" in narrow
+    assert "refused: " not in narrow
+
+
+def test_a_node_that_is_not_kept_in_full_is_recomputed_and_called_so() -> None:
+    with serving(many_nodes().build_app()) as url:
+        short = runner(url)("explain", "p", "--node", "dead-07").stdout
+        full = runner(url)("explain", "p", "--node", "idle-00").stdout
+
+    head, _, detail = short.partition("recomputed from the readings of now")
+    assert "dead-07: it was refused: node(s) had too few working GPUs" in head
+    assert "dead-07, nvidia.com/gpu: 0 idle of " in detail
+    assert "XID 79" in detail
+    assert "recomputed" not in full
