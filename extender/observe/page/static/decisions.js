@@ -1,7 +1,8 @@
 // Decisions as they are made; why the runner-up lost is asked for as a row comes into sight.
 
 import { AnswerError, ask } from "./feed.js";
-import { clean, clock, count, duration, h, percent, plural, show } from "./dom.js";
+import { clean, clock, count, h, percent, plural, show } from "./dom.js";
+import { toldBy } from "./signals.js";
 import { go, state } from "./url.js";
 
 const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40, AGAIN_MS = 5000;
@@ -297,7 +298,9 @@ function explained(told) {
       h("p", { class: "muted" }, `${node.idle} idle of ${node.landing} it could land on; needs ${node.needed}. ${node.model}`),
       node.parts?.length ? h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(2)}`), h("td", { class: "num" }, `+${part.adds.toFixed(3)}`))),
         node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`))))) : null,
-      h("ul", { class: "plain-list" }, (node.devices ?? []).map((device) => h("li", { class: device.can_land ? null : "muted" }, `GPU ${device.index ?? "?"}: ${device.state}, ${percent(device.utilization_ratio)} busy, ${percent(device.memory_used_ratio)} of memory${device.can_land ? "" : ", not for this pod"}${device.assumed ? `, ${device.assumed} assumed` : ""}${device.age_seconds === null ? "" : `, ${duration(device.age_seconds)} old`}`))))),
+      h("ul", { class: "plain-list" }, (node.devices ?? []).map((device) => h("li", { class: device.can_land ? null : "muted" }, `GPU ${device.index ?? "?"}${device.gpu_instance_id ? `/${clean(device.gpu_instance_id)}` : ""}: ${device.state}, ${percent(device.utilization_ratio)} busy, ${percent(device.memory_used_ratio)} of memory${device.can_land ? "" : ", not for this pod"}${device.assumed ? `, ${device.assumed} assumed` : ""}`,
+        device.health ? h("div", { class: "trouble" }, device.health) : null,
+        toldBy(device).map((text) => h("div", { class: "told" }, text))))))),
     told.rejected?.length ? h("section", {}, h("h4", {}, "Refused"), reasons(told.rejected)) : null,
     told.kept?.note ? h("p", { class: "muted" }, told.kept.note) : null,
   ];

@@ -5,25 +5,12 @@ import { FULL, KINDS, kindOf } from "./fleet.js";
 import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
+import { inUnit, nameOfSignal } from "./signals.js";
 import { bytes, clean, count, duration, h, percent, plural, renew } from "./dom.js";
 import { go, state } from "./url.js";
 
 const AGAIN_MS = 5000, PAST_MS = 60000;
 const PAUSE_MS = 1500;
-const SIGNAL_NAMES = {
-  gpu_utilization_ratio: "GPU utilization", graphics_active_ratio: "graphics engine", sm_active_ratio: "SMs",
-  tensor_active_ratio: "tensor cores", dram_active_ratio: "memory traffic", memory_copy_utilization_ratio: "memory copy",
-  memory_used_bytes: "memory in use", memory_free_bytes: "memory free", power_watts: "power", power_limit_watts: "power limit",
-  temperature_celsius: "temperature", memory_temperature_celsius: "memory temperature",
-};
-
-function inUnit(signal, value) {
-  if (signal.endsWith("_ratio")) return percent(value);
-  if (signal.endsWith("_bytes")) return bytes(value);
-  if (signal.endsWith("_watts")) return `${Math.round(value)} W`;
-  if (signal.endsWith("_celsius")) return `${Math.round(value)} °C`;
-  return String(value);
-}
 
 export class Detail {
   constructor(box, fleet, view) {
@@ -146,7 +133,7 @@ export class Detail {
         fact("Resource", gpu.resource), gpu.uuid ? fact("UUID", gpu.gpu_instance_id ? `${gpu.uuid}, instance ${gpu.gpu_instance_id}` : gpu.uuid) : null),
       h("table", { class: "grid small" }, h("caption", {}, "What was read, and when"),
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Signal"), h("th", { scope: "col", class: "num" }, "Value"), h("th", { scope: "col" }, "Source"), h("th", { scope: "col", class: "num" }, "Age"))),
-        h("tbody", {}, gpu.readings.map((one) => h("tr", {}, h("th", { scope: "row" }, SIGNAL_NAMES[one.signal] ?? one.signal), h("td", { class: "num" }, inUnit(one.signal, one.value)), h("td", {}, one.source), h("td", { class: "num" }, duration(one.age_seconds)))))));
+        h("tbody", {}, gpu.readings.map((one) => h("tr", {}, h("th", { scope: "row" }, nameOfSignal(one.signal)), h("td", { class: "num" }, inUnit(one.signal, one.value)), h("td", {}, one.source), h("td", { class: "num" }, duration(one.age_seconds)))))));
   }
 
   plots(at) {

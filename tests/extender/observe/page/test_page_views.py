@@ -40,6 +40,39 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
         await expect(page.locator(".sheet")).to_contain_text("idle was first of 2 nodes")
 
 
+async def test_an_explanation_tells_each_signal_with_its_source_and_age(
+    browser: Browser, why_world: WhyWorld
+) -> None:
+    why_world.now += 10.0
+    why_world.tell({"idle": [Gpu(age=5.0)] * 3, "full": [IDLE]})
+    await decide(why_world, "asker", "idle", "full")
+    async with (
+        serving(why_world) as server,
+        looking(browser, server, "?view=decisions") as (page, _),
+    ):
+        await live(page)
+        await page.get_by_role("button", name="Why, for team/asker").click()
+        device = page.locator(".sheet li", has_text="GPU 0: idle").first
+        await expect(device.locator(".told")).to_have_text(
+            ["utilization, memory: prometheus, 5 s before"]
+        )
+
+        told = await page.evaluate(
+            """async () => (await import("./signals.js")).toldBy({ signals: {
+                utilization: { source: "agent", age_seconds: 2, signal: "sm_active_ratio" },
+                memory: { source: "prometheus", age_seconds: 40 },
+                temperature: { source: "agent", age_seconds: 2, temperature_celsius: 71.2 },
+                throttling: { source: "agent", age_seconds: 2, reasons: ["power cap", "heat"] },
+            } })"""
+        )
+
+        assert told == [
+            "utilization (SMs), temperature (71 °C), throttling (power cap, heat): "
+            "agent, 2 s before",
+            "memory: prometheus, 40 s before",
+        ]
+
+
 async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: WhyWorld) -> None:
     why_world.placer.is_shadow = True
     async with (
