@@ -13,6 +13,7 @@ export class Drawing {
   constructor(map) {
     this.map = map;
     this.context = map.canvas.getContext("2d", { alpha: false });
+    this.words = new WeakMap(); // about each group: they outlive the places that each step of a zoom gives it
   }
 
   /** Take the size of the canvas. */
@@ -119,17 +120,18 @@ export class Drawing {
   }
 
   /** What a group has, in a few words; counted anew when the fleet looks otherwise. */
-  about(head) {
-    if (head.version !== this.map.fleet.version) {
-      const counts = this.map.fleet.counts(head.nodes);
-      const [gpus, ...instances] = this.map.fleet.sizeInWords(head.nodes);
-      head.words = [plural(head.nodes.length, "node"), gpus, `${count(counts[0])} idle`];
-      if (counts[1]) head.words.push(`${count(counts[1])} idle, held`);
-      if (counts[5]) head.words.push(`${count(counts[5])} sick`);
-      head.words.push(...instances);
-      head.version = this.map.fleet.version;
-    }
-    return head.words;
+  about({ nodes }) {
+    const { fleet } = this.map;
+    const known = this.words.get(nodes);
+    if (known?.version === fleet.version) return known.words;
+    const counts = fleet.counts(nodes);
+    const [gpus, ...instances] = fleet.sizeInWords(nodes);
+    const words = [plural(nodes.length, "node"), gpus, `${count(counts[0])} idle`];
+    if (counts[1]) words.push(`${count(counts[1])} idle, held`);
+    if (counts[5]) words.push(`${count(counts[5])} sick`);
+    words.push(...instances);
+    this.words.set(nodes, { version: fleet.version, words });
+    return words;
   }
 
   drawLabel(spot, top) {

@@ -16,6 +16,7 @@ const LABEL_NAMES = {
   "kubernetes.azure.com/agentpool": "agent pool (AKS)",
   "node-role.kubernetes.io/": "role",
 };
+const ZOOM_ENDS_MS = 150;
 const SAMPLE = [20, 0, 170, 120, UNKNOWN, UNKNOWN, UNKNOWN];
 const SAMPLE_STATE = [0, 8, 1, 2, 3, 4, 5];
 
@@ -29,7 +30,7 @@ export class FleetView {
         hover: (device, x, y) => this.tip(device, x, y),
         open: (device) => this.open(device),
         speak: (device) => show(byId("spoken"), this.inWords(device)),
-        zoom: (zoom) => go({ zoom: zoom ? String(zoom) : "" }),
+        zoom: (zoom) => this.tellZoom(zoom),
       },
     });
     this.table = new FleetTable(byId("table"), this);
@@ -85,6 +86,12 @@ export class FleetView {
     }
     const limit = state.color === "memory" ? this.fleet.thresholds.memory : this.fleet.thresholds.utilization;
     show(byId("scale-name"), `${state.color === "memory" ? "memory in use" : "activity"} 0 to 100 %, idle below ${Math.round(limit * 100)} %`);
+  }
+
+  /** A zoom goes through many sizes: the URL is told where it ends, for browsers allow only so many changes of it. */
+  tellZoom(zoom) {
+    clearTimeout(this.zooming);
+    this.zooming = setTimeout(() => go({ zoom: zoom ? String(zoom) : "" }), ZOOM_ENDS_MS);
   }
 
   /** The URL says otherwise than before. */

@@ -1,5 +1,7 @@
 """Getting about the map: groups, zoom, theme; and where there is little room."""
 
+import re
+
 import numpy as np
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -141,7 +143,7 @@ async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
         for _ in range(3):
             await page.locator("#zoom-out").click()
             smaller = await _until_painted(page, "less", smaller)
-        assert "zoom=" in await page.evaluate("location.search")
+        await expect(page).to_have_url(re.compile("zoom="))
         await page.locator("#map").focus()
         larger = smaller
         for _ in range(2):
@@ -152,7 +154,34 @@ async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
         await page.keyboard.press("0")
 
         await _until_painted(page, "more", larger)
-        assert "zoom=" not in await page.evaluate("location.search")
+        await expect(page).not_to_have_url(re.compile("zoom="))
+
+
+async def test_a_zoom_through_many_sizes_changes_the_url_once(
+    browser: Browser, server: Server
+) -> None:
+    async with looking(browser, server) as (page, _):
+        await live(page)
+        written = await page.evaluate(
+            """async () => {
+                let count = 0;
+                const write = history.replaceState;
+                history.replaceState = (...told) => {
+                    count++;
+                    write.apply(history, told);
+                };
+                for (let step = 0; step < 20; step++) {
+                    document.getElementById("map").dispatchEvent(new WheelEvent("wheel", {
+                        deltaY: 25, ctrlKey: true, bubbles: true, cancelable: true }));
+                    await new Promise(requestAnimationFrame);
+                }
+                await new Promise((resolve) => setTimeout(resolve, 500));
+                return count;
+            }"""
+        )
+
+        assert written == 1
+        await expect(page).to_have_url(re.compile("zoom="))
 
 
 async def test_the_theme_changes_by_key_and_by_button_and_stays(
