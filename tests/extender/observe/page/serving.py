@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,22 +153,25 @@ async def browsing() -> AsyncIterator[Browser]:
             await browser.close()
 
 
+def looking(
+    browser: Browser, server: Server, query: str = "", **options: Any
+) -> AbstractAsyncContextManager[tuple[Page, Faults]]:
+    """Open the page of a server as `looking_at` does."""
+    return looking_at(browser, f"{server.url}/page/{query}", **options)
+
+
 @asynccontextmanager
-async def looking(
-    browser: Browser,
-    server: Server,
-    query: str = "",
-    **options: Any,
+async def looking_at(
+    browser: Browser, url: str, **options: Any
 ) -> AsyncIterator[tuple[Page, Faults]]:
     """Open the page; at the end nothing may have gone wrong in it.
 
     Args:
         browser: the browser.
-        server: what to look at.
-        query: of the URL, e.g. `?view=holders`.
+        url: of the page, e.g. with `?view=holders`.
         options: of the browser's context.
     """
-    faults = Faults(server.url)
+    faults = Faults(url.partition("/page/")[0])
     context = await browser.new_context(**{"viewport": DESK, **options})
     context.set_default_timeout(10_000)
     faults.watch(context)
@@ -179,7 +182,7 @@ async def looking(
         "console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));"
     )
     try:
-        await page.goto(f"{server.url}/page/{query}")
+        await page.goto(url)
         yield page, faults
     finally:
         await context.close()
