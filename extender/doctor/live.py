@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from extender.client import Client
 from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.checks.layouts import MANAGER_WORDS
 from extender.doctor.checks.neighbours import AUTOSCALERS
 from extender.doctor.checks.nodes import DRA_WORDS, MPS_WORDS, PLUGIN_WORDS
 from extender.doctor.exposition import parse_exposition
@@ -40,6 +41,7 @@ KEPT_WORDS: Final = (
     *PLUGIN_WORDS,
     *DRA_WORDS,
     *MPS_WORDS,
+    *MANAGER_WORDS,
     *AUTOSCALERS,
     *EXPORTER_WORDS,
     *AGENT_WORDS,

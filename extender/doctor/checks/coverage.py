@@ -1,11 +1,11 @@
 """Whether every GPU is measured, and the extender reads what measures it."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
-from extender.doctor.checks.nodes import PRODUCT, REPLICAS, STRATEGY
+from extender.doctor.checks.nodes import PLUGIN, PRODUCT, REPLICAS, STRATEGY
 from extender.doctor.facts import Facts, Object
 from extender.doctor.findings import Problem, Severity
 from extender.doctor.objects import (
@@ -27,6 +27,7 @@ from extender.doctor.objects import (
     parse_time,
     some,
 )
+from extender.doctor.remedies import MOST, delete, named
 
 GKE_PARTS: Final = (
     "cloud.google.com/gke-gpu-partition-size",
@@ -158,24 +159,40 @@ def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
     Where no label counts a node's GPUs, its capacity may.
     """
     seen, cut_up = _seen(facts), _cut_up(facts)
-    evidence = []
+    evidence: list[str] = []
+    fewer: list[str] = []
+    more: list[str] = []
     for node in gpu_nodes(facts):
         name = name_of(node)
         shown, expected = seen.get(name, 0), _cards(node)
         offered = 0 if name in cut_up or _may_be_shares(facts, node) else _wholes(node)
         if shown and expected and shown != expected:
             evidence.append(f"{name}: has {expected} GPUs, telemetry shows {shown}")
+            (fewer if shown < expected else more).append(name)
         # A whole multiple may be shares of each GPU, of which nothing here tells.
         elif shown and not expected and offered % shown:
             evidence.append(f"{name}: capacity {GPU} is {offered}, telemetry shows {shown}")
+            (fewer if shown < offered else more).append(name)
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
             what="telemetry shows another number of GPUs than the node has: one may be lost",
             evidence=tuple(evidence),
-            remedy="idlegpu smoke NODE (nvidia-smi there); a GPU that is lost takes a reboot: "
-            "kubectl drain NODE --ignore-daemonsets. More than it has: restart its device plugin",
+            remedy="; ".join(_recounted(facts, fewer, more)),
         )
+
+
+def _recounted(facts: Facts, fewer: Sequence[str], more: Sequence[str]) -> Iterator[str]:
+    """Yield what to do about nodes of which telemetry shows fewer GPUs, or more."""
+    for name in (*fewer, *more)[:MOST]:
+        yield f"idlegpu smoke {name} (nvidia-smi there)"
+    if fewer:
+        yield (
+            f"a GPU that is lost takes a reboot: kubectl drain --ignore-daemonsets {named(fewer)}"
+        )
+    if more:
+        pods = PLUGIN.pods_on(facts, more)
+        yield f"GPUs that nobody offers: {delete(pods, 'restart the device plugin there')}"
 
 
 def _seen(facts: Facts) -> dict[str, int]:

@@ -6,22 +6,36 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from extender.core.untyped import text_of
-from extender.doctor.checks.nodes import COUNT, PRODUCT, REPLICAS, RESTART_PLUGIN
+from extender.doctor.checks.nodes import COUNT, PRODUCT, REPLICAS, restart_discovery, restart_plugin
 from extender.doctor.facts import Facts, Object
 from extender.doctor.findings import Problem, Severity
-from extender.doctor.objects import GPU, MIG, SHARED, capacity, labels_of, name_of, number
+from extender.doctor.objects import (
+    EXPORTER_WORDS,
+    GPU,
+    MIG,
+    SHARED,
+    capacity,
+    labels_of,
+    name_of,
+    number,
+)
+from extender.doctor.remedies import Part, logs, named
 
 MIG_STATE: Final = "nvidia.com/mig.config.state"
+MANAGER_WORDS: Final = ("nvidia-mig-manager",)
+MANAGER: Final = Part(MANAGER_WORDS)
+EXPORTER: Final = Part(EXPORTER_WORDS)
 
 
 def unlike_layout(facts: Facts) -> Iterator[Problem]:
     """Find nodes whose MIG instances are not those that they offer."""
-    failed, unlike = [], []
+    failed: dict[str, str] = {}
+    unlike: list[str] = []
     seen = _seen(facts)
     for node in facts.nodes or ():
         labels, name = labels_of(node), name_of(node)
         if labels.get(MIG_STATE) == "failed" or labels.get(PRODUCT, "").endswith("MIG-INVALID"):
-            failed.append(
+            failed[name] = (
                 f"{name}: {MIG_STATE}={labels.get(MIG_STATE, 'not set')}, nvidia.com/mig.config="
                 f"{labels.get('nvidia.com/mig.config', 'not set')}, {PRODUCT}={labels.get(PRODUCT)}"
             )
@@ -30,20 +44,25 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
             continue
         unlike += [f"{name}: {line}" for line in _unlike_instances(node, seen[name])]
     if failed:
+        told = logs(
+            MANAGER.pods_on(facts, failed),
+            "kubectl -n gpu-operator logs of nvidia-mig-manager's pod there",
+        )
         yield Problem(
             severity=Severity.ERROR,
             what="a MIG layout could not be made",
-            evidence=tuple(failed),
-            remedy="kubectl -n gpu-operator logs of nvidia-mig-manager's pod there; then kubectl "
-            "label node NODE nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
+            evidence=tuple(failed.values()),
+            remedy=f"{told}; then kubectl label node {named(failed)} "
+            "nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
         )
     if unlike:
+        restart_exporter = EXPORTER.restart(facts, "dcgm-exporter's")
         yield Problem(
             severity=Severity.ERROR,
             what="nodes offer other MIG instances than they have",
             evidence=tuple(unlike),
-            remedy=f"{RESTART_PLUGIN} (it counts instances when it starts), then "
-            "gpu-feature-discovery's and dcgm-exporter's",
+            remedy=f"{restart_plugin(facts)} (it counts instances when it starts), then "
+            f"{restart_discovery(facts)} and {restart_exporter}",
         )
 
 

@@ -9,6 +9,7 @@ from extender.doctor.checks.schedulers import DOCUMENTATION
 from extender.doctor.facts import Facts, Object
 from extender.doctor.findings import Problem, Severity
 from extender.doctor.objects import (
+    annotations_of,
     condition_of,
     gpu_pods,
     is_called,
@@ -19,6 +20,7 @@ from extender.doctor.objects import (
     setting,
     some,
 )
+from extender.doctor.remedies import MOST, named
 
 REFUSALS: Final = (
     "node(s) had too few working GPUs",
@@ -30,6 +32,7 @@ REFUSALS: Final = (
     "node(s) had GPUs that are being reconfigured",
 )
 """Our reasons, as kube-scheduler counts them in a pod's condition."""
+REQUIRES_IDLE: Final = "idlegpu.io/require-idle"
 AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter")
 
 
@@ -64,8 +67,9 @@ def two_schedulers(facts: Facts) -> Iterator[Problem]:
                     *(f"{node}: pods of {some(sorted(names))}" for node, names in found.items()),
                     *evidence,
                 ),
-                remedy="give the second scheduler nodes of its own: kubectl label node NODE "
-                "idlegpu.io/scheduler=idlegpu-scheduler && kubectl taint node NODE "
+                remedy="give the second scheduler nodes of its own; those of these that it is to "
+                f"have: kubectl label node {named(found)} "
+                f"idlegpu.io/scheduler=idlegpu-scheduler && kubectl taint node {named(found)} "
                 f"idlegpu.io/scheduler=idlegpu-scheduler:NoSchedule ({DOCUMENTATION})",
             )
 
@@ -92,12 +96,16 @@ def no_new_nodes(facts: Facts) -> Iterator[Problem]:
     found = sorted({*_autoscalers(facts)})
     if not found:
         return
-    waiting = []
+    waiting: list[str] = []
+    picky: list[str] = []
     for pod in gpu_pods(facts):
         message = text_of(condition_of(pod, "PodScheduled").get("message"))
         ours = [reason for reason in REFUSALS if reason in message]
         if ours and not node_of(pod):
             waiting.append(f"{key_of(pod)} waits: {'; '.join(ours)}")
+            if REQUIRES_IDLE in annotations_of(pod):
+                namespace, _, name = key_of(pod).partition("/")
+                picky.append(f"kubectl annotate pod -n {namespace} {name} {REQUIRES_IDLE}-")
     if waiting:
         yield Problem(
             severity=Severity.WARNING,
@@ -105,8 +113,8 @@ def no_new_nodes(facts: Facts) -> Iterator[Problem]:
             "ask extenders, and believes that these nodes fit",
             evidence=(f"autoscaler: {some(found)}", *waiting),
             remedy="add a node by hand, or take the reason away: repair or cordon the nodes named "
-            "by `idlegpu pending`; kubectl annotate pod -n NAMESPACE POD idlegpu.io/require-idle- "
-            "where a busy GPU would do",
+            "by `idlegpu pending`"
+            + (f"; where a busy GPU would do: {'; '.join(picky[:MOST])}" if picky else ""),
         )
     if setting(facts, "load_filter.enabled") is True:
         yield Problem(

@@ -26,10 +26,14 @@ from extender.doctor.objects import (
     number,
     some,
 )
+from extender.doctor.remedies import Part, delete, logs, named
 
 PLUGIN_WORDS: Final = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpu-feature-discovery")
 DRA_WORDS: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver")
 MPS_WORDS: Final = ("mps-control-daemon",)
+DISCOVERY: Final = Part(PLUGIN_WORDS[2:])
+# Where its chart installs all three, all their names begin alike.
+PLUGIN: Final = Part(PLUGIN_WORDS[:2], others=(*DISCOVERY.words, *MPS_WORDS))
 
 REPLICAS: Final = "nvidia.com/gpu.replicas"
 STRATEGY: Final = "nvidia.com/gpu.sharing-strategy"
@@ -38,12 +42,26 @@ PRODUCT: Final = "nvidia.com/gpu.product"
 PLUGIN_CONFIG: Final = "nvidia.com/device-plugin.config"
 MEMORY: Final = "idlegpu.io/gpu-memory"
 
-RESTART_PLUGIN: Final = "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
+
+def restart_plugin(facts: Facts) -> str:
+    """Return how the device plugin is restarted."""
+    return PLUGIN.restart(
+        facts, "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
+    )
+
+
+def restart_discovery(facts: Facts) -> str:
+    """Return how gpu-feature-discovery is restarted."""
+    return DISCOVERY.restart(facts, "gpu-feature-discovery's")
 
 
 def no_plugin(facts: Facts) -> Iterator[Problem]:
     """Find nodes with GPUs that offer none."""
-    plugins = {node_of(pod): pod for pod in facts.pods or () if is_called(pod, PLUGIN_WORDS)}
+    names = [name_of(node) for node in facts.nodes or ()]
+    plugins = {
+        node_of(pod): pod for part in (DISCOVERY, PLUGIN) for pod in part.pods_on(facts, names)
+    }
+    broken: list[Object] = []
     served = {node_of(pod) for pod in facts.pods or () if is_called(pod, DRA_WORDS)}
     evidence = []
     for node in facts.nodes or ():
@@ -58,6 +76,7 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
         state = "no pod of the device plugin"
         if pod is not None:
             state = f"{key_of(pod)} is {mapping_of(pod.get('status')).get('phase')}"
+            broken.append(pod)
         evidence.append(f"{name}: capacity {GPU}: {capacity(node).get(GPU, 'none')}, {state}")
     if evidence:
         yield Problem(
@@ -65,8 +84,10 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
             what="nodes with GPUs offer none: the device plugin is missing or does not work there",
             evidence=tuple(evidence),
             remedy="helm upgrade -i nvdp nvdp/nvidia-device-plugin -n nvidia-device-plugin "
-            "--create-namespace --set gfd.enabled=true; where it is: kubectl -n NAMESPACE logs of "
-            "the pod on that node (often the driver, or runtimeClassName: nvidia)",
+            "--create-namespace --set gfd.enabled=true"
+            if not broken
+            else f"{logs(broken, '')} tells (often the driver, or runtimeClassName: nvidia); on "
+            "nodes without a pod of it a toleration is missing, or a fitting nodeSelector",
         )
 
 
@@ -108,8 +129,8 @@ def unlike_sharing(facts: Facts) -> Iterator[Problem]:
             what="GPUs are shared otherwise than the node's labels say: we reckon with the wrong "
             "number of replicas",
             evidence=tuple(evidence),
-            remedy=f"{RESTART_PLUGIN} and, after it, gpu-feature-discovery's: both read the "
-            "configuration once",
+            remedy=f"{restart_plugin(facts)} and, after it, {restart_discovery(facts)}: both read "
+            "the configuration once",
         )
 
 
@@ -140,23 +161,29 @@ def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int
 
 def not_offered(facts: Facts) -> Iterator[Problem]:
     """Find GPUs that nodes have and do not offer."""
-    evidence = []
+    evidence: list[str] = []
+    nodes: set[str] = set()
     for node in facts.nodes or ():
         offered = allocatable(node)
-        evidence += [
+        lines = [
             f"{name_of(node)}: {name}: capacity {count}, allocatable {offered.get(name, 0)}"
             for name, count in capacity(node).items()
             if offered.get(name, 0) < count
         ]
+        if lines:
+            nodes.add(name_of(node))
+        evidence += lines
     if evidence:
+        plugins = PLUGIN.pods_on(facts, nodes)
+        told = logs(plugins, "kubectl -n NAMESPACE logs of the device plugin's pod there")
+        again = delete(plugins, "kubectl -n NAMESPACE delete pod POD")
         yield Problem(
             severity=Severity.WARNING,
             what="nodes have GPUs that they do not offer: the device plugin calls them unhealthy, "
             "or is gone",
             evidence=tuple(evidence),
-            remedy="kubectl -n NAMESPACE logs of the device plugin's pod there (which GPU, which "
-            "XID); a GPU that works again takes a restart of that pod: kubectl -n NAMESPACE delete "
-            "pod POD",
+            remedy=f"{told} (which GPU, which XID); a GPU that works again takes a restart of that "
+            f"pod: {again}",
         )
 
 
@@ -165,14 +192,19 @@ def dead_mps(facts: Facts) -> Iterator[Problem]:
     daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
     alive = {node_of(pod) for pod in daemons if is_running(pod)}
     dead = {node_of(pod): pod for pod in daemons if not is_running(pod)}
-    evidence = []
+    evidence: list[str] = []
+    without: list[str] = []
+    broken: list[Object] = []
     for node in facts.nodes or ():
         name = name_of(node)
         if labels_of(node).get(STRATEGY) != "mps" or name in alive:
             continue
         pod = dead.get(name)
-        told = "no pod of the MPS control daemon"
-        if pod is not None:
+        if pod is None:
+            without.append(name)
+            told = "no pod of the MPS control daemon"
+        else:
+            broken.append(pod)
             told = f"{key_of(pod)} is {_state(pod)}"
         evidence.append(f"{name}: {STRATEGY}=mps, {told}")
     if evidence:
@@ -180,9 +212,13 @@ def dead_mps(facts: Facts) -> Iterator[Problem]:
             severity=Severity.ERROR,
             what="the MPS control daemon does not run: CUDA does not start in pods there",
             evidence=tuple(evidence),
-            remedy="kubectl label node NODE nvidia.com/mps.capable=true --overwrite, for its "
-            "DaemonSet selects by that; where the pod is there: kubectl -n NAMESPACE delete pod "
-            "POD, after its logs say why",
+            remedy="; ".join(
+                [
+                    f"kubectl label node {named(without)} nvidia.com/mps.capable=true --overwrite, "
+                    "for its DaemonSet selects by that"
+                ][: bool(without)]
+                + [f"{logs(broken, '')} says why; then {delete(broken, '')}"][: bool(broken)]
+            ),
         )
 
 

@@ -166,7 +166,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "two schedulers over the same nodes": Fault(
         "IG007",
-        "kubectl taint node NODE",
+        "kubectl taint node node-1",
         {"pods": beside(pod("other", 1, scheduler="second"))},
     ),
     "an autoscaler that will not add nodes for what we refuse": Fault(
@@ -223,7 +223,7 @@ FAULTS: Final[dict[str, Fault]] = {
     ),
     "capacity unlike telemetry": Fault(
         "IG107",
-        "idlegpu smoke NODE",
+        "idlegpu smoke node-1",
         {"devices": DEVICES[:7], "exporter": exporting(*FIELDS, count=7)},
     ),
     "device plugin missing": Fault(
