@@ -14,8 +14,9 @@ from extender.remote.errors import ClientError, Failure
 
 ALLOWED: Final = (
     "must be objects of the API server as JSON or YAML (nodes, pods, daemonsets, configmaps, "
-    "secrets), a KubeSchedulerConfiguration, metrics of dcgm-exporter or the extender, answers of "
-    "/v1/unasked, /v1/gpus, /v1/nodes or /readyz, the extender's settings, or certificates"
+    "secrets, roles and their bindings), a KubeSchedulerConfiguration, metrics of dcgm-exporter or "
+    "the extender, answers of /v1/unasked, /v1/gpus, /v1/nodes or /readyz, the extender's "
+    "settings, or certificates"
 )
 
 

@@ -9,6 +9,8 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.doctor.certificates import read_secret
 from extender.doctor.facts import Certificate, Facts, Object, Right, Sample, Scheduler
 from extender.doctor.objects import key_of
+from extender.doctor.rbac import HOW, KINDS, read_rights
+from extender.doctor.rights import ACCOUNT
 
 END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
 SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
@@ -22,6 +24,7 @@ PLURALS: Final = {
     "daemonsets": "DaemonSet",
     "configmaps": "ConfigMap",
     "secrets": "Secret",
+    **{f"{kind.lower()}s": kind for kind in KINDS},
 }
 
 
@@ -31,13 +34,15 @@ class Pile:
     Attributes:
         missing: why something is not known.
         extender_at: the extender's clock when the facts are of, None where it was not asked.
-        rights: what the extender's account may do.
+        rights: what the extender's account may do, by the API server.
+        account: the extender's, `namespace/name`.
     """
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
         self.extender_at: float | None = None
         self.rights: tuple[Right, ...] | None = None
+        self.account = ACCOUNT
         self._objects: dict[str, list[Object]] = {}
         self._schedulers: list[Scheduler] = []
         self._plugin_configs: dict[str, Object] = {}
@@ -175,9 +180,15 @@ class Pile:
             metrics=_tuple(self._metrics),
             exporter=_tuple(self._exporter),
             certificates=(*self._certificates, *self._told_ends()) or None,
-            rights=self.rights,
-            missing=self.missing,
+            rights=self._rights(),
+            missing={"rights": HOW, **self.missing},
         )
+
+    def _rights(self) -> tuple[Right, ...] | None:
+        """Return what the account may do: by the API server, or by all objects of RBAC."""
+        if self.rights is None and all(kind in self._objects for kind in KINDS):
+            return read_rights(self._objects, self.account, self._settings or {})
+        return self.rights
 
     def _sources(self) -> Mapping[str, Object] | None:
         answer = self._answers.get("sources")

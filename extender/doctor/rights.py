@@ -1,6 +1,6 @@
 """What the extender's account needs, as the manifests grant it, and whether it has that."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -125,8 +125,7 @@ def ask_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right,
     Raises:
         ClientError: the API server does not say.
     """
-    namespace, _, name = account.partition("/")
-    user = f"system:serviceaccount:{namespace}:{name}"
+    namespace, user = account.partition("/")[0], user_of(account)
     is_self = _who(cluster) == user
     found = []
     for need in NEEDS:
@@ -178,14 +177,21 @@ def _is_allowed(cluster: Cluster, user: str | None, attributes: Mapping[str, str
     kind = "SelfSubjectAccessReview" if user is None else "SubjectAccessReview"
     spec: dict[str, Any] = {"resourceAttributes": dict(attributes)}
     if user is not None:
-        spec |= {"user": user, "groups": list(_groups(user))}
+        spec |= {"user": user, "groups": list(groups_of(user))}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
     told = cluster.create(f"{REVIEWS}/{kind.lower()}s", review)
     return mapping_of(mapping_of(told).get("status")).get("allowed") is True
 
 
-def _groups(user: str) -> Iterator[str]:
-    """Yield the groups that every service account is in."""
-    yield "system:serviceaccounts"
-    yield f"system:serviceaccounts:{user.split(':')[2]}"
-    yield "system:authenticated"
+def user_of(account: str) -> str:
+    """Return the name by which the API server knows a service account, `namespace/name`."""
+    return f"system:serviceaccount:{account.replace('/', ':', 1)}"
+
+
+def groups_of(user: str) -> tuple[str, ...]:
+    """Return the groups that a service account is in."""
+    return (
+        "system:serviceaccounts",
+        f"system:serviceaccounts:{user.split(':')[2]}",
+        "system:authenticated",
+    )

@@ -54,6 +54,7 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
     if offline and not files:
         raise ClientError("--offline looks at files alone: name some", Failure.BAD_QUESTION)
     pile, at = Pile(), time.time()
+    pile.account = account
     if not offline:
         gather_cluster(pile, lambda: session.cluster, account)
         gather_extender(pile, lambda: session.client, at)
