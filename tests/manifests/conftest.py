@@ -1,18 +1,20 @@
 """A cluster in which manifests are applied, and from which they are removed again."""
 
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.controlplane.client import ApiClient
-from tests.controlplane.controllers import kube_controller_manager
+from tests.controlplane.controllers import WORKLOADS, kube_controller_manager
 from tests.controlplane.deployed import grant_rights
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import ServerProcess
 from tests.e2e.services import Services
 from tests.e2e.world import World, open_world
 from tests.manifests.installing import Installation
+from tests.manifests.releases import Release
 
 
 @pytest_asyncio.fixture
@@ -38,6 +40,21 @@ async def controllers(
         await installation.remove()
     finally:
         await process.stop()
+
+
+@pytest_asyncio.fixture
+async def release(tmp_path: Path) -> AsyncIterator[Release]:
+    """A cluster of its own, with the controllers that delete what hangs on other objects."""
+    plane = ControlPlane(tmp_path)
+    process = kube_controller_manager(plane, (*WORKLOADS, "namespace-controller"))
+    try:
+        await plane.start()
+        await process.start()
+        async with plane.client() as admin:
+            yield Release(plane, admin, tmp_path)
+    finally:
+        process.kill()
+        plane.stop()
 
 
 @pytest.fixture(scope="module")

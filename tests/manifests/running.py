@@ -202,7 +202,7 @@ async def wait_account(
 
 
 def _here(value: str, mounted: Path) -> str:
-    """Return what stands here for a shipped value: a file's place, or where to listen."""
+    """Return what stands here for a shipped value that is a file, or an address to listen on."""
     path = Path(value)
     if path.is_relative_to("/etc/idlegpu-tls"):
         return str(mounted / "extender" / path.name)

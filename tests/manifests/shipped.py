@@ -25,7 +25,10 @@ EXTENDER_NAMESPACE: Final = "idlegpu"
 AGENT_NAMESPACE: Final = "idlegpu-agent"
 
 # Made of the resource's name alone: the API server refuses nothing else that we ship.
-_IRREGULAR: Final = {"NetworkPolicy": "networkpolicies"}
+_IRREGULAR: Final = {
+    "NetworkPolicy": "networkpolicies",
+    "CSIStorageCapacity": "csistoragecapacities",
+}
 
 
 @cache

@@ -1,22 +1,15 @@
 """A release is installed, upgraded, rolled back and uninstalled on a real API server."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pytest
-import pytest_asyncio
 
-from tests.controlplane.client import ApiClient, ApiError
-from tests.controlplane.controllers import WORKLOADS, kube_controller_manager
 from tests.controlplane.objects import Object
-from tests.controlplane.plane import ControlPlane
 from tests.controlplane.waiting import wait_for
-from tests.manifests.chart import CHART, RELEASE, HelmError, Values, helm, rendered, values_file
-from tests.manifests.shipped import address_of, find
+from tests.manifests.chart import RELEASE, HelmError, Values, rendered
+from tests.manifests.releases import Release
+from tests.manifests.shipped import find
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -32,73 +25,6 @@ CHANGED: Final[Values] = {
     "components": ["certs-job", "wake-nodes"],
     "scheduler": {"enabled": True},
 }
-OURS: Final = "idlegpu"
-
-
-class Release:
-    """The chart's release on one API server."""
-
-    def __init__(self, plane: ControlPlane, admin: ApiClient, folder: Path) -> None:
-        self.plane = plane
-        self.admin = admin
-        self.folder = folder
-
-    async def helm(self, *arguments: str) -> str:
-        """Run helm against the API server."""
-        kubeconfig = self.plane.kubeconfig()
-        run = partial(helm, *arguments, folder=self.folder, kubeconfig=kubeconfig)
-        return await asyncio.to_thread(run)
-
-    async def apply(self, verb: str, values: Values) -> str:
-        """Install or upgrade with values; return the notes."""
-        path = str(values_file(self.folder, values))
-        return await self.helm(verb, RELEASE, str(CHART), "--values", path)
-
-    async def get(self, item: Object) -> Object | None:
-        """Return an object as the API server has it, None where there is none."""
-        try:
-            return await self.admin.request("GET", address_of(item))
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            return None
-
-    async def spec(self, kind: str, name: str) -> Object:
-        """Return the spec of one of the chart's objects."""
-        item = await self.get(find(rendered({}, self.folder), kind, name))
-        assert item is not None
-        spec: Object = item["spec"]
-        return spec
-
-    async def left(self) -> list[str]:
-        """Return the names of all objects of ours, of every kind that can be listed."""
-        everywhere = await self._names(await self._kinds(), "-A")
-        namespaced = await self._kinds("--namespaced=true")
-        inside = [await self._names(namespaced, "-n", each) for each in (OURS, f"{OURS}-agent")]
-        return [*(name for name in everywhere if OURS in name), *inside[0], *inside[1]]
-
-    async def _kinds(self, *choice: str) -> list[str]:
-        kinds = await self.plane.kubectl("api-resources", "--verbs=list", "-o", "name", *choice)
-        # Events tell of what was, and go by themselves.
-        return [kind for kind in kinds.split() if not kind.startswith("events")]
-
-    async def _names(self, kinds: list[str], *where: str) -> list[str]:
-        return (await self.plane.kubectl("get", ",".join(kinds), *where, "-o", "name")).split()
-
-
-@pytest_asyncio.fixture
-async def release(tmp_path: Path) -> AsyncIterator[Release]:
-    """A cluster of its own, with the controllers that delete what hangs on other objects."""
-    plane = ControlPlane(tmp_path)
-    controllers = kube_controller_manager(plane, (*WORKLOADS, "namespace-controller"))
-    try:
-        await plane.start()
-        await controllers.start()
-        async with plane.client() as admin:
-            yield Release(plane, admin, tmp_path)
-    finally:
-        controllers.kill()
-        plane.stop()
 
 
 async def test_a_release_goes_its_way_and_leaves_nothing_behind(release: Release) -> None:
