@@ -56,4 +56,8 @@ printf 'Metadata-Version: 2.4\nName: idlegpu\nVersion: %s\n' "$version" \
 # a file (unchecked-hash), and with no trace of this folder's name.
 PYTHONHASHSEED=0 "$python" -m compileall -q -j 1 --invalidation-mode unchecked-hash \
     -s "$folder" -p "$installed" "$folder"
+# Whoever it runs as reads all of it, whatever the modes of the checkout (umask 077): nothing here is secret,
+# and nothing is a program of its own.
+find "$folder" -type d -exec chmod 755 {} +
+find "$folder" -type f -exec chmod 644 {} +
 find "$folder" -exec touch -h -d 2020-01-01T00:00:00Z {} +

@@ -68,13 +68,14 @@ def fetch_wheels(folder: Path) -> Path:
     return folder
 
 
-def build(program: str, folder: Path, wheels: Path) -> Path:
+def build(program: str, folder: Path, wheels: Path, *, is_private: bool = False) -> Path:
     """Run the steps of a program's build stage in a clean folder; return what they make.
 
     Args:
         program: `extender` or `agent`.
         folder: an empty one.
         wheels: where the packages are.
+        is_private: whether the checkout is its owner's alone, as with umask 077.
 
     Raises:
         AssertionError: the Dockerfile has a step that this cannot do, or a step failed.
@@ -84,6 +85,8 @@ def build(program: str, folder: Path, wheels: Path) -> Path:
     for step in stages(program)[0]:
         if step.word == "COPY":
             _copy(step.text, source)
+            if is_private:
+                _call(["chmod", "-R", "go=", str(source)], folder)
         elif step.word == "RUN":
             _call(
                 step.text.replace(INSTALLED, str(made)).split(),

@@ -1,6 +1,7 @@
 """What the images hold, built as their Dockerfiles say, and run without anything else."""
 
 import hashlib
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,12 +88,14 @@ def serving(extender: Path, tmp_path: Path) -> Iterator[str]:
         process.wait(30)
 
 
-def hashes(tree: Path) -> dict[str, str]:
-    """Return the hash of each file, and nothing of when it was made."""
+def hashes(tree: Path) -> dict[str, tuple[int, str]]:
+    """Return mode and hash ("" for a folder) of all in a tree, and nothing of when it was made."""
     return {
-        str(path.relative_to(tree)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in tree.rglob("*")
-        if path.is_file()
+        str(path.relative_to(tree)): (
+            stat.S_IMODE(path.stat().st_mode),
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+        )
+        for path in (tree, *tree.rglob("*"))
     }
 
 
@@ -174,11 +177,13 @@ def test_the_same_lock_file_makes_the_same_files(
 ) -> None:
     tree: Path = request.getfixturevalue(program)
 
-    again = build(program, tmp_path / "elsewhere", wheels)
+    again = build(program, tmp_path / "elsewhere", wheels, is_private=True)
 
     made = hashes(tree)
     assert hashes(again) == made
     assert len(made) > 1000
+    assert {mode for mode, content in made.values() if content} == {0o644}
+    assert {mode for mode, content in made.values() if not content} == {0o755}
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
