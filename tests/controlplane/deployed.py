@@ -81,7 +81,8 @@ class Manner:
         kubeconfig: who it is to the API server.
         settings: as in the settings file, where nothing else is asked for. With a `status_listen`
             its API has a port of its own, with `tls` its webhooks are served over TLS, and with
-            `peers` it has itself as one unless others are named.
+            `peers` it has itself as one unless others are named. Over TLS its API is by a variable,
+            as the component has it.
         command: program and arguments, but for the settings file.
         environment: variables of its own.
         token: opens its API, "" where that is open.
@@ -131,7 +132,8 @@ class ExtenderServer:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"
         if "peers" in usual:
             usual["peers"] = {"addresses": [listen]}  # no Service leads to it
-        self.url = f"http://{status}"
+        has_certificate = "IDLEGPU_API_CERT_FILE" in manner.environment
+        self.url = f"{'https' if has_certificate else 'http'}://{status}"
         self.webhooks = f"{'https' if 'tls' in usual else 'http'}://{listen}"
         self.settings: Object = {}
         self._usual, self._own = usual, own

@@ -1,7 +1,5 @@
 """The console commands against a real cluster: by URL, and through the API server's proxy."""
 
-import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +9,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.controlplane.forwarding import forwarding, machine_address
 from tests.controlplane.objects import GPU, Object, pod
 from tests.controlplane.plane import SCHEDULER
 from tests.controlplane.tools import binary
@@ -22,40 +21,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 NAMESPACE: Final = "idlegpu"
 SERVICE: Final = "idlegpu-extender"
-
-
-def machine_address() -> str:
-    """Return an address of this machine that is no loopback: no Endpoints may have that."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing
-        except OSError:
-            return ""
-        return str(probe.getsockname()[0])
-
-
-@asynccontextmanager
-async def forwarding(address: str, url: str) -> AsyncIterator[int]:
-    """Let the extender on loopback be reached at another address; yield the port."""
-    host, _, port = url.rpartition("/")[2].rpartition(":")
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-                await writer.drain()
-        finally:
-            writer.close()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(host, int(port))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(copy(reader, back))
-            group.create_task(copy(there, writer))
-
-    server = await asyncio.start_server(forward, address, 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 def service(port: int) -> Mapping[str, object]:
@@ -87,7 +52,7 @@ def _is_plain(world: World) -> bool:
 async def exposed(world: World) -> AsyncIterator[None]:
     """Have the extender's Service, and a pod behind it, that leads to the extender that runs."""
     address, plane = machine_address(), world.services.plane
-    if not address or address.startswith("127."):
+    if not address:
         pytest.skip("this machine has no address that Endpoints may have")
     behind = pod(
         SERVICE,

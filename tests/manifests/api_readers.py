@@ -63,9 +63,19 @@ async def ensure(admin: ApiClient, path: str, item: Object) -> None:
 
 @asynccontextmanager
 async def reading(
-    installation: Installation, tmp_path: Path, variables: Mapping[str, str] | None = None
+    installation: Installation,
+    tmp_path: Path,
+    variables: Mapping[str, str] | None = None,
+    folder: Path = MANIFESTS,
 ) -> AsyncIterator[Read]:
-    """Run the shipped extender, with further variables, in a cluster with two tenants."""
+    """Run the shipped extender, with further variables, in a cluster with two tenants.
+
+    Args:
+        installation: where it is applied.
+        tmp_path: an empty folder.
+        variables: of its environment, beside or in place of those that its container has.
+        folder: what is applied.
+    """
     admin = installation.admin
     for namespace in (BLUE, RED):
         item = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
@@ -88,7 +98,7 @@ async def reading(
     await ensure(
         admin, f"/apis/{RBAC}/v1/clusterrolebindings", binding("ClusterRoleBinding", CLUSTER_READER)
     )
-    await installation.apply(MANIFESTS)
+    await installation.apply(folder)
     async with await installation.client(EXTENDER_NAMESPACE, "idlegpu-extender") as client:
         for resource, group in (
             ("tokenreviews", "authentication.k8s.io"),

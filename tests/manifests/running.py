@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -68,8 +69,11 @@ class RunningExtender:
     async def read(self, path: str, token: str = "") -> tuple[int, Object]:
         """Ask the API with a token, "" for none; return status and answer."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
+        context = ssl.create_default_context(cafile=self.mounted / "extender" / "ca.crt")
         async with (
-            aiohttp.ClientSession(self.status) as session,
+            aiohttp.ClientSession(
+                self.status, connector=aiohttp.TCPConnector(ssl=context)
+            ) as session,
             session.get(path, headers=headers) as response,
         ):
             answer: Object = await response.json()
@@ -141,6 +145,7 @@ async def shipped_manner(
         name: str(mounted / "extender" / Path(path).name) for name, path in settings["tls"].items()
     }
     container = _container(installation, "Deployment", "idlegpu-extender")
+    (folder,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tls")
     words: list[str] = [*container["command"], *container["args"]]
     assert (words[0], words[-1]) == ("python", "/etc/idlegpu/settings.yaml")
     shipped = {

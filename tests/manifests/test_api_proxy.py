@@ -1,6 +1,5 @@
 """The shipped extender's API through the service proxy of a real API server."""
 
-import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from multidict import CIMultiDictProxy
 
 from extender.observe.access import COOKIE
 from extender.observe.callers import HEADER
+from tests.controlplane.forwarding import forwarding, machine_address
 from tests.controlplane.objects import Object
 from tests.controlplane.waiting import wait_for
 from tests.manifests.api_readers import (
@@ -32,19 +32,20 @@ from tests.manifests.shipped import EXTENDER_NAMESPACE
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 SERVICE: Final = "idlegpu-extender"
-PROXY: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/services/{SERVICE}:status/proxy"
+SERVICES: Final = f"/api/v1/namespaces/{EXTENDER_NAMESPACE}/services"
+
+
+def is_over_tls(read: Read) -> bool:
+    return read.extender.status.startswith("https://")
 
 
 @dataclass
 class Way:
     """The way from the API server to the extender: what stands for the pod network here.
 
-    The API server proxies to no loopback address, so this listens on another of the machine's, and
-    asks the extender from there.
-
     Attributes:
-        address: of this machine.
-        seen: headers of what came along.
+        address: of this machine, no loopback address.
+        seen: headers of what came along, where it can be read.
     """
 
     address: str
@@ -53,6 +54,10 @@ class Way:
     @asynccontextmanager
     async def open(self, read: Read) -> AsyncIterator[int]:
         """Lead to an extender; yields the port."""
+        if is_over_tls(read):
+            async with forwarding(self.address, read.extender.status) as port:
+                yield port
+            return
         connector = aiohttp.TCPConnector(local_addr=(self.address, 0))
         async with aiohttp.ClientSession(read.extender.status, connector=connector) as session:
 
@@ -79,13 +84,8 @@ class Way:
 @pytest.fixture
 def way() -> Way:
     """Return the way over an address of this machine that is not loopback."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: it only looks for a route
-            address = str(probe.getsockname()[0])
-    except OSError:
-        address = "127.0.0.1"
-    if address.startswith("127."):
+    address = machine_address()
+    if not address:
         pytest.skip("this machine has loopback addresses alone, and no API server proxies to these")
     return Way(address)
 
@@ -104,9 +104,15 @@ async def proxied(read: Read, way: Way) -> AsyncIterator[None]:
             {
                 "apiGroups": [""],
                 "resources": ["services/proxy"],
-                "resourceNames": [f"{SERVICE}:status"],
+                "resourceNames": [f"{SERVICE}:status", f"https:{SERVICE}:status"],
                 "verbs": ["get"],
-            }
+            },
+            {
+                "apiGroups": [""],
+                "resources": ["services"],
+                "resourceNames": [SERVICE],
+                "verbs": ["get"],
+            },
         ],
     }
     bound: Object = {
@@ -203,13 +209,16 @@ async def through_proxy(
 ) -> tuple[int, Object]:
     """Ask through the API server as a service account of the first tenant."""
     plane = read.installation.plane
+    scheme = "https:" if is_over_tls(read) else ""
     user = await read.installation.user(BLUE, account)
     context = ssl.create_default_context(cafile=plane.ca_file)
     async with (
         aiohttp.ClientSession(
             plane.server, connector=aiohttp.TCPConnector(ssl=context), headers=user.headers
         ) as session,
-        session.get(f"{PROXY}{path}", headers=headers) as response,
+        session.get(
+            f"{SERVICES}/{scheme}{SERVICE}:status/proxy{path}", headers=headers
+        ) as response,
     ):
         answer: Object = await response.json()
         return response.status, answer

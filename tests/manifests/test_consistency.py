@@ -31,6 +31,7 @@ PATHS: Final = sorted(
 )
 EXTENDER: Final = "idlegpu-extender"
 AGENT: Final = "idlegpu-agent"
+WORKLOADS: Final = {"Deployment", "DaemonSet"}
 
 
 def read(path: Path) -> Object:
@@ -200,7 +201,11 @@ def test_every_namespace_refuses_what_no_policy_allows() -> None:
 def variables(component: str, workload: str) -> dict[str, str]:
     """Return the variables of the environment that a component gives a workload."""
     kustomization = yaml.safe_load((COMPONENTS / component / "kustomization.yaml").read_text())
-    (patch,) = (each for each in kustomization["patches"] if each["target"]["name"] == workload)
+    (patch,) = (
+        each
+        for each in kustomization["patches"]
+        if each["target"]["name"] == workload and each["target"]["kind"] in WORKLOADS
+    )
     (container,) = yaml.safe_load(patch["patch"])["spec"]["template"]["spec"]["containers"]
     return {entry["name"]: entry["value"] for entry in container["env"]}
 
@@ -250,6 +255,34 @@ def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_pa
             spec = spec[name]
         (container,) = spec["template"]["spec"]["containers"]
         assert f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
+
+
+def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown(
+    tmp_path: Path,
+) -> None:
+    together = built(with_components(tmp_path, ["service-monitor", "status-tls"]))
+    settings = extender_settings(variables("status-tls", EXTENDER))
+    pod = find(together, "Deployment", EXTENDER)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    service = find(together, "Service", EXTENDER)["spec"]
+    (endpoint,) = find(together, "ServiceMonitor", EXTENDER)["spec"]["endpoints"]
+    certificate = read(COMPONENTS / "cert-manager" / "certificate-extender.yaml")["spec"]
+
+    webhooks = settings.tls
+    assert (settings.api.cert_file, settings.api.key_file) == (
+        webhooks.cert_file,
+        webhooks.key_file,
+    )
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    told = {port["name"]: (port["port"], port.get("appProtocol")) for port in service["ports"]}
+    assert told == {"webhooks": (8888, None), "status": (8889, "https")}
+    assert (endpoint["port"], endpoint["scheme"]) == ("status", "https")
+    assert endpoint["tlsConfig"]["serverName"] in certificate["dnsNames"]
+    assert endpoint["tlsConfig"]["ca"]["secret"] == {
+        "name": certificate["secretName"],
+        "key": "ca.crt",
+    }
 
 
 def test_both_images_are_pinned_to_the_version_that_is_built() -> None:

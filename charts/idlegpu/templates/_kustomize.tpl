@@ -63,18 +63,20 @@
 {{- if and (kindIs "map" $value) (kindIs "map" $known) }}
 {{- include "idlegpu.merge" (dict "into" $known "from" $value) }}
 {{- else if and (kindIs "slice" $value) (kindIs "slice" $known) (hasKey (first $value) "name") }}
-{{- $new := list }}
+{{- $patched := list }}
 {{- range $element := $value }}
 {{- $found := dict }}
 {{- range $known }}{{ if eq .name $element.name }}{{ $found = . }}{{ end }}{{ end }}
 {{- if $found }}
 {{- include "idlegpu.merge" (dict "into" $found "from" $element) }}
+{{- $known = without $known $found }}
+{{- $patched = append $patched $found }}
 {{- else }}
-{{- $new = append $new $element }}
+{{- $patched = append $patched $element }}
 {{- end }}
 {{- end }}
 {{- /* First, as kustomize has it. */}}
-{{- $_ := set $.into $key (concat $new $known) }}
+{{- $_ := set $.into $key (concat $patched $known) }}
 {{- else }}
 {{- $_ := set $.into $key $value }}
 {{- end }}
