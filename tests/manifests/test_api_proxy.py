@@ -1,5 +1,6 @@
 """The shipped extender's API through the service proxy of a real API server."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,9 +13,11 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from extender.client import Client
 from extender.observe.access import COOKIE
 from extender.observe.callers import HEADER
 from tests.controlplane.forwarding import forwarding, machine_address
+from tests.controlplane.kubeconfig import write_kubeconfig
 from tests.controlplane.objects import Object
 from tests.controlplane.waiting import wait_for
 from tests.manifests.api_readers import (
@@ -27,7 +30,7 @@ from tests.manifests.api_readers import (
     reading,
 )
 from tests.manifests.installing import Installation, wait_authorized
-from tests.manifests.shipped import EXTENDER_NAMESPACE
+from tests.manifests.shipped import EXTENDER_NAMESPACE, find, with_components
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -249,6 +252,34 @@ async def test_where_the_api_servers_address_is_named_the_right_to_the_proxy_dec
         assert told["pods"] == ["blue/p", "another pod"]
         status, _ = await through_proxy(read, PROXY_USER, "/v1/nodes", {HEADER: "forged"})
         assert status == 401
+
+
+@pytest.mark.parametrize("components", [["api-proxy"], ["api-proxy", "status-tls"]], ids=str)
+async def test_the_command_lines_usual_way_is_open_with_the_components(
+    installation: Installation, tmp_path: Path, way: Way, components: list[str]
+) -> None:
+    (tmp_path / "overlay").mkdir()
+    folder = with_components(tmp_path / "overlay", ["certs-job", *components])
+    await installation.add_kinds_of_others()
+    # As an administrator fills it in, in place of the range that is nobody's.
+    filled_in = {"IDLEGPU_API_PROXIES": way.address}
+    async with (
+        reading(installation, tmp_path, filled_in, folder) as read,
+        proxied(read, way),
+    ):
+        (container,) = find(installation.items, "Deployment", SERVICE)["spec"]["template"]["spec"][
+            "containers"
+        ]
+        assert {entry["name"] for entry in container["env"]} >= filled_in.keys()
+        assert is_over_tls(read) == ("status-tls" in components)
+        mine = tmp_path / "kubeconfig"
+        plane, user = installation.plane, await installation.user(BLUE, PROXY_USER)
+        write_kubeconfig(mine, server=plane.server, ca_file=plane.ca_file, user=user)
+
+        client = await asyncio.to_thread(Client.in_cluster_of, str(mine))
+        nodes = await asyncio.to_thread(client.nodes)
+
+        assert [node.name for node in nodes.nodes] == ["a"]
 
 
 async def test_unless_its_address_is_named_the_proxy_opens_nothing_by_itself(

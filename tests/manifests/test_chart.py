@@ -246,6 +246,18 @@ def test_what_differs_from_cluster_to_cluster_is_a_value(tmp_path: Path) -> None
     assert find(items, "PodMonitor", "idlegpu-agent")["metadata"]["labels"]["release"] == "stack"
 
 
+def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
+    addresses = ["10.1.0.4/32", "fd00::4/128"]
+
+    items = rendered({"components": ["api-proxy"], "apiProxy": {"addresses": addresses}}, tmp_path)
+
+    (container,) = find(items, "Deployment", EXTENDER)["spec"]["template"]["spec"]["containers"]
+    environ = {entry["name"]: entry["value"] for entry in container["env"]}
+    policy = find(items, "NetworkPolicy", "idlegpu-extender-api-proxy")["spec"]
+    assert load_settings(None, environ).api.proxies == tuple(addresses)
+    assert policy["ingress"][0]["from"] == [{"ipBlock": {"cidr": each}} for each in addresses]
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [

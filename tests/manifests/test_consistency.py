@@ -285,6 +285,19 @@ def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown
     }
 
 
+def test_the_api_server_reaches_the_status_port_from_where_the_right_to_the_proxy_decides() -> None:
+    policy = read(COMPONENTS / "api-proxy" / "network-policy.yaml")["spec"]
+    labels = template("Deployment", EXTENDER)["metadata"]["labels"]
+    proxies = extender_settings(variables("api-proxy", EXTENDER)).api.proxies
+    (rule,) = policy["ingress"]
+
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert rule["ports"] == [{"port": "status"}]
+    assert rule["from"] == [{"ipBlock": {"cidr": each}} for each in proxies]
+    (network,) = map(ipaddress.ip_network, proxies)
+    assert network.subnet_of(ipaddress.ip_network("192.0.2.0/24")), "until it is set: nobody's"
+
+
 def test_both_images_are_pinned_to_the_version_that_is_built() -> None:
     project = (MANIFESTS.parent / "pyproject.toml").read_text()
     for kind, name in (("Deployment", EXTENDER), ("DaemonSet", AGENT)):

@@ -19,6 +19,11 @@
 {{- if eq $name "idlegpu-extender" }}
 {{- include "idlegpu.grace" (dict "spec" $item.spec.template.spec "settings" $own.settings) }}
 {{- end }}
+{{- range $variable := (first $item.spec.template.spec.containers).env }}
+{{- if and (eq $variable.name "IDLEGPU_API_PROXIES") $values.apiProxy.addresses }}
+{{- $_ := set $variable "value" (join "," $values.apiProxy.addresses) }}
+{{- end }}
+{{- end }}
 {{- range $volume := $item.spec.template.spec.volumes }}
 {{- if eq (dig "configMap" "name" "" $volume) "idlegpu-scheduler-config" }}
 {{- $_ := set $volume.configMap "name" $.schedulerConfig }}
@@ -47,6 +52,11 @@
 {{- if and (eq $name "idlegpu-extender-control-plane") $values.fixedAddress.controlPlane }}
 {{- $peers := list }}
 {{- range $values.fixedAddress.controlPlane }}{{ $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
+{{- $_ := set (first $item.spec.ingress) "from" $peers }}
+{{- end }}
+{{- if and (eq $name "idlegpu-extender-api-proxy") $values.apiProxy.addresses }}
+{{- $peers := list }}
+{{- range $values.apiProxy.addresses }}{{ $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
 {{- $_ := set (first $item.spec.ingress) "from" $peers }}
 {{- end }}
 {{- else if and (eq $item.kind "Service") (eq $name "idlegpu-extender") $item.spec.clusterIP $values.fixedAddress.clusterIP }}
