@@ -19,9 +19,11 @@ from prometheus_client.exposition import choose_encoder
 from agent import report as contract
 from agent.backend import Backend
 from agent.dcgm_names import DcgmCollector
+from agent.device_load import REPORT_PATH
 from agent.exporter import AgentCollector
 from agent.holdings import Holdings
 from agent.http import Address, Answer, Headers, Route, serve_http
+from agent.load_report import loads_of
 from agent.options import Options, ReportOptions
 from agent.pod_names import PodNames
 from agent.podresources import PodResourcesClient
@@ -101,8 +103,12 @@ class Agent:
         return {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
-            "/v1/report": self._report,
+            REPORT_PATH: self._report,
         }
+
+    def load_routes(self) -> dict[str, Route]:
+        """Return what is shown to pods of any tenant."""
+        return {REPORT_PATH: self._loads}
 
     def _metrics(self, headers: Headers) -> Answer:
         encode, content_type = choose_encoder(headers.get("accept", ""))
@@ -116,7 +122,13 @@ class Agent:
         return Answer(status=status, body=f"{problem or 'ok'}\n".encode())
 
     def _report(self, _: Headers) -> Answer:
+        return self._shown(self.sampler.latest.report)
+
+    def _loads(self, _: Headers) -> Answer:
         report = self.sampler.latest.report
+        return self._shown(report if report is None else loads_of(report))
+
+    def _shown(self, report: contract.Report | None) -> Answer:
         if report is None:
             return Answer(
                 status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"the first pass is not over yet\n"
@@ -153,7 +165,17 @@ async def start(
     with open_tenants(options) as tenants:
         agent = Agent(options, backend, tenants, clock)
         try:
-            async with serve_http(options.host, options.port, agent.routes()) as address:
+            async with contextlib.AsyncExitStack() as stack:
+                routes = agent.routes()
+                address = await stack.enter_async_context(
+                    serve_http(options.host, options.port, routes)
+                )
+                if options.loads_host:
+                    # Connections of its own: no pod keeps Prometheus and the kubelet out.
+                    routes = agent.load_routes()
+                    await stack.enter_async_context(
+                        serve_http(options.loads_host, options.loads_port, routes)
+                    )
                 logger.info("serving", extra={"host": address[0], "port": address[1]})
                 # A background task that ends in a fault takes the agent down: it starts anew.
                 async with asyncio.TaskGroup() as group:

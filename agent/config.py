@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from agent import options
 from agent.foreign import Threshold
@@ -164,6 +164,12 @@ class Settings(Section):
         description="host:port of metrics, health and the report, in plain HTTP; in a pod "
         "0.0.0.0:9402 or [::]:9402",
     )
+    loads_listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
+        default="",
+        description="host:port of the GPUs' loads alone, in plain HTTP, for IDLEGPU_AGENT_URL of "
+        "any pod: no pod and no process is in them; in a pod 0.0.0.0:9403 or [::]:9403; empty: "
+        "nowhere",
+    )
     node: str = Field(
         default="",
         description="name of the Kubernetes node, from the pod's spec.nodeName; empty: the "
@@ -239,18 +245,22 @@ class Settings(Section):
     health: decision.Health = decision.Health()
     log: service.Log = service.Log()
 
-    @field_validator("listen")
+    @field_validator("listen", "loads_listen")
     @classmethod
-    def _check_listen(cls, listen: str) -> str:
-        split_address(listen)
+    def _check_listen(cls, listen: str, info: ValidationInfo) -> str:
+        if listen or info.field_name == "listen":
+            split_address(listen)
         return listen
 
     def value(self) -> Options:
         """Return what the agent takes."""
         host, port = split_address(self.listen)
+        loads_host, loads_port = split_address(self.loads_listen) if self.loads_listen else ("", 0)
         return Options(
             host=host,
             port=port,
+            loads_host=loads_host,
+            loads_port=loads_port,
             node=self.node or socket.gethostname(),
             period_seconds=self.period_seconds,
             cadence=Cadence(

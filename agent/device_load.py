@@ -11,6 +11,9 @@ REPORT_PATH: Final = "/v1/report"
 _ACTIVITY: Final = ("graphics_active_ratio", "sm_active_ratio", "gpu_utilization_ratio")
 _USED: Final = "memory_used_bytes"
 _TOTAL: Final = "memory_total_bytes"
+SIGNALS: Final = (*_ACTIVITY, _USED, _TOTAL)
+"""What is read of a report, besides the devices' UUIDs."""
+
 _LARGEST_ANSWER_BYTES: Final = 1 << 20
 
 

@@ -55,6 +55,8 @@ class Options:
     Attributes:
         host: address that /metrics, /healthz and the report are served on.
         port: likewise.
+        loads_host: address that the loads alone are served on, "" for nowhere.
+        loads_port: likewise.
         node: name of the node.
         period_seconds: between two passes.
         cadence: how often what is read in a pass.
@@ -74,6 +76,8 @@ class Options:
 
     host: str = "127.0.0.1"
     port: int = 9402
+    loads_host: str = ""
+    loads_port: int = 0
     node: str = ""
     period_seconds: float = 1.0
     cadence: Cadence = field(default_factory=Cadence)

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,13 @@ import pytest
 
 from agent.app import Agent, look_again, look_once, start
 from agent.backend import Call, Code
+from agent.device_load import SIGNALS, agent_loads
 from agent.options import Options
 from agent.report import Report, decode
 from agent.session import Cadence
 from tests.agent.fake_kubelet import FakeKubelet, container, pod
 from tests.agent.scripted import ScriptedBackend, ScriptedCard
+from tests.controlplane.process import free_port
 
 OPTIONS = Options(
     port=0,
@@ -77,6 +80,36 @@ async def test_the_report_is_served_with_the_time_of_sending() -> None:
     assert report.node == "gpu-7"
     assert [device.uuid for device in report.devices] == ["GPU-0"]
     assert report.sent_at >= report.at
+
+
+async def test_pods_are_shown_how_busy_devices_are_and_nobody_who_is_on_them(
+    tmp_path: Path,
+) -> None:
+    with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
+        kubelet.pods = [pod("trainer", container("main", OTHER), namespace="red-team")]
+        kubelet.allocatable = [{"resource_name": "nvidia.com/gpu", "device_ids": [OTHER]}]
+        options = replace(
+            OPTIONS,
+            loads_host="127.0.0.1",
+            loads_port=free_port(),
+            kubelet_socket=str(kubelet.socket),
+        )
+        async with served(options, ScriptedCard(OTHER)) as one:
+            await one.until("/v1/report", lambda _, body: b"trainer" in body)
+            url = f"http://127.0.0.1:{options.loads_port}"
+            async with aiohttp.ClientSession(url) as pods:
+                async with pods.get("/v1/report") as answer:
+                    body = await answer.read()
+                async with pods.get("/metrics") as answer:
+                    status = answer.status
+            loads = await asyncio.to_thread(agent_loads, url, 2.0)
+
+    assert b"trainer" not in body
+    assert b"red-team" not in body
+    assert set(json.loads(body)["signals"]) <= set(SIGNALS)
+    assert loads.keys() == {OTHER}
+    assert loads[OTHER].memory_used_ratio is not None
+    assert status == 404
 
 
 async def test_metrics_are_served_with_dcgms_names_where_they_are_wanted() -> None:

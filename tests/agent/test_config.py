@@ -15,6 +15,14 @@ def test_without_anything_set_the_defaults_are_those_of_the_program() -> None:
     assert options == Options(node=options.node)
 
 
+def test_where_loads_are_shown_is_an_address_or_nowhere() -> None:
+    shown = load_settings(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "[::]:9403"}).value()
+
+    assert (shown.loads_host, shown.loads_port) == ("::", 9403)
+    with pytest.raises(ConfigError, match="IDLEGPU_AGENT_LOADS_LISTEN"):
+        load_settings(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "9403"})
+
+
 def test_a_variable_comes_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("period_seconds: 5\nthresholds: {utilization: 20%, memory: 40}\n")

@@ -298,6 +298,29 @@ def test_the_api_server_reaches_the_status_port_from_where_the_right_to_the_prox
     assert network.subnet_of(ipaddress.ip_network("192.0.2.0/24")), "until it is set: nobody's"
 
 
+def test_pods_of_a_node_reach_the_loads_of_its_gpus_and_nothing_else_of_the_agent(
+    tmp_path: Path,
+) -> None:
+    together = built(with_components(tmp_path, ["host-port"]))
+    pod = find(together, "DaemonSet", AGENT)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    options = load_agent_settings(None, variables("host-port", AGENT)).value()
+    rules = find(together, "NetworkPolicy", AGENT)["spec"]["ingress"]
+    runtime = find([read(EXAMPLES / "function-runtime.yaml")], "Deployment", "function-runtime")
+    (worker,) = runtime["spec"]["template"]["spec"]["containers"]
+    (url,) = (each["value"] for each in worker["env"] if each["name"] == "IDLEGPU_AGENT_URL")
+
+    on_node = {port["name"]: port["hostPort"] for port in container["ports"] if "hostPort" in port}
+    assert on_node == {"loads": 9402}
+    assert url == f"http://$(HOST_IP):{on_node['loads']}"
+    assert ports_of(container)["loads"] == options.loads_port
+    for_all = [rule["ports"] for rule in rules if rule["from"] == [{"namespaceSelector": {}}]]
+    assert for_all == [[{"port": "loads"}]]
+    for_some = [rule["from"] for rule in rules if rule["ports"] == [{"port": "metrics"}]]
+    monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
+    assert for_some == [[{"namespaceSelector": monitoring}]]
+
+
 def test_both_images_are_pinned_to_the_version_that_is_built() -> None:
     project = (MANIFESTS.parent / "pyproject.toml").read_text()
     for kind, name in (("Deployment", EXTENDER), ("DaemonSet", AGENT)):
