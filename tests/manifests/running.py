@@ -145,7 +145,6 @@ async def shipped_manner(
         name: str(mounted / "extender" / Path(path).name) for name, path in settings["tls"].items()
     }
     container = _container(installation, "Deployment", "idlegpu-extender")
-    (folder,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tls")
     words: list[str] = [*container["command"], *container["args"]]
     assert (words[0], words[-1]) == ("python", "/etc/idlegpu/settings.yaml")
     shipped = {
