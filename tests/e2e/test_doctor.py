@@ -16,7 +16,7 @@ from simulation.models import A10
 from simulation.nodes import EXPORTER_4_8, Sharing
 from tests.controlplane.deployed import grant_rights
 from tests.controlplane.objects import Object, node, pod
-from tests.controlplane.plane import EXTENDER
+from tests.controlplane.plane import EXTENDER, ControlPlane
 from tests.controlplane.waiting import wait_for
 from tests.e2e.console import by_url
 from tests.e2e.world import World
@@ -105,7 +105,21 @@ async def healthy(world: World) -> tuple[str, str]:
     await world.place(pod("train", 2))
     await world.place(share)
     await world.settled()
+    for name in (whole, shared):
+        await beat(world.services.plane, name, datetime.now(UTC))
     return whole, shared
+
+
+async def beat(plane: ControlPlane, name: str, at: datetime) -> None:
+    """Have a heartbeat written as by a kubelet whose clock says so; the API server notes when."""
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "lastHeartbeatTime": at.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    told = json.dumps({"status": {"conditions": [ready]}})
+    patch = ("patch", "node", name, "--subresource=status", "--field-manager=kubelet")
+    await plane.kubectl(*patch, "--type=strategic", "-p", told)
 
 
 def _remembering() -> dict[str, Any]:
@@ -160,12 +174,7 @@ async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
     for item in (bare, empty):
         item["spec"]["unschedulable"] = True
         await client.create(item)
-    # As its kubelet writes it, whose clock is an hour late: the API server notes when it did.
-    late = (datetime.now(UTC) - timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": late}
-    beat = json.dumps({"status": {"conditions": [ready]}})
-    patch = ("patch", "node", "bare", "--subresource=status", "--field-manager=kubelet")
-    await plane.kubectl(*patch, "--type=strategic", "-p", beat)
+    await beat(plane, "bare", datetime.now(UTC) - timedelta(hours=1))
     relabelled = {"nvidia.com/gpu.replicas": "9", "nvidia.com/gpu.sharing-strategy": "mps"}
     await client.patch(
         {"kind": "Node", "metadata": {"name": shared}}, {"metadata": {"labels": relabelled}}
