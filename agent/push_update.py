@@ -25,6 +25,8 @@ from extender.core.readings import Signal
 
 MEAN_SECONDS: Final = 5.0
 """Means are over so long at least: each counts as one reading in the extender's window."""
+SHARES_SECONDS: Final = 60.0
+"""Who holds how much of a shared device's memory is told so often: for advice a minute will do."""
 
 _SIGNALS: Final = tuple(signal.value for signal in Signal)
 _REST: Final = (AGE, XID_AGE, FOREIGN_MEMORY, FOREIGN_UTILIZATION, MEAN, MEAN_SQUARE)
@@ -39,6 +41,7 @@ class Updates:
         self._layout: Layout | None = None
         self._holders: Holders | None = None
         self._means_at = -math.inf
+        self._shares_at = -math.inf
         self._totals: dict[tuple[str, str], tuple[int, float, float]] = {}
 
     def make(self, report: Report, digest: Digest, *, is_news: bool, sent_at: float) -> Update:
@@ -68,9 +71,22 @@ class Updates:
             holders=None if holders == self._holders else holders,
             values=_pack(columns),
             problem="" if report.problem is None else report.problem.text,
+            shares=self._shares(report),
         )
         self._layout, self._holders = layout, holders
         return update
+
+    def _shares(self, report: Report) -> tuple[tuple[int, str, int], ...]:
+        """Return who holds how much memory of the devices that several pods share, now and then."""
+        if report.at - self._shares_at < SHARES_SECONDS:
+            return ()
+        self._shares_at = report.at
+        return tuple(
+            (place, uid, count)
+            for place, device in enumerate(report.devices)
+            if len(shares := _shares_of(device)) > 1
+            for uid, count in sorted(shares.items())
+        )
 
     def _columns(
         self, report: Report, digest: Digest
@@ -105,6 +121,26 @@ class Updates:
             means.append(((total - before) / new, max((square - squares) / new, 0.0)))
         self._totals, self._means_at = dict(digest.totals), report.at
         return means
+
+
+def _shares_of(device: Device) -> dict[str, int]:
+    """Return what each pod's processes hold of a device's memory, by UID; {} where not all do tell.
+
+    A pod that holds a share and has no process on the device holds none of its memory.
+    """
+    used_by = device.used_by
+    if used_by is None or any(
+        one.place is Place.UNKNOWN or (one.place is Place.POD and not one.uid) for one in used_by
+    ):
+        return {}
+    shares = {one.uid: 0 for one in device.allocated_to or () if one.uid}
+    for one in used_by:
+        if one.place is not Place.POD:
+            continue
+        if one.memory_bytes is None:
+            return {}
+        shares[one.uid] = shares.get(one.uid, 0) + one.memory_bytes
+    return shares
 
 
 def _part(device: Device) -> Part:

@@ -325,16 +325,15 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
     """What the extender is told of a report; what it was told before on the connection is left out.
 
     Attributes:
-        node: as the report has it.
-        started_at: likewise.
-        sequence: likewise.
-        at: likewise.
+        node, started_at, sequence, at: as the report has them.
         sent_at: when it was sent, by the node's clock.
         is_news: it may change a decision; else it only says that all is as before.
         layout: None where it is as before.
         holders: None where they are as before.
         values: little-endian doubles, row by row, one for each device; NaN where missing.
         problem: why nothing is seen, or nothing new; "" where all is well.
+        shares: now and then: place of a shared device in the layout, UID of a pod on it, and the
+            memory in bytes that its processes hold there.
     """
 
     node: str
@@ -347,6 +346,7 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
     holders: Holders | None = None
     values: bytes = b""
     problem: str = ""
+    shares: tuple[tuple[int, str, int], ...] = ()
 
 
 class Farewell(_Record, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ class Following:
     def _agent_source(self, settings: Settings, client: KubeClient) -> AgentSource:
         self._fleet.hold(SOURCE, settings.agents.hold_seconds)
         certificate = self._agents_certificate
-        return AgentSource(
+        source = AgentSource(
             settings.agents,
             client,
             knows=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
@@ -125,6 +125,8 @@ class Following:
             tls=certificate.context if certificate is not None else None,
             spare=spare_for(settings.max_connections),
         )
+        source.on_shares = self._fleet.pod_memory.note
+        return source
 
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
         return PrometheusSource(

@@ -61,6 +61,7 @@ class Fleet:
         self._known = KnownPods()
         self.unbound_pods = self._known.unbound
         self.namespaces = self._known.namespaces
+        self.pod_memory = self._known.memory
         self._clock = clock
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}

@@ -2,6 +2,7 @@
 
 from extender.core.inventory import PodRecord
 from extender.core.tally import Tally
+from extender.fleet.pod_memory import PodMemory
 
 
 class KnownPods:
@@ -11,12 +12,14 @@ class KnownPods:
         by_uid: all of them; to be read only.
         unbound: those that are on no node and have not ended; to be read only.
         namespaces: where they are.
+        memory: what they were seen to hold of devices that they share.
     """
 
     def __init__(self) -> None:
         self.by_uid: dict[str, PodRecord] = {}
         self.unbound: dict[str, PodRecord] = {}
         self.namespaces = Tally()
+        self.memory = PodMemory(self.by_uid)
 
     def put(self, record: PodRecord) -> None:
         """Take over a pod that was added or changed; it comes last of those that are unbound."""
@@ -33,4 +36,5 @@ class KnownPods:
         record = self.by_uid.pop(uid, None)
         if record is not None:
             self.namespaces.remove(record.namespace)
+            self.memory.forget(uid)
         return record

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from extender.core.advice import (
+    LEAST_SAMPLES,
     Ask,
     Card,
     CardAdvice,
@@ -26,6 +27,7 @@ from extender.core.inventory import PodRecord
 from extender.core.readings import DeviceInfo
 from extender.core.snapshot import PoolRow, Snapshot
 from extender.fleet.fleet import Fleet
+from extender.fleet.pod_memory import PodMemory
 from extender.observe.answers import chunks
 from extender.observe.measured import Measured
 from extender.observe.seen import sees
@@ -35,6 +37,9 @@ PIECE_NODES: Final = 8
 """Nodes that are looked at between two turns of the event loop."""
 PIECE_DEVICES: Final = 64
 """Devices about which Prometheus is asked at once."""
+
+BY_AGENT: Final = "agent"
+"""Who told what a pod holds of a device that it shares."""
 
 TENTH: Final = "uses-a-tenth"
 KINDS: Final = (*(ask.value for ask in Ask), TENTH)
@@ -190,7 +195,7 @@ async def find(
         await asyncio.sleep(0)
         for name, devices in by_node.items():
             if devices:
-                _judge_node(devices, fleet.pods_on(name), namespace, (found, looks))
+                _judge_node(devices, fleet.pods_on(name), namespace, (found, looks, fleet))
                 await asyncio.sleep(0)
     return found
 
@@ -263,16 +268,16 @@ def _judge_node(
     devices: Sequence[Device],
     records: Sequence[PodRecord],
     namespace: str | None,
-    into: tuple[Findings, Mapping[int, Look]],
+    into: tuple[Findings, Mapping[int, Look], Fleet],
 ) -> None:
     """Say what is to be said of a node's cards and pods."""
-    found, looks = into
+    found, looks, fleet = into
     pods = {record.key: record for record in records}
     for card in _cards(devices, pods, looks):
         found.add_card(card)
     for record in records:
         if namespace is None or (record.namespace == namespace and sees(namespace)):
-            _judge(record, devices, found, looks)
+            _judge(record, devices, found, looks, fleet.pod_memory)
 
 
 def _judge(
@@ -280,6 +285,7 @@ def _judge(
     devices: Sequence[Device],
     found: Findings,
     looks: Mapping[int, Look],
+    shares: PodMemory,
 ) -> None:
     """Say what is to be said of a pod."""
     if record.gives_way:
@@ -291,8 +297,16 @@ def _judge(
         return  # it asked for a share, and for no memory
     is_complete = len(own) == sum(record.resources.values()) or not is_whole
     is_alone = all(device.tenants == (record.key,) for device in own)
-    used = [looks[device.row].use for device in own]
     total = min((device.memory_bytes for device in own), default=0.0)
+    if own and total and not is_alone and not is_whole:
+        keys = [device.info.key for device in own]
+        held = Look(use=shares.use(record.uid, keys), source=BY_AGENT)
+        if held.use.samples >= LEAST_SAMPLES:
+            _judge_memory(record, own, held, found)
+        else:
+            found.unjudged += 1
+        return
+    used = [looks[device.row].use for device in own]
     if not (own and is_complete and is_alone and total and all(use.is_enough for use in used)):
         found.unjudged += 1
         return
@@ -311,9 +325,16 @@ def _judge(
                 source=source,
             )
         )
+    _judge_memory(record, own, Look(use=use, source=source), found)
+
+
+def _judge_memory(record: PodRecord, own: Sequence[Device], held: Look, found: Findings) -> None:
+    """Say whether a pod asks for far more memory than it holds, or for less."""
+    asked, use = record.memory_bytes, held.use
     # What its annotation says is its owner's: others are not to learn it from our advice.
     if asked is None or not sees(record.namespace):
         return
+    total = min(device.memory_bytes for device in own)
     memory = judge_memory(float(asked), use.memory_most_bytes or 0.0, total)
     if memory is not None:
         found.add_pod(
@@ -325,7 +346,7 @@ def _judge(
                 memory_bytes=total,
                 per_card=None,
                 memory=memory,
-                source=source,
+                source=held.source,
             )
         )
 

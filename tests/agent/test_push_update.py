@@ -2,8 +2,10 @@ import math
 import struct
 from typing import Any
 
+import pytest
+
 from agent.push_news import Digest
-from agent.push_update import MEAN_SECONDS, Updates
+from agent.push_update import MEAN_SECONDS, SHARES_SECONDS, Updates
 from agent.report import (
     AGE,
     MEAN,
@@ -116,3 +118,40 @@ def test_who_cannot_be_told_is_unknown_and_not_nobody() -> None:
     assert pods(used_by=()) is None
     assert pods(used_by=(Process(pid=1),)) is None
     assert pods(used_by=(nameless,)) is None
+
+
+def used(uid: str, memory_bytes: int | None = 1, place: Place = Place.POD) -> Process:
+    return Process(pid=1, place=place, uid=uid, namespace="ns", pod=uid, memory_bytes=memory_bytes)
+
+
+def test_who_holds_how_much_of_a_shared_device_is_told_once_a_minute() -> None:
+    updates = Updates()
+    shared = {
+        "allocated_to": (
+            Tenant(namespace="ns", pod="a", uid="a"),
+            Tenant(namespace="ns", pod="idle", uid="idle"),
+        ),
+        "used_by": (used("a", 5), used("b", 2), used("a", 3), used("", 9, Place.HOST)),
+    }
+
+    first = make(updates, report(0.0, **shared))
+    assert first.shares == ((0, "a", 8), (0, "b", 2), (0, "idle", 0))
+    assert decode_update(frame(first)[4:]).shares == first.shares
+    assert make(updates, report(SHARES_SECONDS - 1, **shared)).shares == ()
+    assert make(updates, report(SHARES_SECONDS, **shared)).shares == first.shares
+
+
+@pytest.mark.parametrize(
+    "used_by",
+    [
+        pytest.param((used("a"),), id="one-pod"),
+        pytest.param((used("a"), used("b", None)), id="memory-not-known"),
+        pytest.param((used("a"), used("b"), used("", 1, Place.UNKNOWN)), id="place-not-known"),
+        pytest.param((used("a"), used("b"), used("")), id="pod-not-known"),
+        pytest.param(None, id="no-processes-known"),
+    ],
+)
+def test_where_it_is_not_shared_or_not_known_nothing_is_told(
+    used_by: tuple[Process, ...] | None,
+) -> None:
+    assert make(Updates(), report(used_by=used_by)).shares == ()

@@ -4,13 +4,13 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from agent.report import Update
 from extender.core.policy import Foreign
-from extender.core.readings import Readings
+from extender.core.readings import DeviceKey, Readings
 from extender.kube import KubeClient
 from extender.listening import Listener
 from extender.settings.agents import Agents
@@ -32,6 +32,7 @@ REQUEST_SECONDS: Final = 10.0
 """A request has to have come in so long; how long the token's review takes is our business."""
 
 Deliver = Callable[[Readings], Awaitable[None]]
+NoteShares = Callable[[str, Sequence[tuple[DeviceKey, str, int]], float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,8 @@ class AgentSource:
         port: where connections are accepted.
         refusals: who was refused, and why.
         is_listening: connections are accepted.
+        on_shares: is told of a node what pods (UIDs) hold of shared devices' memory, in bytes, and
+            when that was so.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class AgentSource:
     ) -> None:
         self.refusals = Refusals(monotonic)
         self.is_listening = False
+        self.on_shares: NoteShares = lambda _node, _shares, _at: None
         self._settings = settings
         self._reviews = TokenReviews(client, settings, clock=clock, monotonic=monotonic)
         self._knows = knows
@@ -229,6 +233,8 @@ class AgentSource:
         if state is None:
             return
         state.take(update, now)
+        if state.shares and self._knows(state.node):
+            self.on_shares(state.node, state.shares, state.at)
         self._reports += 1
         self._last_at = now
         waiting = self._news if state.is_news else self._quiet

@@ -34,6 +34,8 @@ SOURCE: Final = "agent"
 
 MOST_DEVICES: Final = 256
 MOST_ROWS: Final = 256
+MOST_SHARES: Final = 8192
+"""On a node: 64 pods on each of 128 devices."""
 
 HOLDERS_LAG_SECONDS: Final = 5.0
 """The agent asks the kubelet so often who holds what."""
@@ -79,6 +81,7 @@ class AgentState:
         "node",
         "pods",
         "problem",
+        "shares",
         "uids",
     )
 
@@ -90,6 +93,8 @@ class AgentState:
         self.problem = ""
         self.pods: Mapping[DeviceKey, tuple[str, ...]] | None = None
         self.uids: Mapping[str, str] = {}
+        self.shares: tuple[tuple[DeviceKey, str, int], ...] = ()
+        """What the last update said of who holds how much memory of shared devices."""
         self._shape: _Shape | None = None
         self._values: Column = np.zeros((0, 0))
 
@@ -124,11 +129,12 @@ class AgentState:
                 f"update of {len(update.values)} bytes of values: must be {shape.rows} rows of "
                 f"{count} devices",
             )
+        shares = _shares_of(shape.infos, update)
         if update.holders is not None:
             self._take_holders(shape.infos, update.holders)
         elif update.layout is not None:
             self.pods, self.uids = None, {}
-        self._shape = shape
+        self._shape, self.shares = shape, shares
         self._values = np.frombuffer(update.values, dtype="<f8").reshape(shape.rows, count)
         self.at = received_at - min(max(update.sent_at - update.at, 0.0), received_at)
         self.is_news |= update.is_news
@@ -167,6 +173,26 @@ class AgentState:
         if self.pods is None:
             return None
         return NodeHolders(at=self.at - HOLDERS_LAG_SECONDS, pods=self.pods, uids=self.uids)
+
+
+def _shares_of(
+    infos: tuple[DeviceInfo, ...], update: Update
+) -> tuple[tuple[DeviceKey, str, int], ...]:
+    """Return who holds how much memory of shared devices.
+
+    Raises:
+        RefusedError: that cannot be.
+    """
+    told = update.shares
+    if len(told) > MOST_SHARES or any(
+        not 0 <= place < len(infos) or count < 0 for place, _, count in told
+    ):
+        raise RefusedError(
+            Refusal.BAD_REPORT,
+            f"{len(told)} shares of memory: must be at most {MOST_SHARES}, of the devices of the "
+            "layout, and none negative",
+        )
+    return tuple((infos[place].key, uid, count) for place, uid, count in told)
 
 
 def _shape_of(node: str, layout: Layout) -> _Shape:

@@ -245,6 +245,60 @@ async def test_whose_memory_it_is_on_a_shared_card_is_not_guessed(
     assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
 
 
+def tell(world: AdvisingWorld, minutes: int, **used_gib: float) -> None:
+    """Have an agent tell what pods hold of the card, minute by minute; the last has the most."""
+    for minute in range(minutes):
+        share = 1.0 if minute == minutes - 1 else 0.5
+        told = [
+            (("GPU-s-0", ""), f"uid-{name}", int(gib * share * GIB))
+            for name, gib in used_gib.items()
+        ]
+        world.fleet.pod_memory.note("s", told, world.now + 60.0 * minute)
+
+
+async def test_an_agent_tells_whose_memory_it_is_on_a_shared_card(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_shared("s", 4)
+    names = [
+        world.have(name, "s", resource=SHARED, memory_bytes=asked * GIB)
+        for name, asked in (("greedy", 40), ("short", 4), ("right", 10))
+    ]
+    world.live({"s": [card(*names, used_gib=20.0)]}, HOUR)
+    tell(world, 20, greedy=5.0, short=6.0, right=9.0)
+
+    answer = await get(client, "/v1/advice")
+
+    assert answer["pods_unjudged"] == 0
+    found = {one["pod"]: one for one in answer["pods"]}
+    assert {name: one["kind"] for name, one in found.items()} == {
+        "team/greedy": "asks-too-much",
+        "team/short": "asks-too-little",
+    }
+    greedy = found["team/greedy"]
+    assert (greedy["source"], greedy["samples"]) == ("agent", 20)
+    assert greedy["memory_most_bytes"] == 5 * GIB
+    assert greedy["suggested_memory_bytes"] == 6 * GIB
+    assert (greedy["activity_ratio"], greedy["memory_bytes"]) == (None, None)
+    assert greedy["looked_seconds"] == 19 * 60
+    assert "never used more than 5.0 GiB" in greedy["why"]
+
+
+async def test_of_too_little_that_an_agent_told_nothing_is_said(
+    world: AdvisingWorld, client: Client
+) -> None:
+    world.add_shared("s", 4)
+    names = [
+        world.have(name, "s", resource=SHARED, memory_bytes=40 * GIB) for name in ("one", "two")
+    ]
+    world.live({"s": [card(*names, used_gib=3.0)]}, HOUR)
+    tell(world, 14, one=1.0, two=2.0)
+
+    answer = await get(client, "/v1/advice")
+
+    assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
+
+
 async def test_a_pod_that_nobody_may_read_has_no_name_and_no_wishes(
     world: AdvisingWorld, aiohttp_client: MakeClient
 ) -> None:

@@ -141,3 +141,30 @@ async def test_of_two_connections_of_a_node_the_newer_counts(tmp_path: Path) -> 
         writer.write(frame(update()))
         await eventually(lambda: desk.source.status().reports == 1)
         assert desk.source.status().agents == 1
+
+
+async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        told: list[object] = []
+        desk.source.on_shares = lambda node, shares, _at: told.append((node, tuple(shares)))
+        _, writer = await granted(desk)
+
+        writer.write(frame(update()))
+        writer.write(frame(update(shares=((0, "uid-a", 5), (0, "uid-b", 7)))))
+        await eventually(lambda: desk.source.status().reports == 2)
+
+        key = ("GPU-1", "")
+        assert told == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
+
+
+@pytest.mark.parametrize("share", [(1, "uid", 5), (-1, "uid", 5), (0, "uid", -5)])
+async def test_shares_that_cannot_be_are_refused(
+    tmp_path: Path, share: tuple[int, str, int]
+) -> None:
+    async with desk_with(tmp_path) as desk:
+        reader, writer = await granted(desk)
+
+        writer.write(frame(update(shares=(share,))))
+
+        assert "1 shares of memory: must be at most" in await farewell(reader)
+        assert desk.refused(Refusal.BAD_REPORT) == 1

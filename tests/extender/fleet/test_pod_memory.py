@@ -1,0 +1,71 @@
+"""What pods were seen to hold of devices that they share."""
+
+from typing import Final
+
+import pytest
+
+from extender.core.advice import Use
+from extender.core.inventory import PodPhase, PodRecord
+from extender.fleet.pod_memory import PodMemory
+from extender.fleet.pods import KnownPods
+
+A: Final = ("GPU-0", "")
+B: Final = ("GPU-1", "")
+
+
+def pod(uid: str) -> PodRecord:
+    return PodRecord(
+        uid=uid,
+        namespace="ns",
+        name=uid,
+        node="node",
+        phase=PodPhase.RUNNING,
+        resources={"nvidia.com/gpu": 1},
+    )
+
+
+@pytest.fixture
+def pods() -> KnownPods:
+    known = KnownPods()
+    for uid in ("one", "two"):
+        known.put(pod(uid))
+    return known
+
+
+@pytest.fixture
+def memory(pods: KnownPods) -> PodMemory:
+    return pods.memory
+
+
+def test_the_most_is_remembered_and_what_is_told_too_often_is_one_sample(
+    memory: PodMemory,
+) -> None:
+    for at, count in ((0.0, 5), (10.0, 9), (60.0, 3), (120.0, 4)):
+        memory.note("node", [(A, "one", count), (A, "two", 1)], at)
+
+    assert memory.use("one", [A]) == Use(memory_most_bytes=9.0, samples=3, seconds=120.0)
+
+
+def test_of_several_devices_the_fullest_and_the_fewest_samples_count(memory: PodMemory) -> None:
+    memory.note("node", [(A, "one", 5)], 0.0)
+    memory.note("node", [(A, "one", 5), (B, "one", 7)], 60.0)
+
+    assert memory.use("one", [A, B]) == Use(memory_most_bytes=7.0, samples=1, seconds=0.0)
+    assert memory.use("two", [A]) == Use()
+    assert memory.use("one", [A, ("GPU-2", "")]) == Use()
+
+
+def test_an_agent_is_believed_of_the_pods_of_its_own_node_alone(memory: PodMemory) -> None:
+    memory.note("elsewhere", [(A, "one", 5)], 0.0)
+    memory.note("node", [(A, "stranger", 5)], 0.0)
+
+    assert memory.use("one", [A]) == memory.use("stranger", [A]) == Use()
+
+
+def test_a_pod_that_is_gone_is_forgotten(pods: KnownPods, memory: PodMemory) -> None:
+    memory.note("node", [(A, "one", 5)], 0.0)
+
+    pods.pop("one")
+    pods.put(pod("one"))
+
+    assert memory.use("one", [A]) == Use()
