@@ -3,7 +3,8 @@
 `python -m bench.soak` lets pods be placed all the time while Prometheus is asked six times as often
 as by default, everything is listed anew every 100 seconds, nodes change, vanish and come back, and
 pods of every kind are created and deleted. Looked at: whether memory stays flat once the history of
-decisions is full, whether every task still does its work at the end, and the slowest answer.
+decisions is full, by medians and by the slope of all samples from then on; whether every task whose
+work shows from outside still does it at the end; and the slowest answer.
 """
 
 import argparse
@@ -11,10 +12,13 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from bench.asking import Connection, Placed, Scheduler
 from bench.machine import Bound, report
@@ -24,9 +28,12 @@ from bench.questions import EVERYDAY, distinct
 from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import FleetSpec, World, open_world, wait_until
 
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
 SETTINGS: Final = {
     "prometheus": {"interval_seconds": 1.7, "exporter_interval_seconds": 5},
     "cluster": {"resync_seconds": 100},
+    "regret": {"after_seconds": 600, "sample_seconds": 5},
 }
 SCRAPE_SECONDS: Final = 2.5
 REFRESH_SECONDS: Final = 1.7
@@ -40,6 +47,12 @@ PAUSE_SECONDS: Final = 0.05
 LIMIT_MS: Final = 50.0
 LIMIT_GROWTH_MIB: Final = 15.0
 """Memory that comes and goes with a round of readings is more than that; medians are compared."""
+LIMIT_SLOPE_MIB: Final = 90.0
+"""An hour: 15 MiB in the ten minutes that an hour's work takes here."""
+SLOPE_PARTS: Final = 10
+SURE_SPREADS: Final = 2.0
+"""Growth is sure that is left where so many times its spread is taken away."""
+HOUR_SECONDS: Final = 3600.0
 WARM_SHARE: Final = 0.4
 """By then the history of decisions is full."""
 END_SHARE: Final = 0.2
@@ -101,37 +114,111 @@ def soak(world: World, noise: Connection, seconds: float) -> Phase:
     return phase
 
 
-def lost(world: World) -> list[str]:
-    """Say which background work has stopped: each must show a result anew."""
-    before, log = world.state(), world.extender.log.read_text(errors="replace")
+def lost(world: World, limit_seconds: float = END_SECONDS) -> list[str]:
+    """Say which background work has stopped: each must show a result anew.
 
-    def grows(name: str) -> Callable[[], bool]:
+    Args:
+        world: where.
+        limit_seconds: so long each result may take.
+    """
+    before, told = world.state(), world.metrics()
+    read_at = _read_at(told)
+    scheduler = Scheduler(world)
+    placed = scheduler.place()
+    world.control("pods", kind="gpu", count=2, life="mixed")  # half of them bound, unasked
+
+    def writes(name: str) -> Callable[[], bool]:
         return lambda: world.state()["writes"].get(name, 0) > before["writes"].get(name, 0)
+
+    def counts(*names: str) -> Callable[[], bool]:
+        return lambda: total(world.metrics(), names) > total(told, names)
 
     def is_followed() -> bool:
         known, state = world.metrics(), world.state()
         told = known["idlegpu_nodes"], known["idlegpu_gpu_pods"]
         return told == (state["nodes"], state["gpu_pods"])
 
-    def asks() -> bool:
-        return bool(world.state()["queries"] > before["queries"])
+    def is_reloaded() -> bool:
+        world.settle({"decisions": {"history": 999}})
+        return True
+
+    def is_judged() -> bool:
+        scheduler.remove([placed])  # one that has ended is judged at the next look
+        return counts("idlegpu_placement_activity_count", "idlegpu_regret_left_out_pods_total")()
 
     checks: dict[str, Callable[[], bool]] = {
         "both watches are open": lambda: bool(world.state()["watches"] == 2),
         "nodes and pods are followed": is_followed,
-        "Prometheus is asked": asks,
-        "the lease is renewed": grows("PATCH leases"),
+        "Prometheus is asked": lambda: bool(world.state()["queries"] > before["queries"]),
+        "its answers are taken over": lambda: _read_at(world.metrics()) > read_at + 0.5,
+        "GPUs are judged by them": lambda: _states(world.metrics()) != _states(told),
+        "the lease is renewed": writes("PATCH leases"),
+        "bound pods are counted": counts("idlegpu_bound_pods_total"),
+        "pods bound unasked are counted": counts("idlegpu_pods_bound_unasked_total"),
+        "an event tells of a placement": writes("POST events"),
+        "placements are judged": is_judged,
+        "settings are taken over": is_reloaded,
         "it says that it is ready": lambda: bool(world.get_status("/readyz")[0] == HTTPStatus.OK),
     }
     stopped = []
     for what, check in checks.items():
         try:
-            wait_until(check, what, END_SECONDS, poll_seconds=0.25)
+            wait_until(check, what, limit_seconds, poll_seconds=0.25)
         except RuntimeError:
             stopped.append(what)
-    if "Traceback" in log:
+    if "Traceback" in world.extender.log.read_text(errors="replace"):
         stopped.append("its log has no traceback")
     return stopped
+
+
+def total(metrics: Mapping[str, float], names: Collection[str]) -> float:
+    """Return the sum of all series of some metrics.
+
+    Example:
+        >>> total({'a{x="1"}': 2.0, 'a{x="2"}': 3.0, "b": 9.0}, ["a"])
+        5.0
+    """
+    return sum(value for name, value in metrics.items() if name.partition("{")[0] in names)
+
+
+def _read_at(metrics: Mapping[str, float]) -> float:
+    """Return when the last answer of Prometheus came, seconds since the epoch."""
+    return time.time() - metrics['idlegpu_source_age_seconds{source="prometheus"}']
+
+
+def _states(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return how many GPUs are in each state."""
+    return {key: value for key, value in metrics.items() if key.startswith("idlegpu_devices{")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """How memory changes with time, in MiB an hour.
+
+    Attributes:
+        each_hour: the straight line's through all samples.
+        spread: its standard error.
+    """
+
+    each_hour: float
+    spread: float
+
+
+def slope_of(series: Sequence[tuple[float, float]]) -> Slope:
+    """Return the slope of samples of (seconds, MiB).
+
+    Memory comes and goes with each round of readings, so samples next to each other say much the
+    same. The spread is that of the slopes which are left where one tenth of the time is left out.
+    """
+    parts = np.array_split(np.array(series), SLOPE_PARTS)
+
+    def slope(some: Sequence[FloatArray]) -> float:
+        seconds, mib = np.concatenate(some).T
+        return float(np.polyfit(seconds - seconds.mean(), mib, 1)[0]) * HOUR_SECONDS
+
+    without = np.array([slope(parts[:at] + parts[at + 1 :]) for at in range(SLOPE_PARTS)])
+    spread = np.sqrt((SLOPE_PARTS - 1) * np.mean((without - without.mean()) ** 2))
+    return Slope(each_hour=slope(parts), spread=float(spread))
 
 
 def main() -> int:
@@ -162,11 +249,14 @@ def main() -> int:
             phase = soak(world, noise, options.seconds)
         stopped = lost(world)
     warm, end = _medians([rss for _, rss in peak.series])
+    slope = slope_of(peak.series[int(WARM_SHARE * len(peak.series)) :])
     rows: list[dict[str, object]] = [
         {
             **phase.row(),
             "RSS MiB once warm": warm,
             "RSS MiB at the end": end,
+            "RSS slope MiB/h": slope.each_hour,
+            "its spread": slope.spread,
             "peak RSS MiB": peak.rss_mib,
             "stopped": ", ".join(stopped) or "nothing",
         }
@@ -174,6 +264,12 @@ def main() -> int:
     bounds = [
         Bound(
             what="growth of RSS once warm", limit=LIMIT_GROWTH_MIB, measured=end - warm, unit="MiB"
+        ),
+        Bound(
+            what="growth of RSS that is sure",
+            limit=LIMIT_SLOPE_MIB,
+            measured=slope.each_hour - SURE_SPREADS * slope.spread,
+            unit="MiB/h",
         ),
         Bound(what="tasks lost", limit=0, measured=len(stopped), unit="tasks"),
         Bound(what="slowest answer", limit=LIMIT_MS, measured=max(phase.answers_ms), unit="ms"),
