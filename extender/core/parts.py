@@ -30,7 +30,7 @@ ENOUGH = "enough idle GPUs"
 HOPE = "GPUs that may be idle"
 MODEL = "preferred model"
 CHANCE = "chance to get idle ones"
-NUMBER = "number of idle GPUs"
+NUMBER = "many idle GPUs"
 FULLNESS = "how full the node is"
 CALM = {
     "utilization": "low activity",

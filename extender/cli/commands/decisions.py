@@ -8,8 +8,8 @@ from extender.cli.session import Session, connected
 from extender.cli.sheets import Cell, line, sheet, stack, word
 from extender.remote.answers import Decision, Decisions
 
-COLUMNS = [">#", "TIME", "POD", "VERB", ">FEASIBLE", "CHOSE", "RUNNER-UP", "BOUND TO", "FOLLOWED"]
-WIDE_COLUMNS = ["ASKS FOR", ">MS", "REPLICA", "ID"]
+COLUMNS = [">#", "=TIME", "POD", "=VERB", ">FEASIBLE", "CHOSE", "BOUND TO", "=FOLLOWED"]
+WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
 
 FOLLOWED = {True: "yes", False: "no", None: words.NOTHING}
 SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
@@ -25,6 +25,8 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
     """The last decisions, the newest first; about POD (namespace/name, name or UID), or all.
 
     kube-scheduler asks twice: filter, which nodes would do, and prioritize, which is best of those.
+    FEASIBLE: so many would do, of those that it asked about; CHOSE: our first choice; FOLLOWED: the
+    pod was bound there. -o wide says besides which node came second, and what the pod asks for.
     """
     answer = session.client.decisions(pod=pod, limit=limit)
     session.show(answer, lambda: _render(answer, pod, is_wide=session.is_wide))
@@ -59,13 +61,13 @@ def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
         decision.verb,
         f"{decision.feasible}/{decision.candidates}",
         decision.node or "none",
-        decision.runner_up or words.NOTHING,
         decision.bound_node or words.NOTHING,
         word(told[decision.is_followed]),
     ]
     if is_wide:
         took = decision.duration_seconds
         row += [
+            decision.runner_up or words.NOTHING,
             words.resources(decision.request.resources if decision.request else {}),
             words.UNKNOWN if took is None else f"{took * 1000:.1f}",
             decision.replica or words.NOTHING,

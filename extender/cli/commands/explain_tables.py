@@ -19,7 +19,7 @@ from extender.remote.answers import (
 )
 
 COLUMNS = [">#", "NODE", ">SCORE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
-DEVICE_COLUMNS = [">GPU", "STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "LANDS",
+DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
                   ">ASSUMED", "TOLD BY, AGE", "HEALTH"]  # fmt: skip
 SIGNALS = {
     "graphics_active_ratio": "graphics",
@@ -31,7 +31,7 @@ SIGNALS = {
     "power_watts": "power",
 }
 """What told the activity of a device, as people call it."""
-PART_COLUMNS = ["PART OF THE SCORE", ">VALUE", ">AT MOST", ">ADDS"]
+PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
 MOST_NAMES = 4
 RECOMPUTED = "recomputed from the readings of now, which the decision was not made from:"
 NOT_KNOWN = "and no decision about it is remembered: it was not asked for, or is too long ago"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
@@ -213,6 +214,50 @@ def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
     assert "".join(line.strip() for line in lines) == name
 
 
+def render(columns: list[str], row: list[str], width: int) -> list[str]:
+    console = Console(width=width, markup=False, force_terminal=False)
+    with console.capture() as captured:
+        console.print(sheet(columns, [row]))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+NARROW = {
+    60: """
+POD              TIME       FREE GiB
+team/train-012   10:01:00         80
+""",
+    34: """
+                        FREE
+POD            TIME      GiB
+team/train-012 10:01:00   80
+""",
+    20: """
+                FREE
+POD    TIME      GiB
+team/t 10:01:00   80
+rain-0
+12
+""",
+}
+"""A table by the columns of the terminal."""
+
+
+@pytest.mark.parametrize("width", NARROW)
+def test_where_there_is_little_room_columns_move_together_and_names_are_folded_first(
+    width: int,
+) -> None:
+    lines = render(["POD", "=TIME", ">FREE GiB"], ["team/train-012", "10:01:00", "80"], width)
+
+    assert lines == NARROW[width].strip("\n").splitlines()
+
+
+def test_where_there_is_none_nothing_is_cut_all_the_same() -> None:
+    lines = render(["POD", "=TIME", ">FREE GiB"], ["team", "10:01:00", "1234567"], 12)
+
+    assert Counter("".join(lines).replace(" ", "")) == Counter("PODTIMEFREEGiBteam10:01:001234567")
+    assert all(len(line) <= 12 for line in lines)
+
+
 def test_hostile_text_can_do_nothing_to_a_terminal() -> None:
     console = Console(width=200, markup=False, force_terminal=True, color_system=None)
     with console.capture() as captured:
@@ -243,7 +288,7 @@ def test_decisions_in_shadow_are_marked() -> None:
         told = runner(url)("decisions").stdout.splitlines()
         why = runner(url)("explain", "waits").stdout
 
-    assert [line.partition("prioritize")[2].split(maxsplit=4)[3:] for line in told[1:4]] == [
+    assert [line.partition("prioritize")[2].split(maxsplit=3)[2:] for line in told[1:4]] == [
         ["-", "shadow"],
         ["node-2", "shadow: another"],
         ["node-1", "shadow: same"],
