@@ -13,7 +13,11 @@ from extender.cli.sheets import line, sheet, stack
 if TYPE_CHECKING:
     from extender.replay.report import Report, Side
 
-COLUMNS = ["", ">PODS PLACED", ">WAIT", ">ACTIVITY", ">ON IDLE GPUS"]
+COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
+LEGEND = (
+    "ACTIVITY: mean of the GPUs where the pods land, as read when it was decided; ON IDLE GPUS: "
+    "share of the placed pods that get enough GPUs known to be idle"
+)
 SHOWN = 10
 
 
@@ -71,14 +75,17 @@ def _render(report: "Report") -> RenderableType:
         rows.append(_row("changed settings", report.after))
     if report.bound:
         rows.append(_row("kube-scheduler", report.actual))
-    parts: list[RenderableType | None] = [sheet(COLUMNS, rows), line("")]
+    parts: list[RenderableType | None] = [sheet(COLUMNS, rows), line(LEGEND, "dim"), line("")]
     if report.changes:
         share = words.percent(report.moved / report.pods)
         parts.append(line(f"{report.moved} of {report.pods} pods ({share}) would go elsewhere"))
         parts += [_move(report)] if report.moves else []
     if report.bound:
         parts.append(
-            line(f"bound to our first choice: {report.followed} of {report.bound} pods known to be")
+            line(
+                f"{report.followed} of the {report.bound} pods known to be bound are on our first "
+                "choice"
+            )
         )
     if report.narrowed and report.changes:
         parts.append(
@@ -113,7 +120,7 @@ def _row(name: str, side: "Side") -> list[str]:
 
 
 def _move(report: "Report") -> RenderableType:
-    columns = ["POD", "FROM", "TO", "BOUND TO", ">ACTIVITY", ">THERE"]
+    columns = ["POD", "FROM", "TO", "BOUND TO", ">ACTIVITY FROM", ">ACTIVITY TO"]
     rows = [
         [
             move.pod,

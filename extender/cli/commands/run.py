@@ -134,6 +134,9 @@ def _apply(session: Session, item: Object, namespace: str) -> None:
     if kind == "Pod":
         click.echo(f"work in it: kubectl -n {where} exec -it {name} -- bash", err=True)
         click.echo(f"free its GPUs: kubectl -n {where} delete pod {name}", err=True)
+        click.echo(f"where it goes, and why: idlegpu explain {where}/{name}", err=True)
     else:
         click.echo(f"its output: kubectl -n {where} logs -f job/{name}", err=True)
-    click.echo("where it goes: idlegpu pending; idlegpu decisions", err=True)
+        click.echo(
+            "where its pod goes: idlegpu decisions; while it waits: idlegpu pending", err=True
+        )

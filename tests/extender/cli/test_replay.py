@@ -70,7 +70,10 @@ def test_with_set_it_tells_what_would_differ(log: Path, tmp_path: Path) -> None:
     assert ["settings", "of", "the", "log", "3", "0", "5.0%", "100%"] in table
     assert ["changed", "settings", "3", "0", "20.0%", "100%"] in table
     assert "3 of 3 pods (100%) would go elsewhere" in shown.stdout
-    assert "bound to our first choice: 2 of 3 pods known to be" in shown.stdout
+    assert ["kube-scheduler", "3", "0", "10.0%", "100%"] in table
+    assert "ACTIVITY: mean of the GPUs where the pods land" in shown.stdout
+    assert "ACTIVITY FROM   ACTIVITY TO" in shown.stdout
+    assert "2 of the 3 pods known to be bound are on our first choice" in shown.stdout
     texts = [element.text or "" for element in ET.parse(plot).iter()]  # noqa: S314 - ours
     assert "changed settings: 3 pods, mean 20.0%" in texts
     assert "settings of the log: 3 pods, mean 5.0%" in texts
