@@ -40,7 +40,10 @@ POLL_SECONDS = 0.5
     metavar="TIME",
     help="How long to wait for its end.",
 )
-@click.option("--keep", is_flag=True, help="Leave the pod there.")  # fmt: skip
+@click.option("--keep", is_flag=True, help="Leave the pod there.")
+@click.option(
+    "--dry-run", is_flag=True, help="Run nothing: print the pod, as YAML unless -o is json."
+)
 def command(
     session: Session,
     *,
@@ -50,29 +53,44 @@ def command(
     namespace: str,
     wait: int,
     keep: bool,
+    dry_run: bool,
 ) -> None:
     """Run nvidia-smi on NODE in a pod with one GPU, print what it says, and delete the pod.
 
     It goes through kube-scheduler, so it waits while all GPUs of the node are held. Ends with
-    status 1 where it did not run, or failed.
+    status 1 where it did not run, or failed. With -o json or yaml a document tells how it ended and
+    what nvidia-smi said.
     """
     cluster = session.cluster
     where = namespace or cluster.namespace
     item = smoke_pod(node, resource=resource, image=image)
-    if not session.is_table:
-        # For programs: what would be created.
-        click.echo(dump(item, session.output), nl=False)
+    if dry_run:
+        click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
         return
     made = cluster.create(PATHS["Pod"].format(where), item)
-    path = f"{PATHS['Pod'].format(where)}/{made['metadata']['name']}"
+    name = made["metadata"]["name"]
+    path = f"{PATHS['Pod'].format(where)}/{name}"
+    click.echo(f"pod {where}/{name} is to run on {node}, within {span(wait)} (--wait)", err=True)
     try:
         ended = _wait(cluster, path, wait)
         told = _logs(cluster, path, ended)
     finally:
         if not keep:
             cluster.delete(path)
-    click.echo(told.rstrip("\n"))
-    if ended["status"].get("phase") != "Succeeded":
+    has_worked = ended["status"].get("phase") == "Succeeded"
+    if session.is_table:
+        click.echo(told.rstrip("\n"))
+    else:
+        session.write(
+            {
+                "node": node,
+                "pod": f"{where}/{name}",
+                "succeeded": has_worked,
+                "why": None if has_worked else _why(ended),
+                "output": told,
+            }
+        )
+    if not has_worked:
         raise ClientError(f"nvidia-smi failed on {node}: {_why(ended)}", Failure.NOT_FOUND)
 
 

@@ -273,6 +273,30 @@ def test_output_that_cannot_be_read_is_no_failure_of_the_gpu(
     assert result.exit_code == 0
 
 
-def test_smoke_prints_its_pod_for_programs(submit: Run, cluster: FakeCluster) -> None:
-    assert json.loads(submit("smoke", "n", "-o", "json").stdout)["kind"] == "Pod"
+@pytest.mark.parametrize(("phase", "status"), [("Succeeded", 0), ("Failed", 1)])
+def test_programs_are_told_how_a_smoke_ended(
+    submit: Run, cluster: FakeCluster, phase: str, status: int
+) -> None:
+    cluster.phase = phase
+
+    result = submit("smoke", "node-7", "-o", "json")
+
+    ((_, item),) = cluster.created
+    told = json.loads(result.stdout)
+    assert told["node"] == "node-7"
+    assert told["pod"] == f"team/{item['metadata']['name']}"
+    assert told["output"].startswith("NVIDIA-SMI 580")
+    assert (told["succeeded"], told["why"]) in {(True, None), (False, "no devices were found")}
+    assert (told["succeeded"], result.exit_code) == (phase == "Succeeded", status)
+    assert len(cluster.deleted) == 1
+
+
+@pytest.mark.parametrize("output", ["table", "json", "yaml"])
+def test_a_dry_smoke_prints_its_pod_and_runs_nothing(
+    submit: Run, cluster: FakeCluster, output: str
+) -> None:
+    result = submit("smoke", "n", "--dry-run", "-o", output)
+
+    assert yaml.safe_load(result.stdout)["kind"] == "Pod"
+    assert result.exit_code == 0
     assert cluster.created == []
