@@ -190,6 +190,7 @@ class Extender:
             give_way=self.in_flight.give_way,
             plots=Plots(lambda: self.settings.prometheus, clock),
             replicas=replicas,
+            pool_labels=settings.pool_labels,
         )
         self.preparing = Preparing(
             self.fleet,
@@ -242,6 +243,7 @@ class Extender:
         self.events.settings = EventSettings(per_second=settings.events.rate_per_second)
         self.unasked.change(settings.unasked)
         self.why.set_prices(settings.prices)
+        self.page.set_pool_labels(settings.pool_labels)
         if settings.log != before.log:
             logs.configure(settings.log.level, settings.log.format, in_background=True)
         await self.trying.adopt(settings)

@@ -118,6 +118,7 @@ class Settings(Section, BaseSettings):
     decision_log: trying.DecisionLog = trying.DecisionLog()
     regret: trying.Regret = trying.Regret()
     prices: service.Prices = Field(default={}, description=service.PRICES)
+    pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
         default=256 * MIB, description="largest body of a request"

@@ -41,6 +41,7 @@ LIVE: Final = frozenset(
         "cluster",
         "events",
         "prices",
+        "pool_labels",
         "wake",
         "unasked",
         "decisions",

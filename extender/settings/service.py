@@ -1,11 +1,16 @@
 """The settings of the service around the decision: wire, cluster, events, log."""
 
+import re
 from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from extender.settings.log_choices import LogFormat, LogLevel
-from extender.settings.section import AnyCase, Section
+from extender.settings.section import AnyCase, Form, Section
+
+_LABEL: Final = re.compile(
+    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+)
 
 
 class Wire(Section):
@@ -113,6 +118,23 @@ PRICES: Final = (
     "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}: page, API and "
     "`idlegpu costs` then tell what pods cost, in whatever money that is; where several fit, the "
     "longest counts"
+)
+
+
+def _check_label(label: str) -> str:
+    if not _LABEL.fullmatch(label):
+        raise ValueError(f"{label!r} is not allowed: must be a label's name, such as pool")
+    return label
+
+
+PoolLabels = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_label)], ...],
+    Form("a list of names of labels, such as pool or example.com/pool"),
+]
+
+POOL_LABELS: Final = (
+    "labels of nodes that say which pool they are of: the page can group nodes by them, before the "
+    "labels of clouds that it knows anyway"
 )
 
 

@@ -80,6 +80,11 @@ from tests.extender.settings_files import load, problems
             "prometheus.metrics: A: signal 'heat' must be one of gpu_utilization_ratio, ",
         ),
         ("prometheus: {node_labels: [a-b]}", "prometheus.node_labels: 'a-b' is no name of a label"),
+        (
+            "pool_labels: [pool, a b]",
+            "pool_labels[1]: 'a b' is not allowed: must be a label's name, such as pool",
+        ),
+        ("pool_labels: pool", "pool_labels: 'pool' is not allowed: must be a list of names of "),
         ("7: x", "7: is no known setting: must be one of listen, "),
     ],
 )

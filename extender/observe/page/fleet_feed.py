@@ -56,12 +56,15 @@ class FleetFeed:
     Attributes:
         version: grows whenever anything looks otherwise; 0 before the first look.
         roster_version: grows whenever devices or their nodes are others.
+        pool_labels: labels by which nodes may be grouped, besides those that are known anyway.
 
     Args:
         fleet: the fleet.
+        pool_labels: as above.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, pool_labels: tuple[str, ...] = ()) -> None:
+        self.pool_labels = pool_labels
         self.version = 0
         self.roster_version = 0
         self._fleet = fleet
@@ -94,7 +97,11 @@ class FleetFeed:
         if rows is None and self._rests(snapshot.at, LOOKED_A_SECOND):
             return False
         yield
-        if roster is None or not (yield from is_current_in_steps(roster, self._fleet, snapshot)):
+        if (
+            roster is None
+            or roster.pool_labels != self.pool_labels
+            or not (yield from is_current_in_steps(roster, self._fleet, snapshot))
+        ):
             if not self._rests(snapshot.at, LISTED_A_SECOND):
                 yield from self._list_anew(snapshot, policy)
                 return True
@@ -120,7 +127,7 @@ class FleetFeed:
 
     def _list_anew(self, snapshot: Snapshot, policy: Policy) -> Steps[None]:
         """List all devices, and look at each."""
-        roster = yield from roster_in_steps(self._fleet, snapshot)
+        roster = yield from roster_in_steps(self._fleet, snapshot, self.pool_labels)
         fixed = yield from _encoded_in_steps(roster)
         looks = yield from looks_in_steps(roster, snapshot, policy)
         self._looked_all_at = snapshot.at

@@ -44,7 +44,7 @@ GROUP_LABELS: Final = (
     *POOL_LABELS,
     ROLES,
 )
-"""Labels by which nodes may be grouped, of those that are kept of a node: zone, pools and roles."""
+"""Labels by which nodes may always be grouped: zone, pools and roles."""
 
 NOTHING: Final = DeviceInfo(node="", uuid="")
 
@@ -93,6 +93,7 @@ class Roster:
         models: texts by number, likewise the next two.
         profiles: of MIG.
         resources: names.
+        pool_labels: labels that come first by wish.
         labels: by label, the values, and the number of each node's value.
     """
 
@@ -113,6 +114,7 @@ class Roster:
     models: tuple[str, ...]
     profiles: tuple[str, ...]
     resources: tuple[str, ...]
+    pool_labels: tuple[str, ...]
     labels: Mapping[str, tuple[tuple[str, ...], Words]]
 
     def __len__(self) -> int:
@@ -125,7 +127,7 @@ _COLUMNS: Final = ("rows", "card", "index", "model", "profile", "resource", "rep
 class _Lister:
     """Lists nodes one after the other."""
 
-    def __init__(self, fleet: Fleet, snapshot: Snapshot) -> None:
+    def __init__(self, fleet: Fleet, snapshot: Snapshot, labels: Iterable[str]) -> None:
         self._fleet = fleet
         self._pools = snapshot.pools
         self.models, self.profiles, self.resources = Names(), Names(), Names()
@@ -138,8 +140,8 @@ class _Lister:
         self.counts: list[int] = []
         self.standing: list[int] = []
         self.records: list[NodeRecord] = []
-        self._labels = {label: Names() for label in GROUP_LABELS}
-        self._label_numbers: dict[str, list[int]] = {label: [] for label in GROUP_LABELS}
+        self._labels = {label: Names() for label in labels}
+        self._label_numbers: dict[str, list[int]] = {label: [] for label in self._labels}
         self._parts: list[Rows] = [np.zeros((0, len(_COLUMNS)), dtype=np.intp)]
         self._listed = 0
 
@@ -193,15 +195,23 @@ class _Lister:
         }
 
 
-def roster_in_steps(fleet: Fleet, snapshot: Snapshot) -> Steps[Roster]:
-    """List every device of the snapshot, some nodes at a time."""
+def roster_in_steps(
+    fleet: Fleet, snapshot: Snapshot, pool_labels: tuple[str, ...] = ()
+) -> Steps[Roster]:
+    """List every device of the snapshot, some nodes at a time.
+
+    Args:
+        fleet: the fleet.
+        snapshot: the fleet as the decisions see it.
+        pool_labels: labels by which nodes may be grouped, before `GROUP_LABELS`.
+    """
     pools = snapshot.pools
     # Each pool's are sorted: to sort these runs takes a tenth of what a set's order would.
     names = sorted(chain.from_iterable(pool.nodes for pool in pools.values()))
     yield
     nodes = tuple(dict.fromkeys(names))
     yield
-    lister = _Lister(fleet, snapshot)
+    lister = _Lister(fleet, snapshot, (*pool_labels, *GROUP_LABELS))
     for some in _pieces(nodes, PIECE_NODES):
         lister.add(some)
         yield
@@ -235,6 +245,7 @@ def roster_in_steps(fleet: Fleet, snapshot: Snapshot) -> Steps[Roster]:
         models=tuple(lister.models.texts),
         profiles=tuple(lister.profiles.texts),
         resources=tuple(lister.resources.texts),
+        pool_labels=pool_labels,
         labels=lister.labels(),
     )
 
@@ -258,7 +269,7 @@ def _devices(fleet: Fleet, pools: Mapping[str, Pool], node: str) -> Iterator[_De
 def _group(record: NodeRecord, label: str) -> str:
     """Return what a node is of by a label, "" where it has none."""
     if label != ROLES:
-        return record.labels.get(label, "")
+        return record.label(label) or ""
     roles = [key.removeprefix(ROLES) for key in record.other_labels if key.startswith(ROLES)]
     return " + ".join(sorted(roles))
 

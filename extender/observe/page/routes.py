@@ -40,6 +40,7 @@ class Page:
         give_way: lets others have a turn.
         plots: asks Prometheus for the last hour; None for never.
         replicas: this one and the others.
+        pool_labels: labels by which nodes may be grouped, besides those that are known anyway.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Page:
         give_way: GiveWay,
         plots: Plots | None = None,
         replicas: Replicas = ONE,
+        pool_labels: tuple[str, ...] = (),
     ) -> None:
         self._fleet = fleet
         self._give_way = give_way
@@ -60,13 +62,17 @@ class Page:
         self.advice = Advice(fleet, self.memory, plots, clock)  # rests on the same memory
         self.lost = Lost(history, replicas, give_way)
         self.hub = Hub(
-            FleetFeed(fleet),
+            FleetFeed(fleet, pool_labels),
             DecisionFeed(history, replicas),
             FarFeed(fleet, replicas),
             states=states,
             clock=clock,
             give_way=give_way,
         )
+
+    def set_pool_labels(self, labels: tuple[str, ...]) -> None:
+        """Have nodes grouped by other labels from the next look at the fleet on."""
+        self.hub.fleet.pool_labels = labels
 
     def add_to(self, app: web.Application) -> None:
         """Serve the page."""

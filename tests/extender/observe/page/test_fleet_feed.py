@@ -11,7 +11,7 @@ from extender.observe.page.fleet_feed import FleetFeed
 from extender.observe.page.history import STEPS, ShortMemory
 from extender.observe.page.looks import HELD, LOOKS, looked_at, rows_since
 from extender.observe.page.past import Past
-from tests.extender.observe.page.conftest import CARDS, small_world
+from tests.extender.observe.page.conftest import CARDS, ZONE, small_world
 from tests.extender.served import BUSY, GPU, IDLE, MakeClient, World
 
 WORDS = {"idle": "idle", "busy": "busy", "unhealthy": "sick", "foreign": "foreign"}
@@ -92,6 +92,24 @@ def test_all_viewers_share_one_encoding() -> None:
     feed = fresh_feed(small_world())
 
     assert feed.since(0)[1] is feed.since(0)[1]
+
+
+def test_labels_of_pools_by_wish_come_first_and_may_change() -> None:
+    world = World()
+    for node, pool in (("a", "blue"), ("b", "green"), ("c", "blue")):
+        world.add_node(node, labels={ZONE: "east"}, other_labels={"pool": pool})
+    feed = FleetFeed(world.fleet, ("pool", "unused"))
+    assert finish(feed.refresh_in_steps())
+    _, document = read(feed.since(0)[1])
+    assert list(document["labels"]) == ["pool", ZONE]
+    assert document["labels"]["pool"]["values"] == ["blue", "green"]
+    assert column(document["labels"]["pool"], "of", "u2") == [0, 1, 0]
+
+    feed.pool_labels = ()
+    world.now += 10.0
+    assert finish(feed.refresh_in_steps())
+
+    assert list(read(feed.since(feed.version - 1)[1])[1]["labels"]) == [ZONE]
 
 
 def test_a_node_that_comes_brings_everything_anew() -> None:

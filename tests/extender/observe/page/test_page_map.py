@@ -102,6 +102,22 @@ async def test_nodes_stand_together_that_are_of_a_group(browser: Browser, by: st
         assert await _spoken(page, 4) == [node for nodes in groups.values() for node in nodes]
 
 
+async def test_a_label_that_the_settings_name_is_the_first_to_group_by(browser: Browser) -> None:
+    async with (
+        serving(world_of_groups()) as server,
+        looking(browser, server, "?as=table&group=disk") as (page, _),
+    ):
+        await live(page)
+        await expect(page.locator("#group")).not_to_contain_text("disk")
+
+        server.page.set_pool_labels(("disk",))
+        server.world.now += 10.0
+
+        await expect(page.locator("#group option").nth(1)).to_have_text("disk")
+        await expect(page.locator("#group")).to_have_value("disk")
+        await expect(page.locator("#table .group-row")).to_have_text(["ssd, 4 nodes"])
+
+
 async def _painted(page: Page) -> int:
     """Return how many pixels of the map are not of its commonest color."""
     return int(
