@@ -55,6 +55,25 @@ STATIC_POD = {
 }
 """What kubeadm writes to /etc/kubernetes/manifests, as far as the patch looks at it."""
 
+MIG_PROFILES = {
+    "A30": "1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb",
+    "A100 40GB": "1g.5gb 1g.5gb+me 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb",
+    "A100 80GB, H100 80GB": "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb",
+    "H100 94GB": "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb",
+    "H100 96GB, GH200, H20": "1g.12gb 1g.12gb+me 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb",
+    "H200": "1g.18gb 1g.18gb+me 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb",
+    "GH200 144GB": "1g.18gb 1g.18gb+me 1g.36gb 2g.36gb 3g.72gb 4g.72gb 7g.144gb",
+    "B200": "1g.23gb 1g.23gb+me 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb",
+    "GB200": "1g.23gb 1g.23gb+me 1g.47gb 2g.47gb 3g.93gb 4g.93gb 7g.186gb",
+    "GB200 before": "1g.24gb 1g.24gb+me 1g.47gb 2g.47gb 3g.95gb 4g.95gb 7g.189gb",
+    "B300": "1g.34gb 1g.34gb+me 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb",
+    "GB300": "1g.35gb 1g.35gb+me 1g.70gb 2g.70gb 3g.139gb 4g.139gb 7g.278gb",
+    "RTX PRO 6000 Blackwell": "1g.24gb 1g.24gb+me 1g.24gb+gfx 1g.24gb+me.all 1g.24gb-me 2g.48gb "
+    "2g.48gb+gfx 2g.48gb+me.all 2g.48gb-me 4g.96gb 4g.96gb+gfx",
+}
+"""By NVIDIA's MIG user guide (Supported MIG Profiles), the GPU operator's release notes and its
+default-mig-parted-config; of GB300 by NVIDIA's k8s-test-infra (profiles of nvml-mock)."""
+
 
 def extender_of(path: Path) -> Object:
     (extender,) = yaml.safe_load(path.read_text())["extenders"]
@@ -136,6 +155,18 @@ def test_both_ask_in_the_same_way(path: Path) -> None:
         "preempt",
     ]
     assert yaml.safe_load(path.read_text())["percentageOfNodesToScore"] == 100
+
+
+@pytest.mark.parametrize("card", MIG_PROFILES)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_every_mig_profile_of_a_card_is_listed_as_the_device_plugin_spells_it(
+    path: Path, card: str
+) -> None:
+    listed = {resource["name"] for resource in extender_of(path)["managedResources"]}
+
+    names = {name.replace("+", ".") for name in MIG_PROFILES[card].split()}
+
+    assert {f"nvidia.com/mig-{name}" for name in names} <= listed
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
