@@ -1,5 +1,6 @@
 """Each example is placed where it says, by the real kube-scheduler with the real extender."""
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Final
@@ -11,15 +12,18 @@ from extender.core.annotations import PREFIX
 from extender.sources.dcgm import DEFAULT_METRICS
 from simulation.models import A10, A100_40GB, A100_80GB, H100, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, Sharing
+from tests.controlplane.client import ApiError
 from tests.controlplane.controllers import kube_controller_manager
 from tests.controlplane.objects import Object, node
 from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
+from tests.manifests.installing import Installation
 from tests.manifests.shipped import EXAMPLES, address_of
 
 pytestmark = pytest.mark.timeout(180)
 
 FILES: Final = sorted(EXAMPLES.glob("*.yaml"))
+SETTINGS: Final = sorted((EXAMPLES / "settings").glob("*.yaml"))
 LARGE: Final = ("gpus-8", "gpus-4-a100")
 """Applied first: among all the others no node would be left to them."""
 
@@ -247,6 +251,35 @@ def test_every_annotation_of_an_example_is_one_that_idlegpu_knows() -> None:
     assert used
     assert {name for name in used if not name.startswith(PREFIX)} == set()
     assert {name for name in used if f"`{name}`" not in readme} == set()
+
+
+def told_command(path: Path) -> tuple[str, str]:
+    """Return namespace and file of the command by which a file says that it is created."""
+    (words,) = re.findall(r"#   kubectl -n (\S+) create -f (\S+)", path.read_text())
+    namespace, file = words
+    return namespace, file
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
+async def test_settings_of_others_are_taken_by_the_command_that_stands_in_them(
+    installation: Installation, path: Path
+) -> None:
+    (item,) = objects(path)
+    namespace, file = told_command(path)
+    item["metadata"]["namespace"] = namespace
+    with contextlib.suppress(ApiError):  # there already
+        await installation.admin.create(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        )
+
+    await installation.plane.kubectl(
+        "-n", namespace, "create", "--validate=strict", "-f", str(path.with_name(file))
+    )
+
+    kept = await installation.admin.request("GET", address_of(item))
+    await installation.admin.request("DELETE", address_of(item))
+    assert kept["data"] == item["data"]
 
 
 def test_the_device_plugins_settings_offer_the_names_that_examples_ask_for() -> None:
