@@ -1,8 +1,13 @@
 """The main cases once more on the oldest Kubernetes, each where it is written for the newest."""
 
+import contextlib
+from pathlib import Path
+
 import pytest
+import yaml
 
 from tests.controlplane.client import ApiError
+from tests.controlplane.objects import Object
 from tests.controlplane.tools import OLDEST_KUBERNETES_VERSION
 from tests.e2e.services import Services
 from tests.e2e.test_bursts import test_a_burst_spreads_evenly_although_no_metric_moves
@@ -18,7 +23,14 @@ from tests.e2e.test_preemption import (
 from tests.e2e.test_wakeup import make_idle, refused, start
 from tests.e2e.world import World
 from tests.manifests.installing import Installation
-from tests.manifests.shipped import MANIFESTS, OVERLAYS, SECOND_SCHEDULER, address_of
+from tests.manifests.shipped import (
+    COMPONENTS,
+    EXAMPLES,
+    SECOND_SCHEDULER,
+    address_of,
+    with_components,
+)
+from tests.manifests.test_installing import EVERY_COMPONENT, VARIANTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -47,16 +59,45 @@ async def test_a_waiting_pod_is_woken_without_a_right_on_nodes(world: World) -> 
     assert await world.bound([patient]) == [node]
 
 
-async def test_the_manifests_are_taken_with_every_field(world: World, services: Services) -> None:
+@pytest.fixture(params=[*VARIANTS, COMPONENTS], ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Each variant; and all components at once."""
+    if request.param != COMPONENTS:
+        return Path(request.param)
+    return with_components(tmp_path, EVERY_COMPONENT)
+
+
+async def test_the_manifests_are_taken_with_every_field(
+    world: World, services: Services, folder: Path
+) -> None:
     installation = Installation(services.plane, world.client)
-    for folder in (MANIFESTS, OVERLAYS / "kubeadm"):
-        items = [*await installation.apply(folder), *await installation.apply(SECOND_SCHEDULER)]
-        for item in items:
-            assert await world.client.request("GET", address_of(item))
+    await installation.add_kinds_of_others()
+    items = [*await installation.apply(folder), *await installation.apply(SECOND_SCHEDULER)]
+    for item in items:
+        assert await world.client.request("GET", address_of(item))
 
-        await installation.remove()
+    await installation.remove()
 
-        for item in items:
-            if item["kind"] != "Namespace":
-                with pytest.raises(ApiError, match="not found"):
-                    await world.client.request("GET", address_of(item))
+    for item in items:
+        if item["kind"] != "Namespace":
+            with pytest.raises(ApiError, match="not found"):
+                await world.client.request("GET", address_of(item))
+
+
+def examples() -> list[Object]:
+    """Return the objects of all examples."""
+    texts = (path.read_text() for path in EXAMPLES.rglob("*.yaml"))
+    return [item for text in texts for item in yaml.safe_load_all(text) if item]
+
+
+async def test_the_examples_are_taken_with_every_field(world: World, services: Services) -> None:
+    options = ("--server-side", "--dry-run=server", "--validate=strict")
+    # What is in a namespace is judged only once that is there.
+    for name in {item["metadata"].get("namespace", "default") for item in examples()}:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        with contextlib.suppress(ApiError):  # there already
+            await world.client.create(namespace)
+
+    taken = await services.plane.kubectl("apply", *options, "-R", "-f", str(EXAMPLES))
+
+    assert len(taken.splitlines()) == len(examples())
