@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--webhook goes with --secrets: the API server is told as well")
     namespace = arguments.namespace or _own_namespace()
     service = f"{EXTENDER_NAME}.{namespace}.svc"
-    names = (EXTENDER_NAME, service, f"{service}.cluster.local", *arguments.name)
+    # Who looks at health and API over a port-forward asks for the last of ours.
+    names = (EXTENDER_NAME, service, f"{service}.cluster.local", "localhost", *arguments.name)
     wanted = Wanted(
         names=tuple(dict.fromkeys(names)),
         addresses=tuple(map(str, arguments.address)),

@@ -13,9 +13,10 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
-from extender.client import Client
+from extender.client import Client, ClientError, Failure
 from extender.observe.access import COOKIE
 from extender.observe.callers import HEADER
+from extender.remote.cluster import Cluster
 from tests.controlplane.forwarding import forwarding, machine_address
 from tests.controlplane.kubeconfig import write_kubeconfig
 from tests.controlplane.objects import Object
@@ -280,6 +281,12 @@ async def test_the_command_lines_usual_way_is_open_with_the_components(
         nodes = await asyncio.to_thread(client.nodes)
 
         assert [node.name for node in nodes.nodes] == ["a"]
+        if is_over_tls(read):
+            # Unless it is told to, the proxy speaks plain HTTP, and that is what is hinted at then.
+            plain = await asyncio.to_thread(Cluster.of, str(mine))
+            with pytest.raises(ClientError) as raised:
+                await asyncio.to_thread(plain.get, f"{SERVICES}/{SERVICE}:status/proxy/v1/nodes")
+            assert raised.value.failure is Failure.UNREACHABLE
 
 
 async def test_unless_its_address_is_named_the_proxy_opens_nothing_by_itself(

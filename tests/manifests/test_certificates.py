@@ -211,6 +211,12 @@ def test_the_same_certificates_are_asked_for_in_every_way() -> None:
             assert own <= program
 
 
+def test_who_comes_over_a_port_forward_finds_its_name_in_the_extenders_certificate() -> None:
+    made = [make()[EXTENDER] for way, make in WAYS.items() if way != "existing-secrets"]
+
+    assert ["localhost" in names_in(one) for one in made] == [True, True]
+
+
 # --- the real handshake ---------------------------------------------------------------------------
 
 
