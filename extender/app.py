@@ -80,7 +80,7 @@ class Extender:
         self.settings = settings
         self._clock = clock
         self.fleet = Fleet(settings.policy(), clock, in_steps=True)
-        self.history = DecisionHistory(settings.decisions.history)
+        self.history = DecisionHistory(settings.decisions.history, clock)
         self.placer = Placer(self.fleet, self.history, clock, settings.decisions.detailed_nodes)
         self.metrics = Metrics()
         self.metrics.settings_loaded_at.set(clock())
@@ -330,7 +330,7 @@ class Extender:
             group.create_task(self.events.run(), name="events")
             group.create_task(self.placed.run(), name="placements")
             group.create_task(self.unasked.run(), name="unasked")
-            group.create_task(self.last_word.run(), name="last word")
+            group.create_task(self.last_word.run(self.in_flight.give_way), name="last word")
             group.create_task(self.trying.run(), name="trying")
             group.create_task(self.page.run(), name="page")
             group.create_task(self.why.run(), name="idleness")

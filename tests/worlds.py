@@ -58,7 +58,7 @@ class World:
         self.policy = policy or Policy()
         self.clock = Clock()
         self.fleet = Fleet(self.policy, self.clock, in_steps=in_steps)
-        self.history = DecisionHistory(100)
+        self.history = DecisionHistory(100, self.clock)
         self.placer = Placer(self.fleet, self.history, self.clock)
         self.devices: dict[DeviceKey, Device] = {}
         self.is_mapped = True

@@ -1,5 +1,6 @@
 """The last decisions, each with what it was made from."""
 
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -88,9 +89,8 @@ class Choice:
     best: str | None
 
 
-EXPLAINABLE = 64
-"""So many of the newest decisions keep their snapshot, to explain the node bound to later: 42 kB
-each at 5,000 nodes ..."""
+EXPLAINABLE = 8
+"""So many of the newest decisions keep their snapshot, to explain the node bound to later ..."""
 
 EXPLAINABLE_SECONDS = 3.0
 """... for so long: snapshots of different seconds share little, and each takes megabytes. Where the
@@ -108,12 +108,17 @@ PIECE_RECORDS = 256
 class DecisionHistory:
     """The last decisions, oldest first; bounded.
 
+    Args:
+        length: so many of them.
+        clock: seconds since the epoch.
+
     Attributes:
         namespaces: where the pods are that they are about; to be read only.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, clock: Callable[[], float] = time.time) -> None:
         self.namespaces = Tally()
+        self._clock = clock
         self._length = length
         self._records: OrderedDict[int, DecisionRecord] = OrderedDict()
         self._by_pod: dict[str, int] = {}
@@ -187,6 +192,9 @@ class DecisionHistory:
         record = self.last_of(uid)
         if record is None or record.bound_node:
             return None
+        # Where no other decision came since, its snapshot is there, and as old as it is.
+        while self._explainable and self._clock() - self._explainable[0].at > EXPLAINABLE_SECONDS:
+            self._explainable.popleft().gather = None
         before = self._records.get(record.number - 1)
         _note_bound(record, node)
         if before is not None and before.pod.uid == uid:

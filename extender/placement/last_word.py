@@ -4,8 +4,10 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
+from extender.core.steps import Steps, finish
 from extender.metrics import Metrics
 from extender.placement.asked import AskedLog, comes_later
 from extender.placement.history import Choice, DecisionHistory, DecisionRecord
@@ -16,6 +18,10 @@ from extender.placement.unasked import (
     SWEEP_SECONDS,
     Hearing,
 )
+from extender.stepping import GiveWay, in_turns, next_turn
+
+PIECE_PODS: Final = 128
+"""So many are looked at before others may have their turn: a millisecond."""
 
 FIRST: Final = "first"
 OTHER: Final = "other"
@@ -89,23 +95,36 @@ class LastWord:
         if len(self._waiting) > MAX_BOUND:
             self._count(self._waiting.popitem(last=False)[1])
 
-    async def run(self) -> None:
-        """Count until cancelled."""
+    async def run(self, give_way: GiveWay = next_turn) -> None:
+        """Count until cancelled; `give_way` lets questions go first."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
-            self.sweep()
+            await in_turns(self.sweep_in_steps(), give_way)
 
     def sweep(self) -> None:
         """Count the pods that are known to be ours by now."""
+        finish(self.sweep_in_steps())
+
+    def sweep_in_steps(self) -> Steps[None]:
+        """Count them likewise, some in each step."""
         now = self._asked.monotonic()
-        for uid, bound in tuple(self._waiting.items()):
-            heard_until = bound.bound_at + HEARD_SECONDS
-            if now < heard_until:
-                break
-            is_known = self._hearing is None or self._hearing.covers(bound.answered_at, heard_until)
-            if is_known or now - bound.bound_at >= MAX_WAIT_SECONDS:
-                del self._waiting[uid]
-                self._count(bound)
+        waiting = iter(tuple(self._waiting.items()))
+        while some := list(islice(waiting, PIECE_PODS)):
+            for uid, bound in some:
+                heard_until = bound.bound_at + HEARD_SECONDS
+                if now < heard_until:
+                    return
+                if self._waiting.get(uid) is not bound:
+                    continue  # another replica's by now
+                is_over = now - bound.bound_at >= MAX_WAIT_SECONDS
+                if is_over or self._has_heard(bound.answered_at, heard_until):
+                    del self._waiting[uid]
+                    self._count(bound)
+            yield
+
+    def _has_heard(self, since: float, until: float) -> bool:
+        """Tell whether all others have told what they were asked in that time (monotonic s)."""
+        return self._hearing is None or self._hearing.covers(since, until)
 
     def _note_elsewhere(self, uid: str, verb: str, at: float) -> None:
         """Leave a pod to another replica, if that answered about it after us."""

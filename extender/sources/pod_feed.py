@@ -96,7 +96,9 @@ class PodFeed:
     async def end_list(self, pace: Pace) -> int:
         """Take over the list; return how many records it corrected."""
         await self._withheld.end_list(pace)
-        return await self.shelf.end_list(pace) + await self._exporters.end_list(pace)
+        corrected = await self.shelf.end_list(pace) + await self._exporters.end_list(pace)
+        await self.show_withheld(pace)  # of its first pages, where all became known by its last
+        return corrected
 
     def abort_list(self) -> None:
         """Forget the list: it did not come to its end."""

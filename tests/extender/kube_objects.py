@@ -38,3 +38,11 @@ def pod(name: str, gpus: int = 1, *, uid: str = "", node: str = "", **status: ob
         },
         "status": {"phase": "Pending", **status},
     }
+
+
+def asking(name: str, **resources: str) -> Object:
+    """Return a pod that waits for resources, by the domain of each."""
+    raw = pod(name, gpus=0)
+    limits = {f"{domain}.com/gpu": count for domain, count in resources.items()}
+    raw["spec"]["containers"][0]["resources"]["limits"] = limits
+    return raw

@@ -71,7 +71,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.fleet = Fleet(self.policy, lambda: self.now)
-        self.history = DecisionHistory(1000)
+        self.history = DecisionHistory(1000, lambda: self.now)
         self.placer = Placer(self.fleet, self.history, lambda: self.now)
         self.metrics = Metrics()
         self.asked = AskedLog(self.fleet, clock=lambda: self.now, monotonic=lambda: self.now)

@@ -106,8 +106,8 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
     assert record is not None
     world.placer.detail(record)
     other = "node-8" if record.decision.best == "node-7" else "node-7"
+    world.now += seconds
     for number in range(others):
-        world.now += seconds / others
         question = json.dumps(names_question("node-7", asker=pod(f"other-{number}"))).encode()
         await world.webhooks().filter(question)
     told: list[DecisionRecord] = []
@@ -123,9 +123,10 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
 @pytest.mark.parametrize(
     ("others", "seconds", "is_late"),
     [
-        pytest.param(8, 0.5, False, id="soon"),
+        pytest.param(EXPLAINABLE - 1, 0.5, False, id="soon"),
         pytest.param(EXPLAINABLE + 10, 2.0, True, id="after-many-others"),
         pytest.param(1, 60.0, True, id="much-later"),
+        pytest.param(0, 60.0, True, id="much-later-and-nothing-between"),
     ],
 )
 async def test_a_node_that_was_not_among_the_best_is_told_whenever_the_pod_is_bound(

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -15,7 +14,7 @@ from extender.kube import KubeClient
 from extender.sources.cluster import ClusterSource
 from extender.sources.kube_reflector import FollowSettings
 from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
-from tests.extender.kube_objects import node, pod
+from tests.extender.kube_objects import asking, node, pod
 from tests.extender.sources.following import FAST, Sink
 
 AMD = "amd.com/gpu"
@@ -128,14 +127,6 @@ async def test_objects_that_are_read_otherwise_are_corrected_while_the_watch_goe
 
         assert not any("replace" in call for call in part.sink.calls[2:])
         assert part.source.status["pods"].is_listed
-
-
-def asking(name: str, **resources: str) -> dict[str, Any]:
-    """Return a pod that waits for resources, by the domain of each."""
-    raw = pod(name, gpus=0)
-    limits = {f"{domain}.com/gpu": count for domain, count in resources.items()}
-    raw["spec"]["containers"][0]["resources"]["limits"] = limits
-    return raw
 
 
 @pytest.mark.parametrize("last", ["nodes", "pods"])

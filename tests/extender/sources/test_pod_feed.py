@@ -1,0 +1,28 @@
+"""Pods that wait for a resource of which not all is known yet are told once all is."""
+
+from extender.core.resources import ResourceNames
+from extender.sources.kube_shelf import Pace
+from extender.sources.pod_feed import PodFeed
+from tests.extender.kube_objects import asking
+from tests.extender.sources.following import Sink
+
+
+async def test_one_on_the_first_page_is_told_where_all_is_known_by_the_last() -> None:
+    sink, pace = Sink(), Pace()
+    feed = PodFeed(
+        sink,
+        ResourceNames(("nvidia.com/gpu", "amd.com/gpu")),
+        early_seconds=60.0,
+        exporter_words=(),
+        held_by=lambda _: None,
+        clock=lambda: 0.0,
+    )
+    feed.known = ResourceNames(("nvidia.com/gpu",))
+
+    feed.begin_list()
+    feed.add_listed(asking("waits", amd="1"))
+    feed.known = None
+    await feed.show_withheld(pace)
+    await feed.end_list(pace)
+
+    assert set(sink.pods) == {"waits"}
