@@ -57,6 +57,7 @@ class Replica(World):
 
     def wait_and_sweep(self, seconds: float) -> None:
         self.now += seconds
+        self.unasked.sweep()  # which forgets who was asked
         self.last_word.sweep()
 
     @property
