@@ -126,10 +126,11 @@ export class Drawing {
     if (known?.version === fleet.version) return known.words;
     const counts = fleet.counts(nodes);
     const [gpus, ...instances] = fleet.sizeInWords(nodes);
-    const words = [plural(nodes.length, "node"), gpus, `${count(counts[0])} idle`];
-    if (counts[1]) words.push(`${count(counts[1])} idle, held`);
+    // Where there is little room the last ones are left out.
+    const words = [gpus, `${count(counts[0])} idle`];
     if (counts[5]) words.push(`${count(counts[5])} sick`);
-    words.push(...instances);
+    if (counts[1]) words.push(`${count(counts[1])} idle, held`);
+    words.push(plural(nodes.length, "node"), ...instances);
     this.words.set(nodes, { version: fleet.version, words });
     return words;
   }

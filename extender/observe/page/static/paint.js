@@ -146,8 +146,8 @@ export class Paint {
     const side = Math.min(width, height);
     if (side < 6) return each(this.raw.held, (x, y) => x === y && x > 0 && x < width - 1);
     if (side < 25 * this.ratio) return this.drawDot(each, width, height, this.raw.held, side < 12 ? 0.2 : 0.15);
-    const radius = 3.2 * this.ratio;
-    const cx = width - 1 - 8 * this.ratio, cy = height - 1 - 8 * this.ratio;
+    const [radius, inset] = side < 40 * this.ratio ? [2.4 * this.ratio, 6 * this.ratio] : [3.2 * this.ratio, 8 * this.ratio];
+    const cx = width - 1 - inset, cy = height - 1 - inset;
     each(this.raw.held, (x, y) => (x - cx) ** 2 + (y - cy) ** 2 <= radius * radius);
   }
 
