@@ -46,6 +46,7 @@ class Fleet:
         contested: readings of devices that were not taken from a node on which they are not seen.
         unbound_pods: GPU pods that are on no node and have not ended, by UID; to be read only.
         namespaces: where there are GPU pods; likewise.
+        pod_changes: how often they have changed; likewise.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Fleet:
         self.unbound_pods = self._known.unbound
         self.namespaces = self._known.namespaces
         self.pod_memory = self._known.memory
+        self.pod_changes = self._known.changes
         self._clock = clock
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
+from extender.fleet.pods import PodChanges
 from extender.observe.collector import SourceStatus
 from extender.observe.page.decision_feed import DecisionFeed
 from extender.observe.page.far_feed import FarFeed
@@ -49,6 +50,7 @@ class Viewer:
         self.fleet_version = 0
         self.batch = 0
         self.beat = 0
+        self.changes = b""
 
 
 class _Batch:
@@ -78,6 +80,7 @@ class Hub:
         fleet: what the fleet looks like.
         decisions: the decisions of this replica.
         far: those of the others.
+        pods: how often pods have changed.
         states: how each source fares.
         clock: seconds since the epoch.
         give_way: lets others have a turn.
@@ -89,6 +92,7 @@ class Hub:
         decisions: DecisionFeed,
         far: FarFeed,
         *,
+        pods: PodChanges,
         states: Callable[[], Iterable[SourceStatus]],
         clock: Callable[[], float],
         give_way: GiveWay,
@@ -96,6 +100,7 @@ class Hub:
         self.fleet = fleet
         self._decisions = decisions
         self._far = far
+        self._pods = pods
         self._states = states
         self._clock = clock
         self._give_way = give_way
@@ -105,6 +110,7 @@ class Hub:
         self._batches: deque[_Batch] = deque(maxlen=MOST_BATCHES)
         self._batch = 0
         self._beat, self._beat_event = 0, b""
+        self._changes = b""
 
     def __len__(self) -> int:
         return len(self._viewers)
@@ -128,6 +134,7 @@ class Hub:
         viewer.batch = self._batch
         if not self._viewers:
             self._make_beat()
+            self._count_changes()
         self._viewers[viewer] = None
         self._is_watched.set()
         return viewer
@@ -150,6 +157,9 @@ class Hub:
         if viewer.beat != self._beat:
             viewer.beat = self._beat
             yield self._beat_event
+        if viewer.changes != self._changes:
+            viewer.changes = self._changes
+            yield self._changes
         if self.fleet.is_there and viewer.fleet_version != self.fleet.version:
             viewer.fleet_version, told = self.fleet.since(viewer.fleet_version)
             yield told
@@ -193,14 +203,14 @@ class Hub:
             await self._give_way()
 
     async def _look(self, looks: int) -> None:
-        is_new = False
+        is_new = self._count_changes()
         if looks % LOOKS_A_FLEET == 0:
             steps = self.fleet.refresh_in_steps()
             while True:
                 try:
                     next(steps)
                 except StopIteration as end:
-                    is_new = end.value
+                    is_new |= end.value
                     break
                 await self._give_way()
         for batch in self._decisions.batch_in_steps():
@@ -213,6 +223,13 @@ class Hub:
             is_new = True
         if is_new:
             await self._wake()
+
+    def _count_changes(self) -> bool:
+        """Note how often what the views of pods show has changed; tell whether it has since."""
+        before = self._changes
+        counts = {"pending": self._pods.waiting, "holders": self._pods.holding}
+        self._changes = event("changes", counts)
+        return self._changes != before
 
     def _make_beat(self) -> None:
         now = self._clock()

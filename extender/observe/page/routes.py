@@ -65,6 +65,7 @@ class Page:
             FleetFeed(fleet, pool_labels),
             DecisionFeed(history, replicas),
             FarFeed(fleet, replicas),
+            pods=fleet.pod_changes,
             states=states,
             clock=clock,
             give_way=give_way,

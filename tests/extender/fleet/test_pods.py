@@ -59,3 +59,15 @@ def test_the_namespaces_are_the_same_object_until_one_comes_or_goes() -> None:
 
     assert pods.namespaces.names == frozenset()
     assert first == {"blue"}
+
+
+def test_changes_of_pods_that_wait_and_of_those_that_hold_devices_are_counted_apart() -> None:
+    pods = KnownPods()
+    counts = []
+    for record in (pod(0), pod(0, "node"), pod(0, "node", PodPhase.SUCCEEDED), pod(1)):
+        pods.put(record)
+        counts.append((pods.changes.waiting, pods.changes.holding))
+    pods.pop("uid-1")
+    counts.append((pods.changes.waiting, pods.changes.holding))
+
+    assert counts == [(1, 0), (2, 1), (2, 2), (3, 2), (4, 2)]

@@ -5,17 +5,17 @@ import { FULL, KINDS, kindOf } from "./fleet.js";
 import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
+import { Renewal } from "./renewal.js";
 import { inUnit, nameOfSignal } from "./signals.js";
 import { bytes, clean, count, duration, h, percent, plural, renew } from "./dom.js";
 import { go, state } from "./url.js";
 
-const AGAIN_MS = 5000, PAST_MS = 60000;
-const PAUSE_MS = 1500;
+const GAP_MS = 1500, SELDOM_MS = 5000, PAST_MS = 60000;
 
 export class Detail {
   constructor(box, fleet, view) {
-    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "", askedAt: 0, again: 0 });
-    setInterval(() => this.node && !document.hidden && this.load(), AGAIN_MS);
+    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "" });
+    this.renewal = new Renewal(() => this.load(), GAP_MS, SELDOM_MS);
   }
 
   tell(now, before) {
@@ -44,18 +44,14 @@ export class Detail {
 
   /** Something has changed, perhaps here: look again, but not for each of many changes. */
   isChanged() {
-    if (!this.node || this.again) return;
-    const wait = Math.max(this.askedAt + PAUSE_MS - Date.now(), 0);
-    this.again = setTimeout(() => {
-      this.again = 0;
-      if (this.node) this.load();
-    }, wait);
+    this.renewal.isChanged();
   }
 
   async load() {
     const node = this.node;
+    if (!node) return;
     const name = encodeURIComponent(node);
-    this.askedAt = Date.now();
+    this.renewal.note();
     try {
       const document = await ask(`page/nodes/${name}`);
       if (node !== this.node) return;

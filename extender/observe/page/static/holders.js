@@ -3,9 +3,10 @@
 
 import { AnswerError, ask } from "./feed.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
+import { Renewal } from "./renewal.js";
 import { go, state } from "./url.js";
 
-const AGAIN_MS = 15000;
+const GAP_MS = 15000;
 const MOST = 300;
 const MONEY = new Intl.NumberFormat("en-GB", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 const TIMES = [[0, "all holders"], [300, "5 min"], [900, "15 min"], [3600, "1 h"], [21600, "6 h"], [86400, "1 d"]];
@@ -19,7 +20,7 @@ export class Holders {
     this.idle = h("select", { onchange: () => go({ idle: this.idle.value }) }, TIMES.map(([seconds, name]) => h("option", { value: String(seconds) }, name)));
     this.by = h("select", { onchange: () => go({ by: this.by.value }) }, WAYS.map((name) => h("option", { value: name }, name)));
     show(box, h("div", { class: "bar" }, h("h2", {}, "Idle holders"), h("label", {}, "Idle for ", this.idle), h("label", {}, "By ", this.by), this.note), this.body);
-    setInterval(() => this.isShown && !document.hidden && this.refresh(), AGAIN_MS);
+    this.renewal = new Renewal(() => this.refresh(), GAP_MS);
   }
 
   setShown(isShown) {
@@ -31,8 +32,13 @@ export class Holders {
     if (now.idle !== before.idle || now.by !== before.by) this.refresh();
   }
 
+  isChanged() {
+    this.renewal.isChanged();
+  }
+
   async refresh() {
     if (!this.isShown) return;
+    this.renewal.note();
     const by = WAYS.includes(state.by) ? state.by : "pod";
     const { idle } = state;
     this.idle.value = idle;
@@ -45,6 +51,7 @@ export class Holders {
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;
       show(this.note, error.message);
+      this.renewal.isChanged();
     }
   }
 

@@ -17,13 +17,14 @@ const fleet = new Fleet();
 const fleetView = new FleetView(fleet);
 const views = { decisions: new Decisions(byId("decisions")), pending: new Pending(byId("pending")), holders: new Holders(byId("holders")) };
 const detail = new Detail(byId("detail"), fleet, fleetView);
-const told = { state: "connecting", why: "", beat: null, beatAt: 0 };
+const told = { state: "connecting", why: "", beat: null, beatAt: 0, changes: {} };
 
 const feed = new Feed({
   fleet: (event) => { fleet.take(event); fleetView.isNew(); detail.isChanged(); },
   looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
   delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(); },
-  decisions: (event) => views.decisions.take(event),
+  decisions: (event) => { views.decisions.take(event); views.pending.isChanged(); },
+  changes: (event) => tellChanges(event),
   beat: (event) => { told.beat = event; told.beatAt = Date.now(); tellStatus(); },
   state: (name, why) => {
     told.state = name;
@@ -37,6 +38,14 @@ const feed = new Feed({
     tellStatus();
   },
 });
+
+/** Numbers that grow where pods change: the first ones say nothing that a view has not asked for itself. */
+function tellChanges(event) {
+  for (const [name, number] of Object.entries(event)) {
+    if (name in told.changes && told.changes[name] !== number) views[name]?.isChanged();
+  }
+  told.changes = event;
+}
 
 // --- how live it is ----------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 import { AnswerError, ask } from "./feed.js";
 import { reasons } from "./decisions.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
+import { Renewal } from "./renewal.js";
 import { go } from "./url.js";
 
-const AGAIN_MS = 5000;
+const GAP_MS = 5000;
 const STATES = {
   refused: "idlegpu refuses nodes to it", unschedulable: "kube-scheduler's own filters leave no node", placing: "placed, the binding is not seen yet",
   nominated: "preemption makes room", gated: "held back by scheduling gates", untried: "not tried yet", deleting: "is being deleted",
@@ -17,7 +18,7 @@ export class Pending {
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.list = h("div", { class: "cards" });
     show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.note), this.list);
-    setInterval(() => this.isShown && !document.hidden && this.refresh(), AGAIN_MS);
+    this.renewal = new Renewal(() => this.refresh(), GAP_MS);
   }
 
   setShown(isShown) {
@@ -25,9 +26,14 @@ export class Pending {
     if (isShown) this.refresh();
   }
 
+  isChanged() {
+    this.renewal.isChanged();
+  }
+
   async refresh() {
     if (!this.isShown || this.isAsking) return;
     this.isAsking = true;
+    this.renewal.note();
     try {
       const told = await ask("pending");
       const away = told.unreachable.length ? `; without the word of ${plural(told.unreachable.length, "replica")} that did not answer` : "";
@@ -36,6 +42,7 @@ export class Pending {
     } catch (error) {
       if (!(error instanceof AnswerError)) throw error;
       show(this.note, error.message);
+      this.renewal.isChanged();
     } finally {
       this.isAsking = false;
     }

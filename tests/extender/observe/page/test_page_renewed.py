@@ -47,6 +47,24 @@ async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
         await expect(page.locator(".card details[open]")).to_have_count(1)
 
 
+async def test_a_pod_that_comes_to_wait_shows_at_once_and_else_little_is_asked(
+    browser: Browser,
+) -> None:
+    world = WhyWorld()
+    world.add({"node": [IDLE]})
+    async with (
+        serving(world) as server,
+        looking(browser, server, "?view=pending") as (page, _),
+    ):
+        await expect(page.locator("#pending [role=status]")).to_have_text("No pod with GPUs waits.")
+        await page.wait_for_timeout(7000)
+        assert server.asked.count("GET /v1/pending") <= 2  # as it is shown, and as the stream opens
+
+        wait_for_gpus(world, "new", 1)
+
+        await expect(page.locator(".card h3")).to_have_text("team/new", timeout=3000)
+
+
 async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser: Browser) -> None:
     world = WhyWorld()
     cards = {"a": [held_by("first", IDLE)], "b": [held_by("second", IDLE)]}

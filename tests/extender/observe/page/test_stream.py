@@ -13,7 +13,7 @@ import pytest
 from extender.observe.page import hub as hub_module
 from extender.observe.page import stream as stream_module
 from extender.observe.seen import AccessError, SeesNone
-from tests.extender.observe.page.conftest import CARDS
+from tests.extender.observe.page.conftest import CARDS, wait_for_gpus
 from tests.extender.observe.page.serving import Server, serving
 from tests.extender.observe.page.test_fleet_feed import read
 from tests.extender.served import IDLE, World, names_question, pod
@@ -84,6 +84,21 @@ async def test_nothing_is_computed_while_nobody_looks(server: Server, world: Wor
 
     async with listening(server) as content:
         assert await event(content, "fleet")
+
+
+async def test_it_is_told_that_waiting_pods_and_holders_have_changed(
+    server: Server, world: World
+) -> None:
+    async with listening(server) as content:
+        before = await event(content, "changes")
+
+        wait_for_gpus(world, "waits", 1)
+        first = await event(content, "changes")
+        world.add_pod("holds", "node-a")
+        second = await event(content, "changes")
+
+    assert first == before | {"pending": before["pending"] + 1}
+    assert second == first | {"holders": before["holders"] + 1}
 
 
 async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
