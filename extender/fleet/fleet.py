@@ -70,9 +70,7 @@ class Fleet:
         self._layouts = NodeLayouts(policy, self.store)
         self._failures = FailureLog(policy.early_failures)
         self._in_steps = in_steps
-        self._gained: set[str] = set()
-        self._dirty: set[str] = set()
-        self._late: set[str] = set()
+        self._gained, self._dirty, self._late = set[str](), set[str](), set[str]()
         self._ended: set[str] = set()
         self._snapshots = Snapshots(
             self.store, self._layouts, self._failures, clock, in_steps=in_steps
