@@ -34,7 +34,10 @@ export function layOut(fleet, groups, cell, width) {
     const isShort = group.name && rough <= width - 2 * PAD;
     const wide = Math.max(rough, HEAD_WIDTH);
     const left = beside && isShort && beside.right + GROUP_GAP + wide <= width - PAD ? beside.right + GROUP_GAP : 0;
-    const head = { name: group.name, x: left || PAD, wide: isShort ? wide : width - 2 * PAD, from: at, nodes: group.nodes };
+    const x0 = left || PAD;
+    // Where none can stand beside it, a heading has the rest of the row: on a phone that is a fifth more.
+    const isLast = !isShort || x0 + wide + GROUP_GAP + HEAD_WIDTH > width - PAD;
+    const head = { name: group.name, x: x0, wide: isLast ? width - PAD - x0 : wide, from: at, nodes: group.nodes };
     if (left) head.y = beside.y;
     else {
       if (beside) {

@@ -317,3 +317,49 @@ async def test_a_phone_shows_the_table_without_scrolling_it_sideways(
         assert caption["height"] < 40  # one line
         table = "document.getElementById('table')"
         assert await page.evaluate(f"{table}.scrollWidth - {table}.clientWidth") == 0
+
+
+async def test_a_phone_shows_how_many_of_a_group_are_idle_and_sick(
+    browser: Browser, server: Server
+) -> None:
+    async with looking(browser, server, viewport=PHONE) as (page, _):
+        await live(page)
+
+        texts = await page.evaluate(
+            """async () => {
+                const texts = [];
+                const write = CanvasRenderingContext2D.prototype.fillText;
+                CanvasRenderingContext2D.prototype.fillText = function (text, ...where) {
+                    texts.push(text);
+                    write.call(this, text, ...where);
+                };
+                document.getElementById("scroller").dispatchEvent(new Event("scroll"));
+                for (let frames = 0; frames < 3; frames++) {
+                    await new Promise(requestAnimationFrame);
+                }
+                return texts;
+            }"""
+        )
+
+        assert any(text.startswith("12 GPUs  ·  5 idle  ·  2 sick") for text in texts), texts
+
+
+async def test_the_dot_of_a_held_gpu_is_beside_the_number_of_a_small_cell(
+    browser: Browser, server: Server
+) -> None:
+    async with looking(browser, server) as (page, _):
+        is_free = await page.evaluate(
+            """async () => {
+                const { Paint } = await import("./paint.js");
+                const paint = new Paint(false), side = 26;
+                const idle = paint.stamp(0, 0, side, side, false);
+                const held = paint.stamp(8, 0, side, side, false);
+                let differs = 0;
+                for (let y = 9; y <= 16; y++) for (let x = 9; x <= 16; x++) {
+                    differs += idle[y * side + x] !== held[y * side + x];
+                }
+                return differs === 0 && idle.some((pixel, at) => pixel !== held[at]);
+            }"""
+        )
+
+        assert is_free
