@@ -262,7 +262,7 @@ def _expired() -> web.Response:
 
 
 async def _version(_: web.Request) -> web.Response:
-    return _json(b'{"major":"1","minor":"36","gitVersion":"v1.36.3+bench"}')
+    return _json(b'{"major":"1","minor":"37","gitVersion":"v1.37.2+bench"}')
 
 
 def _mapping(value: dict[str, object], name: str) -> dict[str, object]:

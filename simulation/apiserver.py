@@ -24,8 +24,8 @@ WATCH_SECONDS: Final = web.AppKey("watch_seconds", float)
 _TYPES: Final = {Kind.NODES: "Node", Kind.PODS: "Pod"}
 _VERSION: Final = {
     "major": "1",
-    "minor": "36",
-    "gitVersion": "v1.36.3+simulated",
+    "minor": "37",
+    "gitVersion": "v1.37.2+simulated",
     "gitCommit": "",
     "gitTreeState": "",
     "buildDate": "1970-01-01T00:00:00Z",

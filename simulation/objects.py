@@ -75,7 +75,7 @@ def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
                 "containerRuntimeVersion": "containerd://2.2.0",
                 "kernelVersion": "6.8.0-simulated",
                 "kubeProxyVersion": "",
-                "kubeletVersion": "v1.36.3",
+                "kubeletVersion": "v1.37.2",
                 "machineID": node.name,
                 "operatingSystem": "linux",
                 "osImage": "simulated",

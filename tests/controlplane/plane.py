@@ -218,8 +218,8 @@ def gates(features: Sequence[str]) -> list[str]:
     """Return the options that open feature gates in one of Kubernetes' programs.
 
     Example:
-        >>> gates(["GenericWorkload", "GangScheduling"])
-        ['--feature-gates=GenericWorkload=true,GangScheduling=true']
+        >>> gates(["GenericWorkload", "PodGroupPreemptionPolicy"])
+        ['--feature-gates=GenericWorkload=true,PodGroupPreemptionPolicy=true']
     """
     return [f"--feature-gates={','.join(f'{name}=true' for name in features)}"] if features else []
 

@@ -111,9 +111,9 @@ def test_an_old_go_on_path_is_not_used(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        pytest.param("kubectl", "Client Version: v1.36.7\nKustomize Version: v5.8.1", id="kubectl"),
-        pytest.param("kube-apiserver", "Kubernetes v1.36.0", id="kubernetes"),
-        pytest.param("etcd", "etcd Version: 3.6.11\nGit SHA: abc", id="etcd"),
+        pytest.param("kubectl", "Client Version: v1.37.7\nKustomize Version: v5.8.1", id="kubectl"),
+        pytest.param("kube-apiserver", "Kubernetes v1.37.0", id="kubernetes"),
+        pytest.param("etcd", "etcd Version: 3.7.11\nGit SHA: abc", id="etcd"),
         pytest.param("prometheus", "prometheus, version 3.5.0 (branch: HEAD)", id="prometheus"),
         pytest.param("kwok", "kwok version v0.8.1 go1.26.0 (linux/amd64)", id="kwok"),
         pytest.param("oldest-kube-apiserver", "Kubernetes v1.32.13", id="oldest-kubernetes"),
@@ -132,9 +132,9 @@ def test_a_fitting_tool_of_the_user_is_taken(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        pytest.param("kubectl", "Client Version: v1.35.4", id="older-kubernetes"),
-        pytest.param("kube-scheduler", "Kubernetes v1.360.0", id="only-looks-alike"),
-        pytest.param("oldest-kube-scheduler", "Kubernetes v1.36.3", id="not-the-oldest"),
+        pytest.param("kubectl", "Client Version: v1.36.4", id="older-kubernetes"),
+        pytest.param("kube-scheduler", "Kubernetes v1.370.0", id="only-looks-alike"),
+        pytest.param("oldest-kube-scheduler", "Kubernetes v1.37.2", id="not-the-oldest"),
         pytest.param("helm", "v3.22.0", id="older-helm"),
         pytest.param("prometheus", "prometheus, version 2.53.0", id="older-prometheus"),
     ],

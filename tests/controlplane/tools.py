@@ -22,7 +22,7 @@ from typing import Final
 
 from tests.controlplane.gobuild import BuildError, GoProgram, GoToolchain, say
 
-KUBERNETES_VERSION: Final = "v1.36.3"
+KUBERNETES_VERSION: Final = "v1.37.2"
 OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
 """The oldest that README.md names, for the cases of tests/versions."""
 OLDEST: Final = "oldest-"
@@ -91,7 +91,7 @@ TOOLS: Final = {
     "etcd": Tool(
         program=GoProgram(module=MODULES, package="go.etcd.io/etcd/server/v3", variables={}),
         version_arguments=("--version",),
-        fitting=r"etcd Version: 3\.6\.",
+        fitting=r"etcd Version: 3\.7\.",
     ),
     "kube-apiserver": _kubernetes("kube-apiserver", "--version"),
     "kube-scheduler": _kubernetes("kube-scheduler", "--version"),

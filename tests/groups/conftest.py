@@ -12,9 +12,9 @@ from tests.e2e.apart import services_on
 from tests.e2e.services import Services
 from tests.e2e.world import World, open_world
 
-FEATURES: Final = ("GenericWorkload", "GangScheduling")
-"""Alpha in the release that the tests run with, and off by default."""
-API: Final = "scheduling.k8s.io/v1alpha2"
+FEATURES: Final = ("GenericWorkload",)
+"""Beta in the release that the tests run with, and off by default."""
+API: Final = "scheduling.k8s.io/v1beta1"
 
 _numbers = count(1)
 

@@ -1,4 +1,4 @@
-"""Groups that Kubernetes itself places whole or not at all: its PodGroup, alpha and off by default.
+"""Groups that Kubernetes itself places whole or not at all: its PodGroup, beta and off by default.
 
 The coscheduling plugin, which is not built here, holds pods that have a node instead: see
 tests/e2e/test_held.py.
@@ -24,14 +24,20 @@ GIVEN_BACK: Final = "pod group is unschedulable"
 """What kube-scheduler says of a pod that has a node, in a group that has too few."""
 
 
-async def group(world: World, name: str, count: int) -> list[Object]:
-    """Have a group that starts with so many pods, and describe these."""
-    gang = {"schedulingPolicy": {"gang": {"minCount": count}}}
-    item = {"apiVersion": API, "kind": "PodGroup", "metadata": {"name": name}, "spec": gang}
+async def group(world: World, name: str, count: int, **both: str) -> list[Object]:
+    """Have a group that starts with so many pods, and describe these.
+
+    Args:
+        world: where.
+        name: what it is called, and its pods before their numbers.
+        count: how many pods.
+        **both: fields that the specs of the group and of its pods have to agree in.
+    """
+    spec = {"schedulingPolicy": {"gang": {"minCount": count}}, **both}
+    item = {"apiVersion": API, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
     await world.client.request("POST", GROUPS, item)
-    return [
-        pod(f"{name}-{number}", schedulingGroup={"podGroupName": name}) for number in range(count)
-    ]
+    membership = {"podGroupName": name}
+    return [pod(f"{name}-{number}", schedulingGroup=membership, **both) for number in range(count)]
 
 
 async def given_back(world: World, pods: list[Object]) -> list[str]:
@@ -40,7 +46,7 @@ async def given_back(world: World, pods: list[Object]) -> list[str]:
 
 
 async def end(world: World, pods: list[Object]) -> None:
-    """Delete a group's pods, which kube-scheduler of this release tries without a pause."""
+    """Delete a group's pods."""
     for item in pods:
         await world.client.delete(item)
 
@@ -70,8 +76,10 @@ async def test_a_group_that_does_not_fit_takes_nothing_from_others_and_starts_on
 
     told = await given_back(world, pods)
 
-    assert ["Insufficient nvidia.com/gpu" in text for text in told] == [True, True, False, False]
-    assert all(GIVEN_BACK in text for text in told[2:])
+    refused, untried, *passed = told
+    assert "Insufficient nvidia.com/gpu" in refused
+    assert "minCount (4) cannot be satisfied" in untried
+    assert all(GIVEN_BACK in text for text in passed)
     others = [pod("other-0"), pod("other-1")]
     assert await world.place_all(others) == [small, small]
     assert await world.count_bound(pods) == 0
@@ -116,3 +124,19 @@ async def test_a_group_that_is_deleted_counts_nowhere(world: World) -> None:
         return bool(shown["resources"]["nvidia.com/gpu"]["assumed"] == 0)
 
     await wait_for(counts_nowhere, "nothing is assumed of the group")
+
+
+async def test_a_group_evicts_no_more_than_it_needs_without_our_being_asked_whom(
+    world: World,
+) -> None:
+    nodes = [world.add("one"), world.add("other")]
+    await world.start()
+    tenants = [tenant for name in nodes for tenant in await world.tenants(name, 2)]
+    urgently = await world.priority_class("urgent", 1000)
+    pods = await group(world, "urgent", 3, priorityClassName=urgently)
+    await world.client.create_all(pods)
+
+    assert set(await world.bound(pods)) == set(nodes)
+    assert await world.count_bound(tenants) == 1
+    asked = {each["verb"] for item in pods for each in await world.decisions(item)}
+    assert asked == {"filter", "prioritize"}

@@ -42,7 +42,7 @@ STATIC_POD = {
         "containers": [
             {
                 "name": "kube-scheduler",
-                "image": "registry.k8s.io/kube-scheduler:v1.36.3",
+                "image": "registry.k8s.io/kube-scheduler:v1.37.2",
                 "command": ["kube-scheduler", "--kubeconfig=/etc/kubernetes/scheduler.conf"],
                 "volumeMounts": [
                     {"mountPath": "/etc/kubernetes/scheduler.conf", "name": "kubeconfig"}

@@ -85,7 +85,7 @@ async def test_kubernetes_asyncio_lists_nodes_and_pods_through_the_kubeconfig(
     assert [(item.metadata.name, item.spec.node_name) for item in pods.items] == [
         ("tenant", "node-b")
     ]
-    assert version.git_version.startswith("v1.36")
+    assert version.git_version.startswith("v1.37")
 
 
 async def test_kubernetes_asyncio_watches_raw_lines(

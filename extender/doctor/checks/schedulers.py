@@ -32,7 +32,7 @@ PLUGIN_WEIGHTS: Final = {
     "NodeResourcesBalancedAllocation": 1,
     "ImageLocality": 1,
 }
-"""kube-scheduler's score plugins and their weights unless configured (1.29 to 1.36)."""
+"""kube-scheduler's score plugins and their weights unless configured (1.29 to 1.37)."""
 
 MAX_SCORE: Final = 10
 """Default of the setting wire.max_score."""
