@@ -201,10 +201,10 @@ class Extender:
             garbage=self.garbage,
             give_way=self.in_flight.give_way,
         )
-        state = export_state(
+        self._state = export_state(
             self.metrics, settings, self.fleet, self.following, self._dropped, clock
         )
-        self._metrics_route = metrics_route(self.metrics, state, self.in_flight.give_way)
+        self._metrics_route = metrics_route(self.metrics, self._state, self.in_flight.give_way)
 
     def _decide_about(self, resources: ResourceNames) -> None:
         self.webhooks.resources = self.api.resources = resources
@@ -244,6 +244,7 @@ class Extender:
         self.unasked.change(settings.unasked)
         self.why.set_prices(settings.prices)
         self.page.set_pool_labels(settings.pool_labels)
+        self._state.pool_labels = settings.pool_labels
         if settings.log != before.log:
             logs.configure(settings.log.level, settings.log.format, in_background=True)
         await self.trying.adopt(settings)

@@ -51,6 +51,9 @@ class FleetCollector(Collector):
         sources: says how each source fares.
         dropped_events: how many events could not be written.
         clock: seconds since the epoch.
+
+    Attributes:
+        pool_labels: labels of nodes that name their pool, before those of clouds.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class FleetCollector(Collector):
         self._sources = sources
         self._dropped_events = dropped_events
         self._clock = clock
+        self.pool_labels: tuple[str, ...] = ()
         self._counted: list[Metric] | None = None
 
     def count_in_steps(self) -> Steps[None]:
@@ -97,7 +101,7 @@ class FleetCollector(Collector):
         snapshot = self._fleet.snapshot()
         states: Counter[str] = Counter()
         ask = Ask(count=1, memory_bytes=0.0, thresholds=self._fleet.policy.thresholds)
-        supply = Supply(self._fleet.nodes, snapshot.models)
+        supply = Supply(self._fleet.nodes, snapshot.models, self.pool_labels)
         for pool in snapshot.pools.values():
             batch = current_batch(pool, snapshot.telemetry)
             yield

@@ -36,14 +36,17 @@ class Supply:
     Args:
         nodes: nodes by name.
         models: model names by number, as the snapshot has them.
+        labels: of nodes that name their pool, before those of clouds.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeRecord], models: tuple[str, ...]) -> None:
+    def __init__(
+        self, nodes: Mapping[str, NodeRecord], models: tuple[str, ...], labels: tuple[str, ...] = ()
+    ) -> None:
         self._nodes = nodes
         self._models = [short_model(model) if model else OTHER for model in models]
         self._all: Counter[tuple[str, str, str]] = Counter()
         self._idle: Counter[tuple[str, str, str]] = Counter()
-        self._pools = {name: pool_of(record) for name, record in nodes.items()}
+        self._pools = {name: pool_of(record, labels) for name, record in nodes.items()}
         names = sorted(set(self._pools.values()) - {NO_POOL})
         self._told = {NO_POOL, *names[:MOST_POOLS]}
 
@@ -93,14 +96,14 @@ class Supply:
         yield from (every, idle)
 
 
-def pool_of(record: NodeRecord) -> str:
-    """Return the pool that a node's labels name.
+def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
+    """Return the pool that a node's labels name, of those that are wished for first.
 
     Example:
         >>> pool_of(NodeRecord(name="a", labels={"karpenter.sh/nodepool": "h100"}))
         'h100'
     """
-    for label in POOL_LABELS:
+    for label in (*wished, *POOL_LABELS):
         if value := record.labels.get(label):
             return value
     return NO_POOL

@@ -46,6 +46,7 @@ def export_state(
     """
     register = metrics.registry.register
     collector = FleetCollector(fleet, follower.states, dropped_events, clock)
+    collector.pool_labels = settings.pool_labels
     register(collector)
     register(AgentCollector(follower.agent_figures))
     register(CertificateCollector(lambda: certificate_ends(settings)))

@@ -221,8 +221,23 @@ def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWo
 @pytest.mark.parametrize("label", POOL_LABELS)
 def test_a_label_that_names_pools_does_so_everywhere(label: str) -> None:
     assert pool_of(NodeRecord(name="a", labels={label: "h100"})) == "h100"
+    labelled = NodeRecord(name="a", labels={label: "h100", "team": "blue"})
+    assert pool_of(labelled, ("squad", "team")) == "blue"
     assert is_shown(label)
     assert label in GROUP_LABELS
+
+
+def test_labels_that_the_settings_name_come_first() -> None:
+    world = AdvisingWorld()
+    collector = FleetCollector(world.fleet, tuple, lambda: 0, lambda: world.now)
+    world.metrics.registry.register(collector)
+    world.add({"a": [IDLE, IDLE]})
+    world.add_node("a", gpus=2, labels={POOL: "blue", "team": "vision"})
+    world.live({"a": [IDLE, IDLE]}, 10)
+
+    collector.pool_labels = ("team",)
+
+    assert supply(world, "vision") == (2, 2)
 
 
 def test_more_pools_than_are_told_apart_are_one(world: AdvisingWorld) -> None:
