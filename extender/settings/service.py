@@ -133,8 +133,8 @@ PoolLabels = Annotated[
 ]
 
 POOL_LABELS: Final = (
-    "labels of nodes that say which pool they are of, for the page's groups and the metrics by pool; "
-    "they come before the labels of clouds, which are known anyway"
+    "labels of nodes that say which pool they are of, for the page's groups and the metrics by "
+    "pool; they come before the labels of clouds, which are known anyway"
 )
 
 
