@@ -238,8 +238,9 @@ class ServiceWay:
             if error.failure not in {Failure.REFUSED, Failure.NOT_FOUND}:
                 raise
             # The proxy needs no right to read it, and tells better what is not there.
-            secured = f"{address.namespace}/{HTTPS}:{address.name}:{address.port}"
-            self._hint = f" (where that port speaks TLS: --service {secured})"
+            if error.failure is Failure.REFUSED:
+                secured = f"{address.namespace}/{HTTPS}:{address.name}:{address.port}"
+                self._hint = f" (where that port speaks TLS: --service {secured})"
             return address.proxy_path("")
         try:
             service = msgspec.json.decode(answer, type=_Service)
