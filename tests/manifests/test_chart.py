@@ -94,6 +94,18 @@ def test_each_variant_is_a_choice_of_values(overlay: Path, tmp_path: Path) -> No
     assert_same({"components": components, "agent": {"enabled": has_agent}}, overlay, tmp_path)
 
 
+def test_without_agents_nobody_waits_for_their_reports(tmp_path: Path) -> None:
+    assert_same({"agent": {"enabled": False}}, OVERLAYS / "without-agent", tmp_path)
+
+
+def test_values_of_a_release_that_knew_no_proxy_still_do(tmp_path: Path) -> None:
+    names = ["certs-job", "api-proxy"]
+    (tmp_path / "overlay").mkdir()
+    folder = with_components(tmp_path / "overlay", names)
+
+    assert_same({"components": names, "apiProxy": None}, folder, tmp_path)
+
+
 def test_the_second_scheduler_is_a_choice_of_values(tmp_path: Path) -> None:
     overlay = tmp_path / "overlay"
     overlay.mkdir()

@@ -3,6 +3,8 @@
 {{- define "idlegpu.change" }}
 {{- $values := .root.Values }}
 {{- $item := .item }}
+{{- /* `helm upgrade --reuse-values` keeps those of a release that had none. */}}
+{{- $proxies := (default dict $values.apiProxy).addresses }}
 {{- $name := $item.metadata.name }}
 {{- if has $item.kind (list "Deployment" "DaemonSet" "Job") }}
 {{- include "idlegpu.pod" (dict "root" .root "spec" $item.spec.template.spec) }}
@@ -20,8 +22,8 @@
 {{- include "idlegpu.grace" (dict "spec" $item.spec.template.spec "settings" $own.settings) }}
 {{- end }}
 {{- range $variable := (first $item.spec.template.spec.containers).env }}
-{{- if and (eq $variable.name "IDLEGPU_API_PROXIES") $values.apiProxy.addresses }}
-{{- $_ := set $variable "value" (join "," $values.apiProxy.addresses) }}
+{{- if and (eq $variable.name "IDLEGPU_API_PROXIES") $proxies }}
+{{- $_ := set $variable "value" (join "," $proxies) }}
 {{- end }}
 {{- end }}
 {{- range $volume := $item.spec.template.spec.volumes }}
@@ -54,9 +56,9 @@
 {{- range $values.fixedAddress.controlPlane }}{{ $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
 {{- $_ := set (first $item.spec.ingress) "from" $peers }}
 {{- end }}
-{{- if and (eq $name "idlegpu-extender-api-proxy") $values.apiProxy.addresses }}
+{{- if and (eq $name "idlegpu-extender-api-proxy") $proxies }}
 {{- $peers := list }}
-{{- range $values.apiProxy.addresses }}{{ $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
+{{- range $proxies }}{{ $peers = append $peers (dict "ipBlock" (dict "cidr" .)) }}{{ end }}
 {{- $_ := set (first $item.spec.ingress) "from" $peers }}
 {{- end }}
 {{- else if and (eq $item.kind "Service") (eq $name "idlegpu-extender") $item.spec.clusterIP $values.fixedAddress.clusterIP }}

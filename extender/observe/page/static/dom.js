@@ -66,6 +66,9 @@ export function renew(element, ...children) {
 function match(element, other) {
   const keyed = new Map();
   for (const child of element.children) if (child.dataset.key !== undefined) keyed.set(child.dataset.key, child);
+  // Who is gone goes first: no row behind needs to move, which would lose what is selected in it.
+  const told = new Set([...other.children].map((child) => child.dataset.key));
+  for (const [key, child] of keyed) if (!told.has(key)) child.remove();
   let next = element.firstChild;
   for (const child of [...other.childNodes]) {
     const key = child.dataset?.key;

@@ -40,7 +40,10 @@ async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
         world.fleet.remove_pod("uid-gone", world.now)
         wait_for_gpus(world, "new", 1)
 
-        await expect(page.locator(".card h3")).to_have_text(["team/read", "team/new"])
+        await expect(page.locator(".card h3")).to_have_text(
+            ["team/read", "team/new"],
+            timeout=10_000,  # at most every five seconds
+        )
         await expect(card.locator("header")).to_contain_text("65 min")
         await expect(summary).to_be_focused()
         await expect(card.locator("details")).to_have_attribute("open", "")
@@ -162,3 +165,25 @@ async def test_what_stands_otherwise_than_before_is_known_again(
             "said": ["b2"],
             "texts": ["c2 c2", "b2 b2", "b3 b3", "a2 a2"],
         }
+
+
+async def test_what_is_selected_stays_where_what_stood_before_it_is_gone(
+    browser: Browser, server: Server
+) -> None:
+    async with looking(browser, server) as (page, _):
+        await live(page)
+
+        selected = await page.evaluate(
+            """async () => {
+                const { h, renew } = await import("./dom.js");
+                const row = (key) => h("p", { "data-key": key }, `row ${key}`);
+                const box = h("div");
+                document.body.append(box);
+                renew(box, row("a"), row("b"), row("c"));
+                getSelection().selectAllChildren(box.children[1]);
+                renew(box, row("b"), row("c"), row("d"));
+                return getSelection().toString();
+            }"""
+        )
+
+        assert selected == "row b"
