@@ -54,7 +54,7 @@ async def test_an_explanation_tells_each_signal_with_its_source_and_age(
         await page.get_by_role("button", name="Why, for team/asker").click()
         device = page.locator(".sheet li", has_text="GPU 0: idle").first
         await expect(device.locator(".told")).to_have_text(
-            ["utilization, memory: prometheus, 5 s before"]
+            ["utilization (GPU utilization), memory: prometheus, 5 s before"]
         )
 
         told = await page.evaluate(
