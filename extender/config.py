@@ -56,8 +56,8 @@ class Settings(Section, BaseSettings):
     )
     status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
         default="",
-        description="host:port of health, metrics, API and page, in plain HTTP unless "
-        "api.cert_file is set; empty: as listen",
+        description="host:port of health, metrics, API and page, over TLS where api.cert_file or "
+        "tls is set; without, on loopback alone unless api.allow_plain is set; empty: as listen",
     )
     allow_plain: bool = Field(
         default=False,
@@ -191,6 +191,13 @@ class Settings(Section, BaseSettings):
             raise ValueError(
                 "status_listen must be set with api.cert_file, which is the certificate of that "
                 "port: the webhooks' is tls.cert_file"
+            )
+        is_plain = self.api.files(self.tls) is None and not self.api.allow_plain
+        if self.status_listen and is_plain and not is_loopback(self.status_address[0]):
+            raise ValueError(
+                f"status_listen ({self.status_listen}) is reached from other machines and there is "
+                "no TLS: set tls.*, or api.cert_file and api.key_file, or api.allow_plain where "
+                "the network protects tokens and answers"
             )
         if not (self.tls.is_used or self.allow_plain or is_loopback(self.listen_address[0])):
             raise ValueError(

@@ -65,11 +65,8 @@ class Doors:
             if admission is not None
             else None
         )
-        self._status_certificate = (
-            follow_certificate(settings.api.cert_file, settings.api.key_file)
-            if status is not None and settings.api.cert_file and settings.api.key_file
-            else None
-        )
+        status_files = settings.api.files(settings.tls) if status is not None else None
+        self._status_certificate = follow_certificate(*status_files) if status_files else None
         self._webhooks_port = Listener(
             "webhooks",
             settings.listen_address,

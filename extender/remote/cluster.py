@@ -93,8 +93,9 @@ class Cluster:
         """Return the way to a Service through the API server's proxy.
 
         Args:
-            service: `namespace/name:port`. That the port speaks TLS says the Service itself, where
-                it may be read; `namespace/https:name:port` says it in its place.
+            service: `namespace/name:port`. Whether the port speaks TLS says the Service itself;
+                where it may not be read, it is taken to, as shipped. `namespace/https:name:port`
+                and `namespace/http:name:port` say it in its place.
             token: a token for whoever answers there, "" for none.
 
         Raises:
@@ -238,10 +239,11 @@ class ServiceWay:
             if error.failure not in {Failure.REFUSED, Failure.NOT_FOUND}:
                 raise
             # The proxy needs no right to read it, and tells better what is not there.
-            if error.failure is Failure.REFUSED:
-                secured = f"{address.namespace}/{HTTPS}:{address.name}:{address.port}"
-                self._hint = f" (where that port speaks TLS: --service {secured})"
-            return address.proxy_path("")
+            if error.failure is Failure.NOT_FOUND:
+                return address.proxy_path("")
+            plain = f"{address.namespace}/http:{address.name}:{address.port}"
+            self._hint = f" (where that port speaks no TLS: --service {plain})"
+            return address.proxy_path(HTTPS)
         try:
             service = msgspec.json.decode(answer, type=_Service)
         except msgspec.DecodeError:  # no API server answers: what is asked next says so

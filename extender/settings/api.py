@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from extender.settings.section import AnyCase, Form, Section
-from extender.settings.tls import is_loopback
+from extender.settings.tls import Tls, is_loopback
 
 PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
 
@@ -35,11 +35,15 @@ class Api(Section):
 
     cert_file: Path | None = Field(
         default=None,
-        description="certificate of status_listen, with those that issued it; it may be that of "
-        "the webhooks. Both files are followed, and what changes in them is in force within "
-        "seconds; without it that port is plain HTTP, and tokens cross the network in the clear",
+        description="certificate of status_listen, with those that issued it; unless set, that of "
+        "tls. Both files are followed, and what changes in them is in force within seconds",
     )
     key_file: Path | None = Field(default=None, description="key of that certificate")
+    allow_plain: bool = Field(
+        default=False,
+        description="serve status_listen without TLS where api.cert_file is not set, to other "
+        "machines, too: tokens cross the network in the clear",
+    )
     access: Annotated[ApiAccess, AnyCase] = Field(
         default=ApiAccess.AUTO,
         description="token: who shows a token of the cluster reads the API, and sees the pods of "
@@ -116,6 +120,12 @@ class Api(Section):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("api.cert_file and api.key_file belong together: set both")
         return self
+
+    def files(self, tls: Tls) -> tuple[Path, Path] | None:
+        """Return certificate and key of status_listen; None for plain HTTP."""
+        own = (self.cert_file, self.key_file)
+        cert, key = own if self.cert_file or self.allow_plain else (tls.cert_file, tls.key_file)
+        return None if cert is None or key is None else (cert, key)
 
     @property
     def networks(self) -> tuple[Network, ...]:

@@ -5,11 +5,12 @@ what is shipped is what is tested.
 """
 
 import os
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 import yaml
@@ -80,9 +81,9 @@ class Manner:
     Attributes:
         kubeconfig: who it is to the API server.
         settings: as in the settings file, where nothing else is asked for. With a `status_listen`
-            its API has a port of its own, with `tls` its webhooks are served over TLS, and with
-            `peers` it has itself as one unless others are named. Over TLS its API is by a variable,
-            as the component has it.
+            its API has a port of its own, with `tls` both are served over TLS, and with `peers` it
+            has itself as one unless others are named. A variable has its API in plain HTTP, as the
+            component does.
         command: program and arguments, but for the settings file.
         environment: variables of its own.
         token: opens its API, "" where that is open.
@@ -132,9 +133,10 @@ class ExtenderServer:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"
         if "peers" in usual:
             usual["peers"] = {"addresses": [listen]}  # no Service leads to it
-        has_certificate = "IDLEGPU_API_CERT_FILE" in manner.environment
-        self.url = f"{'https' if has_certificate else 'http'}://{status}"
-        self.webhooks = f"{'https' if 'tls' in usual else 'http'}://{listen}"
+        self._ca_file = usual.get("tls", {}).get("client_ca_file", "")
+        is_plain = not self._ca_file or "IDLEGPU_API_ALLOW_PLAIN" in manner.environment
+        self.url = f"{'http' if is_plain else 'https'}://{status}"
+        self.webhooks = f"{'https' if self._ca_file else 'http'}://{listen}"
         self.settings: Object = {}
         self._usual, self._own = usual, own
         self._token = manner.token
@@ -173,6 +175,21 @@ class ExtenderServer:
         text = yaml.safe_dump({**merged(self._usual, settings), **self._own})
         self.config.write_text(text)
 
+    @property
+    def trust(self) -> ssl.SSLContext | bool:
+        """What aiohttp is to check of its certificate: the CA, by now, as it has no name here."""
+        if not self._ca_file:
+            return True
+        context = ssl.create_default_context(cafile=self._ca_file)
+        context.check_hostname = False
+        return context
+
+    def session(self, **options: Any) -> aiohttp.ClientSession:
+        """Open a session at its API's address, with aiohttp's options."""
+        return aiohttp.ClientSession(
+            self.url, connector=aiohttp.TCPConnector(ssl=self.trust), **options
+        )
+
     async def get(self, path: str, parameters: Mapping[str, str] | None = None) -> Object:
         """Ask its API, e.g. for "/v1/gpus".
 
@@ -181,8 +198,7 @@ class ExtenderServer:
         """
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         async with (
-            aiohttp.ClientSession(
-                self.url,
+            self.session(
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS),
                 raise_for_status=True,

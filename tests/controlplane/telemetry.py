@@ -32,6 +32,7 @@ class PrometheusServer:
         *,
         interval_seconds: float = 1.0,
         name: str = "prometheus",
+        tls: Mapping[str, str] | None = None,
     ) -> None:
         """Describe a Prometheus; `set_targets`, then `await process.start()`.
 
@@ -40,6 +41,7 @@ class PrometheusServer:
             exporter_url: what to scrape, e.g. "http://127.0.0.1:9400/metrics".
             interval_seconds: time between two scrapes of a target.
             name: what its files are called.
+            tls: as `tls_config` of targets whose label `__scheme__` is https.
         """
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -48,7 +50,7 @@ class PrometheusServer:
         self._besides: list[dict[str, object]] = []
         self._data = folder / name
         config = folder / f"{name}.config"
-        config.write_text(json.dumps(self._config(interval_seconds), indent=2))
+        config.write_text(json.dumps(self._config(interval_seconds, tls or {}), indent=2))
         self.set_targets(())
         command = [
             str(binary("prometheus")),
@@ -106,7 +108,7 @@ class PrometheusServer:
         shutil.rmtree(self._data, ignore_errors=True)
         await self.process.start()
 
-    def _config(self, interval_seconds: float) -> dict[str, object]:
+    def _config(self, interval_seconds: float, tls: Mapping[str, str]) -> dict[str, object]:
         interval = f"{round(interval_seconds * 1000)}ms"
         return {
             "global": {"scrape_interval": interval, "scrape_timeout": interval},
@@ -114,6 +116,7 @@ class PrometheusServer:
                 {
                     "job_name": JOB,
                     "scheme": self._exporter_url.scheme,
+                    "tls_config": tls,
                     "metrics_path": self._exporter_url.path or "/metrics",
                     "file_sd_configs": [{"files": [str(self._targets)], "refresh_interval": "1s"}],
                 }

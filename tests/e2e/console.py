@@ -80,7 +80,12 @@ class CommandLine:
 
 
 def by_url(world: World) -> CommandLine:
-    return by_proxy(world, IDLEGPU_URL=world.services.extender.url)
+    certificates = world.services.setup.certificates
+    return by_proxy(
+        world,
+        IDLEGPU_URL=world.services.extender.url,
+        IDLEGPU_CA_FILE=str(certificates / "extender" / "ca.crt") if certificates else "",
+    )
 
 
 def by_proxy(world: World, user: str = ADMIN, **environment: str) -> CommandLine:

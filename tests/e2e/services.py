@@ -14,6 +14,8 @@ from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.scheduler import kube_scheduler
 from tests.controlplane.telemetry import PrometheusServer
 from tests.e2e.ways import Setup, elected
+from tests.manifests.monitoring import EXTENDER_JOB
+from tests.manifests.shipped import OVERLAYS, built, find
 
 SCRAPE_SECONDS: Final = 0.5
 WITHOUT_EXTENDER: Final = "E2E_WITHOUT_EXTENDER"
@@ -48,6 +50,7 @@ class Services:
             f"http://127.0.0.1:{self.exporter_port}/metrics",
             interval_seconds=SCRAPE_SECONDS,
             name="e2e-prometheus",
+            tls=_scraping(self.setup),
         )
         self.extender = self.replica("extender")
         self.kubelets = kwok(plane)
@@ -132,3 +135,15 @@ class Services:
             self._scheduler.kill()
         for process in (self.extender.process, self.kubelets, self.prometheus.process):
             process.kill()
+
+
+def _scraping(setup: Setup) -> Mapping[str, str]:
+    """Return what the ServiceMonitor says of TLS, as Prometheus has it in its own file."""
+    if setup.certificates is None:
+        return {}
+    (endpoint,) = find(built(OVERLAYS / "monitoring"), "ServiceMonitor", EXTENDER_JOB)["spec"][
+        "endpoints"
+    ]
+    tls = endpoint["tlsConfig"]
+    ca_file = setup.certificates / "extender" / tls["ca"]["secret"]["key"]
+    return {"ca_file": str(ca_file), "server_name": tls["serverName"]}

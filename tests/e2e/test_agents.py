@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from agent.options import ReportOptions
@@ -67,8 +66,8 @@ async def led_by(world: World, source: str) -> None:
 async def refusals(world: World) -> dict[str, float]:
     """Return what the extender has refused so far, by reason."""
     async with (
-        aiohttp.ClientSession() as session,
-        session.get(f"{world.services.extender.url}/metrics") as response,
+        world.services.extender.session() as session,
+        session.get("/metrics") as response,
     ):
         shown = await response.text()
     pairs = (line.rpartition(" ") for line in shown.splitlines() if REFUSALS in line)

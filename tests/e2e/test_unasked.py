@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 import pytest
 
@@ -44,7 +43,7 @@ class Watched:
     async def counted(self) -> dict[str, int]:
         """Return the counted pods by reason."""
         async with (
-            aiohttp.ClientSession(self._server.url) as session,
+            self._server.session() as session,
             session.get("/metrics") as answer,
         ):
             text = await answer.text()
@@ -247,7 +246,7 @@ async def hear_each_other(servers: list[ExtenderServer]) -> bool:
         if not server.settings.get("peers"):
             return True
         async with (
-            aiohttp.ClientSession(server.url) as session,
+            server.session() as session,
             session.get("/metrics") as answer,
         ):
             answering.append('idlegpu_peers{state="answering"} 1.0' in await answer.text())

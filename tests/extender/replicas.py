@@ -11,6 +11,7 @@ import aiohttp
 
 from extender.app import Extender, start
 from extender.config import Settings
+from extender.settings.api import Api
 from extender.settings.peers import Peers, Unasked
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.fleet import SimulatedFleet
@@ -122,7 +123,9 @@ class Replicas:
         **peers: Any,
     ) -> None:
         self.cluster = cluster
-        self._over_tls = {} if tls is None else {"tls": settings_for(tls), "status_listen": ANY}
+        # What is looked at says nothing new over TLS.
+        beside: dict[str, Any] = {"status_listen": ANY, "api": Api(allow_plain=True)}
+        self._over_tls = {} if tls is None else {"tls": settings_for(tls), **beside}
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         self._session = session
         self._peers = peers

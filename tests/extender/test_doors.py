@@ -89,13 +89,13 @@ async def test_kube_scheduler_is_answered_whoever_fills_the_other_ports(folder: 
                 greedy.append(writer)
 
         assert await is_answered(webhooks, "127.0.0.2", client_context(folder, shows=folder))
-        assert await is_answered(status, "127.0.0.3")  # as kubelet, which asks for health
+        kubelet = client_context(folder, shows=None)  # it asks for health
+        assert await is_answered(status, "127.0.0.3", kubelet)
         for name in ("status", "admission"):
             assert sample(metrics, "idlegpu_connections", port=name) <= 10
-        assert sample(metrics, "idlegpu_connection_refusals_total", port="status", reason="full")
-        assert not sample(
-            metrics, "idlegpu_connection_refusals_total", port="webhooks", reason="full"
-        )
+        refusals = "idlegpu_connection_refusals_total"
+        assert sample(metrics, refusals, port="status", reason="gave-way")
+        assert not sample(metrics, refusals, port="webhooks", reason="full")
         for writer in greedy:
             writer.transport.abort()
 

@@ -51,7 +51,6 @@ async def serving(folder: Path, *, port: str = "webhooks") -> AsyncIterator[str]
         listen="127.0.0.1:0",
         status_listen="127.0.0.1:0",
         tls=tls,
-        api=Api(cert_file=tls.cert_file, key_file=tls.key_file),
     )
     webhooks = web.Application(middlewares=[only_known(settings.tls)])
     status = web.Application()
@@ -82,15 +81,28 @@ async def test_whoever_shows_kube_schedulers_certificate_is_answered(folder: Pat
         assert await ask(url, client_context(folder, shows=folder)) == 200
 
 
-async def test_health_needs_no_certificate_and_has_a_port_of_its_own(folder: Path) -> None:
-    settings = Settings(listen="127.0.0.1:0", status_listen="127.0.0.1:0", tls=settings_for(folder))
+@pytest.mark.parametrize(("is_plain", "scheme"), [(False, "https"), (True, "http")])
+async def test_health_needs_no_certificate_and_is_told_over_tls_unless_plain_http_is_asked_for(
+    folder: Path, is_plain: bool, scheme: str
+) -> None:
+    settings = Settings(
+        listen="127.0.0.1:0",
+        status_listen="127.0.0.1:0",
+        tls=settings_for(folder),
+        api=Api(allow_plain=is_plain),
+    )
     status = web.Application()
     status.add_routes([web.get("/healthz", answer)])
     doors = Doors(settings, web.Application(), status)
     await doors.open()
     try:
         _, url = doors.urls
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as response:
+        assert url.startswith(f"{scheme}://")
+        context = client_context(folder, shows=None)
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+            session.get(f"{url}/healthz") as response,
+        ):
             assert await response.text() == ANSWER
     finally:
         await doors.close()
@@ -282,6 +294,15 @@ def test_files_that_do_not_fit_are_refused_at_the_start(folder: Path) -> None:
                 "IDLEGPU_TLS_CLIENT_CA_FILE": "/c",
             },
             "status_listen must be set",
+        ),
+        (
+            {"IDLEGPU_STATUS_LISTEN": "0.0.0.0:8889"},
+            "status_listen (0.0.0.0:8889) is reached from other machines and there is no TLS: set "
+            "tls.*, or api.cert_file and api.key_file, or api.allow_plain",
+        ),
+        (
+            {"IDLEGPU_STATUS_LISTEN": "[::]:8889", "IDLEGPU_ALLOW_PLAIN": "true"},
+            "or api.allow_plain",
         ),
     ],
 )

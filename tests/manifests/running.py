@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import yaml
 
 from extender.certs.__main__ import main as make_certificates
@@ -69,11 +67,8 @@ class RunningExtender:
     async def read(self, path: str, token: str = "") -> tuple[int, Object]:
         """Ask the API with a token, "" for none; return status and answer."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        context = ssl.create_default_context(cafile=self.mounted / "extender" / "ca.crt")
         async with (
-            aiohttp.ClientSession(
-                self.status, connector=aiohttp.TCPConnector(ssl=context)
-            ) as session,
+            self.server.session() as session,
             session.get(path, headers=headers) as response,
         ):
             answer: Object = await response.json()

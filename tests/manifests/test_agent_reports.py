@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -90,7 +89,7 @@ class Reporting:
     async def metrics(self, name: str) -> dict[str, float]:
         """Return what is not zero of one of the extender's metrics, by labels as written."""
         async with (
-            aiohttp.ClientSession(self.extender.status) as session,
+            self.extender.server.session() as session,
             session.get("/metrics") as answer,
         ):
             pairs = (line.rpartition(" ") for line in (await answer.text()).splitlines())

@@ -40,7 +40,7 @@ async def test_without_a_token_health_and_metrics_alone_are_told(read: Read) -> 
     status, health = await read.extender.read("/readyz")
     assert (status, health["status"] == "starting") == (200, False)
     async with (
-        aiohttp.ClientSession(read.extender.status) as session,
+        read.extender.server.session() as session,
         session.get("/metrics") as response,
     ):
         text = await response.text()
@@ -71,7 +71,7 @@ async def test_a_browser_keeps_the_token_as_a_cookie_and_sees_what_its_owner_may
     token = await read.token(READER)
     # A browser keeps cookies by host; the library does so for addresses where it is told to.
     jar = aiohttp.CookieJar(unsafe=True)
-    async with aiohttp.ClientSession(read.extender.status, cookie_jar=jar) as session:
+    async with read.extender.server.session(cookie_jar=jar) as session:
         async with session.post("/v1/session", json={"token": token}) as answer:
             assert answer.status == 204
         async with session.get("/v1/session") as answer:

@@ -17,7 +17,7 @@ from extender.client import Client, ClientError, Failure
 from extender.observe.access import COOKIE
 from extender.observe.callers import HEADER
 from extender.remote.cluster import Cluster
-from tests.controlplane.forwarding import forwarding, machine_address
+from tests.controlplane.forwarding import machine_address
 from tests.controlplane.kubeconfig import write_kubeconfig
 from tests.controlplane.objects import Object
 from tests.controlplane.waiting import wait_for
@@ -49,7 +49,7 @@ class Way:
 
     Attributes:
         address: of this machine, no loopback address.
-        seen: headers of what came along, where it can be read.
+        seen: headers of what came along.
     """
 
     address: str
@@ -58,12 +58,14 @@ class Way:
     @asynccontextmanager
     async def open(self, read: Read) -> AsyncIterator[int]:
         """Lead to an extender; yields the port."""
+        server = read.extender.server
+        connector = aiohttp.TCPConnector(local_addr=(self.address, 0), ssl=server.trust)
+        shown = None
         if is_over_tls(read):
-            async with forwarding(self.address, read.extender.status) as port:
-                yield port
-            return
-        connector = aiohttp.TCPConnector(local_addr=(self.address, 0))
-        async with aiohttp.ClientSession(read.extender.status, connector=connector) as session:
+            own = read.extender.mounted / "extender"
+            shown = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            shown.load_cert_chain(own / "tls.crt", own / "tls.key")
+        async with aiohttp.ClientSession(server.url, connector=connector) as session:
 
             async def pass_on(request: web.Request) -> web.Response:
                 self.seen.append(request.headers)
@@ -79,7 +81,7 @@ class Way:
             runner = web.AppRunner(app, shutdown_timeout=0.1)
             await runner.setup()
             try:
-                await web.TCPSite(runner, self.address, 0).start()
+                await web.TCPSite(runner, self.address, 0, ssl_context=shown).start()
                 yield int(runner.addresses[0][1])
             finally:
                 await runner.cleanup()
@@ -255,7 +257,7 @@ async def test_where_the_api_servers_address_is_named_the_right_to_the_proxy_dec
         assert status == 401
 
 
-@pytest.mark.parametrize("components", [["api-proxy"], ["api-proxy", "status-tls"]], ids=str)
+@pytest.mark.parametrize("components", [["api-proxy"], ["api-proxy", "status-plain"]], ids=str)
 async def test_the_command_lines_usual_way_is_open_with_the_components(
     installation: Installation, tmp_path: Path, way: Way, components: list[str]
 ) -> None:
@@ -272,7 +274,7 @@ async def test_the_command_lines_usual_way_is_open_with_the_components(
             "containers"
         ]
         assert {entry["name"] for entry in container["env"]} >= filled_in.keys()
-        assert is_over_tls(read) == ("status-tls" in components)
+        assert is_over_tls(read) != ("status-plain" in components)
         mine = tmp_path / "kubeconfig"
         plane, user = installation.plane, await installation.user(BLUE, PROXY_USER)
         write_kubeconfig(mine, server=plane.server, ca_file=plane.ca_file, user=user)

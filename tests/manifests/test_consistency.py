@@ -260,28 +260,40 @@ def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_pa
 def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown(
     tmp_path: Path,
 ) -> None:
-    together = built(with_components(tmp_path, ["service-monitor", "status-tls"]))
-    settings = extender_settings(variables("status-tls", EXTENDER))
-    pod = find(together, "Deployment", EXTENDER)["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    service = find(together, "Service", EXTENDER)["spec"]
+    together = built(with_components(tmp_path, ["service-monitor"]))
+    settings = extender_settings()
     (endpoint,) = find(together, "ServiceMonitor", EXTENDER)["spec"]["endpoints"]
     certificate = read(COMPONENTS / "cert-manager" / "certificate-extender.yaml")["spec"]
 
-    webhooks = settings.tls
-    assert (settings.api.cert_file, settings.api.key_file) == (
-        webhooks.cert_file,
-        webhooks.key_file,
-    )
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
-    told = {port["name"]: (port["port"], port.get("appProtocol")) for port in service["ports"]}
-    assert told == {"webhooks": (8888, None), "status": (8889, "https")}
-    assert (endpoint["port"], endpoint["scheme"]) == ("status", "https")
+    assert settings.api.files(settings.tls) == (settings.tls.cert_file, settings.tls.key_file)
+    assert schemes(together) == {"https"}
     assert endpoint["tlsConfig"]["serverName"] in certificate["dnsNames"]
     assert endpoint["tlsConfig"]["ca"]["secret"] == {
         "name": certificate["secretName"],
         "key": "ca.crt",
+    }
+
+
+def test_plain_http_is_had_by_everybody_who_looks_where_it_is_asked_for(tmp_path: Path) -> None:
+    together = built(with_components(tmp_path, ["service-monitor", "status-plain"]))
+    settings = extender_settings(variables("status-plain", EXTENDER))
+
+    assert settings.api.files(settings.tls) is None
+    assert schemes(together) == {"http"}
+
+
+def schemes(together: list[Object]) -> set[str]:
+    """Return by which schemes kubelet, Prometheus and the API server's proxy look."""
+    (container,) = find(together, "Deployment", EXTENDER)["spec"]["template"]["spec"]["containers"]
+    probes = [container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    (endpoint,) = find(together, "ServiceMonitor", EXTENDER)["spec"]["endpoints"]
+    ports = find(together, "Service", EXTENDER)["spec"]["ports"]
+    (port,) = (port for port in ports if port["name"] == "status")
+    assert {probe["port"] for probe in probes} == {endpoint["port"]} == {port["targetPort"]}
+    return {
+        port["appProtocol"],
+        endpoint["scheme"],
+        *(probe["scheme"].lower() for probe in probes),
     }
 
 

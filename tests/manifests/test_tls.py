@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
@@ -71,7 +70,7 @@ async def decided(shipped: RunningExtender) -> set[str]:
 
 async def counted(shipped: RunningExtender, name: str) -> list[tuple[Mapping[str, str], float]]:
     """Return labels and values of one of its counters."""
-    async with aiohttp.ClientSession(shipped.status) as session, session.get("/metrics") as answer:
+    async with shipped.server.session() as session, session.get("/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
         samples = [sample for family in families for sample in family.samples]
     return [(sample.labels, sample.value) for sample in samples if sample.name == name]

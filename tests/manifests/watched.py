@@ -124,7 +124,7 @@ async def everything_watched(world: World, folder: Path) -> AsyncIterator[Watche
         backend = _backend(world, node)
         stack.callback(backend.released.set)
         address = await stack.enter_async_context(_agent(tokens, node, backend, folder))
-        services.prometheus.add_job(EXTENDER_JOB, *status)
+        services.prometheus.add_job(EXTENDER_JOB, *status, __scheme__="https")
         services.prometheus.add_job(AGENT_JOB, address, node=node)
         services.prometheus.set_targets(sorted(world.fleet.nodes))
         watched = Watched(

@@ -307,7 +307,9 @@ def test_a_proxy_that_is_no_address_is_refused(proxy: str) -> None:
 async def test_an_api_that_is_open_to_other_machines_says_so_in_the_log(
     door: Door, caplog: pytest.LogCaptureFixture, status_listen: str, warnings: int
 ) -> None:
-    settings = Settings(status_listen=status_listen, api=Api(access=ApiAccess.OPEN))
+    settings = Settings(
+        status_listen=status_listen, api=Api(access=ApiAccess.OPEN, allow_plain=True)
+    )
     world = World()
 
     access = make_access(

@@ -168,7 +168,9 @@ async def test_on_this_machine_alone_another_sites_name_is_not_answered(
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"status_listen": "0.0.0.0:8889"}, id="others-come"),
+        pytest.param(
+            {"status_listen": "0.0.0.0:8889", "api": Api(allow_plain=True)}, id="others-come"
+        ),
         pytest.param({"api": Api(access=ApiAccess.TOKEN)}, id="tokens"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_port_is_known_by_name_or_number_and_a_scheme_is_taken_as_it_is(
     assert len(proxy.read) == (0 if "/http" in service else 1)
 
 
-def test_who_may_not_read_the_service_is_told_how_to_say_that_it_speaks_tls(
+def test_who_may_not_read_the_service_comes_over_tls_and_is_told_how_to_say_that_it_is_plain(
     proxy: Proxy, kubeconfig: str
 ) -> None:
     proxy.ports = None
@@ -157,8 +157,8 @@ def test_who_may_not_read_the_service_is_told_how_to_say_that_it_speaks_tls(
     with pytest.raises(ClientError) as raised:
         client.gpus()
 
-    assert [path for path, _, _ in proxy.seen] == [f"{BASE}/v1/gpus"]
-    assert "--service idlegpu/https:idlegpu-extender:status" in str(raised.value)
+    assert [path for path, _, _ in proxy.seen] == [f"{SECURE}/v1/gpus"]
+    assert "--service idlegpu/http:idlegpu-extender:status" in str(raised.value)
 
 
 def test_the_environment_says_how(proxy: Proxy, kubeconfig: str) -> None:
