@@ -186,6 +186,8 @@ def _cause(error: BaseException) -> str:
         return "its name is not known"
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rpartition(": ")[2]
+    if any(isinstance(each, ConnectionResetError) for each in error.args):
+        return "it closes the connection (https:// where it speaks TLS)"
     text = str(error.__cause__ or error)
     text = text.partition(">: ")[2] or text
     return " ".join(text.split())[:SHOWN] or type(error).__name__

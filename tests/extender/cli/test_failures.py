@@ -1,14 +1,18 @@
 """What goes wrong is told in a line, and by the exit status."""
 
+import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from extender.cli.registry import COMMANDS, module_of
+from tests.extender.certificates import issue
 from tests.extender.cli.serving import Run, runner, serving
 
 
@@ -58,6 +62,22 @@ def test_a_failure_says_what_and_what_is_allowed(
 
 def test_of_one_pod_without_decisions_it_is_not_told_that_there_are_none(run: Run) -> None:
     assert run("decisions", "nobody").stdout == ""
+
+
+def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_told_as_such(
+    run: Run, tmp_path: Path
+) -> None:
+    issue(tmp_path)
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.load_cert_chain(tmp_path / "extender" / "tls.crt", tmp_path / "extender" / "tls.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = shown.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = run("nodes", "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+    assert "closes the connection (https:// where it speaks TLS)" in " ".join(result.stderr.split())
+    assert result.exit_code == 3
 
 
 def test_a_refused_connection_is_told_as_such(run: Run) -> None:
