@@ -59,7 +59,7 @@ unit-told-at-its-end:
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
-tools: $(VENV)/.dev ## build the newest and the oldest Kubernetes, kubectl, helm, Karpenter, cert-manager and Prometheus into the cache; get Chromium
+tools: $(VENV)/.dev ## build the newest and the oldest Kubernetes, kubectl, helm, Karpenter, cert-manager, descheduler and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m tests.controlplane.tools
 	@$(BIN)/python -m tests.extender.observe.page.chromium
 

@@ -25,6 +25,8 @@ COLLECTIONS: Final = {
     "Pod": "/api/v1/namespaces/{}/pods",
     "Namespace": "/api/v1/namespaces",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
     "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims",

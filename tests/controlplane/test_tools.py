@@ -6,6 +6,7 @@ import pytest
 
 from tests.controlplane.gobuild import BuildError
 from tests.controlplane.tools import (
+    DESCHEDULER_VERSION,
     KUBERNETES_VERSION,
     OLDEST_KUBERNETES_VERSION,
     PROMETHEUS_VERSION,
@@ -118,6 +119,9 @@ def test_an_old_go_on_path_is_not_used(tmp_path: Path, monkeypatch: pytest.Monke
         pytest.param("kwok", "kwok version v0.8.1 go1.26.0 (linux/amd64)", id="kwok"),
         pytest.param("oldest-kube-apiserver", "Kubernetes v1.32.13", id="oldest-kubernetes"),
         pytest.param("helm", "v4.2.0", id="helm"),
+        pytest.param(
+            "descheduler", "Descheduler version {GitVersion:v0.36.1 GitBranch:}", id="descheduler"
+        ),
     ],
 )
 def test_a_fitting_tool_of_the_user_is_taken(
@@ -137,6 +141,11 @@ def test_a_fitting_tool_of_the_user_is_taken(
         pytest.param("oldest-kube-scheduler", "Kubernetes v1.37.2", id="not-the-oldest"),
         pytest.param("helm", "v3.22.0", id="older-helm"),
         pytest.param("prometheus", "prometheus, version 2.53.0", id="older-prometheus"),
+        pytest.param(
+            "descheduler",
+            "Descheduler version {Major:0 Minor:36.0 GitVersion:v20260526-v0.36.0 GitBranch:}",
+            id="a-released-descheduler-which-looks-elsewhere-for-the-ca",
+        ),
     ],
 )
 def test_another_version_on_path_is_left_alone(name: str, says: str, tmp_path: Path) -> None:
@@ -173,3 +182,11 @@ def test_the_table_of_versions_names_those_that_are_built() -> None:
         )
         assert f"k8s.io/kubernetes {version} // indirect" in (module / "go.mod").read_text()
     assert f"| Prometheus | {PROMETHEUS_VERSION.rpartition('.')[0]} |" in readme
+
+
+def test_the_descheduler_that_is_built_is_the_one_that_the_docs_name() -> None:
+    module = Path(__file__).parent / "descheduler" / "go.mod"
+    beside = (Path(__file__).parents[2] / "docs" / "beside.md").read_text()
+
+    assert f"sigs.k8s.io/descheduler {DESCHEDULER_VERSION} // indirect" in module.read_text()
+    assert f"descheduler {DESCHEDULER_VERSION.removeprefix('v').rpartition('.')[0]}" in beside

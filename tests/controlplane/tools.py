@@ -27,6 +27,7 @@ OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
 """The oldest that README.md names, for the cases of tests/versions."""
 OLDEST: Final = "oldest-"
 """Before the names of its programs."""
+DESCHEDULER_VERSION: Final = "v0.36.0"
 HELM_VERSION: Final = "v4.3.1"
 PROMETHEUS_VERSION: Final = "3.15.0"
 MODULES: Final = Path(__file__).parent
@@ -121,6 +122,20 @@ TOOLS: Final = {
         ),
         version_arguments=("--help",),
         fitting=r"-instance-types-file-path",
+    ),
+    # Asks a Prometheus only where it finds the cluster's CA, which is in pods alone: here it looks
+    # for one where it runs. A release says "v20260526-v0.36.0", so that none is taken for ours.
+    "descheduler": Tool(
+        program=GoProgram(
+            module=MODULES / "descheduler",
+            package="sigs.k8s.io/descheduler/cmd/descheduler",
+            variables={
+                "sigs.k8s.io/descheduler/pkg/version.version": DESCHEDULER_VERSION,
+                "sigs.k8s.io/descheduler/pkg/descheduler/client.K8sPodCAFilePath": "ca.crt",
+            },
+        ),
+        version_arguments=("version",),
+        fitting=r"GitVersion:v0\.36\.",
     ),
     "prometheus": _prometheus("prometheus"),
     "promtool": _prometheus("promtool"),

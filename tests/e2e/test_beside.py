@@ -1,4 +1,4 @@
-"""Pods and nodes as what lives beside us leaves them: gates, evictions, nodes that were just added.
+"""Pods and nodes as what lives beside us leaves them: gates, nodes that were just added.
 
 docs/beside.md tells what of it the real programs do.
 """
@@ -44,24 +44,6 @@ async def test_a_gated_pod_is_not_asked_about_and_takes_nothing_until_it_is_let_
     await open_gates(world, gated)
     assert await world.bound([gated]) == [second if taken == first else first]
     assert len(await world.decisions(gated)) > 0
-
-
-async def test_a_pod_that_is_evicted_and_made_anew_goes_where_it_is_idle_now(
-    world: World,
-) -> None:
-    quiet, busy = world.add_shared("quiet"), world.add_shared("busy")
-    await world.start()
-    await world.tenants(quiet, 1, utilization=0.3)
-    evicted = pod("evicted")
-    assert await world.place(evicted) == busy  # which has nobody yet
-    await world.running(evicted)
-    await world.tenants(busy, 2, utilization=0.45)
-
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": evicted["metadata"]}
-    await world.client.request("POST", f"{address(evicted)}/eviction", eviction)
-    await world.gone(evicted)
-
-    assert await world.place(pod("made-anew")) == quiet
 
 
 async def test_a_node_that_was_just_added_passes_before_anything_is_known_of_it(

@@ -1,0 +1,1 @@
+"""The real descheduler beside idlegpu, on a control plane of its own."""

@@ -1,0 +1,103 @@
+"""The descheduler that goes by the GPUs' own load, as Prometheus has it: docs/beside.md."""
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from simulation.devices import Load
+from simulation.kubelet import UTILIZATION_ANNOTATION
+from simulation.models import GIB
+from tests.controlplane.client import address
+from tests.controlplane.descheduler import descheduler
+from tests.controlplane.objects import Object
+from tests.controlplane.process import ServerProcess
+from tests.controlplane.waiting import wait_for
+from tests.descheduler.policies import example
+from tests.descheduler.replicas import Replicas
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+INTERVAL_SECONDS: Final = 3.0
+"""Longer than it takes until Prometheus shows that a pod has moved, so that one run is enough."""
+FOREIGN: Final = Load(utilization=0.85, memory_bytes=2 * GIB)
+TOKEN: Final[Object] = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {"name": "prometheus-token", "namespace": "default"},
+    "data": {"prometheusAuthToken": base64.b64encode(b"anything").decode()},
+}
+"""In a cluster it shows its service account's token; outside of one it must be told of a token."""
+
+
+@asynccontextmanager
+async def descheduling(world: World, folder: Path) -> AsyncIterator[ServerProcess]:
+    """Run the descheduler by the shipped policy for the GPUs' load while the context is open."""
+    policy = example("by-load")
+    prometheus = policy["metricsProviders"][0]["prometheus"]
+    prometheus["url"] = world.services.prometheus.url
+    prometheus["authToken"] = {
+        "secretReference": {k: TOKEN["metadata"][k] for k in ("namespace", "name")}
+    }
+    await world.client.create(TOKEN)
+    running = descheduler(world.services.plane, folder, policy, interval_seconds=INTERVAL_SECONDS)
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop()
+        await world.client.request("DELETE", address(TOKEN))
+
+
+async def nothing_to_do(process: ServerProcess) -> None:
+    """Wait until it has seen every node's load, and none that is idle."""
+
+    async def is_told() -> bool:
+        return "No node is underutilized" in process.log.read_text()
+
+    await wait_for(is_told, "the descheduler says that there is nothing to do")
+
+
+async def test_a_pod_of_a_busy_shared_gpu_is_moved_to_one_that_is_idle(
+    world: World, tmp_path: Path
+) -> None:
+    busy = world.add_shared("busy")
+    await world.start()
+    replicas = Replicas(world, "sharing", 2)
+    before = await replicas.start(annotations={UTILIZATION_ANNOTATION: "0.45"})
+    assert set(before.values()) == {busy}
+    quiet = world.add_shared("quiet")
+    await world.register()
+    await world.settled()
+    await world.heard(quiet)
+
+    async with descheduling(world, tmp_path) as process:
+        await nothing_to_do(process)
+
+    after = await replicas.bound()
+    assert sorted(after.values()) == [busy, quiet]
+    (moved,) = await replicas.new(before)
+    assert (await world.decisions(moved))[0]["node"] == quiet
+
+
+async def test_nobody_is_evicted_towards_gpus_that_somebody_else_uses(
+    world: World, tmp_path: Path
+) -> None:
+    busy = world.add_shared("busy")
+    await world.start()
+    replicas = Replicas(world, "sharing", 2)
+    before = await replicas.start(annotations={UTILIZATION_ANNOTATION: "0.45"})
+    taken = world.add_shared("taken")
+    world.fleet.set_foreign(taken, 0, FOREIGN)
+    await world.register()
+    await world.settled()
+    assert busy in before.values()
+
+    async with descheduling(world, tmp_path) as process:
+        await nothing_to_do(process)
+
+    assert await replicas.nodes() == before
