@@ -12,7 +12,7 @@ UNIT := "not prometheus and not e2e and not gpu and not page"
 REAL := -n 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit unit-told-at-its-end coverage real prometheus page e2e e2e-installed tools bench lock clean
+.PHONY: help demo test test-gpu check cluster format lint types imports unit unit-told-at-its-end coverage real prometheus page e2e e2e-installed tools bench arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -87,6 +87,10 @@ cluster: tools ## leave the real control plane, Prometheus, extender and simulat
 
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
 	@$(BIN)/python -m bench
+
+arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator, where apt has Debian 12's packages; prints what loads
+	@$(BIN)/python -m tests.images.arm64
+	@IMAGES_PLATFORM=arm64 $(BIN)/pytest -m e2e -s -v tests/images/test_trees.py
 
 lock: $(VENV)/.dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv

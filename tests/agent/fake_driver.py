@@ -14,16 +14,21 @@ GIB = 1 << 30
 
 
 @cache
-def libraries() -> Path:
-    """The folder of the compiled ones; tests that need them are skipped without a C compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+def libraries(compiler: tuple[str, ...] = ()) -> Path:
+    """The folder of the compiled ones; tests that need them are skipped without a C compiler.
+
+    Args:
+        compiler: its command; this machine's own unless said.
+    """
+    native = shutil.which("cc") or shutil.which("gcc")
+    words = compiler or ((native,) if native else ())
+    if not words:
         pytest.skip("needs a C compiler")
     folder = Path(mkdtemp(prefix="idlegpu-driver-"))
     for source, name in (("fake_nvml.c", "libnvidia-ml.so.1"), ("fake_cuda.c", "libcuda.so.1")):
         subprocess.run(
             [
-                compiler,
+                *words,
                 "-shared",
                 "-fPIC",
                 "-Wall",
@@ -54,10 +59,13 @@ def instance(number: int, *, used: int = 0) -> str:
 
 
 class FakeDriver:
-    """The libraries with a layout; `environment` makes a program find it."""
+    """The libraries with a layout; `environment` makes a program find it.
 
-    def __init__(self, directory: Path) -> None:
-        self.library = libraries() / "libnvidia-ml.so.1"
+    `compiler` makes them for another platform than this machine's.
+    """
+
+    def __init__(self, directory: Path, compiler: tuple[str, ...] = ()) -> None:
+        self.library = libraries(compiler) / "libnvidia-ml.so.1"
         self._layout = directory / "layout"
 
     def has(self, *lines: str) -> None:

@@ -3,15 +3,18 @@
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.images.platforms import Platform
 
 ROOT: Final = Path(__file__).parents[2]
 IMAGES: Final = ROOT / "images"
 INSTALLED: Final = "/opt/idlegpu"
 BUILD_TIMEOUT_SECONDS: Final = 600
+RUN_TIMEOUT_SECONDS: Final = 120
+"""An emulator takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ def texts(stage: list[Step], word: str) -> list[str]:
     return [step.text for step in stage if step.word == word]
 
 
-def fetch_wheels(folder: Path) -> Path:
+def fetch_wheels(platform: Platform, folder: Path) -> Path:
     """Fetch what the lock files of both programs name, as a build would; return the folder.
 
     A build takes most of its time to read the package index, which names every file of every
@@ -64,15 +67,57 @@ def fetch_wheels(folder: Path) -> Path:
     options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--quiet"]
     for program in ("extender", "agent"):
         options += ["--requirement", str(IMAGES / f"{program}.txt")]
-    _call([sys.executable, "-m", "pip", "download", "--dest", str(folder), *options], folder)
+    _call([platform.builder, "-m", "pip", "download", "--dest", str(folder), *options], folder)
     return folder
 
 
-def build(program: str, folder: Path, wheels: Path, *, is_private: bool = False) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """What an image adds to Python.
+
+    Attributes:
+        platform: what runs it.
+        tree: the folder that the image has as `INSTALLED`.
+    """
+
+    platform: Platform
+    tree: Path
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run Python as the image does: our tree and Python's own modules, and nothing else."""
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environment(**variables),
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_TIMEOUT_SECONDS,
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command of a Python without the packages of the tests (`-S`)."""
+        return [self.platform.python, "-S", *arguments]
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """Return the variables that the image sets, and the caller's."""
+        return {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(self.tree),
+            "PYTHONSAFEPATH": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **variables,
+        }
+
+
+def build(
+    program: str, platform: Platform, folder: Path, wheels: Path, *, is_private: bool = False
+) -> Image:
     """Run the steps of a program's build stage in a clean folder; return what they make.
 
     Args:
         program: `extender` or `agent`.
+        platform: what it is built for.
         folder: an empty one.
         wheels: where the packages are.
         is_private: whether the checkout is its owner's alone, as with umask 077.
@@ -91,43 +136,14 @@ def build(program: str, folder: Path, wheels: Path, *, is_private: bool = False)
             _call(
                 step.text.replace(INSTALLED, str(made)).split(),
                 source,
-                PYTHON=sys.executable,
+                PYTHON=platform.builder,
                 INSTALLED=INSTALLED,
                 PIP_NO_INDEX="1",
                 PIP_FIND_LINKS=str(wheels),
             )
         else:
             assert step.word in {"FROM", "WORKDIR"}, f"unknown step: {step}"
-    return made
-
-
-def run(tree: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python as the image does: our tree and Python's own modules, and nothing else."""
-    return subprocess.run(
-        command(*arguments),
-        env=environment(tree, **variables),
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
-def command(*arguments: str) -> list[str]:
-    """Return the command of a Python without the packages of the tests (`-S`)."""
-    return [str(getattr(sys, "_base_executable", sys.executable)), "-S", *arguments]
-
-
-def environment(tree: Path, **variables: str) -> dict[str, str]:
-    """Return the variables that the image sets, and the caller's."""
-    return {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(tree),
-        "PYTHONSAFEPATH": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **variables,
-    }
+    return Image(platform=platform, tree=made)
 
 
 def _copy(text: str, folder: Path) -> None:

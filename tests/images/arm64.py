@@ -1,0 +1,209 @@
+"""Gets what runs programs of arm64 on another machine: an emulator, and Debian's Python for arm64.
+
+`python -m tests.images.arm64` fetches it into the cache, once. It comes from where apt gets this
+machine's packages, is unpacked into a folder of its own, and nothing is installed.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.controlplane.gobuild import say
+from tests.controlplane.tools import cache_folder
+
+IMAGE_PACKAGES: Final = ("apt", "ca-certificates", "netbase", "tzdata", "python3.11")
+"""What Debian's slim image has (apt brings libstdc++), and the Python of the Dockerfiles."""
+BUILD_PACKAGES: Final = ("python3-pip-whl",)
+COMPILER_PACKAGES: Final = ("tcc", "libc6-dev")
+"""For what stands in for a driver. It compiles and links as one process; cc starts others."""
+EMULATOR_PACKAGE: Final = "qemu-user-static"
+EMULATORS: Final = ("qemu-aarch64-static", "qemu-aarch64")
+TIMEOUT_SECONDS: Final = 600
+WRAPPER: Final = """#!/bin/sh
+# Python of arm64. It is told this file's name for its own, so that what it starts is emulated, too.
+here=$(cd "$(dirname "$0")" && pwd)
+root=${here%/usr/bin}
+exec "$root/../emulator" -L "$root" -0 "$0" "$here/python3.11" "$@"
+"""
+
+
+class FetchError(RuntimeError):
+    """What runs programs of arm64 cannot be had; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was fetched.
+
+    Attributes:
+        folder: where it is.
+    """
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """A Python of arm64, started as any other program."""
+        return self.folder / "image" / "usr" / "bin" / "python"
+
+    @property
+    def compiler(self) -> tuple[str, ...]:
+        """A C compiler that runs on arm64, for arm64."""
+        root = self.folder / "compiler"
+        usr, triple = root / "usr", "aarch64-linux-gnu"
+        return (
+            *(str(self.folder / "emulator"), "-L", str(root), str(usr / "bin" / "tcc")),
+            f"-B{usr / 'lib' / triple / 'tcc'}",
+            *(f"-I{usr / 'include'}", f"-I{usr / 'include' / triple}"),
+            f"-L{usr / 'lib' / triple}",
+        )
+
+
+def fetched() -> Machine:
+    """Return what was fetched.
+
+    Raises:
+        FetchError: nothing was.
+    """
+    machine = _cached()
+    if not machine.folder.exists():
+        raise FetchError("nothing here runs programs of arm64: `make arm64` fetches what does")
+    return machine
+
+
+def fetch() -> Machine:
+    """Fetch what is not in the cache yet.
+
+    Raises:
+        FetchError: something is missing.
+    """
+    machine = _cached()
+    if machine.folder.exists():
+        return machine
+    for program in ("apt-get", "dpkg-deb"):
+        if shutil.which(program) is None:
+            raise FetchError(
+                f"{program}: not on this machine: Python for arm64 is taken from packages of "
+                "Debian 12, with apt"
+            )
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    say(f"fetching an emulator and Debian's Python for arm64 into {machine.folder}")
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="arm64-") as scratch:
+        made = Path(scratch) / "made"
+        _make(made, _Apt(Path(scratch) / "apt"))
+        made.rename(machine.folder)
+    return machine
+
+
+class _Apt:
+    """Asks apt of this machine, in folders of our own: what the machine has does not count."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in ("state/lists/partial", "cache/archives/partial"):
+            (folder / name).mkdir(parents=True)
+        (folder / "status").touch()
+        options = {
+            "APT::Architecture": "arm64",
+            "APT::Architectures::": "arm64",
+            "APT::Sandbox::User": "root",  # the folders are for who calls alone
+            "Dir::State": str(folder / "state"),
+            "Dir::State::status": str(folder / "status"),
+            "Dir::Cache": str(folder / "cache"),
+        }
+        self._command = ["apt-get", "--quiet=2"]
+        for name, value in options.items():
+            self._command += ["--option", f"{name}={value}"]
+        # A list that cannot be read matters only if a package is missing, which then is told.
+        self._updated = _call([*self._command, "update"])
+
+    def unpack(self, packages: Sequence[str], folder: Path) -> None:
+        """Unpack packages of arm64, with all that they depend on."""
+        folder.mkdir(parents=True)
+        archives = self._folder / "cache" / "archives"
+        command = [*self._command, "install", "--yes", "--no-install-recommends"]
+        result = _call([*command, "--download-only", *packages])
+        if result.returncode != 0:
+            raise FetchError(
+                f"apt has no {' '.join(packages)} for arm64: its sources must be those of "
+                f"Debian 12 (bookworm), as the images': {self._updated.stderr}{result.stderr}"
+            )
+        for archive in sorted(archives.glob("*.deb")):
+            _unpack(archive, folder)
+            archive.unlink()
+
+    def unpack_native(self, package: str, folder: Path) -> None:
+        """Unpack one package of this machine's own platform, without what it depends on."""
+        folder.mkdir(parents=True)
+        # By the lists that the machine has: ours are those of arm64.
+        result = _call(["apt-get", "--quiet=2", "download", package], folder)
+        if result.returncode != 0:
+            raise FetchError(
+                f"{' or '.join(EMULATORS)}: neither on this machine nor can apt download the "
+                f"package {package} (apt-get update?): {result.stderr}"
+            )
+        for archive in folder.glob("*.deb"):
+            _unpack(archive, folder)
+
+
+def _cached() -> Machine:
+    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    return Machine(folder=cache_folder() / f"arm64-{digest}")
+
+
+def _make(folder: Path, apt: _Apt) -> None:
+    """Put everything together in a new folder."""
+    image = folder / "image"
+    apt.unpack([*IMAGE_PACKAGES, *BUILD_PACKAGES], image)
+    apt.unpack(COMPILER_PACKAGES, folder / "compiler")
+    (pip,) = (image / "usr" / "share" / "python-wheels").glob("pip-*.whl")
+    with zipfile.ZipFile(pip) as wheel:
+        wheel.extractall(image / "usr" / "lib" / "python3" / "dist-packages")
+    emulator = next(filter(None, map(shutil.which, EMULATORS)), None)
+    if emulator is None:
+        unpacked = folder / "unpacked"
+        apt.unpack_native(EMULATOR_PACKAGE, unpacked)
+        (unpacked / "usr" / "bin" / EMULATORS[0]).rename(folder / "emulator")
+        shutil.rmtree(unpacked)
+    else:
+        (folder / "emulator").symlink_to(emulator)
+    python = Machine(folder=folder).python
+    python.write_text(WRAPPER)
+    python.chmod(0o755)
+    told = _call([str(python), "-c", "import platform; print(platform.machine())"])
+    if told.stdout.strip() != "aarch64":
+        raise FetchError(f"the emulator does not run Python of arm64: {told.stdout}{told.stderr}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    result = _call(["dpkg-deb", "--extract", str(archive), str(folder)])
+    if result.returncode != 0:
+        raise FetchError(f"cannot unpack {archive.name}: {result.stderr}")
+
+
+def _call(words: list[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
+    )
+
+
+def main() -> int:
+    """Fetch everything, and say where it is."""
+    try:
+        machine = fetch()
+    except FetchError as error:
+        say(str(error))
+        return 1
+    say(f"Python of arm64: {machine.python}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""What who cannot run programs of arm64 is told."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.images import arm64, platforms
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is in the cache, and no program on the path."""
+    monkeypatch.setenv("IDLEGPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(platforms.platform, "machine", lambda: "x86_64")
+
+
+def test_without_apt_it_is_told_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert arm64.main() == 1
+    assert "apt-get: not on this machine" in capsys.readouterr().out
+
+
+def test_what_apt_does_not_have_is_named_with_what_apt_says(tmp_path: Path) -> None:
+    for name in ("apt-get", "dpkg-deb"):
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho E: no lists >&2\nexit 100\n")
+        program.chmod(0o755)
+
+    with pytest.raises(arm64.FetchError, match=r"python3\.11.* for arm64: .*Debian 12.*no lists"):
+        arm64.fetch()
+
+
+def test_the_tests_ask_for_what_was_not_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(platforms.VARIABLE, "arm64")
+
+    with pytest.raises(arm64.FetchError, match="`make arm64` fetches"):
+        platforms.chosen(tmp_path)
+
+
+def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(platforms.VARIABLE, "riscv64")
+
+    with pytest.raises(ValueError, match="must be arm64"):
+        platforms.chosen(tmp_path)
+
+
+def test_the_fetched_python_is_the_dockerfiles_minor() -> None:
+    (python,) = (name for name in arm64.IMAGE_PACKAGES if name.startswith("python"))
+    dockerfile = (Path(__file__).parents[2] / "images" / "extender.Dockerfile").read_text()
+
+    assert f"{python.replace('python', 'python:')}." in dockerfile
+    assert "-slim-bookworm@" in dockerfile
