@@ -88,7 +88,7 @@ cluster: tools ## leave the real control plane, Prometheus, extender and simulat
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
 	@$(BIN)/python -m bench
 
-arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator, where apt has Debian 12's packages; prints what loads
+arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12
 	@$(BIN)/python -m tests.images.arm64
 	@IMAGES_PLATFORM=arm64 $(BIN)/pytest -m e2e -s -v tests/images/test_trees.py
 
