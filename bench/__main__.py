@@ -11,6 +11,7 @@ import time
 from typing import Final
 
 BENCHMARKS: Final = (
+    "head_start",
     "webhooks",
     "profile",
     "start",
