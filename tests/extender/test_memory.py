@@ -96,6 +96,12 @@ async def test_what_a_search_has_left_is_not_walked_by_the_next() -> None:
     assert kept
 
 
+async def test_no_search_has_more_to_walk_than_what_came_in_a_few_seconds() -> None:
+    async with running(Garbage(lambda: True, lambda _: False)):
+        knot = make_knot()
+        await eventually(lambda: knot() is None)
+
+
 @pytest.mark.parametrize(
     ("is_quiet", "patience_seconds"),
     [pytest.param(True, 1e6, id="nobody asks"), pytest.param(False, 0.02, id="patience has ended")],
