@@ -4,7 +4,8 @@
 as by default, everything is listed anew every 100 seconds, nodes change, vanish and come back, and
 pods of every kind are created and deleted. Looked at: whether memory stays flat once the history of
 decisions is full, by medians and by the slope of all samples from then on; whether every task whose
-work shows from outside still does it at the end; and the slowest answer.
+work shows from outside still does it at the end; and the slowest answer. A longer one (`--seconds
+1500 --name soak-long`) tells whether growth ends: the medians of each tenth of the time are kept.
 """
 
 import argparse
@@ -33,8 +34,10 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 SETTINGS: Final = {
     "prometheus": {"interval_seconds": 1.7, "exporter_interval_seconds": 5},
     "cluster": {"resync_seconds": 100},
-    "regret": {"after_seconds": 600, "sample_seconds": 5},
+    "regret": {"after_seconds": 180, "sample_seconds": 5},
 }
+"""The looks at the activity of all GPUs reach back by a sixth more than `after_seconds`: that much
+of them, some 10 MiB, is kept, and must be full once memory is to stay flat."""
 SCRAPE_SECONDS: Final = 2.5
 REFRESH_SECONDS: Final = 1.7
 CHURN_SECONDS: Final = 1.0
@@ -221,6 +224,16 @@ def slope_of(series: Sequence[tuple[float, float]]) -> Slope:
     return Slope(each_hour=slope(parts), spread=float(spread))
 
 
+def tenths(series: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the median memory of each tenth of samples of (seconds, MiB).
+
+    Example:
+        >>> tenths([(float(at), 500.0 + at // 2) for at in range(20)])[:3]
+        [500.0, 501.0, 502.0]
+    """
+    return [float(np.median(part[:, 1])) for part in np.array_split(np.array(series), 10)]
+
+
 def main() -> int:
     """Soak, and say whether the bounds were met."""
     parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
@@ -228,6 +241,7 @@ def main() -> int:
     parser.add_argument("--gpu-pods", type=int, default=10_000)
     parser.add_argument("--all-pods", type=int, default=30_000)
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--name", default="soak", help="of the files that the result is kept in")
     options = parser.parse_args()
     spec = FleetSpec(
         nodes=options.nodes,
@@ -258,6 +272,7 @@ def main() -> int:
             "RSS slope MiB/h": slope.each_hour,
             "its spread": slope.spread,
             "peak RSS MiB": peak.rss_mib,
+            "RSS MiB by tenths of the time": ", ".join(map("{:.0f}".format, tenths(peak.series))),
             "stopped": ", ".join(stopped) or "nothing",
         }
     ]
@@ -274,7 +289,14 @@ def main() -> int:
         Bound(what="tasks lost", limit=0, measured=len(stopped), unit="tasks"),
         Bound(what="slowest answer", limit=LIMIT_MS, measured=max(phase.answers_ms), unit="ms"),
     ]
-    is_met = report("soak", "Soak", rows=rows, bounds=bounds, notes=[__doc__.strip()])
+    is_met = report(
+        options.name,
+        "Soak",
+        rows=rows,
+        bounds=bounds,
+        notes=[__doc__.strip()],
+        module="soak",
+    )
     return 0 if is_met else 1
 
 
