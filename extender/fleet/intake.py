@@ -1,6 +1,6 @@
 """Takes an answer of a source over into the columns, in steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +15,16 @@ from extender.core.signals import (
     step_streak,
 )
 from extender.core.snapshot import Flags, Rows
-from extender.core.steps import Steps
+from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest import FILLING, plausible_answer
 from extender.fleet.registry import Placed
 
 PIECE_VALUES = 16_384
 """Values that are taken over before others may have their turn: less than a millisecond."""
+
+PIECE_DEVICES = 4096
+"""Devices of which all is taken over in one step: two or three milliseconds."""
 
 MEAN_SPAN_SECONDS = 15.0
 """A mean that a source tells may reach so far back: further than between two heartbeats."""
@@ -87,6 +90,35 @@ class Intake:
             )
             self._take_use(part, rows[some], used[some], busy[some], disagree[some])
             self._float["seen_at"][rows[some]] = now
+            yield
+        return disagree
+
+    def take_in_pieces(
+        self,
+        readings: Readings,
+        placed: Placed,
+        now: float,
+        has_still: Callable[[slice], Flags],
+    ) -> Steps[Flags]:
+        """Take over likewise while rows are given to other devices: some devices in each step.
+
+        Args:
+            readings: the answer.
+            placed: where its devices were.
+            now: seconds since the epoch.
+            has_still: tells of some of them whether they are there still; others are left out.
+        """
+        disagree = np.zeros(len(placed.rows), dtype=np.bool_)
+        for start in range(0, len(placed.rows), PIECE_DEVICES):
+            some = start + np.flatnonzero(has_still(slice(start, start + PIECE_DEVICES)))
+            part = replace(
+                readings,
+                devices=(),
+                columns={signal: column[some] for signal, column in readings.columns.items()},
+                measured_at=readings.measured_at[some],
+                own=None if readings.own is None else _own_of(readings.own, some),
+            )
+            disagree[some] = finish(self.take(part, placed.only(some), now))
             yield
         return disagree
 
@@ -207,7 +239,7 @@ def without(readings: Readings, kept: Flags) -> Readings:
     )
 
 
-def _own_of(own: Own, kept: Flags | slice) -> Own:
+def _own_of(own: Own, kept: Flags | Rows | slice) -> Own:
     """Return what an answer says besides of some of its devices."""
     return replace(
         own,

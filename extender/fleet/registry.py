@@ -37,7 +37,7 @@ class Placed:
     dropped: tuple[int, ...] = ()
     is_contested: bool = False
 
-    def only(self, kept: Flags) -> "Placed":
+    def only(self, kept: Flags | Rows) -> "Placed":
         """Return it without some of the devices."""
         return replace(self, rows=self.rows[kept], is_instance=self.is_instance[kept])
 

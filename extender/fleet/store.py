@@ -1,6 +1,7 @@
 """What was read of every device that is not forgotten: latest values, window, streaks."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -221,28 +222,24 @@ class DeviceStore:
         """Take over one answer of a source in steps of a few milliseconds.
 
         Between the steps other things may happen to the devices. Each value counts from the step
-        that takes it.
+        that takes it; what is said of a device that is forgotten meanwhile counts for nobody.
         """
-        changed_nodes: set[str] = set()
-        disagree, contested = None, 0
-        for is_last in (False, False, True):
-            placed = yield from self._place(readings, now)
-            changed_nodes |= placed.changed_nodes
-            if placed.is_contested:
-                kept = placed.rows >= 0
-                contested += int((~kept).sum())
-                readings, placed = without(readings, kept), placed.only(kept)
-            steps = self._intake.take(readings, placed, now)
-            if is_last:
-                disagree = finish(steps)
-            else:
-                disagree = yield from self._while_rows_stay(steps)
-            if disagree is not None:
-                break
-        assert disagree is not None  # noqa: S101 - the last try cannot be interrupted
-        return Applied(
-            changed_nodes=frozenset(changed_nodes), disagree=disagree, contested=contested
-        )
+        placed = yield from self._place(readings, now)
+        contested = 0
+        if placed.is_contested:
+            kept = placed.rows >= 0
+            contested = int((~kept).sum())
+            readings, placed = without(readings, kept), placed.only(kept)
+        disagree = yield from self._while_rows_stay(self._intake.take(readings, placed, now))
+        if disagree is None:
+            is_still = partial(self._has_still, readings.devices, placed.rows)
+            disagree = yield from self._intake.take_in_pieces(readings, placed, now, is_still)
+        return Applied(changed_nodes=placed.changed_nodes, disagree=disagree, contested=contested)
+
+    def _has_still(self, devices: Sequence[DeviceInfo], rows: Rows, some: slice) -> Flags:
+        """Return of some devices whether they have the rows that they had."""
+        still = zip(devices[some], rows[some].tolist(), strict=True)
+        return np.array([self.row_of(info.key) == row for info, row in still], dtype=np.bool_)
 
     def _while_rows_stay(self, steps: Steps[Flags]) -> Steps[Flags | None]:
         """Go on as long as no row is given to another device; None where one was."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from extender.core.policy import Policy
 from extender.core.readings import Own, Readings, Signal
+from extender.core.steps import finish
 from extender.fleet import intake
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW
@@ -86,3 +88,48 @@ def test_no_step_takes_the_use_of_more_devices_than_are_a_piece(
     taken = {sum(store.measured_at(row) is not None for row in range(len(store))) for _ in steps}
 
     assert taken == {0, 2, 4, 5}
+
+
+def test_no_step_takes_more_than_a_piece_though_devices_are_forgotten_all_the_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(intake, "PIECE_DEVICES", 2)
+    store = DeviceStore(Policy())
+    said = answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False)
+    store.apply(said, NOW)
+    later = replace(said, at=NOW + 10.0, measured_at=said.measured_at + 10.0)
+    gone = replace(CARD, uuid="GPU-gone", node="gone")
+
+    taken = []
+    steps = store.apply_in_steps(later, NOW + 10.0)
+    for number, _ in enumerate(islice(steps, 100)):
+        taken.append(sum(store.measured_at(row) == NOW + 10.0 for row in range(5)))
+        one = replace(gone, uuid=f"GPU-gone-{number}")
+        other = replace(said, source="agent", devices=(one,), columns={}, measured_at=np.zeros(1))
+        store.apply(other, NOW)
+        store.forget_node("gone")
+
+    assert max(np.diff([0, *taken])) == 2
+    assert taken[-1] == 5
+
+
+def test_what_is_said_of_a_device_that_is_forgotten_meanwhile_is_left_out() -> None:
+    store = DeviceStore(Policy())
+    said = answer([(0.3, 0.3, 0.0)] * 5, NOW, is_own=False)
+    others = replace(CARD, uuid="GPU-other", node="other")
+    devices = (*said.devices[:4], others)
+
+    steps = store.apply_in_steps(replace(said, devices=devices), NOW)
+    while store.row_of(others.key) is None:
+        next(steps)
+    row = store.row_of(others.key)
+    next(steps)
+    next(steps)  # the values are being taken
+    store.forget_node("other")
+    applied = finish(steps)
+
+    assert row is not None
+    assert store.row_of(others.key) is None
+    assert store.value(Signal.GPU_UTILIZATION, row) is None
+    assert [store.value(Signal.GPU_UTILIZATION, at) for at in range(4)] == [0.3] * 4
+    assert len(applied.disagree) == 5
