@@ -53,18 +53,22 @@ class Notes:
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
         self._asked: dict[str, float] = {}
+        self._taken: set[str] = set()
 
     def told(self, uid: str, at: float) -> None:
         """Note that the watch told of a pod."""
-        self._told.setdefault(uid, at)
+        if uid not in self._taken:
+            self._told.setdefault(uid, at)
 
     def asked(self, uid: str, at: float) -> None:
         """Note that filter was asked about a pod."""
-        self._asked.setdefault(uid, at)
+        if uid not in self._taken:
+            self._asked.setdefault(uid, at)
 
     def take(self) -> list[float]:
         """Return the head starts that are not returned yet, in seconds."""
         both = [uid for uid in self._asked if uid in self._told]
+        self._taken.update(both)
         return [self._asked.pop(uid) - self._told.pop(uid) for uid in both]
 
     def apply_pod(self, record: PodRecord) -> None:

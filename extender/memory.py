@@ -36,7 +36,7 @@ TRIM_SECONDS: Final = 60.0
 """Time between looks whether free memory can be given back ..."""
 TRIM_QUIET_SECONDS: Final = 1.0
 """... once nobody has asked for so long."""
-LOOK_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.1
 MOST_OBJECTS: Final = 2_000_000
 """Where so many have come and stayed, something makes cycles after all: search at once."""
 

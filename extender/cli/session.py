@@ -202,7 +202,7 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
 
     options = (
         click.option("--url", default="", envvar=variable("IDLEGPU_URL"), metavar="URL",
-                     help="Ask the extender there (http://127.0.0.1:8889), not through the "
+                     help="Ask the extender there (https://localhost:8889), not through the "
                      "API server. [IDLEGPU_URL]"),
         click.option("--service", default=SERVICE, envvar=variable("IDLEGPU_SERVICE"),
                      metavar="NS/NAME:PORT", show_default=True,

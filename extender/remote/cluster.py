@@ -241,8 +241,9 @@ class ServiceWay:
             # The proxy needs no right to read it, and tells better what is not there.
             if error.failure is Failure.NOT_FOUND:
                 return address.proxy_path("")
-            plain = f"{address.namespace}/http:{address.name}:{address.port}"
-            self._hint = f" (where that port speaks no TLS: --service {plain})"
+            if address.port:
+                plain = f"{address.namespace}/http:{address.name}:{address.port}"
+                self._hint = f" (where that port speaks no TLS: --service {plain})"
             return address.proxy_path(HTTPS)
         try:
             service = msgspec.json.decode(answer, type=_Service)

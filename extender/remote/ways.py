@@ -87,7 +87,7 @@ class UrlWay:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ClientError(
-                f"url {url!r} is not allowed: must be like http://127.0.0.1:8889",
+                f"url {url!r} is not allowed: must be like https://localhost:8889",
                 Failure.BAD_QUESTION,
             )
         self.url = url.rstrip("/")
@@ -120,7 +120,8 @@ class UrlWay:
                 method, f"{self.url}{path}{query}", body=body, headers=headers
             )
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise ClientError(f"cannot reach {self.url}: {_cause(error)}", _kind(error)) from error
+            cause = _cause(error, is_plain=self.url.startswith("http:"))
+            raise ClientError(f"cannot reach {self.url}: {cause}", _kind(error)) from error
         if response.status >= HTTPStatus.MULTIPLE_CHOICES:
             failure = _FAILURES.get(response.status, Failure.FAULT)
             text = message_of(response.data)
@@ -175,7 +176,7 @@ def _kind(error: Exception) -> Failure:
     return Failure.BAD_QUESTION if isinstance(error, ValueError) else Failure.UNREACHABLE
 
 
-def _cause(error: BaseException) -> str:
+def _cause(error: BaseException, *, is_plain: bool) -> str:
     """Return in a few words why a server cannot be reached."""
     is_late = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
     if is_late and not isinstance(error, urllib3.exceptions.NewConnectionError):
@@ -187,7 +188,8 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, urllib3.exceptions.NewConnectionError):
         return str(error).rpartition(": ")[2]
     if any(isinstance(each, ConnectionResetError) for each in error.args):
-        return "it closes the connection (https:// where it speaks TLS)"
+        hint = " (https:// where it speaks TLS)" if is_plain else ""
+        return f"it closes the connection{hint}"
     text = str(error.__cause__ or error)
     text = text.partition(">: ")[2] or text
     return " ".join(text.split())[:SHOWN] or type(error).__name__

@@ -119,6 +119,11 @@ class Api(Section):
     def _check_files(self) -> Self:
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("api.cert_file and api.key_file belong together: set both")
+        if self.cert_file and self.allow_plain:
+            raise ValueError(
+                "api.allow_plain (true) is not allowed with api.cert_file: with a certificate the "
+                "port speaks TLS"
+            )
         return self
 
     def files(self, tls: Tls) -> tuple[Path, Path] | None:

@@ -24,6 +24,16 @@ def test_the_first_event_and_the_first_question_count() -> None:
     assert notes.take() == [3.0]
 
 
+def test_a_pod_counts_once() -> None:
+    notes = Notes()
+    for at in (1.0, 5.0):
+        notes.told("p", at)
+        notes.asked("p", at + 0.5)
+        taken = notes.take()
+
+    assert taken == []
+
+
 def test_a_question_before_the_event_is_a_negative_head_start() -> None:
     notes = Notes()
     notes.asked("p", 1.0)

@@ -90,8 +90,12 @@ async def test_over_tls_a_browser_shows_the_token_over_tls_alone(
         ({"API_CERT_FILE": "/a"}, "api.cert_file and api.key_file belong together"),
         ({"API_KEY_FILE": "/b"}, "api.cert_file and api.key_file belong together"),
         ({"API_CERT_FILE": "/a", "API_KEY_FILE": "/b"}, "status_listen must be set"),
+        (
+            {"API_CERT_FILE": "/a", "API_KEY_FILE": "/b", "API_ALLOW_PLAIN": "true"},
+            r"api.allow_plain \(true\) is not allowed with api.cert_file",
+        ),
     ],
-    ids=["no-key", "no-certificate", "no-port"],
+    ids=["no-key", "no-certificate", "no-port", "plain-all-the-same"],
 )
 def test_a_certificate_that_nothing_would_show_is_refused(
     variables: dict[str, str], problem: str

@@ -289,6 +289,11 @@ def test_the_api_servers_addresses_are_a_value(tmp_path: Path) -> None:
             id="wildcard",
         ),
         pytest.param({"images": {"agent": {"digest": "sha256:1"}}}, "digest", id="bad-digest"),
+        pytest.param(
+            {"extender": {"settings": {"api": {"allow_plain": True}}}},
+            "status-plain",
+            id="plain-port-with-probes-over-tls",
+        ),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(values: Values, told: str, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from tests.extender.cli.serving import Run, runner, serving
         (["explain", "-f", "/nowhere"], 2, "cannot read /nowhere"),
         (["nodes", "-o", "xml"], 2, "is not one of 'table', 'wide', 'json', 'yaml'"),
         (["gpuss"], 2, "'gpuss' is no command: must be one of nodes, gpus"),
-        (["nodes", "--url", "ftp://x"], 2, "must be like http://127.0.0.1:8889"),
+        (["nodes", "--url", "ftp://x"], 2, "must be like https://localhost:8889"),
         (["nodes", "--token-file", "/nowhere"], 2, "token file '/nowhere' cannot be read"),
         (["run"], 2, "say what to run, after --"),
         (["run", "--hold", "--", "x"], 2, "--hold runs nothing of its own"),
