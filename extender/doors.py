@@ -60,6 +60,8 @@ class Doors:
         self._status = _runner(settings, status) if status is not None else None
         self._admission = _runner(settings, admission) if admission is not None else None
         self._certificates = Certificates(settings.tls) if settings.tls.is_used else None
+        if self._certificates is not None:
+            self._certificates.see_off_dropped(webhooks, settings.keepalive_seconds)
         self._admission_certificate = (
             follow_certificate(*settings.admission.files(settings.tls))
             if admission is not None

@@ -8,12 +8,14 @@ import asyncio
 import hashlib
 import logging
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from extender.settings.tls import Tls
@@ -56,6 +58,7 @@ class ServerContext:
     Attributes:
         context: hands whoever connects to the context of the newest files, so the socket stays
             open; connections that are there go on with what they were made with.
+        narrowed_at: when a CA was last dropped, of `time.monotonic`.
 
     Raises:
         TlsError: they cannot be used.
@@ -67,6 +70,8 @@ class ServerContext:
         self._seen = self._fingerprint()
         self._problem = ""
         self.context = self._newest = make()
+        self.narrowed_at = 0.0
+        self._in_force = WeakSet([self._newest])
         self.context.sni_callback = self._hand_over
 
     def _hand_over(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
@@ -92,9 +97,17 @@ class ServerContext:
                 logger.warning("cannot use new certificates", extra={"cause": str(error)})
             return False
         self._seen, self._problem = seen, ""
+        if not _authorities(self._newest) <= _authorities(newest):
+            self._in_force.clear()
+            self.narrowed_at = time.monotonic()
+        self._in_force.add(newest)
         self._newest = newest
         logger.info("using new certificates", extra={"file": str(self._paths[0])})
         return True
+
+    def is_in_force(self, context: ssl.SSLContext) -> bool:
+        """Tell whether every CA that a context trusts has been trusted ever since."""
+        return context in self._in_force
 
     def _fingerprint(self) -> tuple[str, ...]:
         """Return what the files hold, in short; a file that is not there holds nothing."""
@@ -138,6 +151,36 @@ class Certificates:
     def look(self) -> None:
         """Use what the files hold, if that is new and good."""
         self._followed.look()
+
+    def see_off_dropped(self, app: web.Application, grace_seconds: float) -> None:
+        """Have connections end that a CA let in which has been dropped since.
+
+        Nobody's is closed while they may ask on it: the next answer is the last one there. Whoever
+        asks but later is refused.
+
+        Args:
+            app: what is asked over these connections; not set up yet.
+            grace_seconds: longer than anybody rightful keeps a connection and asks nothing.
+        """
+
+        @web.middleware
+        async def refuse_late(request: web.Request, handler: Handler) -> web.StreamResponse:
+            is_late = time.monotonic() - self._followed.narrowed_at > grace_seconds
+            if is_late and self._is_dropped(request):
+                return web.Response(status=403, text="this certificate's CA was dropped\n")
+            return await handler(request)
+
+        async def end(request: web.Request, response: web.StreamResponse) -> None:
+            if self._is_dropped(request):  # it may have been while the answer was made
+                response.headers[hdrs.CONNECTION] = "close"
+                response.force_close()
+
+        app.middlewares.append(refuse_late)
+        app.on_response_prepare.append(end)
+
+    def _is_dropped(self, request: web.Request) -> bool:
+        connection: ssl.SSLObject | None = request.get_extra_info("ssl_object")
+        return connection is not None and not self._followed.is_in_force(connection.context)
 
 
 def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
@@ -234,6 +277,11 @@ def names_of(certificate: object) -> frozenset[str]:
         value for kind, value in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}
     )
     return frozenset((*common, *others))
+
+
+def _authorities(context: ssl.SSLContext) -> frozenset[bytes]:
+    """Return the CAs that a context trusts."""
+    return frozenset(context.get_ca_certs(binary_form=True))
 
 
 def _digest(path: Path) -> str:

@@ -3,10 +3,13 @@
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import aiohttp
@@ -15,7 +18,7 @@ import uvloop
 from aiohttp import web
 
 from extender import tls as tls_module
-from extender.certs.issuing import Files
+from extender.certs.issuing import Files, switched, trusted, with_next, without_previous
 from extender.certs.storing import read_folder
 from extender.config import ConfigError, Settings, load_settings
 from extender.doors import Doors
@@ -242,6 +245,77 @@ async def test_a_dropped_ca_lets_nobody_in_any_more(folder: Path, tmp_path: Path
 
         await wait_for(partial(is_let_in, new, trusts=new), "the new CA's client is answered")
         assert not await is_let_in(old, trusts=new)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_kept_connection_outlives_renewals_and_ends_with_its_next_answer_where_its_ca_is_dropped(
+    run: Callable[..., None], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    run(keep_until_dropped(folder, caplog))
+
+
+async def keep_until_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old = issue(folder)
+    both, new, context = another_ca(old, folder)
+    is_kept: list[bool] = []
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with serving(folder) as url, aiohttp.ClientSession(connector=connector) as session:
+        renewed = {name: text for name, text in old.items() if name.startswith("ca.")}
+        for files in (renewed, both, new):
+            caplog.clear()
+            issue(folder, files=files)
+            await are_taken_over(caplog)
+            async with session.post(f"{url}/filter", data=b"{}") as response:
+                assert response.status == 200  # kube-scheduler asks but once
+                is_kept.append(response.headers.get("Connection") != "close")
+
+        with pytest.raises(aiohttp.ClientError):
+            await session.post(f"{url}/filter", data=b"{}")
+    assert is_kept == [True, True, False]
+
+
+async def test_a_connection_of_a_dropped_ca_that_nobody_rightful_keeps_so_long_asks_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    _, new, context = another_ca(issue(folder), folder)
+    async with serving(folder) as url:
+        host, _, port = url.removeprefix("https://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        try:
+            issue(folder, files=new)
+            await are_taken_over(caplog)
+            later = time.monotonic() + Settings().keepalive_seconds + 1.0
+            monkeypatch.setattr(tls_module, "time", SimpleNamespace(monotonic=lambda: later))
+
+            writer.write(b"GET /filter HTTP/1.1\r\nHost: a\r\n\r\n")
+
+            assert await reader.readuntil(b"\r\n") == b"HTTP/1.1 403 Forbidden\r\n"
+            assert ANSWER.encode() not in await reader.read()  # to its end: it is closed
+        finally:
+            writer.close()
+
+
+def another_ca(old: Files, folder: Path) -> tuple[Files, Files, ssl.SSLContext]:
+    """Return files on the way to another CA, and those without the old one; and a client of that.
+
+    The client trusts both.
+    """
+    both = with_next(old, datetime.now(UTC))
+    context = client_context(folder, shows=folder)
+    context.load_verify_locations(cadata=trusted(both).decode())
+    return both, without_previous(switched(both)), context
+
+
+async def are_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Wait until files that are all there are in force."""
+
+    async def are_used() -> bool:
+        return "using new certificates" in caplog.messages
+
+    await wait_for(are_used, "the new certificates are used")
+    await asyncio.sleep(5 * tls_module.POLL_SECONDS)  # files seen half written are seen again
 
 
 async def test_bad_files_change_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
