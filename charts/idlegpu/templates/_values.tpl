@@ -36,6 +36,12 @@
 {{- if $item.spec.template.spec.runtimeClassName }}
 {{- $_ := set $item.spec.template.spec "runtimeClassName" $values.runtimeClassName }}
 {{- end }}
+{{- if $values.agent.settings }}
+{{- /* An agent reads its file when it starts: other settings are another template, so it starts anew. */}}
+{{- $sum := dict "idlegpu.io/settings" ($values.agent.settings | toJson | sha256sum) }}
+{{- $metadata := $item.spec.template.metadata }}
+{{- $_ := set $metadata "annotations" (merge $sum (default dict $metadata.annotations)) }}
+{{- end }}
 {{- else if and (eq $item.kind "ConfigMap") (hasKey $item.data "settings.yaml") }}
 {{- $settings := ternary $values.extender.settings $values.agent.settings (eq $name "idlegpu-extender") }}
 {{- if $settings }}
