@@ -1,8 +1,11 @@
 """The real kube-scheduler asks the extender with certificates that the Job has not made."""
 
 import asyncio
-from base64 import b64encode
-from collections.abc import Mapping
+import contextlib
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -10,6 +13,7 @@ from typing import Final
 import pytest
 
 from extender.certs.__main__ import main as make_certificates
+from extender.certs.issuing import EXTENDER_NAME
 from extender.certs.storing import CA_SECRET, SECRETS
 from tests.controlplane.certmanager import cert_manager
 from tests.controlplane.deployed import scheduler_config
@@ -18,13 +22,21 @@ from tests.controlplane.objects import Object, node, pod
 from tests.controlplane.waiting import wait_for
 from tests.manifests.installing import Installation
 from tests.manifests.issuers import secrets_of_cert_manager, secrets_of_ones_own
-from tests.manifests.running import SECRETS_PATH, Certify, running_extender
-from tests.manifests.shipped import OVERLAYS, ROOT
+from tests.manifests.running import (
+    SECRETS_PATH,
+    Certify,
+    remove_certificates,
+    running_extender,
+)
+from tests.manifests.shipped import EXTENDER_NAMESPACE, OVERLAYS, ROOT
 from tests.manifests.test_certificates import ONES_OWN
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SCHEDULER_SIDE: Final = "kube-scheduler"
+CERTIFICATES_PATH: Final = f"/apis/cert-manager.io/v1/namespaces/{EXTENDER_NAMESPACE}/certificates"
+MERGE: Final = "application/merge-patch+json"
+PROTOCOLS: Final = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
 
 
 async def create(installation: Installation, secrets: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -45,22 +57,36 @@ async def as_cert_manager(installation: Installation) -> None:
     await create(installation, secrets_of_cert_manager(installation.items))
 
 
-async def by_cert_manager(folder: Path, installation: Installation) -> None:
-    """Have cert-manager issue what the objects that were applied ask for."""
+@asynccontextmanager
+async def issuing(folder: Path, installation: Installation) -> AsyncIterator[None]:
+    """Run cert-manager, once it has issued what the objects that were applied ask for."""
     program = cert_manager(installation.plane, folder)
     await program.start()
 
     async def are_issued() -> bool:
-        listed = (await installation.admin.request("GET", SECRETS_PATH))["items"]
-        issued = {
-            item["metadata"]["name"] for item in listed if item.get("data", {}).get("tls.crt")
-        }
-        return issued >= {CA_SECRET, *SECRETS.values()}
+        return (await issued(installation)).keys() >= {CA_SECRET, *SECRETS.values()}
 
     try:
         await wait_for(are_issued, "cert-manager has issued all certificates")
+        yield
     finally:
         await program.stop()  # else it would make anew what is deleted after the test
+
+
+async def by_cert_manager(folder: Path, installation: Installation) -> None:
+    """Have cert-manager issue what the objects that were applied ask for."""
+    async with issuing(folder, installation):
+        pass
+
+
+async def issued(installation: Installation) -> dict[str, dict[str, bytes]]:
+    """Return the Secrets that hold certificates by now."""
+    listed = (await installation.admin.request("GET", SECRETS_PATH))["items"]
+    return {
+        item["metadata"]["name"]: {key: b64decode(text) for key, text in item["data"].items()}
+        for item in listed
+        if item.get("data", {}).get("tls.crt")
+    }
 
 
 async def with_ones_own_ca(installation: Installation) -> None:
@@ -79,6 +105,66 @@ async def as_the_guide_says(folder: Path, installation: Installation) -> None:
         program, *words = line.replace("DIR/", f"{made}/").split()
         assert program == "kubectl"
         await installation.plane.kubectl(*words)
+
+
+async def test_who_trusts_cert_managers_old_ca_knows_what_the_renewed_one_issues(
+    installation: Installation, tmp_path: Path
+) -> None:
+    await installation.add_kinds_of_others()
+    await installation.apply(OVERLAYS / "cert-manager")
+    try:
+        async with issuing(tmp_path, installation):
+            before = await issued(installation)
+            for name in ("idlegpu-ca", "idlegpu-extender", "idlegpu-kube-scheduler"):
+                await renew(installation, name)
+            after = await issued(installation)
+    finally:
+        await remove_certificates(installation)
+
+    extender, scheduler = SECRETS["extender"], SECRETS[SCHEDULER_SIDE]
+    assert before[extender]["ca.crt"] != after[extender]["ca.crt"] == after[CA_SECRET]["tls.crt"]
+    for one, other in ((before, after), (after, before), (after, after)):
+        shake_hands(tmp_path, one[extender], other[scheduler])
+
+
+async def renew(installation: Installation, name: str) -> None:
+    """Have a Certificate issued anew, as `cmctl renew` does, and wait until it is."""
+    path = f"{CERTIFICATES_PATH}/{name}"
+    status = (await installation.admin.request("GET", path))["status"]
+    told = {"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "test"}
+    conditions = {"status": {"conditions": [*status["conditions"], told]}}
+    await installation.admin.request("PATCH", f"{path}/status", conditions, content_type=MERGE)
+
+    async def is_renewed() -> bool:
+        now = (await installation.admin.request("GET", path))["status"]
+        return bool(now["revision"] > status["revision"])
+
+    await wait_for(is_renewed, f"cert-manager has renewed {name}")
+
+
+def shake_hands(
+    folder: Path, extender: Mapping[str, bytes], scheduler: Mapping[str, bytes]
+) -> None:
+    """Have kube-scheduler come to the extender, both with what a Secret holds.
+
+    Raises:
+        ssl.SSLError: one does not know the other.
+    """
+    server, client = (ssl.SSLContext(protocol) for protocol in PROTOCOLS)
+    server.verify_mode = ssl.CERT_REQUIRED
+    for context, secret in ((server, extender), (client, scheduler)):
+        for name, content in secret.items():
+            (folder / name).write_bytes(content)
+        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+        context.load_verify_locations(cadata=secret["ca.crt"].decode())
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(back, there, server_hostname=f"{EXTENDER_NAME}.idlegpu.svc")
+    answering = server.wrap_bio(there, back, server_side=True)
+    for step in (asking, answering, asking, answering):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            step.do_handshake()
+    assert asking.getpeercert()
+    assert answering.getpeercert()
 
 
 @pytest.mark.parametrize(
