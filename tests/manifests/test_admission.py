@@ -19,7 +19,7 @@ from tests.controlplane.objects import Object, pod
 from tests.controlplane.process import free_port
 from tests.controlplane.waiting import wait_for
 from tests.manifests.installing import Installation, may, rights, wait_authorized
-from tests.manifests.running import RunningExtender, running_extender
+from tests.manifests.running import Certify, RunningExtender, running_extender
 from tests.manifests.shipped import (
     EXTENDER_NAMESPACE,
     MANIFESTS,
@@ -28,6 +28,7 @@ from tests.manifests.shipped import (
     built,
     find,
 )
+from tests.manifests.test_issued import issued, issuing
 
 OVERLAY: Final = OVERLAYS / "admission"
 MANAGED, OTHER = "managed", "unmanaged"
@@ -104,10 +105,13 @@ class Admitting:
         await wait_for(is_so, f"new pods get {scheduler}", deadline_seconds=30)
 
     async def webhook(self) -> Object:
-        (found,) = (await self.admin.request("GET", f"{WEBHOOK}/idlegpu-scheduler-name"))[
-            "webhooks"
-        ]
-        return dict(found)
+        return await webhook_of(self.admin)
+
+
+async def webhook_of(admin: ApiClient) -> Object:
+    """Return our one webhook as the API server knows it."""
+    (found,) = (await admin.request("GET", f"{WEBHOOK}/idlegpu-scheduler-name"))["webhooks"]
+    return dict(found)
 
 
 def gpu_pod(name: str = "probe", namespace: str = MANAGED, gpus: int = 1, **rest: Any) -> Object:
@@ -126,9 +130,6 @@ async def ensure_namespace(admin: ApiClient, name: str, labels: dict[str, str]) 
 
 @pytest_asyncio.fixture
 async def admitting(installation: Installation, tmp_path: Path) -> AsyncIterator[Admitting]:
-    admin = installation.admin
-    await ensure_namespace(admin, MANAGED, {"idlegpu.io/managed": "true"})
-    await ensure_namespace(admin, OTHER, {"idlegpu.io/managed": "false"})
     await installation.apply(OVERLAY)
     async with await installation.client(EXTENDER_NAMESPACE, "idlegpu-certs") as client:
         await wait_authorized(
@@ -138,21 +139,39 @@ async def admitting(installation: Installation, tmp_path: Path) -> AsyncIterator
             group="admissionregistration.k8s.io",
             name="idlegpu-scheduler-name",
         )
-    address = f"127.0.0.1:{free_port()}"
+    async with in_force(installation, tmp_path) as found:
+        yield found
+
+
+@asynccontextmanager
+async def in_force(
+    installation: Installation, folder: Path, certify: Certify | None = None
+) -> AsyncIterator[Admitting]:
+    """Run extender and second scheduler until new pods are given to that, and while it is used.
+
+    Args:
+        installation: with one of the overlays applied.
+        folder: an empty one.
+        certify: has the Secrets made and the API server told of the CA; the Job unless given.
+    """
+    admin = installation.admin
+    await ensure_namespace(admin, MANAGED, {"idlegpu.io/managed": "true"})
+    await ensure_namespace(admin, OTHER, {"idlegpu.io/managed": "false"})
+    port = free_port()
     variables = {
-        "IDLEGPU_ADMISSION_LISTEN": address,
+        "IDLEGPU_ADMISSION_LISTEN": f"127.0.0.1:{port}",
         "IDLEGPU_ADMISSION_LEASE_CHECK_SECONDS": "0.3",
     }
     scheduler = SecondScheduler(admin)
     async with (
         scheduler.running(),
-        running_extender(installation, tmp_path, variables) as extender,
+        running_extender(installation, folder, variables, certify) as extender,
     ):
         found = Admitting(admin=admin, extender=extender, scheduler=scheduler)
         # The test's API server has no network of Services to reach the extender by.
         shipped = await found.webhook()
         shipped["clientConfig"] = {
-            "url": f"https://{address}/admit",
+            "url": f"https://localhost:{port}/admit",
             "caBundle": shipped["clientConfig"]["caBundle"],
         }
         await admin.request(
@@ -261,6 +280,28 @@ async def test_a_webhook_whose_certificate_the_api_server_does_not_know_stops_no
     )
 
     await admitting.until(DEFAULT)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+async def test_the_api_server_asks_who_cert_managers_cainjector_has_it_trust(
+    installation: Installation, tmp_path: Path
+) -> None:
+    await installation.add_kinds_of_others()
+    await installation.apply(OVERLAYS / "admission-cert-manager")
+
+    async def certify(installation: Installation) -> None:
+        async def is_told() -> bool:
+            webhook = await webhook_of(installation.admin)
+            made = (await issued(installation))[SECRETS["extender"]]
+            return base64.b64decode(webhook["clientConfig"].get("caBundle", "")) == made["ca.crt"]
+
+        async with issuing(tmp_path, installation):
+            await wait_for(is_told, "the API server is told of the CA")
+
+    async with in_force(installation, tmp_path, certify) as admitting:
+        assert await admitting.scheduler_of(gpu_pod()) == SCHEDULER
+        assert await admitting.scheduler_of(gpu_pod(namespace=OTHER)) == DEFAULT
 
 
 @pytest.mark.e2e

@@ -34,7 +34,7 @@ from tests.manifests.test_certificates import ONES_OWN
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 SCHEDULER_SIDE: Final = "kube-scheduler"
-CERTIFICATES_PATH: Final = f"/apis/cert-manager.io/v1/namespaces/{EXTENDER_NAMESPACE}/certificates"
+CERT_MANAGER_PATH: Final = f"/apis/cert-manager.io/v1/namespaces/{EXTENDER_NAMESPACE}"
 MERGE: Final = "application/merge-patch+json"
 PROTOCOLS: Final = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
 
@@ -71,6 +71,8 @@ async def issuing(folder: Path, installation: Installation) -> AsyncIterator[Non
         yield
     finally:
         await program.stop()  # else it would make anew what is deleted after the test
+        # Nobody here deletes what belongs to Certificates that go; the next ones' has its names.
+        await installation.admin.request("DELETE", f"{CERT_MANAGER_PATH}/certificaterequests")
 
 
 async def by_cert_manager(folder: Path, installation: Installation) -> None:
@@ -129,7 +131,7 @@ async def test_who_trusts_cert_managers_old_ca_knows_what_the_renewed_one_issues
 
 async def renew(installation: Installation, name: str) -> None:
     """Have a Certificate issued anew, as `cmctl renew` does, and wait until it is."""
-    path = f"{CERTIFICATES_PATH}/{name}"
+    path = f"{CERT_MANAGER_PATH}/certificates/{name}"
     status = (await installation.admin.request("GET", path))["status"]
     told = {"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "test"}
     conditions = {"status": {"conditions": [*status["conditions"], told]}}
