@@ -35,6 +35,7 @@ class _Connection:
     Attributes:
         is_waiting: something was asked last, not answered.
         is_broken: it ended so, or something was asked after the replica had ended it.
+        is_given_up: who asked had enough of waiting.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class _Connection:
     ) -> None:
         self.is_waiting = False
         self.is_broken = False
+        self.is_given_up = False
         self._reader, self._writer = reader, writer
         self._there, self._back = there, back
         self._is_ended = False
@@ -72,6 +74,7 @@ class _Connection:
                 return
             self._back.write(chunk)
             await self._back.drain()
+        self.is_given_up = self.is_waiting
         self.is_waiting = False  # who asks has gone
         if not self._is_ended:
             self._back.write_eof()
@@ -129,6 +132,7 @@ class Service:
         endpoints: one for each replica.
         broken: questions that were left without an answer, for their connection ended.
         refused: connections that the chosen replica did not take.
+        given_up: questions that were not answered in time for who asked.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Service:
         self.endpoints = [Endpoint(server) for server in servers]
         self.broken = 0
         self.refused = 0
+        self.given_up = 0
         self.port = free_port()
         self._lag_seconds = lag_seconds
         self._period_seconds = period_seconds
@@ -159,7 +164,7 @@ class Service:
     @property
     def failed(self) -> int:
         """Questions that got no answer."""
-        return self.broken + self.refused
+        return self.broken + self.refused + self.given_up
 
     @property
     def asked(self) -> Endpoint:
@@ -232,6 +237,7 @@ class Service:
         finally:
             endpoint.open.discard(connection)
             self.broken += connection.is_broken
+            self.given_up += connection.is_given_up
 
 
 @asynccontextmanager

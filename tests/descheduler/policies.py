@@ -16,7 +16,8 @@ REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def example(name: str) -> Object:
     """Read a policy of manifests/examples/descheduler."""
-    policy: Object = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    item = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
+    policy: Object = yaml.safe_load(item["data"]["policy.yaml"])
     return policy
 
 

@@ -115,13 +115,13 @@ def serving(image: Image, *arguments: str, **variables: str) -> Iterator[None]:
         process.wait(30)
 
 
-async def until_answered(url: str, said: str = "") -> str:
+async def until_answered(url: str, said: str = "", *, context: ssl.SSLContext | bool = True) -> str:
     """Ask until the answer is 200 and says so; return it."""
 
     async def answer() -> str | None:
         async with aiohttp.ClientSession() as session:
             try:
-                async with session.get(url) as found:
+                async with session.get(url, ssl=context) as found:
                     text = await found.text()
                     return text if found.status == 200 and said in text else None
             except aiohttp.ClientConnectionError:
@@ -179,13 +179,13 @@ async def test_the_extender_places_pods_over_tls_with_what_its_image_holds(
             )
         )
         with serving(extender, "-m", "extender", "--config", str(settings)):
-            await until_answered(f"http://127.0.0.1:{status}/readyz")
+            await until_answered(f"https://127.0.0.1:{status}/readyz", context=context)
             scheduler = SimulatedScheduler(
                 url=f"https://127.0.0.1:{webhooks}", control=cluster.control, session=session
             )
             pod = pod_object("a", {GPU: 1}, annotations={"idlegpu.io/gpu-memory": "60Gi"})
             placement = await scheduler.schedule(pod)
-            metrics = await until_answered(f"http://127.0.0.1:{status}/metrics")
+            metrics = await until_answered(f"https://127.0.0.1:{status}/metrics", context=context)
         show(placement)
 
     assert placement.node in {"gpu-h200-01", "gpu-h100-01"}  # no other has idle GPUs of that size
