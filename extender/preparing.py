@@ -17,7 +17,8 @@ LOOK_SECONDS: Final = 0.05
 """Time between looks for what has changed in bulk: nobody is told of that."""
 
 GATHER_SECONDS: Final = 0.003
-"""What changes so soon after something else is done together with it."""
+"""What changes so soon after something else is laid out together with it, and evaluated together
+with what else has come since it was last evaluated."""
 
 
 class Preparing:
@@ -76,19 +77,23 @@ class Preparing:
                 self._readiness.lay_out()
             if self._readiness.is_laid_out:
                 await self._following.renew(self._standings.prepare_in_steps)
-            await _next(self._to_lay_out)
+            await _change(self._to_lay_out)
+            await asyncio.sleep(GATHER_SECONDS)
 
     async def evaluate(self) -> None:
         """Evaluate what has changed until cancelled.
 
         Not in turn with the above: that waits while readings are taken over, which changes
         hundreds of nodes, a few at a time; a question would have to evaluate all that came before.
+        And at once: where kube-scheduler has many cores, it asks about the next pod two
+        milliseconds after it has bound the last one.
         """
         while True:
             self._to_evaluate.clear()
             if self._readiness.is_laid_out:
                 await in_turns(self._standings.warm_in_steps(), self._give_way)
-            await _next(self._to_evaluate)
+            await asyncio.sleep(GATHER_SECONDS)
+            await _change(self._to_evaluate)
 
     async def foresee(self) -> None:
         """Evaluate what pods ask for that have just come, until cancelled.
@@ -103,9 +108,8 @@ class Preparing:
                 await in_turns(self._standings.expect_in_steps(request), self._give_way)
 
 
-async def _next(change: asyncio.Event) -> None:
+async def _change(change: asyncio.Event) -> None:
     """Wait for something to do."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LOOK_SECONDS):
             await change.wait()
-    await asyncio.sleep(GATHER_SECONDS)

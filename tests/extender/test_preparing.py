@@ -10,7 +10,7 @@ from extender.core.inventory import PodRecord
 from extender.core.resources import ResourceNames
 from extender.core.waiting import WaitingRequests
 from extender.placement.kept import EXPECTED
-from extender.preparing import Preparing
+from extender.preparing import GATHER_SECONDS, Preparing
 from extender.sources.kube_records import reduce_pod
 from extender.stepping import next_turn
 from tests.extender.fake_kube import eventually
@@ -86,6 +86,42 @@ async def test_of_many_that_come_at_once_only_the_first_are_looked_at(
     await next_turn()
 
     assert evaluated == list(range(1, EXPECTED + 1))
+    task.cancel()
+
+
+async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    sleep, slept = asyncio.sleep, asyncio.Event()
+
+    async def rest(seconds: float) -> None:
+        if seconds == GATHER_SECONDS:
+            await slept.wait()
+        else:
+            await sleep(seconds)
+
+    def warm() -> Any:
+        looks.append(None)
+        yield
+
+    monkeypatch.setattr("extender.preparing.LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("extender.preparing.asyncio.sleep", rest)
+    monkeypatch.setattr(world.placer.standings, "warm_in_steps", warm)
+    task = asyncio.create_task(preparing(world, LAID_OUT).evaluate())
+    await eventually(lambda: len(looks) == 1)
+
+    slept.set()  # it has rested since the first look: the next change is looked at when it comes
+    await next_turn()
+    slept.clear()
+    world.fleet.on_change()
+    await eventually(lambda: len(looks) == 2)
+    for _ in range(3):
+        world.fleet.on_change()
+        await next_turn()
+    assert len(looks) == 2
+    slept.set()
+    await eventually(lambda: len(looks) == 3)
     task.cancel()
 
 
