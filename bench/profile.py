@@ -48,7 +48,9 @@ CHANGED: Final = """What was changed because of such profiles, each with its sha
 - The pod was decoded and read in each question (an eighth of filter): where the API server has told
   of the very same before, that is gone by, and pods that say the same are read once.
 - Of a request that nobody had asked before, filter waited for the evaluation of every device (three
-  quarters of it): that is done when the API server tells of the pod."""
+  quarters of it): that is done when the API server tells of the pod.
+- What the last pod's binding changed was evaluated three milliseconds after it, when the next pod
+  was asked about already (a quarter of filter): at once, with a rest afterwards."""
 
 
 def main() -> int:
