@@ -132,7 +132,13 @@ async def test_who_trusts_cert_managers_old_ca_knows_what_the_renewed_one_issues
 async def renew(installation: Installation, name: str) -> None:
     """Have a Certificate issued anew, as `cmctl renew` does, and wait until it is."""
     path = f"{CERT_MANAGER_PATH}/certificates/{name}"
-    status = (await installation.admin.request("GET", path))["status"]
+
+    async def settled() -> Object | None:
+        """Return its status once the last issuance is over: the Secret is there before that."""
+        now: Object = (await installation.admin.request("GET", path))["status"]
+        return None if "Issuing" in {each["type"] for each in now["conditions"]} else now
+
+    status = await wait_for(settled, f"cert-manager is done with {name}")
     told = {"type": "Issuing", "status": "True", "reason": "ManuallyTriggered", "message": "test"}
     conditions = {"status": {"conditions": [*status["conditions"], told]}}
     await installation.admin.request("PATCH", f"{path}/status", conditions, content_type=MERGE)
