@@ -247,14 +247,14 @@ def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
 def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int | None) -> Rows:
     """Return the best candidates that pass, best first; ties by name, however they were asked."""
     passing = np.flatnonzero(codes == Code.PASSES)
+    least = -(scores if len(passing) == len(scores) else scores[passing])
     if ranked is not None and ranked < len(passing):
         # All that are as good as the last one wanted: which of them it is goes by name.
-        values = -(scores if len(passing) == len(scores) else scores[passing])
-        passing = passing[values <= np.partition(values, ranked)[ranked]]
+        best = np.flatnonzero(least <= np.partition(least, ranked)[ranked])
+        passing, least = passing[best], least[best]
     if isinstance(candidates, NamesAt):
-        # Numbers go by name: no name has to be looked at.
-        by_name = passing[np.argsort(candidates.rows[passing], kind="stable")]
+        names = candidates.rows[passing]  # numbers go by name: no name has to be looked at
     else:
-        by_name = np.array(sorted(passing.tolist(), key=candidates.__getitem__), dtype=np.intp)
-    order: Rows = by_name[np.argsort(-scores[by_name], kind="stable")][:ranked]
+        names = np.array([candidates[at] for at in passing.tolist()])
+    order: Rows = passing[np.lexsort((names, least))[:ranked]]
     return order

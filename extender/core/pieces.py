@@ -11,6 +11,9 @@ Flags = npt.NDArray[np.bool_]
 
 _COMMA = ord(",")
 
+FEW = 8
+"""Of one in so many pieces, hardly two are neighbors: that is not looked for."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
@@ -77,13 +80,17 @@ class Pieces:
         """
         if len(indexes) == len(self):
             return self._whole()
-        if not len(indexes):
-            return b""
+        if FEW * len(indexes) <= len(self):
+            begins = self.starts[indexes]
+            return self._between(begins, begins + self.lengths[indexes])
         is_break = np.ones(len(indexes) + 1, dtype=np.bool_)
         np.not_equal(indexes[1:], indexes[:-1] + 1, out=is_break[1:-1])
         breaks = np.flatnonzero(is_break)
         firsts, lasts = indexes[breaks[:-1]], indexes[breaks[1:] - 1]
-        begins, ends = self.starts[firsts], self.starts[lasts] + self.lengths[lasts]
+        return self._between(self.starts[firsts], self.starts[lasts] + self.lengths[lasts])
+
+    def _between(self, begins: Places, ends: Places) -> bytes:
+        """Return some stretches of the text, with commas between them."""
         spans = zip(begins.tolist(), ends.tolist(), strict=True)
         return b",".join([self.text[begin:end] for begin, end in spans])
 
