@@ -90,9 +90,10 @@ class Foresight:
             filtered_at=filtered.answered_at,
         )
 
-    def forget(self) -> None:
-        """Forget what was foreseen: it has been asked, or will not be, and it takes memory."""
-        self._foreseen = None
+    def forget(self, pod: PodRef) -> None:
+        """Forget what was foreseen for a pod: it will not be asked, and it takes memory."""
+        if self._foreseen is not None and self._foreseen.weighed.pod == pod:
+            self._foreseen = None
 
     def take(self, body: bytes, max_score: int) -> Foreseen | None:
         """Return what was foreseen of a question of prioritize, if anything; once."""

@@ -215,9 +215,9 @@ class Webhooks:
         self._undetailed.append(record)
         loop = asyncio.get_running_loop()
         if verb == FILTER:
-            loop.call_later(BETWEEN_VERBS_SECONDS, self._catch_up)
+            loop.call_later(BETWEEN_VERBS_SECONDS, self._catch_up, record)
         else:
-            loop.call_soon(self._catch_up)
+            loop.call_soon(self._catch_up, record)
         loop.call_soon(self._tell, record)
         return record, Outcome.ANSWERED
 
@@ -261,14 +261,16 @@ class Webhooks:
             self.warn_annotation(pod, problem)
         return pod, parsed
 
-    def _catch_up(self) -> None:
-        """Keep what explains the last answers, and be ready for the next question."""
-        self._foresight.forget()
-        if not self._undetailed:
-            return
+    def _catch_up(self, record: DecisionRecord) -> None:
+        """Keep what explains the answers up to this one, and be ready for the next question."""
+        if not any(each is record for each in self._undetailed):
+            return  # prioritize has been asked since; another pod may be between its verbs by now
+        self._foresight.forget(record.pod)
         try:
-            while self._undetailed:
-                self.placer.detail(self._undetailed.pop(0))
+            done = None
+            while done is not record:
+                done = self._undetailed.pop(0)
+                self.placer.detail(done)
             self.placer.fleet.on_change()
         except Exception:  # noqa: BLE001 - an explanation that fails costs no pod its node
             self._note_fault("explain")

@@ -1,5 +1,6 @@
 """Prioritize is decided before it is asked, and anew where anything has changed since."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,6 +67,44 @@ async def test_prioritize_takes_what_was_decided_ahead(
     verbs = [record.verb for record in world.history]
     assert verbs == ["prioritize", "prioritize", "filter"]
     assert world.fleet.ledger.get("uid-asker") is not None
+
+
+async def test_a_pod_between_its_verbs_keeps_what_was_foreseen_when_the_time_of_another_is_up(
+    client: Client, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "BETWEEN_VERBS_SECONDS", 0.05)
+    await place(client)
+    is_up = after(handlers.BETWEEN_VERBS_SECONDS)
+    monkeypatch.setattr(handlers, "BETWEEN_VERBS_SECONDS", 60.0)
+    later = pod("later")
+    answer = await ask(client, "filter", NODES, later)
+    assert isinstance(answer, dict)
+    await is_up.wait()
+
+    await ask(client, "prioritize", answer["NodeNames"], later)
+
+    assert len(weighed) == 4
+
+
+async def test_what_was_foreseen_for_a_pod_that_nobody_asks_about_again_is_forgotten(
+    client: Client, world: World, weighed: list[Weighed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "BETWEEN_VERBS_SECONDS", 0.01)
+    answer = await ask(client, "filter", NODES, pod())
+    assert isinstance(answer, dict)
+    await after(handlers.BETWEEN_VERBS_SECONDS).wait()
+    (record,) = world.history
+
+    assert record.evidence
+    await ask(client, "prioritize", answer["NodeNames"], pod())
+    assert len(weighed) == 3
+
+
+def after(seconds: float) -> asyncio.Event:
+    """Return what is set after so long, and after all that has been put off for so long by now."""
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, event.set)
+    return event
 
 
 async def test_what_has_changed_since_is_decided_anew(
