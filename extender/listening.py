@@ -21,6 +21,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender import memory
 from extender.handshakes import EVERYDAY, HINTS, THEIRS, Failure, failure_of
+from extender.pacing import unpace
 from extender.seldom import Seldom
 from extender.sharing import who_gives_way
 
@@ -182,6 +183,7 @@ class Listener:
             raise
         for one in self._sockets:
             one.settimeout(0.0)
+            unpace(one)
             loop.add_reader(one, self._accept, one)
 
     def close(self) -> None:
