@@ -16,16 +16,16 @@ UNPACED: Final = ("cubic", "reno")
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
 
 
-def unpace(listening: socket.socket) -> None:
-    """Have what is sent on a port's connections go out at once; before it accepts any.
+def unpace(one: socket.socket) -> None:
+    """Have what is sent on a connection, or on all that a port will accept, go out at once.
 
     Where that cannot be had, it remains as it is: a matter of milliseconds.
     """
-    if not congestion_control(listening).startswith(PACED):
+    if not congestion_control(one).startswith(PACED):
         return
     for name in UNPACED:
         with contextlib.suppress(OSError):
-            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return
 
 
