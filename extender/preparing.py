@@ -91,7 +91,6 @@ class Preparing:
         while True:
             self._to_evaluate.clear()
             if self._readiness.is_laid_out:
-                await self._give_way()  # what prioritize changes comes in a moment
                 await in_turns(self._standings.warm_in_steps(), self._give_way)
             await asyncio.sleep(GATHER_SECONDS)
             await _change(self._to_evaluate)
