@@ -1,7 +1,7 @@
 // Decisions as they are made; why the runner-up lost is asked for as a row comes into sight.
 
-import { AnswerError, ask } from "./feed.js";
 import { clean, clock, count, h, percent, plural, show } from "./dom.js";
+import { Question } from "./question.js";
 import { toldBy } from "./signals.js";
 import { go, state } from "./url.js";
 
@@ -13,7 +13,7 @@ const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why 
 
 export class Decisions {
   constructor(box) {
-    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, isHeard: false, before: null, trouble: "", waiting: [], reasons: new Map(), isAsking: false, wanted: [], filter: "" });
+    Object.assign(this, { box, rows: new Map(), joined: new Set(), isShown: false, isPaused: false, isHeard: false, before: null, trouble: "", waiting: [], reasons: new Map(), isResting: false, wanted: [], filter: "", isExplained: false, latest: new Question(), lost: new Question(), explanation: new Question() });
     this.body = h("tbody", {});
     this.note = h("p", { class: "muted", role: "status" });
     this.search = h("input", { type: "search", placeholder: "Pod or node", "aria-label": "Show decisions about a pod or node", oninput: () => { this.filter = this.search.value.toLowerCase(); this.sift(); } });
@@ -39,23 +39,23 @@ export class Decisions {
       this.tellCount();
     }
     this.isHeard = true;
+    this.askWhy();
+    if (!this.side.hidden && !this.isExplained && !this.explanation.isUnderWay) this.explain();
   }
 
-  async refresh() {
+  refresh() {
     if (!this.isShown || this.isPaused) return;
     const { before } = this;
     this.trouble = "";
-    try {
-      const { decisions } = await ask(`decisions?brief=true&limit=${before ? ALL : FIRST}`);
+    this.latest.ask(`decisions?brief=true&limit=${before ? ALL : FIRST}`, ({ decisions }) => {
       if (this.isPaused) return;
       this.renew(decisions.reverse(), before);
       if (this.before === before) this.before = null;
       this.tellCount();
-    } catch (error) {
-      if (!(error instanceof AnswerError)) throw error;
-      this.trouble = error.message;
+    }, ({ message }) => {
+      this.trouble = message;
       show(this.note, this.trouble);
-    }
+    });
   }
 
   /** Make known rows what they are now, and put in what is missing; `before`: how far they reached when the stream was lost. */
@@ -201,22 +201,19 @@ export class Decisions {
   }
 
   /** Why the runners-up in sight lost, of many at once: one question at a time. */
-  async askWhy() {
-    if (this.isAsking) return;
-    this.isAsking = true;
-    try {
-      while (this.wanted.length) {
-        const ids = this.wanted.splice(0).filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
-        if (!ids.length) break;
-        const told = await ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`);
-        for (const id of ids) this.tellWhy(id, told.lost_by[id] ?? "");
-        await new Promise((resolve) => setTimeout(resolve, REST_MS));
-      }
-    } catch (error) {
-      if (!(error instanceof AnswerError)) throw error;
-    } finally {
-      this.isAsking = false;
-    }
+  askWhy() {
+    if (this.lost.isUnderWay || this.isResting) return;
+    const ids = [...new Set(this.wanted)].filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
+    this.wanted = ids; // until they are answered: what failed is asked again with the next of them
+    if (!ids.length) return;
+    this.lost.ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (told) => {
+      for (const id of ids) this.tellWhy(id, told.lost_by[id] ?? "");
+      this.isResting = true;
+      setTimeout(() => {
+        this.isResting = false;
+        this.askWhy();
+      }, REST_MS);
+    });
   }
 
   tellWhy(id, why) {
@@ -225,20 +222,23 @@ export class Decisions {
     if (box) show(box, why ? ` ${why}` : "");
   }
 
-  async tell(now, before) {
+  tell(now, before) {
     if (now.decision === before.decision) return;
+    this.explanation.drop();
     this.side.hidden = !now.decision || !this.isShown;
     if (this.side.hidden) return;
-    show(this.side, h("p", { class: "muted" }, "Loading"));
-    try {
-      const asked = /^\d+$/.test(now.decision) ? "number" : "id";
-      const told = await ask(`explain?${asked}=${encodeURIComponent(now.decision)}`);
-      if (now.decision === state.decision) show(this.side, explained(told));
-    } catch (error) {
-      if (!(error instanceof AnswerError)) throw error;
-      show(this.side, closer(), h("p", { class: "trouble" }, error.message));
-    }
+    this.explain();
     this.side.focus({ preventScroll: true });
+  }
+
+  explain() {
+    const { decision } = state;
+    this.isExplained = false;
+    show(this.side, h("p", { class: "muted" }, "Loading"));
+    this.explanation.ask(`explain?${/^\d+$/.test(decision) ? "number" : "id"}=${encodeURIComponent(decision)}`, (told) => {
+      this.isExplained = true;
+      show(this.side, explained(told));
+    }, ({ message }) => show(this.side, closer(), h("p", { class: "trouble" }, message)));
   }
 }
 
@@ -292,12 +292,13 @@ function explained(told) {
     h("h3", {}, told.pod),
     h("p", {}, decision?.node ? `${decision.node} was first of ${plural(decision.candidates, "node")}${told.bound_node ? `; the pod is on ${told.bound_node}` : ""}.` : `No node of ${decision?.candidates ?? 0} would do.`),
     decision?.is_shadow ? h("p", { class: "muted" }, NOT_TOLD) : null,
-    (told.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), h("span", { class: "num" }, node.rejection ? "" : ` ${node.score.toFixed(3)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
+    (told.nodes ?? []).slice(0, 8).map((node) => h("details", { open: node.rank <= 2 }, h("summary", {}, h("b", {}, `${node.rank ? `${node.rank}. ` : ""}${clean(node.node)}`), node.is_bound ? " " : null, node.is_bound ? h("span", { class: "state" }, "bound") : null),
       node.rejection ? h("p", { class: "trouble" }, node.rejection) : null,
-      node.lost_by ? h("p", { class: "why" }, node.lost_by) : null,
+      node.reason ? h("p", { class: "why" }, node.reason) : null,
+      node.lost_by ? h("p", { class: "muted" }, `Behind the first choice: ${node.lost_by}`) : null,
       h("p", { class: "muted" }, `${node.idle} idle of ${node.landing} it could land on; needs ${node.needed}. ${node.model}`),
-      node.parts?.length ? h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(3)}`), h("td", { class: "num" }, `+${part.adds.toFixed(3)}`))),
-        node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`))))) : null,
+      node.parts?.length ? h("details", {}, h("summary", { class: "muted" }, "What the score is made of"), h("table", { class: "grid small" }, h("tbody", {}, node.parts.map((part) => h("tr", {}, h("th", { scope: "row" }, part.name), h("td", { class: "num" }, percent(part.value)), h("td", { class: "num" }, `× ${part.share.toFixed(6)}`), h("td", { class: "num" }, `+${part.adds.toFixed(6)}`))),
+        node.factors.filter((one) => one.keeps < 1).map((one) => h("tr", {}, h("th", { scope: "row" }, `certainty without ${one.name}`), h("td", {}, ""), h("td", {}, ""), h("td", { class: "num" }, `× ${one.keeps.toFixed(3)}`)))))) : null,
       h("ul", { class: "plain-list" }, (node.devices ?? []).map((device) => h("li", { class: device.can_land ? null : "muted" }, `GPU ${device.index ?? "?"}${device.gpu_instance_id ? `/${clean(device.gpu_instance_id)}` : ""}: ${device.state}, ${percent(device.utilization_ratio)} busy, ${percent(device.memory_used_ratio)} of memory${device.can_land ? "" : ", not for this pod"}${device.assumed ? `, ${device.assumed} assumed` : ""}`,
         device.health ? h("div", { class: "trouble" }, device.health) : null,
         toldBy(device).map((text) => h("div", { class: "told" }, text))))))),

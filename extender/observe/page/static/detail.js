@@ -1,10 +1,10 @@
 // A node and one of its GPUs in full, beside whatever is shown.
 
-import { AnswerError, ask } from "./feed.js";
 import { FULL, KINDS, kindOf } from "./fleet.js";
 import { meter } from "./fleet_view.js";
 import { signCanvas } from "./paint.js";
 import { plot } from "./plot.js";
+import { Question } from "./question.js";
 import { Renewal } from "./renewal.js";
 import { inUnit, nameOfSignal } from "./signals.js";
 import { bytes, clean, count, duration, h, percent, plural, renew } from "./dom.js";
@@ -14,7 +14,7 @@ const GAP_MS = 1500, SELDOM_MS = 5000, PAST_MS = 60000;
 
 export class Detail {
   constructor(box, fleet, view) {
-    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "" });
+    Object.assign(this, { box, fleet, view, node: "", document: null, past: null, error: "", pastError: "", now: new Question(), before: new Question() });
     this.renewal = new Renewal(() => this.load(), GAP_MS, SELDOM_MS);
   }
 
@@ -27,9 +27,11 @@ export class Detail {
     const isOpened = node && !this.node;
     this.node = node;
     this.document = this.past = null;
-    this.error = "";
+    this.error = this.pastError = "";
     this.box.hidden = !node;
     document.documentElement.toggleAttribute("data-detail", Boolean(node));
+    this.now.drop();
+    this.before.drop();
     if (!node) return;
     this.render();
     this.load();
@@ -47,34 +49,36 @@ export class Detail {
     this.renewal.isChanged();
   }
 
-  async load() {
-    const node = this.node;
-    if (!node) return;
-    const name = encodeURIComponent(node);
+  load() {
+    if (!this.node) return;
+    const name = encodeURIComponent(this.node);
+    const inWords = ({ status, message }) => (status === 404 ? "This node is not known any more." : message);
     this.renewal.note();
-    try {
-      const document = await ask(`page/nodes/${name}`);
-      if (node !== this.node) return;
+    this.now.ask(`page/nodes/${name}`, (document) => {
       this.document = document;
       this.error = "";
-      if (!this.past || Date.now() - this.past.loadedAt > PAST_MS) {
-        const past = await ask(`page/past/${name}`);
-        if (node !== this.node) return;
+      this.render();
+      if (this.before.isUnderWay || (this.past && Date.now() - this.past.loadedAt <= PAST_MS)) return;
+      this.before.ask(`page/past/${name}`, (past) => {
         this.past = { ...past, loadedAt: Date.now() };
-      }
-    } catch (error) {
-      if (!(error instanceof AnswerError)) throw error;
-      if (node !== this.node) return;
-      this.error = error.status === 404 ? "This node is not known any more." : error.message;
-    }
-    this.render();
+        this.pastError = "";
+        this.render();
+      }, (failure) => {
+        this.pastError = inWords(failure);
+        this.render();
+      });
+    }, (failure) => {
+      this.error = inWords(failure);
+      this.render();
+    });
   }
 
   render() {
+    const error = this.error || this.pastError;
     renew(this.box,
       h("header", { class: "detail-head" }, h("h2", {}, this.node), h("button", { type: "button", class: "plain", "aria-label": "Close", title: "Close (Esc)", onclick: () => this.close() }, "✕")),
-      this.error ? h("p", { class: "trouble" }, this.error) : null,
-      this.document ? this.body() : this.error ? null : h("p", { class: "muted" }, "Loading"));
+      error ? h("p", { class: "trouble" }, error) : null,
+      this.document ? this.body() : error ? null : h("p", { class: "muted" }, "Loading"));
   }
 
   body() {
@@ -90,7 +94,7 @@ export class Detail {
     return h("dl", { class: "facts" },
       fact("Model", node.model || "unknown"), fact("State", standing), node.driver_version ? fact("Driver", node.driver_version) : null, zone ? fact("Zone", zone) : null,
       resources.map((text) => fact("GPUs", text)),
-      node.early_failures ? fact("Early failures", `${plural(node.early_failures, "pod")} died soon after the start: counts against it`) : null,
+      node.early_failures ? fact("Early failures", `pods of ${plural(node.early_failures, "owner")} died soon after the start: counts against it`) : null,
       node.taints.length ? fact("Taints", node.taints.map((taint) => `${taint.key}${taint.value ? `=${taint.value}` : ""}:${taint.effect}`).join(", ")) : null);
   }
 

@@ -1,49 +1,12 @@
 // Hears what is new by server-sent events; comes back by itself, and knows how long
 // it has heard nothing. Over fetch, which tells why an answer is refused.
 
+import { begin, end, isCounted, reason } from "./question.js";
+
 const SILENCE_MS = 15000;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 8000;
 const HIDDEN_MS = 60000;
-
-/** Show a token once; the browser keeps it from there on, out of reach of scripts. */
-export async function signIn(token) {
-  const response = await fetch("../v1/session", {
-    method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token }), cache: "no-store",
-  });
-  if (!response.ok) throw new AnswerError(await reason(response), response.status);
-}
-
-export const signOut = () => fetch("../v1/session", { method: "DELETE", cache: "no-store" });
-
-/** What went wrong with a question; `status` is 0 where no answer came. */
-export class AnswerError extends Error {
-  constructor(message, status) {
-    super(message);
-    this.status = status;
-  }
-}
-
-/** Ask the API; the answer's document. */
-export async function ask(path, { signal } = {}) {
-  let response;
-  try {
-    response = await fetch(`../v1/${path}`, { signal, cache: "no-store" });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new AnswerError("the extender does not answer", 0);
-  }
-  if (!response.ok) throw new AnswerError(await reason(response), response.status);
-  return response.json();
-}
-
-async function reason(response) {
-  try {
-    return (await response.json()).error ?? `status ${response.status}`;
-  } catch {
-    return `status ${response.status}`;
-  }
-}
 
 export class Feed {
   /** `on` has a function for each name of an event, and `state(name, why)`. */
@@ -51,7 +14,7 @@ export class Feed {
     this.on = on;
     this.heardAt = 0;
     this.wait = FIRST_WAIT_MS;
-    this.controller = null;
+    this.call = null;
     this.isPaused = false;
     this.wake = () => {};
   }
@@ -77,7 +40,7 @@ export class Feed {
     if (document.hidden) {
       this.hiding = setTimeout(() => {
         this.isPaused = true;
-        this.controller?.abort();
+        this.call?.abort();
       }, HIDDEN_MS);
     } else if (this.isPaused) {
       this.isPaused = false;
@@ -95,46 +58,46 @@ export class Feed {
     });
   }
 
-  /** Start anew at once, as somebody else, maybe. */
+  /** Connect again soon: a sign in has ended the call under way. */
   again() {
     this.wait = FIRST_WAIT_MS;
-    this.controller?.abort();
     this.wake();
   }
 
   async listen() {
-    const controller = (this.controller = new AbortController());
+    const call = (this.call = begin(this));
+    const tell = (name, why) => isCounted(call) && this.on.state(name, why);
     let dog;
     const watch = () => {
       clearTimeout(dog);
-      dog = setTimeout(() => controller.abort(), SILENCE_MS);
+      dog = setTimeout(() => call.abort(), SILENCE_MS);
     };
     try {
       watch();
       const response = await fetch("../v1/page/stream", {
-        headers: { Accept: "text/event-stream" }, signal: controller.signal, cache: "no-store",
+        headers: { Accept: "text/event-stream" }, signal: call.signal, cache: "no-store",
       });
       if (!response.ok) {
-        this.on.state(response.status === 401 || response.status === 403 ? "refused" : "lost", await reason(response));
+        tell(response.status === 401 || response.status === 403 ? "refused" : "lost", await reason(response));
         return;
       }
-      this.on.state("open", "");
+      tell("open", "");
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
       for (;;) {
         const { value, done } = await reader.read();
-        if (done) break;
+        if (done || !isCounted(call)) break;
         watch();
         this.heardAt = Date.now();
         rest = this.take(rest + value);
         this.wait = FIRST_WAIT_MS;
       }
-      this.on.state("lost", "the connection has ended");
+      tell("lost", "the connection has ended");
     } catch {
-      this.on.state("lost", "the extender does not answer");
+      tell("lost", "the extender does not answer");
     } finally {
       clearTimeout(dog);
-      controller.abort();
+      end(call);
     }
   }
 

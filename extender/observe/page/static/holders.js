@@ -1,8 +1,8 @@
 // Pods that hold GPUs and do not use them, or not all of them; what that costs where a price list is set. Sums are the
 // API's: over all pods, however few are listed here.
 
-import { AnswerError, ask } from "./feed.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
+import { Question } from "./question.js";
 import { Renewal } from "./renewal.js";
 import { go, state } from "./url.js";
 
@@ -14,7 +14,7 @@ const WAYS = ["pod", "owner", "namespace"];
 
 export class Holders {
   constructor(box) {
-    Object.assign(this, { box, isShown: false });
+    Object.assign(this, { box, isShown: false, question: new Question(), held: new Question() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.body = h("div", { class: "wide" });
     this.idle = h("select", { onchange: () => go({ idle: this.idle.value }) }, TIMES.map(([seconds, name]) => h("option", { value: String(seconds) }, name)));
@@ -26,6 +26,7 @@ export class Holders {
   setShown(isShown) {
     this.isShown = isShown;
     if (isShown) this.refresh();
+    else this.held.drop(); // the reader went elsewhere meanwhile
   }
 
   tell(now, before) {
@@ -36,7 +37,7 @@ export class Holders {
     this.renewal.isChanged();
   }
 
-  async refresh() {
+  refresh() {
     if (!this.isShown) return;
     this.renewal.note();
     const by = WAYS.includes(state.by) ? state.by : "pod";
@@ -44,21 +45,26 @@ export class Holders {
     this.idle.value = idle;
     this.by.value = by;
     const query = `idle_for=${encodeURIComponent(idle)}&some=true&limit=${MOST}`;
-    try {
-      const told = await ask(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`);
-      if (idle !== state.idle || this.by.value !== by) return; // another question has been asked since
-      this.render(by, told);
-    } catch (error) {
-      if (!(error instanceof AnswerError)) throw error;
-      show(this.note, error.message);
+    this.question.ask(by === "pod" ? `holders?${query}` : `costs?by=${by}&${query}`, (told) => this.render(by, told), ({ message }) => {
+      show(this.note, message);
       this.renewal.isChanged();
-    }
+    });
   }
 
   render(by, told) {
     const rows = by === "pod" ? told.holders : told.costs;
     show(this.note, inWords(told, rows));
-    renew(this.body, !rows.length ? null : by === "pod" ? pods(told) : sums(by, told));
+    renew(this.body, !rows.length ? null : by === "pod" ? pods(told, (one) => this.open(one)) : sums(by, told));
+  }
+
+  /** Open what a pod holds, the device first that is idle the longest: the node itself tells where on it that is. */
+  open({ node, devices }) {
+    const held = devices.reduce((one, other) => (other.idle_seconds > one.idle_seconds ? other : one), devices[0]);
+    const openAt = (gpu) => go({ view: "fleet", node, gpu: String(Math.max(gpu, 0)) }, true);
+    this.held.drop();
+    this.held.ask(`page/nodes/${encodeURIComponent(node)}`,
+      ({ gpus }) => openAt(gpus.findIndex((gpu) => gpu.uuid === held?.uuid && gpu.gpu_instance_id === held.gpu_instance_id)),
+      () => openAt(0)); // the node's own view says what is wrong
   }
 }
 
@@ -81,7 +87,7 @@ const isInPart = (one) => one.gpus_idle > 0 && one.gpus_idle < one.gpus;
 
 const COSTS = ["Cost used", "Cost idle"];
 
-function pods({ holders, is_priced: isPriced }) {
+function pods({ holders, is_priced: isPriced }, open) {
   const names = ["Pod", "Owner", "Node", "GPUs idle", "Idle for", "Held", "GPU-hours", "of them idle", ...(isPriced ? COSTS : []), "Why"];
   return table(names, holders.map((one) => one.uid), holders.map((one) => [
     h("th", { scope: "row" }, one.pod, isInPart(one) ? [" ", h("span", { class: "state" }, `uses ${count(one.gpus_in_use)} of ${plural(one.gpus, "GPU")}`)] : null), one.owner ?? "",
@@ -90,19 +96,6 @@ function pods({ holders, is_priced: isPriced }) {
     ...(isPriced ? [num(money(one.cost_used)), num(money(one.cost_idle))] : []),
     h("td", { class: "why-cell" }, one.why, one.memory_used_bytes && !one.why.includes("memory") ? `, ${bytes(one.memory_used_bytes)} of memory held` : ""),
   ]));
-}
-
-/** Open what a pod holds, the device first that is idle the longest: the node itself tells where on it that is. */
-async function open({ node, devices }) {
-  const held = devices.reduce((one, other) => (other.idle_seconds > one.idle_seconds ? other : one), devices[0]);
-  let at = -1;
-  try {
-    const { gpus } = await ask(`page/nodes/${encodeURIComponent(node)}`);
-    at = gpus.findIndex((gpu) => gpu.uuid === held?.uuid && gpu.gpu_instance_id === held.gpu_instance_id);
-  } catch (error) {
-    if (!(error instanceof AnswerError)) throw error; // the node's own view says what is wrong
-  }
-  go({ view: "fleet", node, gpu: String(Math.max(at, 0)) }, true);
 }
 
 function sums(by, { costs, is_priced: isPriced }) {

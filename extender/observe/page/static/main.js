@@ -1,6 +1,6 @@
 // Joins the parts: the feed fills the fleet, the URL says what is shown of it.
 
-import { AnswerError, Feed, ask, signIn, signOut } from "./feed.js";
+import { Feed } from "./feed.js";
 import { Fleet } from "./fleet.js";
 import { FleetView } from "./fleet_view.js";
 import { Detail } from "./detail.js";
@@ -8,6 +8,7 @@ import { Decisions } from "./decisions.js";
 import { Pending } from "./pending.js";
 import { Holders } from "./holders.js";
 import { byId, clean, duration, h, show } from "./dom.js";
+import { Question, signIn, signOut } from "./question.js";
 import { go, onChange, state } from "./url.js";
 
 const OLD_SECONDS = 12;
@@ -20,7 +21,7 @@ const detail = new Detail(byId("detail"), fleet, fleetView);
 const told = { state: "connecting", why: "", beat: null, beatAt: 0, changes: {} };
 
 const feed = new Feed({
-  fleet: (event) => { fleet.take(event); fleetView.isNew(); detail.isChanged(); },
+  fleet: (event) => { fleet.take(event); fleetView.isNew(); detail.isChanged(); tellStatus(); },
   looks: (event) => { fleet.takeLooks(event); fleetView.isChanged(); detail.isChanged(); },
   delta: (event) => { fleet.takeDelta(event); fleetView.isChanged(); detail.isChanged(); },
   decisions: (event) => { views.decisions.take(event); views.pending.isChanged(); },
@@ -31,6 +32,7 @@ const feed = new Feed({
     told.why = why;
     if (name === "refused") askForToken(why);
     if (name === "open") {
+      byId("sign-in").close(); // another page of this browser may have signed in
       tellWho();
       views.decisions.isOpened();
       views[state.view]?.refresh?.();
@@ -56,7 +58,8 @@ function tellStatus() {
   const isOld = told.state !== "open" || silent > OLD_SECONDS;
   const since = feed.heardAt ? `what you see is ${duration(silent)} old` : "nothing has been heard yet";
   let text = "Live", lamp = "live", notice = "";
-  if (told.state === "connecting") [text, lamp] = ["Connecting", "wait"];
+  // Until the fleet is known, nothing on the page can be live.
+  if (told.state === "connecting" || (told.state === "open" && !fleet.version)) [text, lamp] = ["Connecting", "wait"];
   else if (told.state === "refused") [text, lamp] = ["Token needed", "old"];
   else if (isOld) {
     [text, lamp] = [feed.heardAt ? `Old: ${duration(silent)}` : "No answer", "old"];
@@ -87,33 +90,29 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 // --- who looks ---------------------------------------------------------------------------------
 
 function askForToken(why) {
-  show(byId("sign-in-why"), why);
   const dialog = byId("sign-in");
-  if (!dialog.open) dialog.showModal();
+  if (dialog.open) return; // it says what became of the last token: the page asks again without one meanwhile
+  show(byId("sign-in-why"), why);
+  dialog.showModal();
 }
 
-byId("sign-in-form").addEventListener("submit", async (event) => {
+byId("sign-in-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  try {
-    await signIn(byId("token").value.trim());
-  } catch (error) {
-    return show(byId("sign-in-why"), error instanceof AnswerError ? error.message : "the extender does not answer");
-  }
-  byId("token").value = "";
-  byId("sign-in").close();
-  feed.again();
+  signIn(byId("token").value.trim(), () => {
+    byId("token").value = "";
+    byId("sign-in").close();
+    feed.again();
+  }, ({ message }) => show(byId("sign-in-why"), message));
 });
 
-async function tellWho() {
+const whose = new Question();
+
+function tellWho() {
   const who = byId("who");
-  try {
-    const { user, sees_all: seesAll, namespaces } = await ask("session");
+  whose.ask("session", ({ user, sees_all: seesAll, namespaces }) => {
     who.hidden = !user;
     if (user) show(byId("who-name"), user, h("span", { class: "muted" }, seesAll ? "" : namespaces.length ? ` sees pods of ${namespaces.slice(0, 4).join(", ")}${namespaces.length > 4 ? ", ..." : ""}` : " sees no pods"));
-  } catch (error) {
-    if (!(error instanceof AnswerError)) throw error;
-    who.hidden = true;
-  }
+  }, () => (who.hidden = true));
 }
 
 byId("sign-out").addEventListener("click", async () => {

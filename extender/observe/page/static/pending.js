@@ -1,8 +1,8 @@
 // Pods that wait: the reasons as kube-scheduler counts them, and what would have to change.
 
-import { AnswerError, ask } from "./feed.js";
 import { reasons } from "./decisions.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
+import { Question } from "./question.js";
 import { Renewal } from "./renewal.js";
 import { go } from "./url.js";
 
@@ -14,7 +14,7 @@ const STATES = {
 
 export class Pending {
   constructor(box) {
-    Object.assign(this, { box, isShown: false });
+    Object.assign(this, { box, isShown: false, question: new Question() });
     this.note = h("p", { class: "muted", role: "status" }, "Loading");
     this.list = h("div", { class: "cards" });
     show(box, h("div", { class: "bar" }, h("h2", {}, "Waiting pods"), this.note), this.list);
@@ -30,22 +30,17 @@ export class Pending {
     this.renewal.isChanged();
   }
 
-  async refresh() {
-    if (!this.isShown || this.isAsking) return;
-    this.isAsking = true;
+  refresh() {
+    if (!this.isShown || this.question.isUnderWay) return;
     this.renewal.note();
-    try {
-      const told = await ask("pending");
+    this.question.ask("pending", (told) => {
       const away = told.unreachable.length ? `; without the word of ${plural(told.unreachable.length, "replica")} that did not answer` : "";
       show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
       renew(this.list, told.pods.map((pod) => this.card(pod)));
-    } catch (error) {
-      if (!(error instanceof AnswerError)) throw error;
-      show(this.note, error.message);
+    }, ({ message }) => {
+      show(this.note, message);
       this.renewal.isChanged();
-    } finally {
-      this.isAsking = false;
-    }
+    });
   }
 
   card(pod) {
