@@ -20,11 +20,15 @@ BENCHMARKS: Final = (
     "rounds",
     "soak",
     "scheduler",
+    "wakeup",
     "agent",
     "agents",
     "page",
     "decision_log",
     "frames",
+    "sharing",
+    "churn",
+    "bad_gpus",
 )
 
 

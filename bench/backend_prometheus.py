@@ -22,7 +22,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from bench.backend_fleet import BenchFleet
-from extender.sources.promql import MODEL_LABEL
+from extender.sources.promql import MODEL_LABEL, SHARE_LABEL
 
 Codes = npt.NDArray[np.intp]
 
@@ -233,6 +233,8 @@ class Prometheus:
             body = self._workloads(now)
         elif 'exported_pod=""' in text and '!~".*dcgm-exporter.*"' in text:
             body = _all_one([], now)  # of idle devices `pod` is their exporter's, called just so
+        elif f"{SHARE_LABEL}!=" in text:
+            body = _all_one([], now)  # no exporter here splits a device's memory by pod
         elif " offset " in text:
             body = _all_one([], now)  # no memory rows are remapped
         elif (match := _METRIC.fullmatch(text)) and match[1] in METRICS:

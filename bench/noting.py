@@ -25,6 +25,7 @@ from aiohttp import web
 
 from bench import trivial
 from extender.config import Settings
+from extender.core.host_resources import HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.kube import KubeClient
 from extender.sources.cluster import ClusterSource
@@ -88,6 +89,9 @@ class Notes:
         """Likewise."""
 
     def remove_node(self, name: str) -> None:
+        """Likewise."""
+
+    def apply_host_use(self, node: str, requested: HostResources) -> None:
         """Likewise."""
 
 

@@ -1,0 +1,247 @@
+"""How many pods land on a bad GPU though good ones are free?
+
+`python -m bench.bad_gpus` empties a node of 8 GPUs of which some are bad, beside six nodes of which
+3 to 6 GPUs are free and idle, and lets pods for 1, 2 and 4 GPUs come one after the other, as long
+as another node has as many free. Nothing tells kube-scheduler: the kubelet still offers every GPU,
+and hands out any free ones. Nodes are chosen by the extender's own decision on a real
+fleet fed with readings, by kube-scheduler's scores, and at random. 0 % is possible in each case.
+
+A pod on a broken GPU dies after half a minute; one on a GPU that a process outside Kubernetes uses
+stays.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from bench import churn
+from bench.churn import Cluster, least_allocated, most_allocated
+from bench.machine import Bound, report
+from bench.traces import Floats, Ints
+from bench.virtual_cluster import GIB, Shape, VirtualCluster
+from extender.core.policy import Policy, Strategy
+from extender.core.readings import Signal
+
+NODES: Final = 7
+BAD_NODE: Final = 3
+CARDS: Final = 8
+FREE: Final = (3, 6)
+TRIALS: Final = 20
+SEEDS: Final = 3
+SIZES: Final = (1, 2, 4)
+SHARES: Final = (0.78, 0.13, 0.09)
+PODS: Final = 12
+PAUSE_SECONDS: Final = 60.0
+READINGS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is wrong with some GPUs of the emptied node.
+
+    Attributes:
+        name: in words.
+        count: how many GPUs.
+        is_foreign: a process outside Kubernetes uses them; else they are broken.
+        signals: what telemetry shows of them.
+    """
+
+    name: str
+    count: int
+    is_foreign: bool
+    signals: Mapping[Signal, float]
+
+
+BROKEN: Final = {Signal.XID: 48.0, Signal.ECC_DOUBLE_BIT_VOLATILE: 2.0}
+REMAP: Final = {Signal.ROW_REMAP_FAILURE: 1.0}
+DOCKER: Final = {Signal.GPU_UTILIZATION: 0.8, Signal.MEMORY_USED: 30 * GIB}
+CASES: Final = (
+    Case(name="1 of 8 broken", count=1, is_foreign=False, signals=BROKEN),
+    Case(name="2 of 8 broken", count=2, is_foreign=False, signals=BROKEN),
+    Case(name="2 of 8 with a failed row remap", count=2, is_foreign=False, signals=REMAP),
+    Case(name="7 of 8 broken", count=7, is_foreign=False, signals=BROKEN),
+    Case(name="2 of 8 used by docker", count=2, is_foreign=True, signals=DOCKER),
+)
+
+
+class Placement(churn.Placement, Protocol):
+    """Chooses nodes, sees what the cluster shows, and has a clock."""
+
+    def read(self, holder: Ints, case: Case, bad: Ints) -> None:
+        """Take note of what the GPUs show now."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class ByScore(churn.ByScore, Placement):
+    """Chooses by kube-scheduler's scores."""
+
+    @override
+    def read(self, holder: Ints, case: Case, bad: Ints) -> None:
+        """Look at nothing."""
+
+    @override
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+
+
+class ByExtender(Placement):
+    """Asks the extender's own decision; starts with the pods that are there.
+
+    Args:
+        cluster: who holds which GPU.
+        policy: the settings of the decision.
+    """
+
+    def __init__(self, cluster: Cluster, policy: Policy) -> None:
+        self.virtual = VirtualCluster(Shape(nodes=NODES, cards=CARDS), policy)
+        for node in range(NODES):
+            for pod in np.unique(cluster.holder[node][cluster.holder[node] >= 0]).tolist():
+                count = int((cluster.holder[node] == pod).sum())
+                self.virtual.bind(f"pod-{pod}", node, count=count)
+
+    @override
+    def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
+        """Ask filter and prioritize."""
+        return self.virtual.choose(nodes.tolist(), count=gpus)
+
+    @override
+    def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
+        """Let the watch show it."""
+        self.virtual.bind(f"pod-{job}", node, count=gpus)
+
+    @override
+    def end(self, cluster: Cluster, job: int) -> None:
+        """Let the watch show that it has failed."""
+        self.virtual.end(f"pod-{job}", is_failed=True)
+
+    @override
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.virtual.now += seconds
+
+    @override
+    def read(self, holder: Ints, case: Case, bad: Ints) -> None:
+        """Let an answer of Prometheus arrive."""
+        is_held = holder >= 0
+        columns = {
+            signal: np.zeros(len(holder))
+            for signal in {Signal.GPU_UTILIZATION, Signal.MEMORY_USED, *BROKEN, *REMAP}
+        }
+        columns[Signal.GPU_UTILIZATION][is_held] = 0.9
+        columns[Signal.MEMORY_USED][is_held] = 40 * GIB
+        for signal, value in case.signals.items():
+            columns[signal][bad] = np.maximum(columns[signal][bad], value)
+        size = self.virtual.shape.memory_bytes
+        columns[Signal.MEMORY_FREE] = size - columns[Signal.MEMORY_USED]
+        self.virtual.read(
+            columns,
+            np.full(len(holder), self.virtual.now),
+            {at: (f"pod-{holder[at]}",) for at in np.flatnonzero(is_held).tolist()},
+        )
+
+
+Way = Callable[[Cluster, np.random.Generator], Placement]
+
+
+def ways() -> dict[str, Way]:
+    """Return all placements by name."""
+
+    def by_score(score: Callable[[Floats, Floats], Floats]) -> Way:
+        return lambda _, draws: ByScore(score, draws)
+
+    def ours(strategy: Strategy) -> Way:
+        return lambda cluster, _: ByExtender(cluster, Policy(strategy=strategy))
+
+    return {
+        "LeastAllocated": by_score(least_allocated),
+        "MostAllocated": by_score(most_allocated),
+        "random": by_score(lambda cpu, _: np.zeros(len(cpu))),
+        **{f"strategy {strategy}": ours(strategy) for strategy in Strategy},
+    }
+
+
+def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
+    """Return how many pods were placed in a trial, and how many of them on a bad GPU."""
+    draws = np.random.default_rng([seed, trial])
+    cluster = Cluster(NODES)
+    for node in range(NODES):
+        free = int(draws.integers(FREE[0], FREE[1] + 1))
+        held = 0 if node == BAD_NODE else CARDS - free
+        cluster.holder[node, draws.permutation(CARDS)[:held]] = 1000 + node
+    bad = BAD_NODE * CARDS + draws.permutation(CARDS)[: case.count]
+    gpus = draws.choice(SIZES, PODS, p=SHARES)
+    picks, ties = np.random.default_rng([seed, trial, 1]), np.random.default_rng([seed, trial, 2])
+    placement = way(cluster, ties)
+    for _ in range(READINGS):
+        placement.read(cluster.holder.ravel(), case, bad)
+        placement.wait(PAUSE_SECONDS)
+    placed = hit = 0
+    for pod, wanted in enumerate(gpus.tolist()):
+        good = cluster.holder.copy()
+        good[BAD_NODE] = pod  # as if held: not all of its good ones can be told from bad ones
+        if ((good < 0).sum(axis=1) >= wanted).any():
+            placement.read(cluster.holder.ravel(), case, bad)
+            with_room = np.flatnonzero(cluster.free >= wanted)
+            chosen = placement.choose(cluster, wanted, with_room)
+            placement.wait(PAUSE_SECONDS / 2)
+            if chosen is None:
+                continue
+            handed = picks.permutation(np.flatnonzero(cluster.holder[chosen] < 0))[:wanted]
+            cluster.holder[chosen, handed] = pod
+            placement.start(cluster, pod, chosen, wanted)
+            placement.wait(PAUSE_SECONDS / 2)
+            is_hit = bool(np.isin(chosen * CARDS + handed, bad).any())
+            placed, hit = placed + 1, hit + is_hit
+            if is_hit and not case.is_foreign:
+                cluster.holder[cluster.holder == pod] = -1
+                placement.end(cluster, pod)
+    return placed, hit
+
+
+def main() -> int:
+    """Run all trials, print and write the result; return 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.bad_gpus", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
+    parser.add_argument("--name", default="bad_gpus", help="of the files in bench/results")
+    options = parser.parse_args()
+    began = time.perf_counter()
+    rows: list[dict[str, object]] = []
+    promised = []
+    for case in CASES:
+        row: dict[str, object] = {"emptied node": case.name}
+        for name, way in ways().items():
+            found = [
+                run(case, seed, trial, way)
+                for seed in range(1 if options.quick else options.seeds)
+                for trial in range(TRIALS)
+            ]
+            placed, hit = np.sum(found, axis=0).tolist()
+            row["pods"] = placed
+            row[f"{name} %"] = 100 * hit / placed
+            if name == f"strategy {Policy().strategy}":
+                what = f"{case.name}: pods on bad GPUs by {name}"
+                promised.append(Bound(what=what, limit=0.0, measured=100 * hit / placed, unit="%"))
+        rows.append(row)
+    is_met = report(
+        options.name,
+        "Pods on bad GPUs",
+        rows=rows,
+        bounds=promised,
+        notes=[__doc__.strip(), f"{time.perf_counter() - began:.0f} s in all."],
+        module="bad_gpus",
+        **({"folder": None} if options.quick else {}),
+    )
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,355 @@
+"""Whole GPUs that come and go: who starves, under different placements?
+
+`python -m bench.churn` lets jobs of 1, 2, 4 and 8 GPUs arrive at random on nodes of 8 GPUs and run
+as long as those of a public trace. A job that finds no node waits; at each end the queue is tried
+again, oldest first. Nothing is preempted. Nodes are chosen by the extender's own decision on a
+real fleet fed with readings each minute, by kube-scheduler's scores of CPU and memory, which jobs
+ask for in proportion to their GPUs, and at random. The kubelet hands out any free GPUs.
+
+Two clusters: 32 nodes at 50, 70 and 85 % load, and 30 nodes at 60 and 75 %. Half a day goes by
+before a day is measured. Each seed has its own jobs, the same for every placement.
+"""
+
+import argparse
+import heapq
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from bench.machine import Bound, report
+from bench.traces import DAY_SECONDS, Floats, Ints, openb_pods
+from bench.virtual_cluster import GIB, START, Shape, VirtualCluster
+from extender.core.policy import Policy, Strategy
+from extender.core.readings import Signal
+
+SEEDS: Final = 3
+SIZES: Final = (1, 2, 4, 8)
+SHARES: Final = (0.70, 0.12, 0.10, 0.08)
+LARGEST: Final = SIZES[-1]
+WARM_UP_SECONDS: Final = 0.5 * DAY_SECONDS
+LEAST_SECONDS: Final = 60.0
+READING_SECONDS: Final = 60.0
+LATE_SECONDS: Final = 60.0
+LOADS: Final = ((32, 0.50), (32, 0.70), (32, 0.85), (30, 0.60), (30, 0.75))
+"""Nodes, and the share of their GPUs that all jobs together would take."""
+
+CPU_SHARE: Final = 12 / 128
+MEMORY_SHARE: Final = 96 / 1024
+"""Of a node's, what a job asks for with each GPU."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """The jobs of a run, the first that comes first: arrival and run time in seconds, and GPUs."""
+
+    arrives: Floats
+    runs: Floats
+    gpus: Ints
+
+
+def draw_jobs(nodes: int, load: float, seed: int) -> Jobs:
+    """Return the jobs of half a day and a day."""
+    draws = np.random.default_rng([seed, 1])
+    durations = np.clip(openb_pods().ran, LEAST_SECONDS, DAY_SECONDS)
+    of_each = float(np.dot(SIZES, SHARES) * durations.mean())
+    pause = of_each / (load * nodes * LARGEST)
+    whole = WARM_UP_SECONDS + DAY_SECONDS
+    arrives = np.cumsum(draws.exponential(pause, int(1.2 * whole / pause) + 100))
+    arrives = arrives[arrives < whole]
+    return Jobs(
+        arrives=arrives,
+        runs=draws.choice(durations, len(arrives)),
+        gpus=draws.choice(SIZES, len(arrives), p=SHARES),
+    )
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Who holds which GPU, and what time it is.
+
+    Attributes:
+        nodes: how many.
+        holder: job by node and GPU, -1 where it is free.
+        now: seconds since the start.
+    """
+
+    nodes: int
+    holder: Ints = field(init=False)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.holder = np.full((self.nodes, LARGEST), -1, dtype=np.intp)
+
+    @property
+    def free(self) -> Ints:
+        """Free GPUs of each node."""
+        count: Ints = (self.holder < 0).sum(axis=1)
+        return count
+
+
+class Placement(Protocol):
+    """Chooses nodes, and sees what the cluster shows."""
+
+    def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
+        """Return one of the nodes with so many free GPUs, None to let the job wait."""
+
+    def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
+        """Take note that a job has started."""
+
+    def end(self, cluster: Cluster, job: int) -> None:
+        """Take note that a job has ended."""
+
+
+class ByScore(Placement):
+    """Chooses the node with the highest score; ties go at random, as kube-scheduler's do.
+
+    Args:
+        score: of nodes, by the share of CPU and the share of memory that is asked for afterwards.
+        draws: for ties.
+    """
+
+    def __init__(
+        self, score: Callable[[Floats, Floats], Floats], draws: np.random.Generator
+    ) -> None:
+        self._score = score
+        self._draws = draws
+
+    @override
+    def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
+        """Choose by CPU and memory."""
+        held = (LARGEST - cluster.free[nodes] + gpus).astype(np.float64)
+        scores = self._score(held * CPU_SHARE, held * MEMORY_SHARE)
+        return int(self._draws.choice(nodes[scores == scores.max()]))
+
+    @override
+    def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
+        """Nothing to note."""
+
+    @override
+    def end(self, cluster: Cluster, job: int) -> None:
+        """Nothing to note."""
+
+
+def least_allocated(cpu: Floats, memory: Floats) -> Floats:
+    """Return NodeResourcesFit's score and NodeResourcesBalancedAllocation's, as by default."""
+    fit = (np.floor(100 * (1 - cpu)) + np.floor(100 * (1 - memory))) // 2
+    return np.asarray(fit + _balanced(cpu, memory))
+
+
+def most_allocated(cpu: Floats, memory: Floats) -> Floats:
+    """Return the scores likewise where NodeResourcesFit packs."""
+    fit = (np.floor(100 * cpu) + np.floor(100 * memory)) // 2
+    return np.asarray(fit + _balanced(cpu, memory))
+
+
+def _balanced(cpu: Floats, memory: Floats) -> Floats:
+    return np.asarray(np.floor(100 * (1 - np.abs(cpu - memory) / 2)))
+
+
+class ByExtender(Placement):
+    """Asks the extender's own decision.
+
+    Args:
+        nodes: how many.
+        policy: the settings of the decision.
+    """
+
+    def __init__(self, nodes: int, policy: Policy) -> None:
+        self.virtual = VirtualCluster(Shape(nodes=nodes), policy)
+        self._read_at = -np.inf
+
+    @override
+    def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
+        """Ask filter and prioritize."""
+        self._follow(cluster)
+        return self.virtual.choose(nodes.tolist(), count=gpus)
+
+    @override
+    def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
+        """Let the watch show it."""
+        self._follow(cluster)
+        self.virtual.bind(f"job-{job}", node, count=gpus)
+
+    @override
+    def end(self, cluster: Cluster, job: int) -> None:
+        """Let the watch show it."""
+        self._follow(cluster)
+        self.virtual.end(f"job-{job}")
+
+    def _follow(self, cluster: Cluster) -> None:
+        """Read as often as it was time to; what nobody asked meanwhile is read once."""
+        self.virtual.now = START + cluster.now
+        if cluster.now - self._read_at < READING_SECONDS:
+            return
+        self._read_at = cluster.now - cluster.now % READING_SECONDS
+        holder = cluster.holder.ravel()
+        is_held = holder >= 0
+        used = np.where(is_held, 40 * GIB, 0.0)
+        size = self.virtual.shape.memory_bytes
+        self.virtual.read(
+            {
+                Signal.GPU_UTILIZATION: np.where(is_held, 0.9, 0.0),
+                Signal.MEMORY_USED: used,
+                Signal.MEMORY_FREE: size - used,
+            },
+            np.full(len(holder), START + self._read_at),
+            {at: (f"job-{holder[at]}",) for at in np.flatnonzero(is_held).tolist()},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a day went, job by job; of those that came while it was measured.
+
+    Attributes:
+        gpus: how many each asked for.
+        wait_seconds: from arrival to start; to the end of the run where it did not start.
+        is_shut_out: no node had room for it when it came, though enough GPUs were free in all.
+    """
+
+    gpus: Ints
+    wait_seconds: Floats
+    is_shut_out: Flags
+
+
+def run(nodes: int, load: float, seed: int, placement: Placement) -> Outcome:
+    """Run half a day and a day."""
+    jobs, cluster = draw_jobs(nodes, load, seed), Cluster(nodes)
+    picks = np.random.default_rng([seed, 2])
+    count = len(jobs.arrives)
+    starts, shut_out = np.full(count, np.inf), np.zeros(count, dtype=np.bool_)
+    ends: list[tuple[float, int]] = []
+    waiting: list[int] = []
+
+    def place(job: int) -> bool:
+        gpus = int(jobs.gpus[job])
+        with_room = np.flatnonzero(cluster.free >= gpus)
+        node = placement.choose(cluster, gpus, with_room) if with_room.size else None
+        if node is None:
+            return False
+        handed = picks.permutation(np.flatnonzero(cluster.holder[node] < 0))[:gpus]
+        cluster.holder[node, handed] = job
+        starts[job] = cluster.now
+        heapq.heappush(ends, (cluster.now + float(jobs.runs[job]), job))
+        placement.start(cluster, job, node, gpus)
+        return True
+
+    for job in range(count):
+        while ends and ends[0][0] <= jobs.arrives[job]:
+            cluster.now, ended = heapq.heappop(ends)
+            cluster.holder[cluster.holder == ended] = -1
+            placement.end(cluster, ended)
+            waiting = [late for late in waiting if not place(late)]
+        cluster.now = float(jobs.arrives[job])
+        free = cluster.free
+        shut_out[job] = free.sum() >= jobs.gpus[job] > free.max()
+        if not place(job):
+            waiting.append(job)
+    is_measured = jobs.arrives >= WARM_UP_SECONDS
+    wait = np.minimum(starts, WARM_UP_SECONDS + DAY_SECONDS) - jobs.arrives
+    return Outcome(
+        gpus=jobs.gpus[is_measured],
+        wait_seconds=wait[is_measured],
+        is_shut_out=shut_out[is_measured],
+    )
+
+
+def ways() -> dict[str, Callable[[int, int], Placement]]:
+    """Return all placements by name; each is made for a number of nodes and a seed."""
+
+    def by_score(score: Callable[[Floats, Floats], Floats]) -> Callable[[int, int], Placement]:
+        return lambda _, seed: ByScore(score, np.random.default_rng([seed, 3]))
+
+    def ours(strategy: Strategy) -> Callable[[int, int], Placement]:
+        return lambda nodes, _: ByExtender(nodes, Policy(strategy=strategy))
+
+    return {
+        "LeastAllocated": by_score(least_allocated),
+        "MostAllocated": by_score(most_allocated),
+        "random": by_score(lambda cpu, _: np.zeros(len(cpu))),
+        **{f"strategy {strategy}": ours(strategy) for strategy in Strategy},
+    }
+
+
+def figures(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return what is shown of some days, all seeds together."""
+    gpus = np.concatenate([day.gpus for day in outcomes])
+    wait = np.concatenate([day.wait_seconds for day in outcomes]) / 60
+    shut_out = np.concatenate([day.is_shut_out for day in outcomes])
+    large, small = gpus == LARGEST, gpus == SIZES[0]
+    return {
+        "8-GPU jobs": float(large.sum()),
+        "found no node, 8 free %": 100 * float(shut_out[large].mean()),
+        "8 GPUs: waited %": 100 * float((wait[large] > LATE_SECONDS / 60).mean()),
+        "mean min": float(wait[large].mean()),
+        "p95 min": float(np.percentile(wait[large], 95)),
+        "1 GPU: waited %": 100 * float((wait[small] > LATE_SECONDS / 60).mean()),
+        "1 GPU: mean min": float(wait[small].mean()),
+    }
+
+
+def bounds(found: Mapping[tuple[str, str], Mapping[str, float]]) -> Iterable[Bound]:
+    """Yield what was promised of our default: what packing gives, within a point and a minute."""
+    ours = f"strategy {Policy().strategy}"
+    for cluster, name in found:
+        if name != ours:
+            continue
+        packed = found[cluster, f"strategy {Strategy.PACK}"]
+        for figure, spare, unit in (
+            ("found no node, 8 free %", 1.0, "%"),
+            ("8 GPUs: waited %", 1.0, "%"),
+            ("mean min", 1.0, "min"),
+        ):
+            yield Bound(
+                what=f"{cluster}: {figure} of {ours}",
+                limit=packed[figure] + spare,
+                measured=found[cluster, name][figure],
+                unit=unit,
+            )
+
+
+def main() -> int:
+    """Run all days, print and write the result; return 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.churn", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--quick", action="store_true", help="one seed; nothing is written")
+    parser.add_argument("--placements", nargs="*", default=list(ways()))
+    parser.add_argument("--name", default="churn", help="of the files in bench/results")
+    options = parser.parse_args()
+    seeds = range(1 if options.quick else options.seeds)
+    began = time.perf_counter()
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for nodes, load in LOADS:
+        for name, way in ways().items():
+            if name in options.placements:
+                outcomes = [run(nodes, load, seed, way(nodes, seed)) for seed in seeds]
+                found[f"{nodes} nodes, {load:.0%}", name] = figures(outcomes)
+    is_whole = len(found) == len(LOADS) * len(ways())
+    is_met = report(
+        options.name,
+        "Churn of whole GPUs",
+        rows=[
+            {"cluster": cluster, "placement": name, **shown}
+            for (cluster, name), shown in found.items()
+        ],
+        bounds=list(bounds(found)) if is_whole else [],
+        notes=[
+            __doc__.strip(),
+            f"{len(seeds)} seeds together; {time.perf_counter() - began:.0f} s in all.",
+        ],
+        module="churn",
+        **({} if is_whole and not options.quick else {"folder": None}),
+    )
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""A day of sharing GPUs: what pods that share a time-sliced GPU do to each other.
+
+Two jobs that share a GPU run at 1.024 - 0.402 x the product of their utilizations (a fit to 1,388
+measured pairs on an RTX 3090, Lucid, ASPLOS '23), at most at full speed; of several others each
+takes its part. Memory adds up; a device over its memory ends its youngest pod, which starts from
+the beginning after a back-off.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from bench.sharing_pods import STEP_SECONDS, STEPS, ForeignLoad, Pods
+from bench.traces import Floats, Ints
+from bench.virtual_cluster import Shape
+
+ALONE_SPEED: Final = 1.024
+SHARED_SPEED: Final = 0.402
+BACK_OFF_SECONDS: Final = (10.0, 360.0)
+"""The Job controller waits so long after the first failure, then twice as long, at most so long."""
+NO_POD: Final = -1
+
+
+class Placement(Protocol):
+    """Chooses nodes, and sees what the cluster shows."""
+
+    def choose(self, day: "Day", pod: int, nodes: Sequence[int]) -> int | None:
+        """Return one of the nodes with a free replica, None to let the pod wait."""
+
+    def start(self, day: "Day", pod: int, node: int) -> None:
+        """Take note that a pod has started."""
+
+    def end(self, day: "Day", pod: int, *, is_failed: bool) -> None:
+        """Take note that a pod has ended."""
+
+    def step(self, day: "Day") -> None:
+        """Take note of what the devices show now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a day went for its pods.
+
+    Attributes:
+        slowdown: of each pod, end less arrival over the time that it takes alone; one that has not
+            ended by the end of the day goes on alone from there.
+        wait_seconds: of each pod, time in the queue.
+        ooms: how often a device over its memory ended a pod.
+    """
+
+    slowdown: Floats
+    wait_seconds: Floats
+    ooms: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Day:
+    """The state of a day; pods and devices by number.
+
+    Attributes:
+        shape: the cluster.
+        pods: all pods of the day.
+        foreign: the load outside Kubernetes.
+        ties: chooses among the devices that the device plugin finds equal.
+        at: the step.
+        slots: pods by device and replica, `NO_POD` where none is.
+        progress: seconds of its work that each pod has done.
+        tries: how often it has been started.
+        utilization: what each device shows, 0 to 1.
+        memory_bytes: in use on each device.
+        foreign_bytes: of that, outside Kubernetes.
+    """
+
+    shape: Shape
+    pods: Pods
+    foreign: ForeignLoad
+    ties: np.random.Generator
+    at: int = 0
+    slots: Ints = field(init=False)
+    progress: Floats = field(init=False)
+    tries: Ints = field(init=False)
+    utilization: Floats = field(init=False)
+    memory_bytes: Floats = field(init=False)
+    foreign_bytes: Floats = field(init=False)
+    _device: Ints = field(init=False)
+    _started: Ints = field(init=False)
+    _ended: Floats = field(init=False)
+    _waited: Floats = field(init=False)
+    _ooms: int = 0
+
+    def __post_init__(self) -> None:
+        count, devices = len(self.pods), self.shape.devices
+        self.slots = np.full((devices, self.shape.replicas), NO_POD, dtype=np.intp)
+        self.progress, self._waited = np.zeros(count), np.zeros(count)
+        self._ended = np.full(count, np.nan)
+        self._device = np.full(count, NO_POD, dtype=np.intp)
+        self.tries, self._started = np.zeros(count, dtype=np.intp), np.zeros(count, dtype=np.intp)
+        self.utilization, self.memory_bytes = np.zeros(devices), np.zeros(devices)
+        self.foreign_bytes = np.zeros(devices)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the start of the day."""
+        return self.at * STEP_SECONDS
+
+    @property
+    def used(self) -> Ints:
+        """Replicas in use of each device."""
+        count: Ints = (self.slots != NO_POD).sum(axis=1)
+        return count
+
+    def name_of(self, pod: int) -> str:
+        """Return the name of a pod's latest try: each is a pod of its own to the cluster."""
+        return f"pod-{pod}-{self.tries[pod]}"
+
+    def run(self, placement: Placement) -> Outcome:
+        """Run the whole day; each pod waits for its first node from its arrival on."""
+        waiting: list[int] = []
+        returning: list[tuple[float, int]] = []
+        coming = 0
+        for self.at in range(STEPS):
+            for pod in self._step(placement):
+                first, most = BACK_OFF_SECONDS
+                pause = min(first * 2.0 ** (int(self.tries[pod]) - 1), most)
+                returning.append((self.seconds + pause, pod))
+            placement.step(self)
+            waiting += [pod for at, pod in returning if at <= self.seconds]
+            returning = [(at, pod) for at, pod in returning if at > self.seconds]
+            while coming < len(self.pods) and self.pods.arrives[coming] <= self.seconds:
+                waiting.append(coming)
+                coming += 1
+            waiting = [pod for pod in waiting if not self._place(placement, pod)]
+            self._waited[waiting] += STEP_SECONDS
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
+        alone = self.pods.alone
+        left = np.maximum(alone - self.progress, 0.0)
+        end = np.where(np.isnan(self._ended), STEPS * STEP_SECONDS + left, self._ended)
+        return Outcome(
+            slowdown=(end - self.pods.arrives) / alone,
+            wait_seconds=self._waited,
+            ooms=self._ooms,
+        )
+
+    def _place(self, placement: Placement, pod: int) -> bool:
+        """Place a pod where it finds a node; tell whether it did."""
+        free = self.shape.cards * self.shape.replicas - self.used_by_node()
+        nodes = np.flatnonzero(free > 0).tolist()
+        node = placement.choose(self, pod, nodes) if nodes else None
+        if node is None:
+            return False
+        device = self._pick(node)
+        slot = int(np.flatnonzero(self.slots[device] == NO_POD)[0])
+        self.slots[device, slot] = pod
+        self._device[pod], self._started[pod] = device, self.at
+        self.progress[pod] = 0.0
+        self.tries[pod] += 1
+        placement.start(self, pod, node)
+        return True
+
+    def used_by_node(self) -> Ints:
+        """Return how many replicas are in use on each node."""
+        count: Ints = self.used.reshape(self.shape.nodes, self.shape.cards).sum(axis=1)
+        return count
+
+    def landing(self, node: int) -> Ints:
+        """Return the devices that the plugin may hand out: those with the fewest pods."""
+        first = node * self.shape.cards
+        used = self.used[first : first + self.shape.cards]
+        return first + np.flatnonzero(used == used.min())
+
+    def _pick(self, node: int) -> int:
+        return int(self.ties.choice(self.landing(node)))
+
+    def _step(self, placement: Placement) -> list[int]:
+        """Let a step pass; return the pods that were ended for want of memory."""
+        held = self.slots != NO_POD
+        pods = np.where(held, self.slots, 0)
+        busy = np.where(held, self.pods.utilization(pods, self.progress[pods]), 0.0)
+        foreign = self.foreign.utilization[self.at]
+        speed = _speeds(busy, foreign)
+        running = pods[held]
+        self.progress[running] += STEP_SECONDS * speed[held]
+        self.utilization = np.minimum(busy.sum(axis=1) + foreign, 1.0)
+        for pod in running[self.progress[running] >= self.pods.alone[running]].tolist():
+            self._ended[pod] = self.seconds
+            self._leave(placement, pod, is_failed=False)
+        return self._end_where_full(placement)
+
+    def _end_where_full(self, placement: Placement) -> list[int]:
+        """End the youngest pods of devices over their memory; return them."""
+        size = self.shape.memory_bytes
+        ended: list[int] = []
+        wanted = size * self.foreign.memory[self.at]
+        while True:
+            held = self.slots != NO_POD
+            pods = np.where(held, self.slots, 0)
+            by_pods = np.where(held, self.pods.memory(pods, self.progress[pods]), 0.0).sum(axis=1)
+            # A process outside takes what is free when it comes, and keeps it.
+            comes = (wanted > 0) & (self.foreign_bytes == 0)
+            fits = np.clip(size - by_pods, 1.0, wanted)
+            self.foreign_bytes = np.where(
+                wanted > 0, np.where(comes, fits, self.foreign_bytes), 0.0
+            )
+            self.memory_bytes = np.minimum(by_pods + self.foreign_bytes, size)
+            full = np.flatnonzero((by_pods + self.foreign_bytes > size + 1.0) & held.any(axis=1))
+            if not full.size:
+                return ended
+            for device in full.tolist():
+                on_it = self.slots[device][held[device]]
+                pod = int(max(on_it, key=lambda pod: (self._started[pod], pod)))
+                self._ooms += 1
+                self._leave(placement, pod, is_failed=True)
+                self.progress[pod] = 0.0
+                ended.append(pod)
+
+    def _leave(self, placement: Placement, pod: int, *, is_failed: bool) -> None:
+        device = int(self._device[pod])
+        self.slots[device][self.slots[device] == pod] = NO_POD
+        self._device[pod] = NO_POD
+        placement.end(self, pod, is_failed=is_failed)
+
+
+def _speeds(busy: Floats, foreign: Floats) -> Floats:
+    """Return the speed of the pod in each slot.
+
+    Args:
+        busy: utilization by device and slot, 0 where no pod is.
+        foreign: utilization by device.
+    """
+    pairs = np.minimum(ALONE_SPEED - SHARED_SPEED * busy[:, :, None] * busy[:, None, :], 1.0)
+    slots = np.arange(busy.shape[1])
+    pairs[:, slots, slots] = 1.0
+    beside = np.minimum(ALONE_SPEED - SHARED_SPEED * busy * foreign[:, None], 1.0)
+    speed: Floats = pairs.prod(axis=2) * beside
+    return speed
