@@ -8,18 +8,23 @@ export IDLEGPU_CACHE := $(CACHE)
 unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
-# Tests with real parts mostly wait: beside four processes of them two cores have time for the others.
+# Tests with real parts wait half of their time, their servers compute in the other half.
 REAL := -n 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu check cluster format lint types imports unit unit-told-at-its-end coverage real prometheus page e2e e2e-installed tools bench arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real neighbours prometheus page e2e e2e-installed tools neighbour-tools bench arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-# What the demo needs; the development tools come on top, for everything else.
-$(VENV)/.runtime: requirements.txt pyproject.toml
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "idlegpu needs Python 3.11 or newer; this is %s: set PYTHON=..." % sys.version.split()[0])'
+
+announce-%: python
+	@$(PYTHON) -m tests.announce $*
+
+# What the demo needs; the development tools come on top, for everything else.
+$(VENV)/.runtime: requirements.txt pyproject.toml | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
@@ -33,10 +38,11 @@ $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
 demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
 	@$(BIN)/python -m simulation.demo $(if $(ONCE),--once)
 
-check: format lint types imports unit ## everything that needs no cluster, in minutes
+check: announce-check format lint types imports unit ## everything that needs no cluster, in 4 minutes
 
-test: format lint types imports tools ## everything, against a real control plane, Prometheus and Chromium
-	@$(MAKE) --no-print-directory -j2 -o tools unit-told-at-its-end real
+test: announce-test format lint types imports unit real ## everything, against a real control plane, Prometheus and Chromium
+
+test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
@@ -53,18 +59,21 @@ imports: $(VENV)/.dev
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT)
 
-unit-told-at-its-end:
-	@log=$$(mktemp) && { $(MAKE) --no-print-directory unit >"$$log" 2>&1; status=$$?; cat "$$log"; rm -f "$$log"; exit $$status; }
-
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
-tools: $(VENV)/.dev ## build the newest and the oldest Kubernetes, kubectl, helm, Karpenter, cert-manager, descheduler and Prometheus into the cache; get Chromium
+tools: $(VENV)/.dev ## build Kubernetes, kubectl, helm, kwok and Prometheus into the cache; get Chromium
 	@$(BIN)/python -m tests.controlplane.tools
 	@$(BIN)/python -m tests.extender.observe.page.chromium
 
+neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler and the oldest Kubernetes as well
+	@$(BIN)/python -m tests.controlplane.tools --neighbours
+
 real: tools ## all that need real parts: the next three at once
-	@$(BIN)/pytest $(REAL) -m "prometheus or page or e2e"
+	@$(BIN)/pytest $(REAL) -m "(prometheus or page or e2e) and not neighbours"
+
+neighbours: neighbour-tools
+	@$(BIN)/pytest $(REAL) -m neighbours
 
 prometheus: tools ## tests against a real Prometheus
 	@$(BIN)/pytest $(REAL) -m prometheus
@@ -73,7 +82,7 @@ page: tools ## tests of the page in a real headless Chromium
 	@$(BIN)/pytest $(REAL) -m page
 
 e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
-	@$(BIN)/pytest $(REAL) -m e2e
+	@$(BIN)/pytest $(REAL) -m "e2e and not neighbours"
 
 e2e-installed: tools ## its scenarios as the manifests say, with the default and with the second scheduler
 	@E2E_WAY=default $(BIN)/pytest $(REAL) -m e2e tests/e2e

@@ -189,7 +189,7 @@ def _load(report: Report) -> tuple[list[float], list[float]]:
         for signal in _JUDGED
         if signal.value in report.signals
     }
-    busy, _ = activity(columns, nothing)
+    busy = activity(columns, nothing).busiest
     used, _, total = memory(columns, nothing)
     with np.errstate(invalid="ignore"):
         filled = used / np.where(total > 0, total, np.nan)

@@ -213,7 +213,7 @@ def _judge_idle(
     """Return of each device whether it is idle, and why."""
     columns = _columns(signals, _OF_IDLENESS)
     nothing = np.full(len(sources), np.nan)
-    busy, _ = activity(columns, nothing)
+    busy = activity(columns, nothing).measured
     used, _, total = memory(columns, nothing)
     filled = used / np.where(total > 0, total, np.nan)
     graphics = columns.get(Signal.GRAPHICS_ACTIVE, nothing)
@@ -246,12 +246,12 @@ def _say_busy(busy: float, told: float, source: str) -> str:
 
     Example:
         >>> _say_busy(0.285, 0.01, "samples")
-        'busy 28% (1% by samples, more by power or memory traffic)'
+        'busy 28% (1% by samples, more by memory traffic)'
     """
     if math.isnan(busy):
         return "activity unknown"
     if busy - told > _NOTICEABLE:
-        return f"busy {busy:.0%} ({told:.0%} by {source}, more by power or memory traffic)"
+        return f"busy {busy:.0%} ({told:.0%} by {source}, more by memory traffic)"
     return f"busy {busy:.0%} ({source})" if source else f"busy {busy:.0%}"
 
 

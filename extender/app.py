@@ -112,10 +112,14 @@ class Extender:
         self.placed = PlacementEvents(
             self.events, lambda: self.settings.events.tells_placements, self.in_flight.calm
         )
-        self.last_word = LastWord(
-            self.asked, self.history, self.metrics, hearing=self.peers, on_own=self.placed.note
-        )
         self.trying = Trying(settings, self.placer, self.metrics, clock, self.in_flight)
+        self.last_word = LastWord(
+            self.asked,
+            self.history,
+            self.metrics,
+            hearing=self.peers,
+            on_own=(self.placed.note, self.trying.note_own),
+        )
         self.following = Following(
             settings,
             client,
@@ -173,7 +177,7 @@ class Extender:
             settings.resource_patterns,
             Decisions(self.history, replicas),
         )
-        self._regret = self.trying.join(replicas, self.asked)
+        self._regret = self.trying.regret_table(replicas)
         self._unasked_table = UnaskedTable(self.unasked, replicas)
         self.why = Why(
             self.placer,

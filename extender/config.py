@@ -79,7 +79,9 @@ class Settings(Section, BaseSettings):
     thresholds: decision.Thresholds = decision.Thresholds()
     strategy: Annotated[Strategy, AnyCase] = Field(
         default=decision.DEFAULT.strategy,
-        description="best is the idlest node, or the fullest that still has enough idle GPUs",
+        description="of nodes as certain to have idle GPUs, best is (auto) where whole GPUs leave "
+        "the fewest usable ones over, and shared ones are loaded the least, (spread) the idlest, "
+        "or (pack) the fullest by count",
     )
     shared_policy: Annotated[SharedPolicy, AnyCase] = Field(
         default=decision.DEFAULT.shared_policy,
@@ -94,7 +96,13 @@ class Settings(Section, BaseSettings):
         default=decision.DEFAULT.window_seconds,
         ge=60,
         le=86_400,
-        description="time over which a GPU's activity is averaged",
+        description="time over which a GPU's activity is averaged to order GPUs with tenants",
+    )
+    recent_seconds: float = Field(
+        default=decision.DEFAULT.recent_seconds,
+        ge=10,
+        le=3600,
+        description="time over which it is averaged to call such a GPU idle or busy",
     )
     prometheus: Prometheus = Prometheus()
     agents: Agents = Agents()
@@ -259,6 +267,7 @@ class Settings(Section, BaseSettings):
             load_filter=self.load_filter.value(),
             mps_share_bytes=self.mps_share,
             window_seconds=self.window_seconds,
+            recent_seconds=self.recent_seconds,
         )
 
 

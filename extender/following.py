@@ -15,7 +15,7 @@ from extender.observe.collector import SourceStatus
 from extender.settings.agents import Agents
 from extender.sources.agents.source import SOURCE, AgentSource, AgentStatus
 from extender.sources.cluster import ClusterSource
-from extender.sources.identity import NodeIdentity
+from extender.sources.identity import NodeIdentity, addresses_of
 from extender.sources.kube_kind import InventorySink
 from extender.sources.kube_reflector import FollowSettings
 from extender.sources.past_use import PastUse, Watch
@@ -125,7 +125,7 @@ class Following:
             tls=certificate.context if certificate is not None else None,
             spare=spare_for(settings.max_connections),
         )
-        source.on_shares = self._fleet.pod_memory.note
+        source.on_shares = self._fleet.note_shares
         return source
 
     def _prometheus_source(self, settings: Settings) -> PrometheusSource:
@@ -214,7 +214,7 @@ class Following:
     def node_identity(self) -> NodeIdentity:
         """Return by what names nodes are known; the same object as long as nothing changed."""
         nodes = self.cluster.nodes if self.cluster.is_synced else {}
-        addresses = {ip: name for name, node in nodes.items() for ip in node.addresses}
+        addresses = addresses_of(nodes.values())
         identity = NodeIdentity(
             names=frozenset(nodes),
             addresses=addresses | dict(self.cluster.exporter_addresses),

@@ -118,7 +118,8 @@ class Metrics:
         )
         self.unjudged = Counter(
             "idlegpu_pods_bound_unjudged",
-            "GPU pods that were bound, and of which a replica that is silent may have been asked.",
+            "GPU pods that were bound, and of which a replica that is silent, or gone, may have "
+            "been asked.",
             registry=self.registry,
         )
         self.peer_messages = Counter(

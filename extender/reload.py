@@ -25,6 +25,7 @@ LIVE: Final = frozenset(
         "shared_policy",
         "mps_share",
         "window_seconds",
+        "recent_seconds",
         "prometheus",
         "freshness",
         "foreign",

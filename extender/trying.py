@@ -14,7 +14,6 @@ from extender.in_flight import InFlight
 from extender.metrics import Metrics
 from extender.observe.regret import RegretMetrics, RegretTable
 from extender.observe.replicas import Replicas
-from extender.placement.asked import AskedLog
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
 from extender.placement.regret import RegretWatch
@@ -58,7 +57,6 @@ class Trying:
         self._give_way = in_flight.give_way
         self._calm = in_flight.calm
         self.log: DecisionLogWriter | None = None
-        self._is_elsewhere: Callable[[str], bool] = lambda _: False
         self.regret = self._make_regret(settings)
         self._metrics = RegretMetrics(metrics.registry, lambda: self.regret)
         self.regret.on_outcome = self._metrics.note
@@ -82,28 +80,17 @@ class Trying:
             self._open_log(settings)
 
     def note_bound(self, record: DecisionRecord) -> None:
-        """Note that a pod is bound, and what was decided about it.
-
-        Another replica may have decided later: then it is that one's to judge.
-        """
-        if not self._is_elsewhere(record.pod.uid):
-            self.regret.note(record)
+        """Note that a pod is bound, and what we decided about it, be it the last word or not."""
         if self.log is not None:
             self.log.note_bound(record.pod.uid, record.bound_node, self._clock())
 
-    def join(self, replicas: Replicas, asked: AskedLog) -> RegretTable:
-        """Judge as one of several replicas; return what tells of regret, here and at the others.
+    def note_own(self, record: DecisionRecord) -> None:
+        """Note that a pod is bound, and that ours was the last decision about it."""
+        self.regret.note(record)
 
-        Args:
-            replicas: this one and the others.
-            asked: says which of them answered last about a pod: that one judges it.
-        """
-        self._is_elsewhere = asked.is_elsewhere
-        asked.on_elsewhere.append(self._note_elsewhere)
+    def regret_table(self, replicas: Replicas) -> RegretTable:
+        """Return what tells of regret, here and at the other replicas."""
         return RegretTable(lambda: self.regret, replicas)
-
-    def _note_elsewhere(self, uid: str, verb: str, at: float) -> None:
-        self.regret.note_elsewhere(uid, verb, at)
 
     def degraded(self) -> Mapping[str, str]:
         """Return what is wrong although questions are answered."""

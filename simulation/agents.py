@@ -132,10 +132,23 @@ def _device(
 ) -> Device:
     device = fleet.device(node, view.index, view.gpu_instance_id)
     foreign = device.foreign
-    processes = (
+    strangers = (
         (Process(pid=4711, memory_bytes=foreign.memory_bytes, place=Place.HOST),)
         if foreign.memory_bytes
         else ()
+    )
+    of_pods = tuple(
+        Process(
+            pid=5000 + number,
+            memory_bytes=tenant.load.memory_bytes,
+            place=Place.POD,
+            uid=tenant.pod.uid,
+            namespace=tenant.pod.namespace,
+            pod=tenant.pod.name,
+            container=tenant.pod.container,
+        )
+        for number, tenant in enumerate(view.tenants)
+        if tenant.load.memory_bytes
     )
     return Device(
         uuid=view.uuid,
@@ -158,11 +171,11 @@ def _device(
         )
         if sees_holders
         else None,
-        used_by=processes if sees_foreign else None,
+        used_by=(*strangers, *of_pods) if sees_foreign else None,
         foreign=Foreign(
             memory_bytes=foreign.memory_bytes,
             utilization_ratio=foreign.utilization,
-            pids=tuple(one.pid for one in processes),
+            pids=tuple(one.pid for one in strangers),
         )
         if sees_foreign
         else None,

@@ -13,7 +13,9 @@ from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.request import GpuRequest, PodRef
 from extender.core.roll import Roll
 from extender.core.snapshot import (
+    NO_LIMIT,
     Batch,
+    Leaving,
     PoolRow,
     Snapshot,
     Telemetry,
@@ -32,12 +34,14 @@ class Gpu:
 
     utilization: float = 0.0
     latest: float | None = None
+    peak: float | None = None
     spread: float = 0.0
     freshness: float = 1.0
     memory_used: float = 0.0
     memory_free_bytes: float | None = None
     memory_total_bytes: float = 80 * GIB
     memory_freshness: float = 1.0
+    presumed: float = 0.0
     stress: float = 0.0
     penalty: float = 0.0
     is_excluded: bool = False
@@ -47,21 +51,27 @@ class Gpu:
     is_in_use: bool = False
     used: int = 0
     assumed: int = 0
-    assumed_bytes: float = 0.0
     assumed_shares: int = 0
+    declared_bytes: float = 0.0
+    others_bytes: float = 0.0
+    loading: int = 0
 
     def columns(self) -> dict[str, float | bool]:
         """Return what `Telemetry` says of it."""
         room = self.memory_total_bytes * (1 - self.memory_used)
+        latest = self.utilization if self.latest is None else self.latest
         return {
             "utilization": self.utilization,
-            "latest": self.utilization if self.latest is None else self.latest,
+            "latest": latest,
+            "peak": max(self.utilization, latest) if self.peak is None else self.peak,
             "spread": self.spread,
             "freshness": self.freshness,
             "memory_used": self.memory_used,
             "memory_free_bytes": room if self.memory_free_bytes is None else self.memory_free_bytes,
             "memory_total_bytes": self.memory_total_bytes,
             "memory_freshness": self.memory_freshness,
+            "presumed": self.presumed,
+            "others_bytes": self.others_bytes,
             "stress": self.stress,
             "penalty": self.penalty,
             "is_excluded": self.is_excluded,
@@ -89,6 +99,10 @@ class Node:
     is_reconfiguring: bool = False
     model_id: int = 0
     suspicion: float = 0.0
+    free_millicores: int = NO_LIMIT
+    free_bytes: int = NO_LIMIT
+    leaving: tuple[int, ...] = ()
+    """Devices of which every pod is being deleted; all that is in use of them is theirs."""
 
     def row(self, first_slot: int) -> PoolRow:
         """Return its row in a pool, its devices numbered from `first_slot`."""
@@ -98,8 +112,9 @@ class Node:
             slots=tuple(range(first_slot, first_slot + len(self.gpus))),
             used=tuple(device.used for device in self.gpus),
             assumed=tuple(device.assumed for device in self.gpus),
-            assumed_bytes=tuple(device.assumed_bytes for device in self.gpus),
             assumed_shares=tuple(device.assumed_shares for device in self.gpus),
+            declared_bytes=tuple(device.declared_bytes for device in self.gpus),
+            loading=tuple(device.loading for device in self.gpus),
             replicas=self.replicas,
             allocatable=full if self.allocatable is None else self.allocatable,
             withdrawn=self.withdrawn,
@@ -111,6 +126,29 @@ class Node:
             is_agreed=self.is_agreed,
             is_reconfiguring=self.is_reconfiguring,
             model_id=self.model_id,
+            free_millicores=self.free_millicores,
+            free_bytes=self.free_bytes,
+            leaving=self._leaving(first_slot) if self.leaving else None,
+        )
+
+    def _leaving(self, first_slot: int) -> Leaving:
+        """Return what it is once the pods are gone that leave it."""
+        freed = tuple(at in self.leaving for at in range(len(self.gpus)))
+        gone = {"used": 0, "assumed": 0, "assumed_shares": 0, "declared_bytes": 0.0}
+        left = tuple(
+            replace(device, **gone) if is_freed else device
+            for device, is_freed in zip(self.gpus, freed, strict=True)
+        )
+        held = None if self.held is None else self.held - sum(freed)
+        in_use = tuple(
+            device.memory_used * device.memory_total_bytes if is_freed else 0.0
+            for device, is_freed in zip(self.gpus, freed, strict=True)
+        )
+        return Leaving(
+            row=replace(self, gpus=left, held=held, leaving=()).row(first_slot),
+            freed=freed,
+            released_bytes=in_use,
+            released_others=in_use,
         )
 
 
@@ -127,6 +165,11 @@ def busy(**changes: Any) -> Gpu:
 def unknown(**changes: Any) -> Gpu:
     """Return a GPU of which no telemetry tells."""
     return gpu(**{"freshness": 0.0, "memory_freshness": 0.0, "memory_free_bytes": 0.0, **changes})
+
+
+def freed(**changes: Any) -> Gpu:
+    """Return a GPU whose last pod has just left, and that was idle before that pod came."""
+    return unknown(**{"presumed": 1.0, **changes})
 
 
 def node(*gpus: Gpu, **changes: Any) -> Node:
@@ -244,4 +287,4 @@ def score_of(described: Node, asked: GpuRequest | None = None, **how: Any) -> fl
     return float(decide_on({"node": described}, asked, **how).scores[0])
 
 
-STRATEGIES = (Strategy.SPREAD, Strategy.PACK)
+STRATEGIES = (Strategy.AUTO, Strategy.SPREAD, Strategy.PACK)

@@ -46,7 +46,7 @@ KNOWN: Final = frozenset({*Annotation, *OWN_ANNOTATIONS})
 PERCENT_ALLOWED: Final = "a percentage from 1 to 100, such as 20 or 20%"
 BOOLEAN_ALLOWED: Final = "true or false"
 MEMORY_ALLOWED: Final = "a quantity from 1Mi to 16Ti, such as 20Gi"
-STRATEGY_ALLOWED: Final = " or ".join(Strategy)
+STRATEGY_ALLOWED: Final = "auto, spread or pack"
 MODELS_ALLOWED: Final = f"1 to {MAX_MODELS} models separated by commas, such as H100,A100"
 
 _PERCENT: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%?")
@@ -87,7 +87,7 @@ class Wishes:
         memory_bytes: room that each device must have, None where the pod does not say.
         requires_idle: the pod waits for devices known to be idle.
         thresholds: below both a device is idle to this pod.
-        strategy: which of the nodes that would do is best.
+        strategy: which of the nodes is best that are as certain to do.
         preferred_models: models in the order of preference, as the pod writes them.
         problems: annotations that cannot be used.
     """

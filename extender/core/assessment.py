@@ -5,11 +5,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from extender.core.certainty import chance_of_all
 from extender.core.columns import within
 from extender.core.landing import Landing, landing_set
 from extender.core.policy import Thresholds
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 from extender.core.steps import Steps, finish
+
+UNKNOWN = 0.5
+"""Chance to be idle of a device of which nothing is known."""
+
+PRESUMED = 0.9
+"""So much does presumed idleness count beside known: 0.95 of the way from busy to idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,24 +108,33 @@ class Assessment:
     Attributes:
         landing: where the pod could land.
         utilization: assumed tenants counted in; a stale value has faded towards the threshold.
-        free_bytes: room for this pod, assumed tenants counted in; infinite where unknown.
+            It orders devices.
+        peak: utilization of the last minutes, assumed tenants counted in: what says idle or busy.
+        free_bytes: room for this pod beside what tenants declared and others hold; infinite where
+            unknown.
+        declared_room_bytes: likewise, but for tenants of which it is only guessed what they take.
         full_bytes: room for this pod if nobody else were there; infinite where unknown.
         headroom: ratio of memory free, faded likewise.
-        idle_chance: 1 known to be idle, 0 known to be busy, 0.5 unknown; stale lies between.
+        idle_chance: 1 known to be idle, 0.95 presumed idle, 0 known to be busy, 0.5 unknown; stale
+            lies between.
         is_idle: known to be idle, by fresh values.
         works: not excluded by ill health.
-        is_clean: works, and nobody outside Kubernetes uses it.
+        is_clean: works, and no process outside Kubernetes uses it, unless it is shared: such use is
+            load there like that of any tenant.
         fits: clean, and has the room that the pod asks for as far as is known.
         suits: fits, and is idle.
         idle: per node, landing devices that suit, held ones taken off.
         chance: per node, chance that every device that the pod gets suits.
+        is_sure: per node, whether all that the pod may get are known to suit.
         grounds: what all but `fits` and what follows from it rests on besides the batch; None
             where requests differ.
     """
 
     landing: Landing
     utilization: Ratios
+    peak: Ratios
     free_bytes: Ratios
+    declared_room_bytes: Ratios
     full_bytes: Ratios
     headroom: Ratios
     idle_chance: Ratios
@@ -129,6 +145,7 @@ class Assessment:
     suits: Flags
     idle: Rows
     chance: Ratios
+    is_sure: Flags
     grounds: Grounds | None = None
 
 
@@ -140,10 +157,13 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     fits = reach.is_clean & (room.free_bytes >= asks.memory_bytes)
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
+    missing = np.maximum(landing.needed - (landing.size - landing.taken), 0)
     return Assessment(
         landing=landing,
         utilization=load.utilization,
+        peak=load.peak,
         free_bytes=room.free_bytes,
+        declared_room_bytes=room.declared_room_bytes,
         full_bytes=room.full_bytes,
         headroom=load.headroom,
         idle_chance=load.idle_chance,
@@ -153,8 +173,8 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
         fits=fits,
         suits=suits,
         idle=np.maximum(suiting - landing.taken, 0),
-        # The held ones are as likely to be good as the others: they change no odds.
-        chance=_chance(suiting, reach.offered, landing.needed),
+        chance=_chance(np.where(fits, load.idle_chance, 0.0), reach, missing) * landing.certainty,
+        is_sure=(suiting >= reach.offered) & (missing <= 0) & (landing.certainty >= 1),
         grounds=grounds,
     )
 
@@ -184,25 +204,48 @@ class _Room:
     """Memory of each device, which no request makes another.
 
     Attributes:
-        taken: ratio of it that is only assumed to be in use.
+        taken: ratio of it that tenants will use and that is not measured in use.
         full_bytes: as in `Assessment`.
         free_bytes: as in `Assessment`.
+        declared_room_bytes: likewise.
     """
 
     taken: Ratios
     full_bytes: Ratios
     free_bytes: Ratios
+    declared_room_bytes: Ratios
 
 
 def _room(batch: Batch, estimates: Estimates) -> _Room:
-    size = batch.telemetry.memory_total_bytes
+    """Return the room of each device: what is free, less what is promised and not yet in use.
+
+    A time-sliced device has room for what its size leaves beside all that its tenants declared,
+    and beside what others hold of it, but never for more than is free. An MPS share has its cap,
+    whatever is free. A reading that has faded away says nothing of what is free. So it is with a
+    whole device that a pod holds: this pod gets it only once that one is gone, and its memory with
+    it; what no pod holds stays.
+    """
+    telemetry = batch.telemetry
+    size = telemetry.memory_total_bytes
     share_bytes = size / batch.replicas[:, None]
-    assumed_bytes = batch.assumed_bytes + batch.assumed_shares * share_bytes
     full_bytes = _full_bytes(batch, share_bytes, estimates)
+    others = telemetry.others_bytes
+    guessed = batch.assumed_shares * share_bytes
+    is_held = (batch.used > 0) & ~batch.is_shared[:, None]
+    is_measured = (telemetry.memory_freshness > 0) & ~is_held
+    # Others hold part of what is measured in use: only the rest can be of those that declared.
+    in_use = np.where(is_measured, np.maximum(telemetry.memory_used * size - others, 0.0), 0.0)
+    promised = np.maximum(batch.declared_bytes - in_use, 0.0)
+    # What was seen in use fades, and what was not yet with it: both are of one reading.
+    fading = np.maximum(batch.declared_bytes - in_use * telemetry.memory_freshness, 0.0)
+    free = np.where(is_measured, telemetry.memory_free_bytes, full_bytes - others)
+    room = np.minimum(free, full_bytes) - promised
+    is_capped = batch.is_mps[:, None]
     return _Room(
-        taken=assumed_bytes / np.where(size > 0, size, np.inf),
+        taken=(fading + guessed) / np.where(size > 0, size, np.inf),
         full_bytes=full_bytes,
-        free_bytes=_free_bytes(batch, full_bytes, assumed_bytes),
+        free_bytes=np.maximum(np.where(is_capped, full_bytes, room - guessed), 0.0),
+        declared_room_bytes=np.maximum(np.where(is_capped, full_bytes, room), 0.0),
     )
 
 
@@ -211,6 +254,7 @@ class _Load:
     """How busy each device is beside the thresholds of a request; as in `Assessment`."""
 
     utilization: Ratios
+    peak: Ratios
     headroom: Ratios
     idle_chance: Ratios
     is_idle: Flags
@@ -219,20 +263,26 @@ class _Load:
 def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
     telemetry = batch.telemetry
     added: Ratios = estimates.utilization * batch.assumed.astype(np.float64)
-    load = np.minimum(telemetry.utilization + added, 1.0)
+    # Of tenants that get ready at least so much is believed, until they are seen at work.
+    least: Ratios = estimates.utilization * batch.loading.astype(np.float64)
     believed = _Believed(
-        peak=np.maximum(load, np.minimum(telemetry.latest + added, 1.0)),
+        peak=np.minimum(np.maximum(telemetry.peak, least) + added, 1.0),
         memory_used=np.minimum(telemetry.memory_used + room.taken, 1.0),
-        added=added,
+        added=least + added,
         taken=room.taken,
     )
     idle_chance, is_idle = _idleness(batch, believed, asks)
     limit, neutral = asks.utilization, 1.0 - asks.memory
     # What only the estimate adds is no news that could grow stale: it does not fade.
-    faded = limit + (telemetry.utilization - limit) * telemetry.freshness + added
-    free = neutral + (1.0 - telemetry.memory_used - neutral) * telemetry.memory_freshness
+    activity, filling = telemetry.freshness, telemetry.memory_freshness
+    if telemetry.presumed.any():
+        activity = np.maximum(activity, telemetry.presumed)
+        filling = np.maximum(filling, telemetry.presumed)
+    faded = limit + (telemetry.utilization - limit) * activity
+    free = neutral + (1.0 - telemetry.memory_used - neutral) * filling
     return _Load(
-        utilization=np.minimum(faded, 1.0),
+        utilization=np.minimum(np.maximum(faded, least) + added, 1.0),
+        peak=believed.peak,
         headroom=within(free - room.taken, 0.0, 1.0),
         idle_chance=idle_chance,
         is_idle=is_idle,
@@ -267,7 +317,7 @@ def _reach(batch: Batch, count: Rows) -> _Reach:
     return _Reach(
         landing=landing,
         works=works,
-        is_clean=works & ~telemetry.is_foreign,
+        is_clean=works & ~(telemetry.is_foreign & ~batch.is_shared[:, None]),
         offered=landing.size - np.minimum(broken, landing.unoffered),
     )
 
@@ -277,10 +327,10 @@ class _Believed:
     """What idleness is judged by, per device.
 
     Attributes:
-        peak: utilization, the higher of window and latest, assumed tenants counted in.
+        peak: utilization of the last minutes, assumed tenants counted in.
         memory_used: ratio of memory, likewise.
         added: the part of the utilization that is only assumed.
-        taken: the part of the memory that is only assumed.
+        taken: the part of the memory that tenants will use.
     """
 
     peak: Ratios
@@ -298,16 +348,17 @@ def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Fl
     telemetry = batch.telemetry
     is_calm = believed.peak < asks.utilization
     is_roomy = believed.memory_used < asks.memory
-    has_tenants = batch.assumed > 0
-    is_filled = has_tenants & (believed.added >= asks.utilization)
-    is_full = has_tenants & (believed.taken >= asks.memory)
+    is_filled = (believed.added > 0) & (believed.added >= asks.utilization)
+    is_full = (believed.taken > 0) & (believed.taken >= asks.memory)
     busy = np.maximum(
         np.where(is_calm, 0.0, np.maximum(telemetry.freshness, is_filled)),
         np.where(is_roomy, 0.0, np.maximum(telemetry.memory_freshness, is_full)),
     )
     known = np.minimum(telemetry.freshness, telemetry.memory_freshness)
+    if telemetry.presumed.any():
+        known = np.maximum(known, PRESUMED * telemetry.presumed)
     idle = np.where(is_calm & is_roomy, known, 0.0)
-    return 0.5 + 0.5 * (idle - busy), idle >= 1.0
+    return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
 
 
 def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Ratios:
@@ -322,26 +373,17 @@ def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Rati
     return np.where(batch.is_mps[:, None], known_cap, known_size)
 
 
-def _free_bytes(batch: Batch, full_bytes: Ratios, assumed_bytes: Ratios) -> Ratios:
-    """Return the room that each device has for one more tenant, infinite where unknown.
+def _chance(chances: Ratios, reach: _Reach, missing: Rows) -> Ratios:
+    """Return the chance that every device which a pod is handed suits.
 
-    An MPS share has its cap, whatever is free. A reading that has faded away says nothing, and
-    then only the size of the device bounds the room. So it is with a whole device that a pod
-    holds: this pod gets it only once that one is gone, and its memory with it.
+    Of the devices that are held although it is unknown which, each is as likely to be good as the
+    others: they change no odds.
+
+    Args:
+        chances: that each device suits, 0 where it cannot be landed on.
+        reach: where the pod could land.
+        missing: so many of the devices that it needs are held by our own count. kube-scheduler
+            says that there is room: what comes free is unknown.
     """
-    telemetry = batch.telemetry
-    measured = telemetry.memory_free_bytes - assumed_bytes
-    is_held = (batch.used > 0) & ~batch.is_shared[:, None]
-    is_measured = (telemetry.memory_freshness > 0) & ~is_held
-    bound = full_bytes - assumed_bytes
-    free = np.where(is_measured, np.minimum(measured, bound), bound)
-    return np.maximum(np.where(batch.is_mps[:, None], full_bytes, free), 0.0)
-
-
-def _chance(good: Rows, size: Rows, needed: Rows) -> Ratios:
-    """Return the chance that `needed` devices drawn from `size`, `good` of them good, all are."""
-    chance = np.where(needed > 0, 1.0, 0.0)
-    for drawn in range(int(needed.max(initial=0))):
-        ratio = within((good - drawn) / np.maximum(size - drawn, 1), 0.0, 1.0)
-        chance = np.where(drawn < needed, chance * ratio, chance)
-    return chance
+    chance = chance_of_all(chances, reach.offered, reach.landing.needed)
+    return chance * UNKNOWN**missing if missing.any() else chance

@@ -8,12 +8,13 @@ from itertools import repeat
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.certainty import Band
 from extender.core.evaluation import Evaluation, Overlay, Question, asks
 from extender.core.filtering import Code, Codes
 from extender.core.names import NamesAt
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
-from extender.core.scoring import UNKNOWN_SCORE
+from extender.core.scoring import PLACES, unknown_score
 from extender.core.snapshot import Flags, Pool, Ratios, Rows, Snapshot
 from extender.core.standing import nominate, stand
 
@@ -115,8 +116,8 @@ def decide(
 ) -> Decision:
     """Decide which candidates would do for `request`, and in which order.
 
-    A candidate that the snapshot does not know passes with `UNKNOWN_SCORE`, except for a pod that
-    waits for devices known to be idle.
+    A candidate that the snapshot does not know passes as unknown, except for a pod that waits for
+    devices known to be idle.
 
     Args:
         snapshot: the fleet.
@@ -166,7 +167,7 @@ class _Tally:
     Args:
         request: what the pod asks for.
         candidates: node names.
-        weighs_load: whether `load`, `is_enough` and `is_busy` are wanted.
+        weighs_load: whether `load` and `is_busy` are wanted.
     """
 
     def __init__(
@@ -177,26 +178,18 @@ class _Tally:
         self._candidates = candidates
         self._weighs_load = weighs_load
         self._is_empty = True
+        self._unknown_score = unknown_score(0 if request.preferred_models else PLACES)
         self.codes: Codes = np.zeros(count, dtype=np.uint8)
         self.scores = np.ones(count)
         if weighs_load:
             self.load = np.zeros(count)
-            self.is_enough: Flags = np.ones(count, dtype=np.bool_)
             self.is_busy: Flags = np.zeros(count, dtype=np.bool_)
-
-    @cached_property
-    def is_nominated(self) -> Flags:
-        """Per candidate, whether the pod is nominated to it."""
-        node = self._request.nominated_node
-        if not node:
-            return np.zeros(len(self._candidates), dtype=np.bool_)
-        return np.fromiter((name == node for name in self._candidates), np.bool_)
 
     @cached_property
     def _unknown_codes(self) -> Codes:
         """Per candidate, the verdict where we do not know that it offers a resource."""
-        is_refused = self._request.requires_idle & ~self.is_nominated
-        return np.where(is_refused, np.uint8(Code.NOT_IDLE), np.uint8(Code.PASSES))
+        code = Code.NOT_IDLE if self._request.requires_idle else Code.PASSES
+        return np.full(len(self._candidates), code, dtype=np.uint8)
 
     def add(self, evaluation: Evaluation, rows: Rows) -> None:
         """Add the evaluation of one resource; row -1, a node without it, takes what is appended."""
@@ -205,20 +198,16 @@ class _Tally:
         else:
             codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
             codes = np.where(rows < 0, self._unknown_codes, codes)
-            scores = np.append(evaluation.scores, UNKNOWN_SCORE)[rows]
+            scores = np.append(evaluation.scores, self._unknown_score)[rows]
         self._worsen(codes, scores)
         if self._weighs_load:
-            is_enough = evaluation.idle >= evaluation.needed
-            is_busy = evaluation.possible < evaluation.needed
+            is_busy = evaluation.bands == Band.UNLIKELY
             self.load = np.maximum(self.load, np.append(evaluation.utilization, 0.0)[rows])
-            self.is_enough &= np.append(is_enough, False)[rows]
             self.is_busy |= np.append(is_busy, False)[rows]
 
     def add_unknown(self) -> None:
         """Add a resource that no candidate offers as far as we know."""
-        self._worsen(self._unknown_codes, np.full(len(self._candidates), UNKNOWN_SCORE))
-        if self._weighs_load:
-            self.is_enough[:] = False
+        self._worsen(self._unknown_codes, np.full(len(self._candidates), self._unknown_score))
 
     def _worsen(self, codes: Codes, scores: Ratios) -> None:
         """Take the worse of the verdict so far and that of another resource."""
@@ -230,18 +219,15 @@ class _Tally:
 
 
 def _refuse_busy(codes: Codes, tally: _Tally) -> Codes:
-    """Refuse nodes known to be busy, but never all: at least the least loaded ones pass.
-
-    On the nominated node the readings may still show the victims.
-    """
+    """Refuse nodes known to be busy, but never all: at least the least loaded ones pass."""
     passing = codes == Code.PASSES
     if not passing.any():
         return codes
-    if (passing & (tally.is_enough | ~tally.is_busy)).any():
+    if (passing & ~tally.is_busy).any():
         refused = passing & tally.is_busy
     else:
         refused = passing & (tally.load > tally.load[passing].min() + RELAXED_MARGIN)
-    return np.where(refused & ~tally.is_nominated, np.uint8(Code.BUSY), codes)
+    return np.where(refused, np.uint8(Code.BUSY), codes)
 
 
 def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int | None) -> Rows:

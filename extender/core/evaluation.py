@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from extender.core.assessment import Ask, Asks, Assessment, Estimates, assess
+from extender.core.assessment import Ask, Asks, Estimates, assess
 from extender.core.filtering import Codes, reject
-from extender.core.policy import Policy, Strategy
+from extender.core.policy import Policy
 from extender.core.request import GpuRequest
-from extender.core.scoring import Preference, mean, score
-from extender.core.snapshot import Batch, Flags, Ratios, Rows, Tenant
+from extender.core.scoring import KINDS, PLACES, mean, score
+from extender.core.snapshot import NO_LIMIT, Batch, Flags, Ratios, Rows, Tenant
 
-Counts = npt.NDArray[np.int16]
-"""Numbers of devices of one node: many evaluations are kept, and these make them small."""
+Bands = npt.NDArray[np.int8]
+"""Bands of nodes: many evaluations are kept, and this makes them small."""
 
 Overlay = Mapping[str, tuple[Tenant, ...]]
 """Tentative tenants by node name."""
@@ -27,35 +27,34 @@ class Evaluation:
     Attributes:
         codes: the first reason against the node, `Code.PASSES` where there is none.
         scores: ratio from 0 to 1.
-        idle: landing devices known to suit.
-        needed: distinct devices that the pod will get.
-        possible: landing devices that suit or may suit for all that is known.
+        bands: whether the pod will land on good devices, as `certainty.Band` has it.
         utilization: mean ratio of the landing devices.
     """
 
     codes: Codes
     scores: Ratios
-    idle: Counts
-    needed: Counts
-    possible: Counts
+    bands: Bands
     utilization: Ratios
 
 
 def model_places(models: Sequence[str], preferred: Sequence[str]) -> Rows:
-    """Return by model id how early the pod's list names the model; 0 where it does not.
+    """Return by model id its place in the pod's list: `PLACES` for the first, 0 for the unnamed.
 
     A preference matches a model that contains it as a word, so `H100` is `NVIDIA H100 80GB HBM3`.
+    Without a list all models are the first.
 
     Example:
         >>> model_places(["", "nvidia a100 sxm4 40gb", "nvidia h100 80gb hbm3"], ["H100", "A100"])
-        array([0, 1, 2])
+        array([ 0, 15, 16])
     """
+    if not preferred:
+        return np.full(len(models), PLACES, dtype=np.intp)
     places = [0] * len(models)
     for place, preference in enumerate(preferred):
         words = f" {normalize_model(preference)} "
         for model_id, model in enumerate(models):
             if not places[model_id] and words in f" {model} ":
-                places[model_id] = len(preferred) - place
+                places[model_id] = max(PLACES - place, 1)
     return np.array(places, dtype=np.intp)
 
 
@@ -70,36 +69,73 @@ def normalize_model(model: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostAsks:
+    """What pods ask of nodes besides devices, as columns: a row for each node, or one for all.
+
+    Attributes:
+        millicores: CPU.
+        memory_bytes: memory of the node.
+        is_nothing: no pod asks for any.
+    """
+
+    millicores: Rows
+    memory_bytes: Rows
+    is_nothing: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[GpuRequest], lengths: Sequence[int]) -> "HostAsks":
+        """Return what each pod asks of so many nodes, one pod after the other."""
+        asked = [(request.millicores, request.host_bytes) for request in requests]
+        columns = np.repeat(np.array(asked, dtype=np.intp).reshape(-1, 2), lengths, axis=0)
+        return cls(
+            millicores=columns[:, 0], memory_bytes=columns[:, 1], is_nothing=not columns.any()
+        )
+
+    def spare_devices(self, batch: Batch, count: Rows) -> Ratios:
+        """Return for how many further devices each node has CPU and memory.
+
+        Each takes with it what the pod asks for with each of its own.
+        """
+        if self.is_nothing:
+            return np.array([np.inf])
+        spare = np.full(len(batch), np.inf)
+        for free, asked in (
+            (batch.free_millicores, self.millicores),
+            (batch.free_bytes, self.memory_bytes),
+        ):
+            left = np.maximum(free - asked, 0) * count // np.maximum(asked, 1)
+            spare = np.where((asked > 0) & (free < NO_LIMIT), np.minimum(spare, left), spare)
+        return spare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wants:
     """What pods want of nodes, as columns: a row for each node of a batch.
 
     Attributes:
         asks: of the devices.
-        is_packing: whether the fullest nodes come first.
+        strategy: which of the nodes is best that are as certain to do, as `scoring.KINDS` has it.
         requires_idle: whether the pod waits for devices known to be idle.
-        preference: which models it prefers.
-        nominated: whether the node is the one that the pod is nominated to.
+        model: place of the node's model in the pod's order, `PLACES` for the best.
+        hosts: what the pod asks of the node besides devices.
     """
 
     asks: Asks
-    is_packing: Flags
+    strategy: Rows
     requires_idle: Flags
-    preference: Preference
-    nominated: Flags
+    model: Rows
+    hosts: "HostAsks"
 
     @classmethod
-    def of_all(
-        cls, question: "Question", models: Sequence[str], batch: Batch, nominated: Flags
-    ) -> "Wants":
+    def of_all(cls, question: "Question", models: Sequence[str], batch: Batch) -> "Wants":
         """Return what one pod wants of every node of a batch; arguments as those of `joined`."""
         request = question.request
-        places = model_places(models, request.preferred_models)
         return cls(
             asks=question.ask.columns,
-            is_packing=np.array([request.strategy is Strategy.PACK]),
+            strategy=np.array([KINDS[request.strategy]]),
             requires_idle=np.array([request.requires_idle]),
-            preference=Preference(place=places[batch.model_id], best=places.max(initial=0)),
-            nominated=nominated,
+            model=model_places(models, request.preferred_models)[batch.model_id],
+            hosts=HostAsks.of([request], [1]),
         )
 
     @classmethod
@@ -108,7 +144,6 @@ class Wants:
         questions: Sequence["Question"],
         models: Sequence[str],
         model_ids: Sequence[Rows],
-        nominated: Flags,
     ) -> "Wants":
         """Return what each pod wants of some nodes, one pod after the other.
 
@@ -116,7 +151,6 @@ class Wants:
             questions: of the pods.
             models: model names by model id.
             model_ids: for each pod, the models of the nodes.
-            nominated: per node of all.
         """
         lengths = list(map(len, model_ids))
         requests = [question.request for question in questions]
@@ -127,62 +161,43 @@ class Wants:
 
         return cls(
             asks=Asks.joined([question.ask for question in questions], lengths),
-            is_packing=column(request.strategy is Strategy.PACK for request in requests) > 0,
+            strategy=column(KINDS[request.strategy] for request in requests),
             requires_idle=column(request.requires_idle for request in requests) > 0,
-            preference=Preference(
-                place=np.concatenate([of[ids] for of, ids in zip(places, model_ids, strict=True)]),
-                best=column(int(of.max(initial=0)) for of in places),
-            ),
-            nominated=nominated,
+            model=np.concatenate([of[ids] for of, ids in zip(places, model_ids, strict=True)]),
+            hosts=HostAsks.of(requests, lengths),
         )
 
 
 def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
     """Evaluate each node of a batch."""
     assessment = assess(batch, wants.asks, estimates(policy))
+    scores, bands = score(
+        batch,
+        assessment,
+        wants.strategy,
+        wants.model,
+        wants.hosts.spare_devices(batch, wants.asks.count),
+        policy.weights,
+    )
     return Evaluation(
-        codes=reject(
-            batch,
-            wants.asks,
-            assessment,
-            requires_idle=wants.requires_idle,
-            nominated=wants.nominated,
-        ),
-        scores=score(batch, assessment, wants.is_packing, wants.preference, policy.weights),
-        idle=assessment.idle.astype(np.int16),
-        needed=assessment.landing.needed.astype(np.int16),
-        possible=_possible(assessment).astype(np.int16),
+        codes=reject(batch, wants.asks, assessment, requires_idle=wants.requires_idle),
+        scores=scores,
+        bands=bands.astype(np.int8),
         utilization=mean(
             assessment.utilization, assessment.landing.devices, assessment.landing.size
         ),
     )
 
 
-def evaluate_for(
-    question: "Question", batch: Batch, models: Sequence[str], nominated: Flags | None = None
-) -> Evaluation:
+def evaluate_for(question: "Question", batch: Batch, models: Sequence[str]) -> Evaluation:
     """Evaluate each node of a batch for one pod.
 
     Args:
         question: of the pod.
         batch: the nodes.
         models: model names by model id.
-        nominated: per node, whether the pod is nominated to it; None for nowhere.
     """
-    if nominated is None:
-        nominated = np.zeros(len(batch), dtype=np.bool_)
-    return evaluate_batch(batch, Wants.of_all(question, models, batch, nominated), question.policy)
-
-
-def _possible(assessment: Assessment) -> Rows:
-    """Return how many landing devices suit, or may suit for all that is known.
-
-    The held ones may be the busy ones; where all are held by our count, that is late.
-    """
-    landing = assessment.landing
-    may_suit = (assessment.fits & (assessment.idle_chance > 0)).sum(axis=1)
-    possible: Rows = np.minimum(may_suit, np.maximum(landing.size - landing.taken, landing.needed))
-    return possible
+    return evaluate_batch(batch, Wants.of_all(question, models, batch), question.policy)
 
 
 def estimates(policy: Policy) -> Estimates:

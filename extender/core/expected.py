@@ -9,6 +9,13 @@ from extender.core.reconfiguring import is_reconfiguring
 WHOLE_RESOURCE = "nvidia.com/gpu"
 """What a node is believed to offer where its allocatable names no GPU resource (DRA)."""
 
+GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
+GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+"""GKE's labels of nodes whose GPUs are shared: how, and between how many containers each."""
+
+INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
+"""Karpenter's label: cards of the instance type."""
+
 MIB = 1 << 20
 
 
@@ -68,19 +75,25 @@ def resource_profile(mig_profile: str) -> str:
     return mig_profile.replace("+", ".")
 
 
-def expected_devices(node: NodeRecord, seen: Mapping[str, int]) -> tuple[Expected, ...]:
+def expected_devices(
+    node: NodeRecord, seen: Mapping[str, int], *, is_divided: bool = False
+) -> tuple[Expected, ...]:
     """Return what stands behind each GPU resource that the node offers.
 
     Args:
         node: the node.
         seen: devices that telemetry sees, by MIG profile as resources write it, "" whole cards.
+        is_divided: there is evidence that fewer devices than are offered are all that there are:
+            several pods on one of them, or the word of a source on the node itself.
     """
     offers = {
         resource: max(node.capacity.get(resource, 0), node.allocatable.get(resource, 0))
         for resource in sorted({*node.allocatable, *node.capacity})
     }
     expected = tuple(
-        _expect(node, resource, offered, seen) for resource, offered in offers.items() if offered
+        _expect(node, resource, offered, seen, is_divided=is_divided)
+        for resource, offered in offers.items()
+        if offered
     )
     if expected:
         return expected
@@ -96,13 +109,22 @@ def expected_devices(node: NodeRecord, seen: Mapping[str, int]) -> tuple[Expecte
     )
 
 
-def _expect(node: NodeRecord, resource: str, offered: int, seen: Mapping[str, int]) -> Expected:
+def _expect(
+    node: NodeRecord, resource: str, offered: int, seen: Mapping[str, int], *, is_divided: bool
+) -> Expected:
     """Return what stands behind one resource of which a node offers so many."""
     plain = resource.rsplit("/", 1)[-1].removesuffix(".shared")
     profile = plain.removeprefix("mig-") if plain.startswith("mig-") else ""
     prefix = f"nvidia.com/{plain}" if profile else "nvidia.com/gpu"
     count = sum(seen.get(name, 0) for name in _profiles_behind(node, profile, seen))
-    replicas = _replicas(_number(node.labels.get(f"{prefix}.replicas")), offered, count)
+    labels = node.labels
+    label = _number(labels.get(f"{prefix}.replicas")) or _number(labels.get(GKE_CLIENTS))
+    physical = _number(labels.get(f"{prefix}.count"))
+    if not physical and not profile:
+        physical = _number(labels.get(INSTANCE_GPUS))
+    strategy = labels.get(f"{prefix}.sharing-strategy") or labels.get(GKE_STRATEGY)
+    is_divided |= resource.endswith(".shared") or strategy in SHARING
+    replicas = _replicas(label, physical, offered, count, is_divided=is_divided)
     memory_mib = _number(node.labels.get(f"{prefix}.memory"))
     return Expected(
         resource=resource,
@@ -111,22 +133,45 @@ def _expect(node: NodeRecord, resource: str, offered: int, seen: Mapping[str, in
         memory_bytes=memory_mib * MIB if memory_mib else None,
         mig_profile=profile,
         is_shared=replicas > 1 or resource.endswith(".shared"),
-        is_mps=node.labels.get(f"{prefix}.sharing-strategy") == "mps",
+        is_mps=strategy == "mps",
         is_reconfiguring=is_reconfiguring(node.labels),
     )
 
 
-def _replicas(label: int | None, offered: int, seen: int) -> int:
+SHARING = frozenset({"time-slicing", "time-sharing", "mps"})
+"""Strategies of sharing as labels write them; GKE has words of its own."""
+
+
+def _replicas(
+    label: int | None, physical: int | None, offered: int, seen: int, *, is_divided: bool
+) -> int:
     """Return how many shares each device is sold as.
 
-    A label that does not divide what is offered is from before the layout changed. Without one, a
-    whole multiple of the devices that telemetry sees means replicas; anything else, devices that
-    it does not see.
+    Labels are up to a minute late: of several readings the one counts that fits what is offered
+    and what is seen. Without a label, fewer devices than are offered are devices that telemetry
+    does not see, unless there is evidence that these are all.
+
+    Args:
+        label: shares of each, as a label says.
+        physical: devices, as a label says.
+        offered: devices or shares that the kubelet has.
+        seen: devices that telemetry sees.
+        is_divided: there is evidence of shares.
     """
+    by_count = _divided(offered, physical)
     if label and offered % label == 0:
-        return label
-    is_multiple = seen > 0 and offered > seen and offered % seen == 0
-    return offered // seen if is_multiple else 1
+        if offered // label in {seen, physical}:
+            return label
+        if offered in {seen, physical}:
+            return 1  # no longer shared
+        return by_count if by_count and seen in {0, physical} else label
+    by_sight = _divided(offered, seen) if is_divided else None
+    return by_count or by_sight or 1
+
+
+def _divided(offered: int, devices: int | None) -> int | None:
+    """Return how many shares each of so many devices has, None where that does not come out."""
+    return offered // devices if devices and offered % devices == 0 else None
 
 
 def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) -> tuple[str, ...]:

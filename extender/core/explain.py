@@ -5,17 +5,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from extender.core.assessment import Ask, Assessment, assess
+from extender.core.assessment import UNKNOWN, Ask, Assessment, assess
 from extender.core.batches import take_batch, with_rows
 from extender.core.causes import blamed_siblings, ill_health
-from extender.core.evaluation import Question, estimates, evaluate_for, model_places
+from extender.core.certainty import Band, bands
+from extender.core.evaluation import HostAsks, Question, estimates, evaluate_for, model_places
 from extender.core.filtering import Code
 from extender.core.parts import Breakdown, Factor, Part, break_down
-from extender.core.policy import Policy, Strategy
+from extender.core.policy import Policy
+from extender.core.reasons import Grounds, reason
 from extender.core.request import GpuRequest
-from extender.core.scoring import Preference
-from extender.core.snapshot import Batch, Pool, Rows, Snapshot
-from extender.core.standing import batch_under
+from extender.core.scoring import PLACES, free_after, idle_devices, mean, penalty
+from extender.core.snapshot import Batch, Pool, Ratios, Rows, Snapshot
+from extender.core.standing import batch_under, evaluate_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,10 @@ class DeviceVerdict:
         freshness: of the activity, 1 fresh to 0 missing.
         assumed: tenants that the readings do not show.
         used: replicas in use.
+        memory_total_bytes: size, None where unknown.
+        memory_free_bytes: measured free, likewise.
+        declared_bytes: what tenants of a shared device declared, in use or not.
+        others_bytes: what was last seen in use by processes and pods that declared nothing.
         index: the source's index of the card on its node, None where it does not say.
         uuid: UUID of the card, "" where no source has shown it.
         gpu_instance_id: "" for a whole card.
@@ -70,6 +76,10 @@ class DeviceVerdict:
     freshness: float
     assumed: int
     used: int
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    declared_bytes: int = 0
+    others_bytes: int = 0
     index: int | None = None
     uuid: str = ""
     gpu_instance_id: str = ""
@@ -91,7 +101,8 @@ class NodeScore:
         rejection: the reason against it, "" where it passes.
         score: 0 to 1, full precision.
         parts: what the score is the sum of ...
-        factors: ... and what takes its share of that sum.
+        factors: ... and what takes its share of the certainty.
+        reason: why it ranks where it does, in words; "" where it does not pass.
     """
 
     node: str
@@ -99,6 +110,7 @@ class NodeScore:
     score: float
     parts: tuple[Part, ...] = ()
     factors: tuple[Factor, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +124,9 @@ class NodeVerdict(NodeScore):
         needed: distinct devices that the pod gets.
         taken: of those, held by pods although nobody knows which.
         chance: that every device which the pod gets suits.
+        band: whether that makes it likely, unknown or unlikely.
         is_agreed: the device-to-pod mapping and the API's count agree.
-        suspicion: share of the score that early failures cost.
+        suspicion: share of the certainty that early failures cost.
         model: the devices' model, "" where unknown.
         devices: each device.
         is_late: it is the verdict at the pod's binding: what the decision was made from was not
@@ -130,11 +143,8 @@ class NodeVerdict(NodeScore):
     suspicion: float
     model: str
     devices: tuple[DeviceVerdict, ...]
+    band: str = ""
     is_late: bool = False
-
-
-UNKNOWN = 0.5
-"""Chance to be idle of a device of which nothing is known."""
 
 
 STATES = ("unhealthy", "foreign", "idle", "busy", "unknown")
@@ -158,8 +168,9 @@ def state_codes(batch: Batch, assessment: Assessment, *, multi: bool = False) ->
     """Return the state of each device, as its place in `STATES`."""
     excluded = batch.telemetry.is_excluded_multi if multi else batch.telemetry.is_excluded
     idle_chance = assessment.idle_chance
+    is_foreign = batch.telemetry.is_foreign & ~batch.is_shared[:, None]  # there it is load
     return np.select(
-        [excluded, batch.telemetry.is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
+        [excluded, is_foreign, idle_chance >= 1.0, idle_chance < UNKNOWN],
         [0, 1, 2, 3],
         default=4,
     )
@@ -178,6 +189,8 @@ class Evidence:
         policy: the settings.
         models: model names by model id.
         siblings: what speaks against the devices that the verdict on another blames, by row.
+        promised: the node that the pod is nominated to, where it would do once the pods are gone
+            that are being deleted there; else "".
     """
 
     nodes: tuple[str, ...]
@@ -188,6 +201,7 @@ class Evidence:
     policy: Policy
     models: tuple[str, ...]
     siblings: Mapping[int, int]
+    promised: str = ""
 
 
 def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[str]) -> Evidence:
@@ -215,7 +229,17 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
         policy=question.policy,
         models=snapshot.models,
         siblings=blamed_siblings(batch.telemetry.cause, snapshot.telemetry.cause),
+        promised=_promised(snapshot, pool, question),
     )
+
+
+def _promised(snapshot: Snapshot, pool: Pool, question: Question) -> str:
+    """Return the nominated node where the pods that leave it make it do, else ""."""
+    node = question.request.nominated_node
+    if node not in pool.row_of:
+        return ""
+    after = evaluate_after(snapshot, pool, pool.row_of[node], question)
+    return "" if after is None or after.codes[0] != Code.PASSES else node
 
 
 def only(evidence: Evidence, *nodes: str) -> Evidence:
@@ -235,24 +259,25 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     """Put the verdict on each node of the evidence in words."""
     if not evidence.nodes:
         return ()
-    batch, request, models = evidence.batch, evidence.request, evidence.models
+    batch, models = evidence.batch, evidence.models
     assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
-    question = Question(request=request, ask=evidence.ask, policy=evidence.policy, overlay={})
-    nominated = np.array([node == request.nominated_node for node in evidence.nodes])
-    evaluation = evaluate_for(question, batch, models, nominated)
+    question = _question(evidence)
+    evaluation = evaluate_for(question, batch, models)
     states = device_states(batch, assessment, multi=evidence.ask.count > 1)
-    made_of = _break_down(evidence, assessment)
+    made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
         NodeVerdict(
             node=node,
             resource=evidence.resource,
-            rejection=Code(int(evaluation.codes[index])).text,
+            rejection="" if node == evidence.promised else Code(int(evaluation.codes[index])).text,
             score=float(evaluation.scores[index]),
             landing=int(assessment.landing.size[index]),
             idle=int(assessment.idle[index]),
             needed=int(assessment.landing.needed[index]),
             taken=int(assessment.landing.taken[index]),
             chance=float(assessment.chance[index]),
+            band=Band(int(evaluation.bands[index])).name.lower(),
+            reason="" if evaluation.codes[index] else why[index],
             is_agreed=bool(batch.is_agreed[index]),
             suspicion=float(batch.suspicion[index]),
             model=models[int(batch.model_id[index])],
@@ -281,27 +306,84 @@ def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
     if not evidence.nodes:
         return ()
     assessment = assess(evidence.batch, evidence.ask.columns, estimates(evidence.policy))
+    made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(
-        NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors)
-        for node, of in zip(evidence.nodes, _break_down(evidence, assessment), strict=True)
+        NodeScore(node=node, score=of.score, parts=of.parts, factors=of.factors, reason=told)
+        for node, of, told in zip(evidence.nodes, made_of, why, strict=True)
     )
 
 
 def _break_down(evidence: Evidence, assessment: Assessment) -> tuple[Breakdown, ...]:
     """Return what the score of each node is made of."""
-    request = evidence.request
-    places = model_places(evidence.models, request.preferred_models)
-    preference = Preference(
-        place=places[evidence.batch.model_id],
-        best=np.full(len(evidence.nodes), places.max(initial=0)),
-    )
     return break_down(
         evidence.batch,
         assessment,
-        preference,
-        is_packing=request.strategy is Strategy.PACK,
+        _places(evidence),
+        _spare(evidence),
+        strategy=evidence.request.strategy,
         weights=evidence.policy.weights,
     )
+
+
+def _places(evidence: Evidence) -> Rows | None:
+    """Return the place of each node's model in the pod's order, None where it has none."""
+    preferred = evidence.request.preferred_models
+    return model_places(evidence.models, preferred)[evidence.batch.model_id] if preferred else None
+
+
+def _spare(evidence: Evidence) -> Ratios:
+    """Return for how many further devices each node has CPU and memory."""
+    hosts = HostAsks.of([evidence.request], [1])
+    return hosts.spare_devices(evidence.batch, evidence.ask.columns.count)
+
+
+def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
+    """Return why each node ranks where it does."""
+    batch, landing, request = evidence.batch, assessment.landing, evidence.request
+    band = bands(assessment.chance, landing.needed)
+    left = np.minimum(free_after(batch, assessment), _spare(evidence))
+    idle, unfit, places = idle_devices(assessment), penalty(batch, assessment), _places(evidence)
+    devices, size = landing.devices, landing.size
+    used = mean(1.0 - assessment.headroom, devices, size)
+    busy = mean(assessment.utilization, devices, size)
+    chances = np.where(assessment.fits, assessment.idle_chance, 0.0)
+    least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
+    telemetry = batch.telemetry
+    seen = telemetry.freshness + telemetry.memory_freshness + telemetry.presumed
+    is_unknown = np.where(devices, seen, 0.0).sum(axis=1) + (~assessment.fits & devices).sum(axis=1)
+    return [
+        reason(
+            Grounds(
+                band=Band(int(band[at])),
+                chance=float(assessment.chance[at]),
+                least=float(least[at]),
+                is_sure=bool(assessment.is_sure[at]),
+                is_unknown=not is_unknown[at],
+                needed=int(landing.needed[at]),
+                unhealthy=float(unfit[at]),
+                suspicion=float(batch.suspicion[at]),
+                place=None if places is None else _place_in_words(int(places[at])),
+                strategy=request.strategy,
+                is_shared=bool(batch.is_shared[at]),
+                allocatable=int(batch.allocatable[at]),
+                left=int(left[at]),
+                idle=int(idle[at]),
+                utilization=float(busy[at]),
+                memory_used=float(used[at]),
+            )
+        )
+        for at in range(len(batch))
+    ]
+
+
+def _place_in_words(place: int) -> int:
+    """Return a place as people count: 1 for the first, 0 for none."""
+    return PLACES + 1 - place if place else 0
+
+
+def _question(evidence: Evidence) -> Question:
+    """Return what the pod asked; tentative tenants are in the rows."""
+    return Question(request=evidence.request, ask=evidence.ask, policy=evidence.policy, overlay={})
 
 
 def _device(batch: Batch, assessment: Assessment, at: tuple[int, int], state: str) -> DeviceVerdict:
@@ -320,4 +402,10 @@ def _device(batch: Batch, assessment: Assessment, at: tuple[int, int], state: st
         freshness=float(telemetry.freshness[at]),
         assumed=int(batch.assumed[at]),
         used=int(batch.used[at]),
+        memory_total_bytes=int(telemetry.memory_total_bytes[at]) or None,
+        memory_free_bytes=int(telemetry.memory_free_bytes[at])
+        if telemetry.memory_freshness[at]
+        else None,
+        declared_bytes=int(batch.declared_bytes[at]),
+        others_bytes=int(telemetry.others_bytes[at]),
     )

@@ -51,14 +51,10 @@ class Code(IntEnum):
         return "" if self is Code.PASSES else Rejection[self.name].value
 
 
-def reject(
-    batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: Flags, nominated: Flags
-) -> Codes:
+def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: Flags) -> Codes:
     """Return per node the first reason against it, `Code.PASSES` where there is none.
 
-    Load alone refuses a node only where the pod requires idle devices. On the pod's nominated
-    node the readings may still show its victims: there neither their memory nor their load
-    counts.
+    Load alone refuses a node only where the pod requires idle devices.
     """
     needed = assessment.landing.needed
     too_small = assessment.full_bytes < asks.memory_bytes
@@ -67,12 +63,9 @@ def reject(
         (Code.RECONFIGURING, batch.is_reconfiguring),
         (Code.UNHEALTHY, assessment.works.sum(axis=1) < needed),
         (Code.GPU_TOO_SMALL, (assessment.works & ~too_small).sum(axis=1) < needed),
-        (
-            Code.FOREIGN_USE,
-            ~nominated & (assessment.is_clean.sum(axis=1) - foreign < needed),
-        ),
-        (Code.NO_MEMORY, ~nominated & _lacks_room(batch, asks, assessment)),
-        (Code.NOT_IDLE, ~nominated & (assessment.idle < needed) & requires_idle),
+        (Code.FOREIGN_USE, assessment.is_clean.sum(axis=1) - foreign < needed),
+        (Code.NO_MEMORY, _lacks_room(batch, asks, assessment)),
+        (Code.NOT_IDLE, ~assessment.is_sure & requires_idle),
     )
     codes = np.zeros(len(batch), dtype=np.uint8)
     for code, is_refused in reversed(checks):
@@ -100,18 +93,16 @@ def _given_back(batch: Batch, asks: Asks) -> Rows:
 def _lacks_room(batch: Batch, asks: Asks, assessment: Assessment) -> Flags:
     """Return per node whether too few landing devices have the room that the pod asks for.
 
-    On shared devices of which some are being given back, what is only assumed to be in use may be
-    what goes.
+    On shared devices of which some are being given back, what is only guessed to be in use may be
+    what goes. What pods declared stays theirs: which of them goes is unknown.
     """
     lacks: Flags = assessment.fits.sum(axis=1) < _fitting_needed(batch, asks)
     at = np.flatnonzero(lacks & batch.is_shared)
     if at.size:
         at = at[_given_back(batch, asks)[at] > 0]
-        is_known = batch.telemetry.memory_freshness[at] > 0
-        free = np.where(is_known, batch.telemetry.memory_free_bytes[at], np.inf)
-        free = np.minimum(free, assessment.full_bytes[at])
         asked = np.broadcast_to(asks.memory_bytes, (len(batch), 1))[at]
-        lacks[at] = ~(assessment.is_clean[at] & (free >= asked)).any(axis=1)
+        room = assessment.declared_room_bytes[at]
+        lacks[at] = ~(assessment.is_clean[at] & (room >= asked)).any(axis=1)
     return lacks
 
 
@@ -121,10 +112,11 @@ def _uncounted_foreign(batch: Batch, assessment: Assessment) -> Rows:
     Where nobody knows which devices the pods hold, more devices in use than pods hold still says
     that somebody else uses some.
     """
-    in_use = (assessment.landing.devices & batch.telemetry.is_in_use).sum(axis=1)
-    beyond = np.maximum(in_use - batch.held, 0)
+    landing = assessment.landing
+    in_use = (landing.devices & batch.telemetry.is_in_use).sum(axis=1)
+    beyond = np.maximum(in_use - landing.taken, 0)
     # Every one of them takes a device from those that the count leaves for pods.
-    spare = np.maximum(assessment.landing.size - batch.held, 0)
+    spare = np.maximum(landing.size - landing.taken, 0)
     left = assessment.is_clean.sum(axis=1) - (spare - beyond)
     is_unclear = ~batch.is_agreed & ~batch.is_shared & (beyond > 0)
     return np.where(is_unclear, left, 0)

@@ -78,7 +78,7 @@ class HealthColumns:
         is_excluded: cannot work.
         is_excluded_multi: cannot work for a pod with several devices.
         is_node_excluded: nor can any device of its node.
-        penalty: share of its score that it loses, 0 to 1.
+        penalty: share of its certainty that it loses, 0 to 1.
         cause: what led to the gravest of these, as `core.causes` puts it; the first where several
             are as grave.
     """

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from extender.core.host_resources import NONE, HostResources
 from extender.core.labels import HOSTNAME
 from extender.core.selection import Selection
 
@@ -37,13 +38,14 @@ class NodeRecord:
 
     Attributes:
         name: the node's name.
-        addresses: its InternalIP addresses.
+        addresses: its internal IP addresses and host names, other than its name.
         allocatable: device count by GPU resource name; only GPU resources are kept.
         capacity: the same, from `status.capacity`; an unhealthy device is in capacity alone.
         labels: labels that speak of GPUs (GFD, MIG manager, cloud providers), pool and zone.
         other_labels: the others that are kept, but for the host's name: pods may select by them.
         hostname: the label `kubernetes.io/hostname`, "" where it has none.
         taints: taints that speak of GPUs or keep pods away.
+        host: CPU and memory that pods may request of it, None where it does not say.
         is_unschedulable: `spec.unschedulable` (cordoned).
         is_ready: the Ready condition is True.
     """
@@ -56,6 +58,7 @@ class NodeRecord:
     other_labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     hostname: str = ""
     taints: tuple[Taint, ...] = ()
+    host: HostResources | None = None
     is_unschedulable: bool = False
     is_ready: bool = True
 
@@ -118,16 +121,19 @@ class PodRecord:
         nominated_node: `status.nominatedNodeName`, "" where there is none.
         phase: `status.phase`.
         resources: effective device count by GPU resource name.
+        lasting: likewise, without what only its init containers ask for; None where that is all.
         has_claims: it names ResourceClaims: it may hold devices that `resources` does not show.
         has_gpu_claims: one of them was surely made for GPUs that `resources` does not show.
         claimed: the GPUs that it holds through ResourceClaims, none of them twice; None where that
             is not known, as of every pod that is not bound.
         memory_bytes: room per GPU that its annotation asks for, None where it does not say.
+        host: CPU and memory that it requests of its node; kept only while it is not bound.
         bound_at: when it was bound: the PodScheduled condition, seconds since the epoch;
             None while it is not bound.
         started_at: when its first container started, None before that.
         ended_at: when its last container ended (terminal phases only), None where unknown.
         is_failed_early: it failed, or a container of it keeps dying, soon after its start.
+        is_device_fault: so it is, and its status says that a device was the cause.
         failed_at: when that was, None where it did not, or does so now.
         is_unscheduled: PodScheduled is False with reason Unschedulable.
         is_refused: so it is, and its message names one of our rejections: every replica learns
@@ -142,6 +148,8 @@ class PodRecord:
         message: what kube-scheduler says of why it is not placed, cut where it is long; kept only
             while the pod is not bound.
         is_gated: a scheduling gate keeps kube-scheduler from trying it.
+        awaits_room: ours is the only one, `core.scheduled.GATE`.
+        priority: `spec.priority`.
         owner: kind and name of what controls it (`Job train`), "" where nothing does.
         wanted_model: the model that it asks for, as one word of `core.cards.NAMES` or `other`, ""
             where it does not say; kept only while the pod is not bound.
@@ -157,14 +165,17 @@ class PodRecord:
     nominated_node: str = ""
     phase: PodPhase = PodPhase.PENDING
     resources: Mapping[str, int] = field(default_factory=lambda: EMPTY)
+    lasting: Mapping[str, int] | None = None
     has_claims: bool = False
     has_gpu_claims: bool = False
     claimed: tuple[ClaimedDevice, ...] | None = None
     memory_bytes: int | None = None
+    host: HostResources = NONE
     bound_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     is_failed_early: bool = False
+    is_device_fault: bool = False
     failed_at: float | None = None
     is_unscheduled: bool = False
     is_refused: bool = False
@@ -175,6 +186,8 @@ class PodRecord:
     is_deleting: bool = False
     message: str = ""
     is_gated: bool = False
+    awaits_room: bool = False
+    priority: int = 0
     owner: str = ""
     wanted_model: str = ""
     gives_way: bool = False

@@ -17,6 +17,8 @@ LABELS_SHOWN: Final = frozenset(
     {
         *POOL_LABELS,
         "cloud.google.com/gke-accelerator",
+        "cloud.google.com/gke-gpu-sharing-strategy",
+        "cloud.google.com/gke-max-shared-clients-per-gpu",
         "k8s.amazonaws.com/accelerator",
         "karpenter.k8s.aws/instance-gpu-count",
         "karpenter.k8s.aws/instance-gpu-memory",

@@ -2,7 +2,8 @@
 
 The kubelet chooses the device, not kube-scheduler and not we. For whole devices it is any that is
 free. For shared ones it is what the device plugin's policy picks. Where the device-to-pod mapping
-and the API's count disagree, it is any.
+and the API's count disagree, it is any: most likely those that are not in use, as far as the count
+says that pods hold so many.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.snapshot import Batch, Flags, PoolRow, Rows, Tenant
+from extender.core.snapshot import Batch, Flags, PoolRow, Ratios, Rows, Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Landing:
         needed: distinct devices of the set that the pod will get.
         taken: so many devices of the set are held already, and nobody knows which.
         unoffered: so many devices of the set the kubelet does not offer, and nobody knows which.
+        certainty: how likely it is that the set is right; below 1 where what is in use had to tell
+            what is held.
     """
 
     devices: Flags
@@ -31,6 +34,12 @@ class Landing:
     needed: Rows
     taken: Rows
     unoffered: Rows
+    certainty: Ratios
+
+
+BY_USE: Final = 0.95
+"""How likely the devices in use are those that pods hold, where no mapping tells: a tenant may
+leave its device unused while a process outside Kubernetes uses a free one."""
 
 
 def landing_set(batch: Batch, count: Rows) -> Landing:
@@ -54,12 +63,45 @@ def landing_set(batch: Batch, count: Rows) -> Landing:
         offered,
         np.where(batch.is_shared[:, None], policy, open_devices),
     )
-    size = devices.sum(axis=1)
-    needed = np.minimum(count, size)
     # Where any device may be landed on, the ones that are held are among them.
     held_inside = np.where(is_open & ~batch.is_shared, batch.held, batch.taken)
+    certainty = np.ones(len(batch))
+    at = np.flatnonzero(~batch.is_agreed & ~batch.is_shared & (batch.held > 0))
+    if at.size:
+        held = _held_by_use(batch, offered, at)
+        left = offered[at] & ~held
+        known = held.sum(axis=1)
+        has_room = (
+            left.sum(axis=1) - (batch.held[at] - known) >= np.broadcast_to(count, len(batch))[at]
+        )
+        is_told = (known > 0) & has_room
+        at, left, known = at[is_told], left[is_told], known[is_told]
+        devices[at], certainty[at] = left, BY_USE
+        held_inside[at] -= known
+    size = devices.sum(axis=1)
+    needed = np.minimum(count, size)
     taken = np.minimum(np.where(batch.is_shared, 0, held_inside), size)
-    return Landing(devices=devices, size=size, needed=needed, taken=taken, unoffered=unoffered)
+    return Landing(
+        devices=devices,
+        size=size,
+        needed=needed,
+        taken=taken,
+        unoffered=unoffered,
+        certainty=certainty,
+    )
+
+
+def _held_by_use(batch: Batch, offered: Flags, at: Rows) -> Flags:
+    """Return the devices of some nodes that pods hold, as far as what is in use tells.
+
+    Of more devices in use than pods hold, some are free and used by others. Which is unknown: the
+    busiest are, to be ready for the worst.
+    """
+    in_use = offered[at] & batch.telemetry.is_in_use[at]
+    calmest = np.argsort(np.where(in_use, batch.telemetry.peak[at], np.inf), axis=1, kind="stable")
+    rank = np.argsort(calmest, axis=1, kind="stable")
+    held: Flags = in_use & (rank < batch.held[at][:, None])
+    return held
 
 
 def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:
@@ -157,8 +199,9 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
         return replace(row, held=row.held + count, taken=row.taken + count)
     used = list(row.used)
     assumed = list(row.assumed)
-    assumed_bytes = list(row.assumed_bytes)
     assumed_shares = list(row.assumed_shares)
+    declared_bytes = list(row.declared_bytes)
+    undeclared = list(row.undeclared or (0,) * len(used))
     open_slots = [slot for slot in range(len(used)) if slot not in closed]
     for tenant in tenants:
         for _ in range(min(tenant.count, row.replicas * len(open_slots))):
@@ -167,15 +210,17 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
             assumed[slot] += 1
             if tenant.memory_bytes is None:
                 assumed_shares[slot] += 1
+                undeclared[slot] += 1
             else:
-                assumed_bytes[slot] += tenant.memory_bytes
+                declared_bytes[slot] += tenant.memory_bytes
     return replace(
         row,
         held=row.held + sum(tenant.count for tenant in tenants),
         used=tuple(used),
         assumed=tuple(assumed),
-        assumed_bytes=tuple(assumed_bytes),
         assumed_shares=tuple(assumed_shares),
+        declared_bytes=tuple(declared_bytes),
+        undeclared=tuple(undeclared),
     )
 
 

@@ -1,13 +1,15 @@
 """Which pods hold the devices of a node behind one of its resources."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from extender.core.expected import Device, Expected, resource_profile
+from extender.core.host_resources import HostResources
 from extender.core.inventory import ClaimedDevice, PodRecord
 from extender.core.landing import assume, closed_slots
-from extender.core.policy import SharedPolicy
-from extender.core.snapshot import Flags, PoolRow, Tenant
+from extender.core.policy import Assumed, SharedPolicy
+from extender.core.snapshot import NO_LIMIT, Flags, PoolRow, Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +18,17 @@ class Tenancy:
 
     Attributes:
         is_mapped: some source tells which pods hold which devices.
-        warm_up_seconds: readings measured so long after a pod's start cover it.
         shared_policy: which shared device the device plugin hands out.
         is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
+        assumed: until when pods count as not shown, or as getting ready.
+        started_at: returns when a pod started, by a clock that readings are measured by.
     """
 
     is_mapped: bool
-    warm_up_seconds: float
     shared_policy: SharedPolicy
     is_out: Flags
+    assumed: Assumed
+    started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
@@ -51,6 +55,7 @@ def lay_out(
     *,
     allocatable: int,
     capacity: int,
+    free: HostResources | None = None,
 ) -> PoolRow:
     """Return one node's row in the pool of one resource.
 
@@ -61,6 +66,7 @@ def lay_out(
         tenancy: what is known of who holds devices.
         allocatable: devices or replicas that the kubelet offers.
         capacity: devices or replicas that the node has.
+        free: CPU and memory of the node that no pod requests, None where unknown.
     """
     slots_of = _slots_by_pod(devices)
     # More devices than the device plugin offers are left for claims.
@@ -80,8 +86,13 @@ def lay_out(
                 if slot in claimed:
                     continue  # pods that share a claim hold its device once
                 claimed.add(slot)
-            is_covered = not expected.is_shared or _is_covered(hold.pod, devices[slot], tenancy)
+            if not expected.is_shared:
+                loads[slot].used += replicas
+                continue
+            is_covered = _is_covered(hold.pod, devices[slot], tenancy)
             loads[slot].add(hold.pod, replicas, is_covered=is_covered)
+            if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
+                loads[slot].loading += replicas
     unseen = [hold for hold in holds if hold.unseen]
     # Of shared devices nobody asks how many are held: it is their replicas that count.
     hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
@@ -89,8 +100,8 @@ def lay_out(
         slots=tuple(device.row for device in devices),
         used=tuple(min(load.used, expected.replicas) for load in loads),
         assumed=tuple(load.assumed for load in loads),
-        assumed_bytes=tuple(load.assumed_bytes for load in loads),
         assumed_shares=tuple(load.assumed_shares for load in loads),
+        declared_bytes=tuple(load.declared_bytes for load in loads),
         replicas=expected.replicas,
         allocatable=allocatable,
         withdrawn=max(capacity - allocatable, 0),
@@ -101,12 +112,16 @@ def lay_out(
         is_mps=expected.is_mps,
         is_agreed=not any(hold.is_contradicted for hold in holds)
         and all(load.used <= expected.replicas for load in loads)
-        and _may_be_unseen([hold.pod for hold in unseen], devices, tenancy),
+        and _may_be_unseen([hold.pod for hold in unseen if not hold.is_of_init], devices, tenancy),
         is_reconfiguring=expected.is_reconfiguring,
         serves_claims=serves_claims,
         model_id=next((device.model_id for device in devices if device.model_id), 0),
+        free_millicores=NO_LIMIT if free is None else max(free.millicores, 0),
+        free_bytes=NO_LIMIT if free is None else max(free.memory_bytes, 0),
+        undeclared=tuple(load.undeclared for load in loads),
     )
-    return _with_unseen(row, unseen, devices, tenancy)
+    row = _with_unseen(row, unseen, devices, tenancy, loads)
+    return replace(row, loading=tuple(load.loading for load in loads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +133,7 @@ class _Hold:
         shown: by slot, replicas that the mapping shows.
         held: devices or replicas of `shown`; 0 where it has these through ResourceClaims.
         unseen: devices or replicas that it holds besides, by the API's count.
+        is_of_init: these are what only its init containers asked for: no mapping shows them.
         is_by_claims: all that is shown it has through ResourceClaims.
         is_contradicted: the mapping shows more devices than the pod asked for, or cannot show
             those that it has through ResourceClaims.
@@ -127,6 +143,7 @@ class _Hold:
     shown: Mapping[int, int]
     held: int = 0
     unseen: int = 0
+    is_of_init: bool = False
     is_by_claims: bool = False
     is_contradicted: bool = False
 
@@ -169,9 +186,14 @@ def _hold(
         each, rest = divmod(max(count, len(slots)), len(slots))
         shown = {slot: each + (1 if index < rest else 0) for index, slot in enumerate(slots)}
     held = min(sum(shown.values()), count)
-    is_contradicted = len(slots) > count
+    lasting = count if pod.lasting is None else pod.lasting.get(expected.resource, 0)
     return _Hold(
-        pod=pod, shown=shown, held=held, unseen=count - held, is_contradicted=is_contradicted
+        pod=pod,
+        shown=shown,
+        held=held,
+        unseen=count - held,
+        is_of_init=held >= lasting,
+        is_contradicted=len(slots) > count,
     )
 
 
@@ -218,23 +240,31 @@ class _Load:
 
     used: int = 0
     assumed: int = 0
-    assumed_bytes: float = 0.0
     assumed_shares: int = 0
+    loading: int = 0
+    declared_bytes: float = 0.0
+    undeclared: int = 0
 
     def add(self, pod: PodRecord, replicas: int, *, is_covered: bool) -> None:
-        """Count a pod; its load is assumed as long as the readings do not cover it."""
+        """Count a pod on a shared device; its load is assumed until the readings cover it.
+
+        The memory that it declared is its own for its whole life.
+        """
         self.used += replicas
-        if is_covered:
+        self.assumed += 0 if is_covered else replicas
+        if pod.memory_bytes is not None:
+            self.declared_bytes += pod.memory_bytes * replicas
             return
-        self.assumed += replicas
-        if pod.memory_bytes is None:
-            self.assumed_shares += replicas
-        else:
-            self.assumed_bytes += pod.memory_bytes * replicas
+        self.undeclared += replicas
+        self.assumed_shares += 0 if is_covered else replicas
 
 
 def _with_unseen(
-    row: PoolRow, unseen: Sequence[_Hold], devices: Sequence[Device], tenancy: Tenancy
+    row: PoolRow,
+    unseen: Sequence[_Hold],
+    devices: Sequence[Device],
+    tenancy: Tenancy,
+    loads: Sequence[_Load],
 ) -> PoolRow:
     """Put what pods hold unseen by the mapping onto the row, the oldest pod's first."""
     closed = closed_slots(row, tenancy.is_out)
@@ -244,21 +274,30 @@ def _with_unseen(
         after = assume(row, (tenant,), closed)
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
-            after = replace(
-                after,
-                assumed=row.assumed,
-                assumed_bytes=row.assumed_bytes,
-                assumed_shares=row.assumed_shares,
-            )
+            if any(_is_loading(pod, device, tenancy) for device in devices):
+                for load, now, before in zip(loads, after.used, row.used, strict=True):
+                    load.loading += now - before
+            after = replace(after, assumed=row.assumed, assumed_shares=row.assumed_shares)
         row = after
     return row
 
 
 def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
     """Tell whether the device's readings were measured late enough to show the pod's load."""
-    if pod.started_at is None or device.measured_at is None:
+    return _is_read_after(pod, device, tenancy, tenancy.assumed.warm_up_seconds)
+
+
+def _is_loading(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
+    """Tell whether a pod may still fetch what it works on, as far as the device's readings go."""
+    return not _is_read_after(pod, device, tenancy, tenancy.assumed.loading_seconds)
+
+
+def _is_read_after(pod: PodRecord, device: Device, tenancy: Tenancy, seconds: float) -> bool:
+    """Tell whether the device's readings were measured so long after the pod's start."""
+    started_at = tenancy.started_at(pod)
+    if started_at is None or device.measured_at is None:
         return False
-    return device.measured_at >= pod.started_at + tenancy.warm_up_seconds
+    return device.measured_at >= started_at + seconds
 
 
 def _may_be_unseen(pods: Sequence[PodRecord], devices: Sequence[Device], tenancy: Tenancy) -> bool:

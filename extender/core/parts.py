@@ -1,59 +1,66 @@
-"""What a score is made of: the terms of `core.scoring`, each with what it adds to the sum.
+"""What a score is made of: the digits of `core.scoring`, each with what it adds.
 
-score = sum of what the parts add x product of what the factors keep
+score = sum of what the parts add
+certainty = product of what the factors keep, in sixteenths
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from extender.core.assessment import Assessment
-from extender.core.columns import within
-from extender.core.policy import Weights
+from extender.core.certainty import STEPS, Band, bands, certainty, steps_of
+from extender.core.policy import Strategy, Weights
 from extender.core.scoring import (
-    BELOW_ONE,
-    CHANCE_WEIGHT,
-    ENOUGH_SCORE,
-    STEPS,
-    UNKNOWN_SCORE,
-    Preference,
+    FIT,
+    KINDS,
+    LOAD,
+    PLACES,
+    SHARED,
+    UNITS,
+    calm,
     calm_terms,
+    fit,
     mean,
-    pack_steps,
-    prospect,
-    spread_steps,
+    penalty,
 )
-from extender.core.snapshot import Batch, Ratios
+from extender.core.snapshot import Batch, Ratios, Rows
 
-ENOUGH = "enough idle GPUs"
-HOPE = "GPUs that may be idle"
-MODEL = "preferred model"
-CHANCE = "chance to get idle ones"
-NUMBER = "many idle GPUs"
-FULLNESS = "how full the node is"
-CALM = {
+BAND: Final = "likely to land on idle GPUs"
+MODEL: Final = "preferred model"
+CERTAINTY: Final = "certainty and health"
+FULLNESS: Final = "few GPUs left over"
+NUMBER: Final = "many idle GPUs"
+CALM: Final = {
     "utilization": "low activity",
     "headroom": "free memory",
     "sharing": "few tenants",
-    "bursts": "even load",
+    "bursts": "low and even activity",
     "stress": "cool and unthrottled",
 }
 """Names of the terms of `calm`."""
 
-ILL_HEALTH = "ill health"
-EARLY_FAILURES = "early failures of pods"
+DOUBT: Final = "GPUs that may not be idle"
+ILL_HEALTH: Final = "ill health"
+EARLY_FAILURES: Final = "early failures of pods"
+
+_CERTAINTY: Final = FIT
+_MODEL: Final = _CERTAINTY * (STEPS + 1)
+_BAND: Final = _MODEL * (PLACES + 1)
+"""Units of one step of each digit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One term of a score.
+    """One digit of a score, or one term of its last.
 
     Attributes:
         name: what it rewards.
         share: the most that it can add.
         value: how much of that the node earns, 0 to 1.
-        adds: what it adds to the score before the factors: share times value.
+        adds: what it adds to the score: share times value.
     """
 
     name: str
@@ -64,12 +71,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What takes its share of the whole score.
+    """What takes its share of the certainty.
 
     Attributes:
         name: what it is.
         value: 0 for nothing, to 1.
-        keeps: what it leaves of the score: 1 less the value.
+        keeps: what it leaves of the certainty: 1 less the value.
     """
 
     name: str
@@ -82,8 +89,8 @@ class Breakdown:
     """What one node's score is made of.
 
     Attributes:
-        parts: they add up.
-        factors: each takes its share of that sum.
+        parts: they add up, the weightiest first.
+        factors: what they keep is the certainty.
     """
 
     parts: tuple[Part, ...]
@@ -91,19 +98,17 @@ class Breakdown:
 
     @property
     def score(self) -> float:
-        """What they come to."""
-        total = sum(part.adds for part in self.parts)
-        for factor in self.factors:
-            total *= factor.keeps
-        return total
+        """What the parts come to."""
+        return sum(part.adds for part in self.parts)
 
 
 def break_down(
     batch: Batch,
     assessment: Assessment,
-    preference: Preference,
+    model: Rows | None,
+    spare: Ratios,
     *,
-    is_packing: bool,
+    strategy: Strategy,
     weights: Weights,
 ) -> tuple[Breakdown, ...]:
     """Return what the score of each node of a batch is made of.
@@ -111,80 +116,80 @@ def break_down(
     Args:
         batch: the nodes.
         assessment: what their devices are worth to the pod.
-        preference: which models the pod prefers; one row for each node.
-        is_packing: whether the fullest nodes come first.
+        model: place of each node's model in the pod's order, None where it has none.
+        spare: devices for which each node has CPU and memory besides.
+        strategy: the pod's.
         weights: of the terms of `calm`.
     """
     landing = assessment.landing
-    terms = {
-        name: mean(value, landing.devices, landing.size)
-        for name, value in calm_terms(batch, assessment).items()
-    }
-    count = pack_steps if is_packing else spread_steps
+    band = bands(assessment.chance, landing.needed)
+    quiet = calm(batch, assessment, weights)
+    kind = np.array([KINDS[strategy]])
+    unfit = penalty(batch, assessment)
+    certain = certainty(assessment.chance, band, landing.needed)
     columns = _Columns(
-        is_enough=(assessment.idle >= landing.needed) & (landing.needed > 0),
-        hope=prospect(assessment),
-        chance=assessment.chance,
-        steps=within(count(batch, assessment), 0, STEPS) / STEPS,
-        calm=terms,
-        shares=weights.shares,
-        penalty=mean(batch.telemetry.penalty, landing.devices, landing.size),
-        suspicion=batch.suspicion,
+        band=band,
+        model=model,
+        certain=certain,
+        steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
+        fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
+        load=_load_units(batch, strategy),
+        calm={
+            name: mean(value, landing.devices, landing.size)
+            for name, value in calm_terms(batch, assessment).items()
+        },
+        shares=dict(weights.shares),
+        fit_name=NUMBER if strategy is Strategy.SPREAD else FULLNESS,
     )
-    best = np.broadcast_to(preference.best, len(batch))
     return tuple(
         Breakdown(
-            parts=tuple(
-                _parts(columns, at, (int(preference.place[at]), int(best[at])), is_packing)
-            ),
+            parts=tuple(_parts(columns, at)),
             factors=(
-                _factor(ILL_HEALTH, float(columns.penalty[at])),
-                _factor(EARLY_FAILURES, float(columns.suspicion[at])),
+                _factor(DOUBT, 1.0 - float(certain[at])),
+                _factor(ILL_HEALTH, float(unfit[at])),
+                _factor(EARLY_FAILURES, float(batch.suspicion[at])),
             ),
         )
         for at in range(len(batch))
     )
 
 
+def _load_units(batch: Batch, strategy: Strategy) -> Ratios:
+    """Return the units of the load of each node."""
+    is_fit = batch.is_shared & (strategy is not Strategy.PACK)
+    return np.where(is_fit, SHARED, LOAD)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
     """What scores are made of; one row for each node."""
 
-    is_enough: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    hope: Ratios
-    chance: Ratios
+    band: Rows
+    model: Rows | None
+    certain: Ratios
     steps: Ratios
+    fit: Ratios
+    load: Ratios
     calm: dict[str, Ratios]
-    shares: Mapping[str, float]
-    penalty: Ratios
-    suspicion: Ratios
+    shares: dict[str, float]
+    fit_name: str
 
 
-def _parts(
-    columns: _Columns,
-    at: int,
-    preferred: tuple[int, int],
-    is_packing: bool,  # noqa: FBT001 - one of the four that a node's parts rest on
-) -> Iterator[Part]:
+def _parts(columns: _Columns, at: int) -> Iterator[Part]:
     """Yield what one node's score is the sum of."""
-    place, best = preferred
-    if columns.is_enough[at]:
-        yield _part(ENOUGH, ENOUGH_SCORE, 1.0)
-        weight = 1 - ENOUGH_SCORE
-    else:
-        yield _part(HOPE, UNKNOWN_SCORE, float(columns.hope[at]))
-        weight = ENOUGH_SCORE - UNKNOWN_SCORE
-    if best:
-        yield _part(MODEL, weight * best / (best + 1), place / best)
-    weight /= best + 1
-    yield _part(CHANCE, weight * CHANCE_WEIGHT, float(columns.chance[at]))
-    step = weight * (1 - CHANCE_WEIGHT) / (STEPS + 1)
-    yield _part(FULLNESS if is_packing else NUMBER, step * STEPS, float(columns.steps[at]))
+    yield _part(BAND, _BAND * Band.LIKELY, float(columns.band[at]) / Band.LIKELY)
+    place = PLACES if columns.model is None else int(columns.model[at])
+    yield _part(MODEL, _MODEL * PLACES, place / PLACES)
+    yield _part(CERTAINTY, _CERTAINTY * STEPS, float(columns.steps[at]) / STEPS)
+    load = float(columns.load[at])
+    if load < 1:
+        yield _part(columns.fit_name, SHARED - 1, float(columns.fit[at]) / (SHARED - 1))
     for name, value in columns.calm.items():
-        yield _part(CALM[name], step * columns.shares[name] * BELOW_ONE, float(value[at]))
+        yield _part(CALM[name], load * columns.shares[name], float(value[at]))
 
 
-def _part(name: str, share: float, value: float) -> Part:
+def _part(name: str, units: float, value: float) -> Part:
+    share = units / UNITS
     return Part(name=name, share=share, value=value, adds=share * value)
 
 

@@ -9,12 +9,14 @@ GIB = 1 << 30
 
 
 class Strategy(StrEnum):
-    """Which of the nodes that would do is best."""
+    """Which of the nodes is best on which the pod is as certain to get idle GPUs."""
 
+    AUTO = "auto"
+    """Whole GPUs: where the fewest usable ones stay free. Shared ones: the least loaded node."""
     SPREAD = "spread"
     """The idlest node: most idle GPUs first."""
     PACK = "pack"
-    """The fullest node that still has enough idle GPUs, so that whole nodes stay free."""
+    """The fullest node: fewest GPUs or replicas free by count."""
 
 
 class SharedPolicy(StrEnum):
@@ -91,11 +93,14 @@ class Assumed:
         utilization: ratio that a pod on a shared device adds.
         tentative_seconds: a pod that we answered for counts so long without being bound.
         warm_up_seconds: readings measured so long after a pod's start cover it.
+        loading_seconds: so long after its start a pod on a shared device that shows less activity
+            than is believed of its tenants is still getting ready: it fetches what it works on.
     """
 
     utilization: float = 0.10
     tentative_seconds: float = 30.0
     warm_up_seconds: float = 120.0
+    loading_seconds: float = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +110,8 @@ class EarlyFailures:
     Attributes:
         within_seconds: a failure so soon after the start is early.
         half_life_seconds: a failure counts half after so long.
-        weight: share of its score that a node loses for one fresh failure, 0 to 1.
+        weight: share of its certainty that a node loses for fresh failures of one owner's pods, 0
+            to 1.
     """
 
     within_seconds: float = 60.0
@@ -121,7 +127,7 @@ class Health:
         xid: action by XID number.
         unknown_xid: action for an XID that is not listed.
         xid_seconds: a sticky XID counts so long after it was first seen.
-        penalty: share of its score that a device under penalty loses, 0 to 1.
+        penalty: share of its certainty that a device under penalty loses, 0 to 1.
         row_remap_failure: remapping of a bad memory row failed.
         row_remap_pending: a remapped row waits for a reset.
         double_bit_error: an uncorrectable memory error since the last reset.
@@ -219,17 +225,17 @@ class Weights:
     They order nodes between which the number of idle devices makes no difference.
 
     Attributes:
-        utilization: low activity.
+        utilization: low activity on average.
         memory: free memory.
         sharing: few tenants on shared devices.
-        bursts: even load.
+        bursts: low and even activity: mean and spread in one.
         stress: cool and unthrottled devices.
     """
 
-    utilization: float = 0.60
+    utilization: float = 0.05
     memory: float = 0.15
     sharing: float = 0.10
-    bursts: float = 0.05
+    bursts: float = 0.60
     stress: float = 0.10
 
     @property
@@ -250,10 +256,14 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Everything that shapes a decision besides the request and the snapshot."""
+    """Everything that shapes a decision besides the request and the snapshot.
+
+    Activity over the last `recent_seconds`, and the latest, says whether a device with tenants is
+    idle or busy; activity over the last `window_seconds` says which of several comes first.
+    """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
-    strategy: Strategy = Strategy.SPREAD
+    strategy: Strategy = Strategy.AUTO
     shared_policy: SharedPolicy = SharedPolicy.DISTRIBUTED
     freshness: Freshness = field(default_factory=Freshness)
     foreign: Foreign = field(default_factory=Foreign)
@@ -264,3 +274,4 @@ class Policy:
     weights: Weights = field(default_factory=Weights)
     mps_share_bytes: int | None = None
     window_seconds: float = 3600.0
+    recent_seconds: float = 480.0

@@ -161,6 +161,8 @@ class Own:
         is_foreign: whether the source knows that somebody outside Kubernetes uses the device.
         xid_age: how long before `measured_at` the XID happened, in seconds, NaN where unknown.
         devices: how many devices the source sees on all nodes.
+        foreign_bytes: memory of each device that processes outside Kubernetes have in use, NaN
+            where it cannot tell; None where it tells of none.
     """
 
     nodes: tuple[str, ...]
@@ -171,6 +173,7 @@ class Own:
     is_foreign: npt.NDArray[np.bool_]
     xid_age: Column
     devices: int = 0
+    foreign_bytes: Column | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ class Readings:
             device has several. None where the source cannot tell at all.
         tenants_at: when it was asked for them; None for `at`.
         changed_tenants: what has changed of them; None where the source does not say.
+        shares: now and then: what each pod (`namespace/name`) holds of the memory of a device that
+            pods share, in bytes.
         unmatched_series: series whose labels named no node of the cluster.
         unmatched_example: labels of one of them, for people; "" where there is none.
         own: where the source runs on the nodes: what it says besides, and of which nodes.
@@ -214,6 +219,7 @@ class Readings:
     tenants: Mapping[DeviceKey, tuple[str, ...]] | None
     tenants_at: float | None = None
     changed_tenants: ChangedTenants | None = None
+    shares: tuple[tuple[DeviceKey, str, int], ...] = ()
     unmatched_series: int = 0
     unmatched_example: str = ""
     own: Own | None = None

@@ -6,6 +6,7 @@ Nothing here raises for any pod: what cannot be read counts as absent, a bad ann
 from dataclasses import dataclass, field
 
 from extender.core.annotations import AnnotationProblem, own_settings, read_annotations
+from extender.core.host_resources import requested
 from extender.core.inventory import PodRecord
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.resources import ResourceNames, count_devices, has_claims
@@ -50,8 +51,10 @@ class GpuRequest:
         memory_bytes: room that each device must have, None where the pod does not say.
         requires_idle: the pod waits for devices known to be idle.
         thresholds: below both a device is idle to this pod.
-        strategy: which of the nodes that would do is best.
+        strategy: which of the nodes is best that are as certain to do.
         preferred_models: models in the order of preference, as the pod writes them.
+        millicores: CPU that it requests of its node.
+        host_bytes: memory that it requests of its node.
         nominated_node: where preemption makes room for the pod, "" where there is none.
         last_word: why kube-scheduler found no node for the pod when it last tried, None where it
             did not say so; makes no request another.
@@ -65,8 +68,10 @@ class GpuRequest:
     memory_bytes: int | None = None
     requires_idle: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
-    strategy: Strategy = Strategy.SPREAD
+    strategy: Strategy = Strategy.AUTO
     preferred_models: tuple[str, ...] = ()
+    millicores: int = 0
+    host_bytes: int = 0
     nominated_node: str = ""
     last_word: str | None = field(default=None, compare=False)
     own: frozenset[str] = field(default=frozenset(), compare=False)
@@ -119,6 +124,7 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
     request = None
     if wishes.is_enabled and counts:
         resource, count = counts[0]
+        host = requested(fields)
         request = GpuRequest(
             resource=resource,
             count=count,
@@ -128,6 +134,8 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             thresholds=wishes.thresholds,
             strategy=wishes.strategy,
             preferred_models=wishes.preferred_models,
+            millicores=host.millicores,
+            host_bytes=host.memory_bytes,
             nominated_node=text_of(status.get("nominatedNodeName")),
             last_word=last_word(status),
             own=own_settings(fields, wishes),

@@ -112,6 +112,31 @@ def count_devices(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
         >>> count_devices({"spec": {"containers": [container, container]}}, ResourceNames())
         {'nvidia.com/gpu': 4}
     """
+    together, largest = _count_moments(pod, names)
+    return {
+        name: min(max(together.get(name, 0), largest.get(name, 0)), MAX_COUNT)
+        for name in sorted({*together, *largest}, key=lambda name: (names.rank(name), name))
+    }
+
+
+def count_lasting(pod: Mapping[str, object], names: ResourceNames) -> dict[str, int]:
+    """Return how many devices of each GPU resource its containers have once it has begun.
+
+    The kubelet keeps those of init containers for the pod's whole life as well, but names them to
+    nobody: mappings show these alone.
+
+    Example:
+        >>> ask = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+        >>> count_lasting({"spec": {"containers": [{}], "initContainers": [ask]}}, ResourceNames())
+        {}
+    """
+    return {name: min(count, MAX_COUNT) for name, count in _count_moments(pod, names)[0].items()}
+
+
+def _count_moments(
+    pod: Mapping[str, object], names: ResourceNames
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the devices of containers that run together, and the most while init containers do."""
     spec = mapping_of(pod.get("spec"))
     together: dict[str, int] = {}
     for container in objects_of(spec.get("containers")):
@@ -128,10 +153,7 @@ def count_devices(pod: Mapping[str, object], names: ResourceNames) -> dict[str, 
             _add(moment, sidecars)
         for name, count in moment.items():
             largest[name] = max(largest.get(name, 0), count)
-    return {
-        name: min(max(together.get(name, 0), largest.get(name, 0)), MAX_COUNT)
-        for name in sorted({*together, *largest}, key=lambda name: (names.rank(name), name))
-    }
+    return together, largest
 
 
 def count_containers(pod: Mapping[str, object]) -> int:

@@ -5,6 +5,9 @@ from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
 
+GATE: Final = "idlegpu.io/room"
+"""Scheduling gate of pods that kube-scheduler is to try once there is room for them, not before."""
+
 MAX_MESSAGE: Final = 1500
 """So much is kept of what kube-scheduler says of a pod that waits; the reasons come first."""
 
@@ -15,6 +18,17 @@ def scheduled_condition(status: object) -> Mapping[str, object]:
         if condition.get("type") == "PodScheduled":
             return condition
     return {}
+
+
+def awaits_room(spec: object) -> bool:
+    """Tell whether our scheduling gate is the only one that a pod has.
+
+    Example:
+        >>> awaits_room({"schedulingGates": [{"name": "idlegpu.io/room"}]})
+        True
+    """
+    gates = objects_of(mapping_of(spec).get("schedulingGates"))
+    return [gate.get("name") for gate in gates] == [GATE]
 
 
 def is_unschedulable(scheduled: Mapping[str, object]) -> bool:

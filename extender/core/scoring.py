@@ -1,71 +1,71 @@
 """Which of the nodes that would do is best: one number from 0 to 1 for each.
 
-    score = (1 - penalty) x (1 - suspicion) x
-        0.4 + 0.6 order                    where enough landing devices are known to be idle
-        0.4 x (0.5 prospect + 0.5 order)   elsewhere
+docs/decision.md has the order, and what it is for:
 
-So a node with enough idle devices comes first (0.4 and more), then one that may have them for all
-that is known (0.2 and more), then one that is known to be busy; ill health and early failures
-take their share of any. `prospect` is 1 where the devices are unknown and 0 where they are known
-to be busy; what fades lies between.
+    (band, model, certainty x health, fit, load)
 
-`order` puts, each before the next: the pod's order of models; the chance that all devices which
-the kubelet picks are idle, together with how many idle ones there are (strategy spread) or how
-few free ones (strategy pack); the load and the smaller terms of `calm`.
+The score is that in mixed radix, so that comparing scores compares from left to right:
+
+    score = (((band x 17 + model) x 17 + certainty) x 240 + fit) / 208,080
+
+`band` is 0 to 2, `model` and `certainty` 0 to 16, and `fit`, which has the load in it, stays below
+`MOST_FIT`. No digit overflows into the next; that fit fills a third of its own alone keeps nodes
+of other certainty further apart than fit tells them apart, also on the wire.
 """
 
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from extender.core.assessment import Assessment
-from extender.core.columns import within
-from extender.core.policy import Weights
+from extender.core.certainty import STEPS, Band, bands, certainty, steps_of
+from extender.core.policy import Strategy, Weights
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 
-ENOUGH_SCORE = 0.4
-"""Any node with enough idle devices scores from here, and every node without scores below."""
+PLACES: Final = 16
+"""Places in a pod's order of models: as many as it may name."""
 
-UNKNOWN_SCORE = 0.2
-"""A node that may have enough idle devices scores from here, and one known to be busy below."""
+FIT: Final = 240
+"""Units between two steps of certainty."""
 
-CHANCE_WEIGHT = 1 / 3
-"""What the certainty of idle devices weighs against their number."""
+UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * FIT
+"""All units of a score."""
 
-STEPS = 16
-"""Numbers of devices are told apart up to here; nodes carry at most 16 cards."""
+GPU: Final = 4
+"""Units of fit for one whole device ..."""
 
-WEIGHTS = Weights()
+MANY: Final = 16
+"""... up to so many; beyond, each further one counts less, and none counts nothing."""
+
+_MOST_FIT: Final = GPU * (MANY + 4)
+
+LOAD: Final = 0.003
+"""Units of the load on whole devices: less than the least difference of fit."""
+
+SHARED: Final = 81
+"""Units of the load on shared devices, of which it is the fit."""
+
+QUARTERS: Final = 4
+"""Idle devices are counted in quarters: one that is unknown counts half."""
+
+WEIGHTS: Final = Weights()
 """Of the terms of `calm`, unless configured."""
 
-BELOW_ONE = 0.999
-"""Keeps the largest sum of small terms below one step."""
+DECIMALS: Final = 12
+"""Means are rounded: the order of additions makes no difference between equal nodes."""
 
-DECIMALS = 12
-"""Scores are rounded, so that the order of additions makes no difference between equal nodes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preference:
-    """Which models pods prefer, as columns: a row for each node of a batch.
-
-    Attributes:
-        place: how early the pod's list of models names the node's: the list's length for the
-            first, 1 for the last, 0 for the others.
-        best: the earliest place of any model; one row for each node, or one for all.
-    """
-
-    place: Rows
-    best: Rows
+KINDS: Final = {strategy: kind for kind, strategy in enumerate(Strategy)}
+"""Strategies as numbers, for columns."""
 
 
 def score(
     batch: Batch,
     assessment: Assessment,
-    is_packing: Flags,
-    preference: Preference,
+    strategy: Rows,
+    model: Rows,
+    spare: Ratios,
     weights: Weights = WEIGHTS,
-) -> Ratios:
+) -> tuple[Ratios, Rows]:
     """Score each node of the batch.
 
     More load on any landing device never raises a node's score.
@@ -73,48 +73,113 @@ def score(
     Args:
         batch: the nodes.
         assessment: what their devices are worth to the pod.
-        is_packing: whether the fullest nodes come first, not the emptiest; per node, or of all.
-        preference: which models the pod prefers.
+        strategy: of the pod, as `KINDS` has it; per node, or of all.
+        model: place of the node's model in the pod's order, `PLACES` for the best; likewise.
+        spare: devices for which the node has CPU and memory once the pod is there.
         weights: of the terms of `calm`.
 
     Returns:
-        Ratios from 0 to 1, one per node.
+        Ratios from 0 to 1, and the bands; one per node.
     """
-    landing = assessment.landing
-    is_enough = (assessment.idle >= landing.needed) & (landing.needed > 0)
-    steps = spread_steps(batch, assessment)
-    if is_packing.any():
-        steps = np.where(is_packing, pack_steps(batch, assessment), steps)
-    # Of all requests with the same grounds these are the same.
-    memo, grounds = batch.memo, assessment.grounds
-    quiet = memo.get(
-        grounds and ("calm", weights, grounds), lambda: calm(batch, assessment, weights)
+    needed = assessment.landing.needed
+    band = bands(assessment.chance, needed)
+    certain = certainty(assessment.chance, band, needed) * health(batch, assessment)
+    # Of all requests with the same grounds this is the same.
+    quiet = batch.memo.get(
+        assessment.grounds and ("calm", weights, assessment.grounds),
+        lambda: calm(batch, assessment, weights),
     )
-    penalty = memo.get(
+    digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(certain)
+    fitting = fit(batch, assessment, strategy, spare, quiet)
+    return (digits * FIT + fitting) / UNITS, band
+
+
+def unknown_score(model: int) -> float:
+    """Return the score of a node of which nothing is known.
+
+    Args:
+        model: its place in the pod's order of models.
+    """
+    digits = (Band.UNKNOWN * (PLACES + 1) + model) * (STEPS + 1) + STEPS // 2
+    return digits * FIT / UNITS
+
+
+def health(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return what ill health and early failures leave of each node's certainty, 0 to 1."""
+    return (1.0 - penalty(batch, assessment)) * (1.0 - batch.suspicion)
+
+
+def penalty(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return what the ill health of the landing devices costs each node, 0 to 1."""
+    landing, memo, grounds = assessment.landing, batch.memo, assessment.grounds
+    return memo.get(
         grounds and ("penalty", grounds[2]),
         lambda: mean(batch.telemetry.penalty, landing.devices, landing.size),
     )
-    place = (within(steps, 0, STEPS) + quiet) / (STEPS + 1)
-    order = CHANCE_WEIGHT * assessment.chance + (1 - CHANCE_WEIGHT) * place
-    order = (preference.place + order) / (preference.best + 1)
-    raw = np.where(
-        is_enough,
-        ENOUGH_SCORE + (1 - ENOUGH_SCORE) * order,
-        UNKNOWN_SCORE * prospect(assessment) + (ENOUGH_SCORE - UNKNOWN_SCORE) * order,
-    )
-    result: Ratios = np.round(raw * (1 - penalty) * (1 - batch.suspicion), DECIMALS)
-    return result
+
+
+def fit(
+    batch: Batch, assessment: Assessment, strategy: Rows, spare: Ratios, quiet: Ratios
+) -> Ratios:
+    """Return how well the pod fits each node, in units from 0 to below `FIT`.
+
+    Args:
+        batch: the nodes.
+        assessment: what their devices are worth to the pod.
+        strategy: as `score` has it.
+        spare: likewise.
+        quiet: how calm each node is.
+    """
+    is_packing = strategy == KINDS[Strategy.PACK]
+    left = free_after(batch, assessment)
+    is_auto = strategy == KINDS[Strategy.AUTO]
+    room = np.where(is_auto, np.minimum(left, spare), left)
+    whole = _fullness(room)
+    is_spreading = strategy == KINDS[Strategy.SPREAD]
+    if is_spreading.any():
+        whole = np.where(is_spreading, _MOST_FIT - _fullness(idle_devices(assessment)), whole)
+    units = whole + LOAD * quiet
+    if not batch.is_shared.any():
+        return units
+    shared = SHARED * quiet
+    if is_packing.any():
+        replicas = np.maximum(batch.replicas, 1)
+        shared = np.where(is_packing, _fullness(left / replicas) + LOAD * quiet, shared)
+    return np.where(batch.is_shared, shared, units)
+
+
+def _fullness(left: Ratios) -> Ratios:
+    """Return the units of fit where so many devices are left; the fewer, the more."""
+    beyond = (_MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
+    return np.where(left <= MANY, _MOST_FIT - GPU * left, beyond)
+
+
+def free_after(batch: Batch, assessment: Assessment) -> Ratios:
+    """Return how many devices or replicas of each node stay free by count beside the pod's own."""
+    asked = np.where(batch.is_shared, 1, assessment.landing.needed)
+    free: Ratios = np.maximum(batch.allocatable - batch.held - asked, 0).astype(np.float64)
+    return free
+
+
+def idle_devices(assessment: Assessment) -> Ratios:
+    """Return how many idle devices there are; an unknown one counts half."""
+    landing = assessment.landing
+    hopes = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0).sum(axis=1)
+    counted = np.floor(hopes * QUARTERS + 0.5) / QUARTERS
+    idle: Ratios = np.maximum(counted - landing.taken, 0.0)
+    return idle
 
 
 def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ratios:
-    """Return how calm the landing devices of each node are, 0 to below 1.
+    """Return how calm the landing devices of each node are, 0 to 1.
 
     Bursts are the root of the mean square of the load, mean and spread in one: unlike the spread
-    alone, it never falls while a load rises.
+    alone, it never falls while a load rises. By its weight it leads: mean plus standard deviation
+    of an hour tells the next one best, and this orders devices as that does.
     """
     landing, shares = assessment.landing, weights.shares
     total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())
-    return mean(np.asarray(total), landing.devices, landing.size) * BELOW_ONE
+    return mean(np.asarray(total), landing.devices, landing.size)
 
 
 def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
@@ -129,44 +194,6 @@ def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:
         "bursts": 1.0 - np.minimum(bursts, 1.0),
         "stress": 1.0 - telemetry.stress,
     }
-
-
-def prospect(assessment: Assessment) -> Ratios:
-    """Return per node whether enough devices may be idle: 1 where unknown, 0 where known not.
-
-    It rests on the worst of the devices that the pod would get if it got the best.
-    """
-    landing = assessment.landing
-    chances = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0)
-    wanted = np.maximum(landing.needed + landing.taken, 1)
-    last = np.minimum(wanted, np.maximum(landing.size, 1)) - 1
-    if last.any():
-        worst = np.take_along_axis(np.sort(chances, axis=1)[:, ::-1], last[:, None], axis=1)[:, 0]
-    else:
-        worst = chances.max(axis=1, initial=0.0)
-    hope: Ratios = np.minimum(2 * worst, 1.0)
-    return hope
-
-
-def spread_steps(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return how many idle devices there are; an unknown one counts half.
-
-    A shared pod lands where the plugin's policy puts it: further idle cards are worth nothing
-    to it.
-    """
-    landing = assessment.landing
-    hopes = np.where(landing.devices & assessment.fits, assessment.idle_chance, 0.0).sum(axis=1)
-    share = landing.needed / np.maximum(landing.size, 1)
-    steps: Ratios = np.where(batch.is_shared, hopes * share, np.maximum(hopes - landing.taken, 0.0))
-    return steps
-
-
-def pack_steps(batch: Batch, assessment: Assessment) -> Ratios:
-    """Return how full each node is: the fewer devices or replicas are free, the more."""
-    free = np.maximum(batch.allocatable - batch.held, assessment.landing.needed)
-    free = np.where(batch.is_shared, free / np.maximum(batch.replicas, 1), free)
-    steps: Ratios = STEPS - np.minimum(free, STEPS)
-    return steps
 
 
 def mean(values: Ratios, devices: Flags, size: Rows) -> Ratios:

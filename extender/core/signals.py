@@ -14,8 +14,11 @@ from extender.core.snapshot import Flags, Ratios, Rows, Telemetry
 from extender.core.stress import stress
 
 IDLE_POWER_SHARE = 0.30
-"""Share of its power limit up to which a device may be idle: a loaded but idle H200 drew 126 to
-136 of 700 W, at 30 % duty 350 W."""
+"""Share of its power limit that a device is taken to draw at rest until that was seen: a loaded but
+idle H200 drew 126 to 136 of 700 W, at 30 % duty 350 W."""
+
+MOST_IDLE_POWER_SHARE = 0.60
+"""No device draws more than this share of its limit at rest: idle ones draw 5 to 60 %."""
 
 UTILIZATION = (Signal.GPU_UTILIZATION, Signal.GRAPHICS_ACTIVE)
 """What a device's activity is told by, if the source tells it at all."""
@@ -29,7 +32,8 @@ OTHER_ACTIVITY = (
 """Other evidence of it."""
 
 MEASURED = (Signal.GRAPHICS_ACTIVE, Signal.GPU_UTILIZATION, *OTHER_ACTIVITY, Signal.POWER)
-"""All of it; of those that say the same, the first is told to people."""
+"""All of it; of those that say the same, the first is told to people. Power stands last: what it
+adds only orders devices."""
 
 _CALLS_IT_IDLE, _CALLS_IT_BUSY = 0.05, 0.25  # far enough apart that noise is no disagreement
 
@@ -56,7 +60,25 @@ def board_power(model: str) -> float:
     return float("nan")
 
 
-def activity(columns: Mapping[Signal, Column], board_watts: Column) -> tuple[Column, Flags]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """How busy devices are, by one reading; ratios, NaN where no activity was read at all.
+
+    Attributes:
+        measured: by the signals that measure activity: what says idle, busy or in use.
+        busiest: the busiest evidence, power included: what orders devices. Power says how a device
+            compares with itself; cards at rest draw anything from 5 to 60 % of their limit.
+        disagree: other evidence calls a device busy that its utilization calls idle.
+    """
+
+    measured: Column
+    busiest: Column
+    disagree: Flags
+
+
+def activity(
+    columns: Mapping[Signal, Column], board_watts: Column, rest_watts: Column | None = None
+) -> Activity:
     """Return how busy each device is, and where the sources disagree.
 
     The busiest evidence wins: one reading of GPU_UTIL is an alias of the load, and says 1 % at a
@@ -65,11 +87,7 @@ def activity(columns: Mapping[Signal, Column], board_watts: Column) -> tuple[Col
     Args:
         columns: what was read; NaN where missing.
         board_watts: power limit by model, for devices whose source does not tell it.
-
-    Returns:
-        Ratios, NaN where no activity was read at all (power alone tells nothing: a device at rest
-        draws some); and whether other evidence calls a device busy that its utilization calls
-        idle.
+        rest_watts: what each device was seen to draw at rest, NaN where it was not.
     """
     missing = np.full(len(board_watts), np.nan)
 
@@ -84,20 +102,32 @@ def activity(columns: Mapping[Signal, Column], board_watts: Column) -> tuple[Col
             others = np.fmax(others, columns[signal])
     limit = column(Signal.POWER_LIMIT)
     limit = np.where(limit > 0, limit, board_watts)
-    rest = limit * IDLE_POWER_SHARE
-    by_power = within((column(Signal.POWER) - rest) / (limit - rest), 0.0, 1.0)
+    by_power = _by_power(column(Signal.POWER), limit, missing if rest_watts is None else rest_watts)
     measured = np.fmax(primary, others)
     busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
-    disagree = (primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY)
-    return within(busiest, 0.0, 1.0), disagree
+    return Activity(
+        measured=within(measured, 0.0, 1.0),
+        busiest=within(busiest, 0.0, 1.0),
+        disagree=(primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY),
+    )
 
 
-def busiest_signal(reading: Mapping[Signal, float]) -> Signal | None:
+def _by_power(watts: Column, limit: Column, rest_watts: Column) -> Column:
+    """Return how far devices are from rest to their power limit, NaN where unknown."""
+    seen = np.minimum(rest_watts, limit * MOST_IDLE_POWER_SHARE)
+    rest = np.where(np.isnan(seen), limit * IDLE_POWER_SHARE, seen)
+    return within((watts - rest) / (limit - rest), 0.0, 1.0)
+
+
+def busiest_signal(
+    reading: Mapping[Signal, float], rest_watts: float = float("nan")
+) -> Signal | None:
     """Return which signal tells a device's activity, as `activity` has it; None where none does.
 
     Args:
         reading: what was read of it, without what is missing; the power limit is known, or the
             model's.
+        rest_watts: what it was seen to draw at rest, NaN where it was not.
 
     Example:
         >>> busiest_signal({Signal.GPU_UTILIZATION: 0.01, Signal.SM_ACTIVE: 0.3})
@@ -108,8 +138,8 @@ def busiest_signal(reading: Mapping[Signal, float]) -> Signal | None:
         return None
     limit = reading.get(Signal.POWER_LIMIT, 0.0)
     if limit > 0 and Signal.POWER in reading:
-        rest = limit * IDLE_POWER_SHARE
-        told[Signal.POWER] = min((reading[Signal.POWER] - rest) / (limit - rest), 1.0)
+        watts = np.array([reading[Signal.POWER], limit, rest_watts])[:, None]
+        told[Signal.POWER] = float(_by_power(*watts)[0])
     return max(told, key=told.__getitem__)
 
 
@@ -169,15 +199,21 @@ class Evidence:
         activity_at: when what tells of its activity was measured, likewise.
         memory_at: when what tells of its memory was measured, likewise.
         freed_at: when its last tenant ended; readings from before it are nobody's.
+        others_bytes: the part of the memory that was last seen in use and is not of pods that
+            declared theirs, NaN where unknown.
         label_total_bytes: memory by the node's labels or earlier readings, NaN where unknown.
         board_watts: power limit by model, NaN where unknown.
-        window_mean: utilization since the tenants last changed.
+        rest_watts: what it was seen to draw at rest, NaN where it was not.
+        window_mean: utilization since the tenants last changed, power included.
         window_spread: its standard deviation.
         window_count: how many readings that is.
+        recent_mean: measured activity of the last minutes, likewise.
+        recent_count: how many readings that is.
         has_tenants: pods hold it.
         is_unheld: no pod is seen on it, and mapping and API agree.
         is_in_use: readings showed use, enough of them since its tenants last changed.
         is_foreign: so they did while no pod can have held it.
+        was_used: the last reading of it while no pod held it showed use.
         xid_since: when the XID was first seen, NaN where there is none.
         xid_at: when it was last told, seconds since the epoch, likewise.
         recovery_at: when the recovery action was last told, NaN where it never was.
@@ -191,15 +227,20 @@ class Evidence:
     activity_at: Column
     memory_at: Column
     freed_at: Column
+    others_bytes: Column
     label_total_bytes: Column
     board_watts: Column
+    rest_watts: Column
     window_mean: Ratios
     window_spread: Ratios
     window_count: Rows
+    recent_mean: Ratios
+    recent_count: Rows
     has_tenants: Flags
     is_unheld: Flags
     is_in_use: Flags
     is_foreign: Flags
+    was_used: Flags
     xid_since: Column
     xid_at: Column
     recovery_at: Column
@@ -208,9 +249,44 @@ class Evidence:
     node_row: Rows
 
 
-def shows_use(used_bytes: Column, busy: Column, foreign: Foreign) -> Flags:
-    """Tell which devices somebody uses, by one reading."""
-    return (used_bytes > foreign.memory_bytes) | (busy > foreign.utilization)
+def shows_use(used_bytes: Column, measured: Column, foreign: Foreign) -> Flags:
+    """Tell which devices are in use, by one reading.
+
+    Args:
+        used_bytes: memory in use, NaN where unknown.
+        measured: activity as `Activity.measured` has it: what power says is no use.
+        foreign: from where on it is use.
+    """
+    return (used_bytes > foreign.memory_bytes) | (measured > foreign.utilization)
+
+
+REST_BELOW = 0.02
+"""A device whose measured activity is below this ratio, now and on average, is at rest."""
+
+REST_READINGS = 6
+"""So many readings say so: a device between two steps of its work is not at rest, and GPU_UTIL
+read now and then can miss a load."""
+
+_REST_STEP = 0.1
+"""Share of the way to a reading: one that is far off is no rest, dozens that agree are."""
+
+
+def learn_rest(
+    rest_watts: Column, watts: Column, measured: Column, recent: tuple[Ratios, Rows]
+) -> Column:
+    """Return what devices draw at rest, with what one more reading says of it.
+
+    Args:
+        rest_watts: what was seen of it, NaN where nothing was.
+        watts: power now, NaN where missing.
+        measured: activity now.
+        recent: mean of the activity of the last minutes, and of how many readings.
+    """
+    mean, count = recent
+    is_at_rest = (measured < REST_BELOW) & (mean < REST_BELOW) & (count >= REST_READINGS)
+    is_at_rest &= ~np.isnan(watts)
+    before = np.where(np.isnan(rest_watts), watts, rest_watts)
+    return np.where(is_at_rest, before + _REST_STEP * (watts - before), rest_watts)
 
 
 def step_streak(streak: Rows, verdict: Flags, shown: Flags, readings: int) -> tuple[Rows, Flags]:
@@ -234,7 +310,8 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
         policy: the settings.
         now: seconds since the epoch.
     """
-    busy, disagree = activity(evidence.columns, evidence.board_watts)
+    seen = activity(evidence.columns, evidence.board_watts, evidence.rest_watts)
+    busy, measured = seen.busiest, seen.measured
     used, free, total = memory(evidence.columns, evidence.label_total_bytes)
     by_age = fade(now - evidence.measured_at, policy.freshness)
 
@@ -246,29 +323,51 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
     memory_fresh = np.where(np.isnan(used) | np.isnan(total), 0.0, fresh(evidence.memory_at))
     is_own = (evidence.measured_at > evidence.freed_at) & (by_age > 0)
     latest = np.where(activity_fresh > 0, known(busy), 0.0)
-    has_window = evidence.has_tenants & (evidence.window_count > 1) & (activity_fresh > 0)
+    is_foreign = evidence.is_foreign & evidence.is_unheld & (by_age > 0)
+    has_window = evidence.has_tenants & (activity_fresh > 0)
+    has_hour = has_window & (evidence.window_count > 1)
+    # Foreign use comes and goes as a tenant's work does, and counts from when it comes.
+    past = np.where(is_foreign & (activity_fresh > 0), evidence.window_mean, 0.0)
+    now_busy = np.where(activity_fresh > 0, known(measured), 0.0)
+    has_recent = has_window & (evidence.recent_count > 1)
+    recent = np.where(has_recent, evidence.recent_mean, 0.0)
     verdict, is_out = _judge(evidence, policy, now, by_age)
     total_known = known(total)
     used_ratio = known(used) / np.maximum(total_known, 1.0)
     telemetry = Telemetry(
-        utilization=np.where(has_window, evidence.window_mean, latest),
+        utilization=np.where(has_hour, evidence.window_mean, np.maximum(latest, past)),
         latest=latest,
-        spread=np.where(has_window, evidence.window_spread, 0.0),
+        peak=np.maximum(now_busy, recent),
+        spread=np.where(has_hour, evidence.window_spread, 0.0),
         freshness=activity_fresh,
         memory_used=np.where(memory_fresh > 0, within(used_ratio, 0.0, 1.0), 0.0),
         memory_free_bytes=np.where(memory_fresh > 0, known(free), 0.0),
         memory_total_bytes=total_known,
         memory_freshness=memory_fresh,
+        presumed=_presumed(evidence, policy, now, by_age),
+        others_bytes=np.where(by_age > 0, known(evidence.others_bytes), 0.0),
         stress=stress(evidence.columns, len(busy), policy.health) * is_own,
         penalty=verdict.penalty,
         is_excluded=verdict.is_excluded,
         is_excluded_multi=verdict.is_excluded_multi,
         is_out=is_out,
-        is_foreign=evidence.is_foreign & evidence.is_unheld & (by_age > 0),
+        is_foreign=is_foreign,
         is_in_use=evidence.is_in_use & (by_age > 0),
         cause=verdict.cause,
     )
-    return telemetry, disagree
+    return telemetry, seen.disagree
+
+
+def _presumed(evidence: Evidence, policy: Policy, now: float, by_age: Ratios) -> Ratios:
+    """Return how much it counts that devices were just freed, and are idle as they were before.
+
+    That fades as a reading would that was measured when they were freed; of a device that its
+    source has left, nothing is presumed.
+    """
+    may_be = ~(evidence.was_used | evidence.has_tenants)
+    may_be &= ~(evidence.measured_at > evidence.freed_at)
+    since = fade(now - evidence.freed_at, policy.freshness)
+    return np.where(may_be, np.minimum(since, by_age), 0.0)
 
 
 def believe_again(

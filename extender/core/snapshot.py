@@ -21,6 +21,9 @@ AnyColumn = TypeVar("AnyColumn", Ratios, Flags, Rows)
 
 Patched = TypeVar("Patched", bound=npt.NDArray[np.generic])
 
+NO_LIMIT = 1 << 60
+"""CPU or memory of a node of which it is not known how much is left."""
+
 NO_DEVICE = -1
 """Fills the slots of a pool's matrix where a node has fewer devices than the widest one."""
 
@@ -38,16 +41,23 @@ class Telemetry:
 
     Attributes:
         utilization: ratio of time busy: over the window for a device with tenants, else the
-            latest; the busier of the sources that speak of it.
+            latest; the busiest evidence, power included. It orders devices.
         latest: the latest utilization, without the window.
+        peak: what says idle or busy: the higher of the latest measured activity and its mean over
+            the last minutes, power left out.
         spread: standard deviation of the utilization over the window.
-        freshness: of the three above.
+        freshness: of the four above.
         memory_used: ratio of memory in use, 0 to 1, without what the driver reserves.
         memory_free_bytes: room left.
         memory_total_bytes: room of an empty device; 0 where unknown.
         memory_freshness: of memory_used and memory_free_bytes.
+        presumed: how much it counts that the device was just freed and showed no use before its
+            tenant came, 0 to 1; 0 once it is read.
+        others_bytes: the part of the memory that was last seen in use and is not of pods that
+            declared theirs; it counts until a newer reading, though a tenant has left. 0 where
+            unknown.
         stress: heat and throttling, 0 (none) to 1.
-        penalty: share of its score that ill health costs, 0 to 1.
+        penalty: share of its certainty that ill health costs, 0 to 1.
         is_excluded: cannot work.
         is_excluded_multi: cannot work for a pod with several devices.
         is_out: cannot work, or is silent while its siblings speak: what a kubelet withdraws.
@@ -58,12 +68,15 @@ class Telemetry:
 
     utilization: Ratios
     latest: Ratios
+    peak: Ratios
     spread: Ratios
     freshness: Ratios
     memory_used: Ratios
     memory_free_bytes: Ratios
     memory_total_bytes: Ratios
     memory_freshness: Ratios
+    presumed: Ratios
+    others_bytes: Ratios
     stress: Ratios
     penalty: Ratios
     is_excluded: Flags
@@ -142,8 +155,10 @@ class PoolRow:
         slots: rows of the devices in the telemetry.
         used: per slot, replicas in use (0 or 1 for whole devices).
         assumed: per slot, tenants on it that the readings do not show.
-        assumed_bytes: per slot, room that those of them take that said how much.
-        assumed_shares: per slot, how many of them did not say, and so take an even share each.
+        assumed_shares: per slot, how many of them did not say how much memory they take, and so
+            take an even share each.
+        declared_bytes: per slot of a shared device, memory that its tenants declared, in use or
+            not.
         replicas: shares that each device is sold as; 1 for whole devices.
         allocatable: devices or replicas that the kubelet offers.
         withdrawn: devices or replicas that the node has and the kubelet does not offer.
@@ -157,13 +172,19 @@ class PoolRow:
         is_reconfiguring: the node's operator is changing its GPUs or their driver.
         serves_claims: ResourceClaims may take devices that no count of the resource tells.
         model_id: row of the devices' model in the snapshot's models.
+        free_millicores: CPU of the node that no pod requests, `NO_LIMIT` where unknown.
+        free_bytes: memory of the node, likewise.
+        undeclared: per slot of a shared device, how many tenants did not declare any.
+        leaving: the node without the pods that are being deleted; None where there are none.
+        loading: per slot, tenants that the readings show and that may still get ready to work; ()
+            for none.
     """
 
     slots: tuple[int, ...]
     used: tuple[int, ...]
     assumed: tuple[int, ...]
-    assumed_bytes: tuple[float, ...]
     assumed_shares: tuple[int, ...]
+    declared_bytes: tuple[float, ...]
     replicas: int = 1
     allocatable: int = 0
     withdrawn: int = 0
@@ -176,6 +197,33 @@ class PoolRow:
     is_reconfiguring: bool = False
     serves_claims: bool = False
     model_id: int = 0
+    free_millicores: int = NO_LIMIT
+    free_bytes: int = NO_LIMIT
+    undeclared: tuple[int, ...] = ()
+    leaving: "Leaving | None" = None
+    loading: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Say of each slot that nothing loads there, where nothing is said."""
+        if len(self.loading) != len(self.slots):
+            object.__setattr__(self, "loading", (0,) * len(self.slots))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """What a node is once some of its pods are gone, before any reading shows that.
+
+    Attributes:
+        row: its row without them.
+        freed: per slot, the last pod on it leaves.
+        released_bytes: per slot, memory in use that is theirs, as far as that is known.
+        released_others: per slot, the part of it that counts as `Telemetry.others_bytes`.
+    """
+
+    row: PoolRow
+    freed: tuple[bool, ...]
+    released_bytes: tuple[float, ...]
+    released_others: tuple[float, ...]
 
 
 def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> PoolRow:
@@ -190,8 +238,8 @@ def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> Pool
         slots=slots,
         used=zeros,
         assumed=zeros,
-        assumed_bytes=(0.0,) * len(slots),
         assumed_shares=zeros,
+        declared_bytes=(0.0,) * len(slots),
         allocatable=len(slots) if allocatable is None else allocatable,
     )
 
@@ -206,7 +254,7 @@ class Batch:
         slots: row of each device in the telemetry, `NO_DEVICE` where there is none.
         present: whether there is a device.
         telemetry: in the shape of `slots`.
-        suspicion: share of its score that early failures cost each node, 0 to 1.
+        suspicion: share of its certainty that early failures cost each node, 0 to 1.
         memo: what was worked out of it for one request and serves others too.
 
     The others are `PoolRow`'s, as arrays.
@@ -218,8 +266,9 @@ class Batch:
     suspicion: Ratios
     used: Rows
     assumed: Rows
-    assumed_bytes: Ratios
     assumed_shares: Rows
+    loading: Rows
+    declared_bytes: Ratios
     replicas: Rows
     allocatable: Rows
     withdrawn: Rows
@@ -231,19 +280,24 @@ class Batch:
     is_agreed: Flags
     is_reconfiguring: Flags
     model_id: Rows
+    free_millicores: Rows
+    free_bytes: Rows
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.replicas)
 
 
-PER_SLOT = ("used", "assumed", "assumed_bytes", "assumed_shares")
-PER_NODE = ("replicas", "allocatable", "withdrawn", "held", "taken", "model_id")
+PER_SLOT = ("used", "assumed", "assumed_shares", "loading", "declared_bytes")
+PER_NODE = (
+    *("replicas", "allocatable", "withdrawn", "held", "taken", "model_id"),
+    *("free_millicores", "free_bytes"),
+)
 FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_reconfiguring")
 
 _OF_NODE = attrgetter(*PER_NODE, *FLAGS)
-_OF_SLOTS = attrgetter("slots", "used", "assumed", "assumed_shares", "assumed_bytes")
-_BLANKS = (NO_DEVICE, 0, 0, 0, 0.0)
+_OF_SLOTS = attrgetter("slots", "used", "assumed", "assumed_shares", "loading", "declared_bytes")
+_BLANKS = (NO_DEVICE, 0, 0, 0, 0, 0.0)
 """What each of these says of a slot without a device."""
 
 
@@ -260,7 +314,8 @@ def batch_rows(
     """
     width = max(width, max((len(row.slots) for row in rows), default=0))
     by_slot = _by_slot(rows, width)
-    slots, used, assumed, assumed_shares = (column.T for column in by_slot[:-1].astype(np.intp))
+    counts_by_slot = (column.T for column in by_slot[:-1].astype(np.intp))
+    slots, used, assumed, assumed_shares, loading = counts_by_slot
     shape = len(rows), len(PER_NODE) + len(FLAGS)
     of_nodes = np.fromiter(chain.from_iterable(map(_OF_NODE, rows)), np.intp, shape[0] * shape[1])
     counts: Rows = of_nodes.reshape(shape).T.copy()
@@ -271,8 +326,9 @@ def batch_rows(
         suspicion=suspicion,
         used=used,
         assumed=assumed,
-        assumed_bytes=by_slot[-1].T,
         assumed_shares=assumed_shares,
+        loading=loading,
+        declared_bytes=by_slot[-1].T,
         **dict(zip(PER_NODE, counts, strict=False)),
         **dict(zip(FLAGS, counts[len(PER_NODE) :] != 0, strict=True)),
     )

@@ -1,7 +1,7 @@
 """What the nodes of a pool are worth to a request: kept, and evaluated anew where that changed."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from extender.core.evaluation import (
     evaluate_batch,
     evaluate_for,
 )
+from extender.core.filtering import Code
 from extender.core.landing import assume, closed_slots
+from extender.core.leaving import batch_after
 from extender.core.policy import Policy
 from extender.core.snapshot import Batch, Flags, Pool, PoolRow, Snapshot, batch_rows, patched
 from extender.core.steps import Steps, finish
@@ -148,14 +150,39 @@ def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[
 def nominate(
     evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question
 ) -> Evaluation:
-    """Return an evaluation with the pod's own nomination counted: there it is promised room."""
-    node = question.request.nominated_node
-    if node not in pool.row_of:
+    """Return an evaluation with the pod's own nomination counted.
+
+    It is a promise of what pods release that are being deleted there. Where there are none it was
+    made in expectation of something else, and promises nothing.
+    """
+    at = pool.row_of.get(question.request.nominated_node)
+    if at is None:
         return evaluation
-    (nominated,) = _evaluate_anew(
-        [evaluation], snapshot, pool, [(question, [pool.row_of[node]])], is_nominated=True
+    after = evaluate_after(snapshot, pool, at, question)
+    if after is None or after.codes[0] != Code.PASSES:
+        return evaluation
+    return _patched(evaluation, [at], replace(after, scores=evaluation.scores[[at]]), slice(0, 1))
+
+
+def evaluate_after(
+    snapshot: Snapshot, pool: Pool, at: int, question: Question
+) -> Evaluation | None:
+    """Return what one node is worth once the pods that are being deleted there are gone.
+
+    None where there are none. Those that the pod is nominated for made it free for this pod: what
+    they used counts as idle.
+    """
+    leaving = pool.rows[at].leaving
+    if leaving is None or max(leaving.row.slots, default=0) >= len(snapshot.telemetry.latest):
+        return None
+    batch = batch_after(
+        leaving,
+        question.overlay.get(pool.nodes[at], ()),
+        snapshot.telemetry,
+        pool.batch.suspicion[[at]],
+        is_presumed_idle=True,
     )
-    return nominated
+    return evaluate_for(question, batch, snapshot.models)
 
 
 def row_under(row: PoolRow, node: str, overlay: Overlay, is_out: Flags) -> PoolRow:
@@ -206,8 +233,6 @@ def _evaluate_anew(
     snapshot: Snapshot,
     pool: Pool,
     changed: Sequence[tuple[Question, Sequence[int]]],
-    *,
-    is_nominated: bool = False,
 ) -> list[Evaluation]:
     """Return evaluations of a pool with some rows evaluated as they are now.
 
@@ -216,11 +241,10 @@ def _evaluate_anew(
         snapshot: the snapshot.
         pool: one of its pools.
         changed: for each of them, what was asked, and the rows.
-        is_nominated: the pod is nominated to these.
     """
     if not any(rows for _, rows in changed):
         return list(evaluations)
-    fresh = _evaluate_rows(snapshot, pool, changed, is_nominated=is_nominated)
+    fresh = _evaluate_rows(snapshot, pool, changed)
     after = []
     start = 0
     for evaluation, (_, rows) in zip(evaluations, changed, strict=True):
@@ -234,8 +258,6 @@ def _evaluate_rows(
     snapshot: Snapshot,
     pool: Pool,
     asked: Sequence[tuple[Question, Sequence[int]]],
-    *,
-    is_nominated: bool,
 ) -> Evaluation:
     """Evaluate some rows for each of several requests, side by side."""
     asked_of = [(at, question.overlay) for question, rows in asked for at in rows]
@@ -243,8 +265,7 @@ def _evaluate_rows(
     ends = np.cumsum([len(of_one) for _, of_one in asked])
     questions = [question for question, _ in asked]
     model_ids = np.split(batch.model_id, ends[:-1])
-    nominated = np.full(len(batch), is_nominated)
-    wants = Wants.joined(questions, snapshot.models, model_ids, nominated)
+    wants = Wants.joined(questions, snapshot.models, model_ids)
     return evaluate_batch(batch, wants, questions[0].policy)
 
 

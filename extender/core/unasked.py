@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from itertools import chain
 from typing import Final
 
@@ -24,24 +24,27 @@ class Verdict(StrEnum):
     NOT_ASKED = "not-asked"
     """No replica was asked about it, or none again after filter had refused every node."""
     ANSWER_LOST = "answer-lost"
-    """It was asked about, and kube-scheduler was gone by the time of our last answer."""
+    """It was asked about, and kube-scheduler was gone by the time of our answers."""
     NOT_SCORED = "not-scored"
     """Filter left it several nodes, and prioritize is never asked: our scores are lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """An answer of ours about a pod.
+class Answers(Flag):
+    """What came of our answers about a pod."""
 
-    Attributes:
-        at: when, in seconds.
-        choices: nodes that it left, or gave scores.
-        is_lost: nobody was there to read it.
-    """
-
-    at: float
-    choices: int
-    is_lost: bool
+    NONE = 0
+    SCORED = auto()
+    """Scores were read."""
+    LEFT_ONE = auto()
+    """A filter's answer was read that left one node: kube-scheduler asks for no scores then."""
+    LEFT_SEVERAL = auto()
+    """One was read that left several."""
+    REFUSED = auto()
+    """One was read that left none."""
+    SCORES_LOST = auto()
+    """kube-scheduler was gone by the time of our scores."""
+    FILTER_LOST = auto()
+    """Likewise, of a filter's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,28 +171,25 @@ class Cause:
     text: str
 
 
-def judge(
-    filtered: Answered | None, scored: Answered | None, *, order_seconds: float, is_scoring: bool
-) -> Verdict:
+def judge(answers: Answers, *, is_scoring: bool) -> Verdict:
     """Say what a bound pod got from us.
 
+    Which of several answers was the last does not matter: replicas tell each other late, and may
+    mistake their order. So one that was of use is enough.
+
     Args:
-        filtered: our last answer to filter about it.
-        scored: our last answer to prioritize.
-        order_seconds: answers so close together are of one attempt, and prioritize came last,
-            whatever their times say: replicas tell them late.
+        answers: of all replicas, of all attempts.
         is_scoring: prioritize is asked at all.
     """
-    if scored and (filtered is None or scored.at > filtered.at - order_seconds):
-        return Verdict.ANSWER_LOST if scored.is_lost else Verdict.ASKED
-    if filtered is None:
-        return Verdict.NOT_ASKED
-    if filtered.is_lost:
+    if answers & (Answers.SCORED | Answers.LEFT_ONE):
+        return Verdict.ASKED
+    if answers & Answers.SCORES_LOST:
         return Verdict.ANSWER_LOST
-    if not filtered.choices:
-        return Verdict.NOT_ASKED  # who heeds a refusal binds no pod before asking again
-    # kube-scheduler asks nobody for scores where one node is left.
-    return Verdict.NOT_SCORED if filtered.choices > 1 and not is_scoring else Verdict.ASKED
+    if answers & Answers.LEFT_SEVERAL:
+        # Another extender may have left one node.
+        return Verdict.ASKED if is_scoring else Verdict.NOT_SCORED
+    # Where a refusal was read kube-scheduler binds no pod before it asks again.
+    return Verdict.ANSWER_LOST if answers & Answers.FILTER_LOST else Verdict.NOT_ASKED
 
 
 def likely_causes(evidence: Evidence) -> tuple[Cause, ...]:

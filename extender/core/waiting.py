@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from typing import Final
 
+from extender.core.host_resources import CPU, MEMORY, HostResources
 from extender.core.inventory import PodRecord
 from extender.core.policy import Policy
 from extender.core.request import ParsedRequest, parse_request
@@ -35,6 +36,7 @@ class WaitingRequests:
             record.nominated_node,
             record.message if record.is_unscheduled else None,
             record.has_claims,
+            record.host,
         )
         parsed = self._read.get(said)
         if parsed is None:
@@ -44,6 +46,11 @@ class WaitingRequests:
         return parsed
 
 
+def _requests(host: HostResources) -> dict[str, str]:
+    """Return CPU and memory as a container requests them."""
+    return {CPU: f"{host.millicores}m", MEMORY: str(host.memory_bytes)}
+
+
 def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     """Read a pod's record as kube-scheduler's questions are read."""
     limits = {resource: str(count) for resource, count in record.resources.items()}
@@ -51,7 +58,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     pod = {
         "metadata": {"annotations": dict(record.wishes)},
         "spec": {
-            "containers": [{"resources": {"limits": limits}}],
+            "containers": [{"resources": {"limits": limits, "requests": _requests(record.host)}}],
             "resourceClaims": [{"name": "one"}] if record.has_claims else [],
         },
         "status": {

@@ -42,11 +42,19 @@ def _leads(settings: Object) -> bool:
 
 
 def _wakes(settings: Object) -> bool:
-    return _leads(settings) and mapping_of(settings.get("wake")).get("target") != "node"
+    return _leads(settings) and _target(settings) not in {"node", "pod"}
 
 
 def _wakes_nodes(settings: Object) -> bool:
-    return _leads(settings) and mapping_of(settings.get("wake")).get("target") == "node"
+    return _leads(settings) and _target(settings) == "node"
+
+
+def _wakes_pods(settings: Object) -> bool:
+    return _leads(settings) and _target(settings) == "pod"
+
+
+def _target(settings: Object) -> object:
+    return mapping_of(settings.get("wake")).get("target")
 
 
 def _writes_events(settings: Object) -> bool:
@@ -107,6 +115,13 @@ NEEDS: Final[tuple[Need, ...]] = (
         verbs=("patch",),
         manifest="manifests/components/wake-nodes",
         when=_wakes_nodes,
+    ),
+    Need(
+        group="",
+        resource="pods",
+        verbs=("patch",),
+        manifest="manifests/components/wake-pods",
+        when=_wakes_pods,
     ),
 )
 

@@ -6,6 +6,7 @@ from extender.doctor.checks import (
     clocks,
     coverage,
     fields,
+    hosts,
     layouts,
     neighbours,
     nodes,
@@ -38,7 +39,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     ),
     Check(
         code="IG004",
-        title="our order counts beside kube-scheduler's own plugins",
+        title="our order and kube-scheduler's own wishes both count",
         needs=("schedulers",),
         find=schedulers.drowned,
     ),
@@ -150,6 +151,12 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="pods on time-sliced GPUs say how much memory they need",
         needs=("nodes", "pods"),
         find=nodes.no_memory_limits,
+    ),
+    Check(
+        code="IG207",
+        title="free GPUs have CPU and memory beside them",
+        needs=("nodes", "pods"),
+        find=hosts.filled,
     ),
     Check(
         code="IG301",

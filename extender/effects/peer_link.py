@@ -90,7 +90,8 @@ class PeerLink:
         self._faults = faults
         self._queue: deque[AnsweredQuestion] = deque()
         self._under_way: list[AnsweredQuestion] = []
-        self._complete_since = monotonic()
+        self._gap_at = monotonic()
+        self._mark: float | None = None
         self._is_news = asyncio.Event()
         self._failures = 0
 
@@ -111,11 +112,15 @@ class PeerLink:
 
     def add(self, question: AnsweredQuestion) -> None:
         """Have a question told soon."""
-        if self.is_self or not is_tellable(question):
+        if self.is_self:
+            return
+        if not is_tellable(question):
+            self._gap_at = self._monotonic()
             return
         self._queue.append(question)
         if len(self._queue) > MAX_QUEUE:
-            self._complete_since = self._queue.popleft().at
+            self._queue.popleft()
+            self._gap_at = self._monotonic()
         self._is_news.set()
 
     async def run(self) -> None:
@@ -131,29 +136,35 @@ class PeerLink:
 
     async def send(self) -> None:
         """Send one message; what could not be told is kept for the next."""
+        try:
+            self.settle(await self._exchange(self.compose()))
+        except _FAILURES as error:
+            self._note_failure(error)
+
+    def compose(self) -> bytes:
+        """Return the next message: what the last one told where that was not taken, else news."""
         if not self._under_way:
             count = min(len(self._queue), MAX_QUESTIONS)
             self._under_way = [self._queue.popleft() for _ in range(count)]
-        now = self._monotonic()
-        body = encode_message(
+        return encode_message(
             self._own_instance,
             self._under_way,
-            complete_since=self._complete_since,
-            complete_until=self._queue[0].at if self._queue else now,
-            now=now,
+            to=self.instance,
+            gap_at=self._gap_at,
+            mark=None if self._queue else self._mark,
+            now=self._monotonic(),
             faults=self._faults(),
         )
-        try:
-            receipt = await self._exchange(body)
-        except _FAILURES as error:
-            self._note_failure(error)
-            return
+
+    def settle(self, receipt: Receipt) -> None:
+        """Note that the message was taken."""
         if receipt.instance != self.instance:
             if self.instance:  # what we told before, we told another
-                self._complete_since = self._monotonic()
+                self._gap_at = self._monotonic()
             self.instance = receipt.instance
             if self.is_self:
                 self._queue.clear()
+        self._mark = receipt.mark
         self._under_way = []
         if self._failures >= WARN_AFTER:
             logger.info("replica can be told again", extra={"url": self._url})
@@ -205,7 +216,7 @@ class PeerLink:
                 return decode_receipt(text)
             if response.status < HTTPStatus.INTERNAL_SERVER_ERROR and self._under_way:
                 # It would be refused again and again.
-                self._complete_since = self._under_way[-1].at
+                self._gap_at = self._monotonic()
                 self._under_way = []
             raise PeerError(f"status {response.status}: {text[:SHOWN].decode(errors='replace')}")
 

@@ -1,6 +1,7 @@
 """What replicas write to each other: JSON, versioned; unknown fields are ignored.
 
-Times go as ages: replicas' clocks differ. The sender's own shows which messages come late.
+Replicas' clocks differ: questions have ages, and what a replica may rely on is told by marks, which
+are times of its own clock that it gets back.
 """
 
 from collections.abc import Collection, Iterable
@@ -63,8 +64,11 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         version: of this form.
         instance: who tells; no two processes have the same.
-        complete_for_seconds: the receiver has been told of every question of so long ...
-        untold_seconds: ... but for those of the last so many seconds.
+        to: who answered the last message there, "" while no one has.
+        gap_at: when questions were left out last, in seconds of the sender's monotonic clock: all
+            since then are told.
+        mark: of the last receipt of `to`: with this message, all is told that was asked before that
+            mark was given. None where some of that is still to come.
         sent_at: when this was sent, in seconds of the sender's monotonic clock; see `Delay`.
         asked: the questions since the last message.
         faults: what has failed for long with whoever tells; None where it is not to be asked.
@@ -72,8 +76,9 @@ class Message(msgspec.Struct, kw_only=True, frozen=True):
 
     version: int
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-    complete_for_seconds: _Age = 0.0
-    untold_seconds: _Age = 0.0
+    to: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
+    gap_at: float = 0.0
+    mark: float | None = None
     sent_at: float | None = None
     asked: Annotated[list[Asked], msgspec.Meta(max_length=MAX_QUESTIONS)] = []
     faults: Annotated[list[_Name], msgspec.Meta(max_length=MAX_FAULTS)] | None = None
@@ -85,10 +90,12 @@ class Receipt(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         version: of this form.
         instance: who answers.
+        mark: when, in seconds of its monotonic clock; None with an older release.
     """
 
     version: int
     instance: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
+    mark: float | None = None
 
 
 class _Version(msgspec.Struct):
@@ -117,8 +124,9 @@ def encode_message(
     instance: str,
     questions: Iterable[AnsweredQuestion],
     *,
-    complete_since: float,
-    complete_until: float,
+    to: str,
+    gap_at: float,
+    mark: float | None,
     now: float,
     faults: Collection[str] | None = None,
 ) -> bytes:
@@ -127,11 +135,11 @@ def encode_message(
     Args:
         instance: who tells.
         questions: what was asked, all of it `is_tellable`.
-        complete_since: with this message, the receiver has been told of every question since then
-            ...
-        complete_until: ... and until then.
-        now: the same clock's time.
-        faults: see `Message`.
+        to: see `Message`, likewise the others.
+        gap_at: on the clock of the questions.
+        mark: on the receiver's clock.
+        now: the time on the clock of the questions.
+        faults: what is wrong with the sender.
     """
     asked = [
         Asked(
@@ -151,8 +159,9 @@ def encode_message(
         Message(
             version=VERSION,
             instance=instance,
-            complete_for_seconds=_age(complete_since, now),
-            untold_seconds=_age(complete_until, now),
+            to=to,
+            gap_at=gap_at,
+            mark=mark,
             sent_at=now,
             asked=asked,
             faults=None if faults is None else list(faults),
@@ -169,9 +178,9 @@ def decode_message(body: bytes) -> Message:
     return _decode(_MESSAGE, body, "a message between replicas")
 
 
-def encode_receipt(instance: str) -> bytes:
+def encode_receipt(instance: str, mark: float) -> bytes:
     """Encode the answer to a message."""
-    return _ENCODER.encode(Receipt(version=VERSION, instance=instance))
+    return _ENCODER.encode(Receipt(version=VERSION, instance=instance, mark=mark))
 
 
 def decode_receipt(body: bytes) -> Receipt:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import math
 import socket
 import ssl
 import time
@@ -21,6 +22,7 @@ from extender.effects.peer_delay import Delay
 from extender.effects.peer_link import HEARTBEAT_SECONDS, PATH, PeerLink
 from extender.effects.peer_wire import (
     MAX_BYTES,
+    Message,
     PeerError,
     decode_message,
     encode_receipt,
@@ -45,10 +47,20 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
-    """What one replica has told completely, and when it did (monotonic seconds)."""
+    """What one replica has told, in monotonic seconds of ours.
+
+    Attributes:
+        since: all that it was asked since then is told, or will be ...
+        until: ... and until then it is.
+        gap_at: see `Message`.
+        at: when it told last.
+        faults: see `Message`.
+        delay: how late its messages come.
+    """
 
     since: float
     until: float
+    gap_at: float
     at: float
     faults: frozenset[str] | None
     delay: Delay
@@ -92,7 +104,8 @@ class Peers:
         self._links: dict[Address, PeerLink] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._heard: OrderedDict[str, _Heard] = OrderedDict()
-        self._is_resolved = False
+        self._looked_up_at = -math.inf
+        self._lost_at = math.inf
         self._trouble = ""
         metrics.peers.labels("known").set_function(lambda: len(self._others()))
         metrics.peers.labels("answering").set_function(
@@ -104,31 +117,42 @@ class Peers:
         for link in self._links.values():
             link.add(question)
 
-    def covers(self, since: float, until: float) -> bool:
-        """Whether all is known that any replica was asked in this time (monotonic seconds)."""
-        if not self._is_resolved:
-            return False
-        heard = [self._heard.get(link.instance) for link in self._others()]
-        return all(it is not None and it.since <= since and it.until >= until for it in heard)
+    @property
+    def since(self) -> float:
+        """From when on it is known what any replica was asked (monotonic seconds).
+
+        What a replica knew that is gone is lost, and so is what one knew before we heard of it.
+        """
+        others = [link.instance for link in self._others()]
+        if any(instance not in self._heard for instance in others):
+            return math.inf
+        return max(self._lost_at, *(heard.since for heard in self._heard.values()), -math.inf)
+
+    @property
+    def until(self) -> float:
+        """Until when it is known; one that appears later was asked nothing before."""
+        return min(self._looked_up_at, *(heard.until for heard in self._heard.values()), math.inf)
 
     @property
     def are_awaited(self) -> bool:
-        """Whether somebody at one of the addresses has not told us anything yet, but may soon."""
-        return not self._is_resolved or any(
+        """Whether a replica at one of the addresses has not told us anything yet, but may soon."""
+        return self._looked_up_at == -math.inf or any(
             link.is_untried or (link.is_answering and link.instance not in self._heard)
             for link in self._others()
         )
 
     def others_faults(self) -> list[frozenset[str]]:
         """Return what is wrong with each replica that told of late, and is to be asked."""
-        now = self._monotonic()
-        interval_seconds = self._settings.interval_seconds + HEARTBEAT_SECONDS
-        silent_seconds = max(SILENT_SECONDS, 3 * interval_seconds)
         return [
             heard.faults
             for heard in self._heard.values()
-            if heard.faults is not None and now - heard.at < silent_seconds
+            if heard.faults is not None and not self._is_silent(heard)
         ]
+
+    def _is_silent(self, heard: _Heard) -> bool:
+        interval_seconds = self._settings.interval_seconds + HEARTBEAT_SECONDS
+        silent_seconds = max(SILENT_SECONDS, 3 * interval_seconds)
+        return self._monotonic() - heard.at >= silent_seconds
 
     async def ask(self, path: str) -> dict[str, bytes | None]:
         """Return what each of the others answers, by its address; None where one does not.
@@ -173,6 +197,7 @@ class Peers:
 
     async def _resolve(self, group: asyncio.TaskGroup, session: aiohttp.ClientSession) -> None:
         """Look up the addresses; have a link for each of them, and none for others."""
+        asked_at = self._monotonic()
         try:
             addresses = await self._addresses()
         except OSError as error:  # those that are known may still be right
@@ -181,10 +206,10 @@ class Peers:
                 logger.warning("cannot look up the replicas", extra={"cause": cause})
             self._trouble = cause
             return
-        self._trouble, self._is_resolved = "", True
+        self._trouble = ""
         for address in self._links.keys() - addresses:
             self._tasks.pop(address).cancel()
-            del self._links[address]
+            self._drop(address)
         for address in sorted(addresses - self._links.keys()):
             if len(self._links) >= MAX_PEERS:
                 logger.warning("too many replicas", extra={"most": MAX_PEERS})
@@ -200,6 +225,30 @@ class Peers:
                 faults=self.faults,
             )
             self._tasks[address] = group.create_task(link.run(), name=f"peer {address[0]}")
+        else:
+            self._note_members(asked_at)
+
+    def _drop(self, address: Address) -> None:
+        """Forget an address; what a replica was asked there that never told us anything is lost."""
+        link = self._links.pop(address)
+        if not link.is_self and link.instance not in self._heard:
+            self._lost_at = self._monotonic()
+
+    def _note_members(self, asked_at: float) -> None:
+        """Note that there is a link to every replica that was there at a time."""
+        if self._looked_up_at == -math.inf:
+            self._lost_at = asked_at
+        self._looked_up_at = asked_at
+        linked = {link.instance for link in self._links.values()}
+        for instance, heard in tuple(self._heard.items()):
+            # One that ends is asked, and tells, for a while after it has lost its address.
+            if instance not in linked and self._is_silent(heard):
+                self._lose(instance)
+
+    def _lose(self, instance: str) -> None:
+        """Forget a replica: what it was asked and did not report is lost."""
+        del self._heard[instance]
+        self._lost_at = self._monotonic()
 
     async def _addresses(self) -> set[Address]:
         """Return the addresses that service and list stand for.
@@ -239,23 +288,35 @@ class Peers:
             self._metrics.peer_messages.labels("received", "refused").inc()
             return web.json_response({"error": str(error)}, status=HTTPStatus.BAD_REQUEST)
         if message.instance != self.instance:
-            now = self._monotonic()
-            before = self._heard.pop(message.instance, None)
-            delay = Delay() if before is None else before.delay
-            sent_at = now if message.sent_at is None else now - delay.of(message.sent_at, now)
-            for question in questions_in(message, sent_at):
-                self._take(question)
-            self._heard[message.instance] = _Heard(
-                since=sent_at - message.complete_for_seconds,
-                until=sent_at - message.untold_seconds,
-                at=now,
-                faults=None if message.faults is None else frozenset(message.faults),
-                delay=delay,
-            )
-            if len(self._heard) > 2 * MAX_PEERS:
-                self._heard.popitem(last=False)
+            self.hear(message)
             self._metrics.peer_messages.labels("received", "taken").inc()
-        return web.Response(body=encode_receipt(self.instance), content_type="application/json")
+        receipt = encode_receipt(self.instance, self._monotonic())
+        return web.Response(body=receipt, content_type="application/json")
+
+    def hear(self, message: Message) -> None:
+        """Take what another replica tells."""
+        now = self._monotonic()
+        before = self._heard.pop(message.instance, None)
+        delay = Delay() if before is None else before.delay
+        sent_at = now if message.sent_at is None else now - delay.of(message.sent_at, now)
+        for question in questions_in(message, sent_at):
+            self._take(question)
+        since, gap_at = now, message.gap_at
+        if before is not None and message.gap_at <= before.gap_at:
+            since, gap_at = before.since, before.gap_at
+        until = -math.inf if before is None else before.until
+        if message.to == self.instance and message.mark is not None:
+            until = max(until, message.mark)
+        self._heard[message.instance] = _Heard(
+            since=since,
+            until=until,
+            gap_at=gap_at,
+            at=now,
+            faults=None if message.faults is None else frozenset(message.faults),
+            delay=delay,
+        )
+        if len(self._heard) > 2 * MAX_PEERS:
+            self._lose(next(iter(self._heard)))
 
 
 def name_address(address: Address) -> str:

@@ -21,6 +21,12 @@ from extender.settings.wake import Wake
 MAX_REPEAT_SECONDS: Final = 300.0
 """kube-scheduler tries such pods by itself after five minutes."""
 
+FIRST_RETRY_SECONDS: Final = 0.005
+"""How long kube-scheduler takes to try a pod again, before that is measured: with tens of nodes."""
+
+LEAST_RETRIES: Final = 20
+"""From so many tries on their pace says how long one takes."""
+
 MAX_DOUBLINGS: Final = 20
 
 QUIET_INTERVALS: Final = 4
@@ -106,6 +112,15 @@ class WakePlan:
         self._failures = 0
         self._last_at = float("-inf")
         self._not_before = float("-inf")
+        self._retry_seconds = FIRST_RETRY_SECONDS
+
+    def note_retries(self, at: Sequence[float]) -> None:
+        """Take when pods were tried after the last wake, each pod once, seconds of any clock.
+
+        kube-scheduler tries one after the other, but for what comes between: the median counts.
+        """
+        if len(at) >= LEAST_RETRIES:
+            self._retry_seconds = float(np.median(np.diff(np.sort(at))))
 
     def next_wake(
         self,
@@ -181,8 +196,8 @@ class WakePlan:
         """Return when the next wake may be."""
         # Where those who hoped still wait, the last wake has helped nobody, as far as is known.
         useless = self._useless + bool(self._hoping)
-        retries = waiting / self.settings.retries_per_second
-        interval = max(self._interval(useless - 1), retries)
+        retries = waiting * self._retry_seconds / self.settings.retry_share
+        interval = max(self._interval(useless - 1), min(retries, MAX_REPEAT_SECONDS))
         return max(self._last_at + interval, self._not_before)
 
     def _interval(self, doublings: int) -> float:

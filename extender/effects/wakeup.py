@@ -1,7 +1,10 @@
 """Makes kube-scheduler look again at pods that we refused, once a node would do for them.
 
 kube-scheduler tries a refused pod again after any change of an object that it watches, and after
-five minutes. A metric is no such object. So an annotation is changed on one that is.
+five minutes. A metric is no such object. So an annotation is changed on one that is: on an object
+of ours, which has it try all pods that an extender refused, or on each pod that there is room for,
+which has it try that one. From 1.37 on it also tries all of them after whatever becomes of any pod;
+only those with a scheduling gate it leaves alone.
 """
 
 import asyncio
@@ -18,6 +21,7 @@ from typing import Final, Protocol, TypeVar
 
 from extender.core.inventory import PodRecord
 from extender.core.request import GpuRequest, PodRef
+from extender.core.scheduled import GATE
 from extender.core.selection import ANYWHERE
 from extender.core.waiting import WaitingRequests
 from extender.effects.lease import Lease
@@ -30,9 +34,11 @@ from extender.effects.wake_plan import (
     nodes_with_room,
     open_to,
 )
+from extender.effects.wake_pods import PodWakes
 from extender.kube import KubeClient, KubeError
 from extender.kube_config import SERVICE_ACCOUNT
 from extender.placement.placer import Placer
+from extender.seldom import Seldom
 from extender.settings.wake import Wake, WakeTarget
 
 logger = logging.getLogger(__name__)
@@ -40,6 +46,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 ANNOTATION: Final = "idlegpu.io/state"
+POD_ANNOTATION: Final = "wake.idlegpu.io/state"
+"""On pods: those under idlegpu.io/ are what their owners ask for."""
 OBJECT_NAME: Final = "idlegpu-state"
 LEASE_NAME: Final = "idlegpu-wake"
 STORAGE_CLASS: Final = "idlegpu.io-no-storage"
@@ -56,11 +64,37 @@ LOOKED_AT: Final = 1000
 """Waiting pods that are looked at in one look, in turn where there are more."""
 MAX_NEEDS: Final = 32
 """Distinct needs among them."""
+MOST_WOKEN: Final = 64
+"""Pods that are woken one by one after one look: each takes a request and a few milliseconds."""
 PIECE_NODES: Final = 1000
 """Nodes whose labels and taints are looked at in one step: 1 to 3 ms."""
 REST: Final = 19.0
 """So many times as long as a step took is rested after it: webhooks come first. A step takes up to
 8 ms with 40,000 devices; what it finds is kept for the webhooks' next answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter:
+    """A pod that waits.
+
+    Attributes:
+        pod: the pod.
+        need: what it needs.
+        priority: its priority.
+        created_at: when it was created, seconds since the epoch.
+        is_gated: our scheduling gate keeps kube-scheduler from trying it.
+    """
+
+    pod: PodRef
+    need: Need
+    priority: int
+    created_at: float
+    is_gated: bool
+
+    @property
+    def place(self) -> tuple[int, float, str]:
+        """Orders pods as kube-scheduler does: by priority, then by age."""
+        return -self.priority, self.created_at, self.pod.key
 
 
 class Leader(Protocol):
@@ -123,8 +157,11 @@ class Waker:
         self._path = f"/apis/storage.k8s.io/v1/namespaces/{namespace}/csistoragecapacities"
         self._monotonic = monotonic
         self.plan = WakePlan(settings)
+        self.pods = PodWakes(settings)
+        self._woken_number = 0
         self._requests = WaitingRequests()
         self._turn = 0
+        self._seldom = Seldom()
         self._trouble = Trouble(
             logger, "cannot wake waiting pods", "waiting pods can be woken again"
         )
@@ -132,7 +169,7 @@ class Waker:
     @property
     def helped(self) -> int:
         """How many pods got a node after a wake for them."""
-        return self.plan.helped
+        return self.plan.helped + self.pods.helped
 
     async def run(self) -> None:
         """Wake until cancelled."""
@@ -146,6 +183,7 @@ class Waker:
             if not self.leader.is_held:
                 self.counts.waiting = 0
                 self.plan.forget()
+                self.pods.forget()
                 continue
             try:
                 await self.look()
@@ -157,58 +195,133 @@ class Waker:
         """Look at the waiting pods once, and wake them where that may help."""
         waiting = await self._waiting()
         self.counts.waiting = len(waiting)
+        uids = {waiter.pod.uid for waiter in waiting}
+        if self._settings.target is WakeTarget.POD:
+            await self._look_by_pod(waiting, uids)
+            return
+        self.plan.note_retries(self._retried_at(waiting))
         prospects = [prospect async for prospect in self._prospects(waiting)]
-        uids = {pod.uid for pod, _ in waiting}
         now = self._monotonic()
         hopes = self.plan.next_wake(prospects, uids, now, is_placed=self._is_placed)
         # The look takes its time: by now another replica may be the one that wakes.
         if hopes and self.leader.is_held:
             await self._wake(hopes, len(waiting))
 
+    def _retried_at(self, waiting: list[Waiter]) -> list[float]:
+        """Return when pods that still wait were tried after the last wake, as far as we know."""
+        last = (self._placer.history.last_of(waiter.pod.uid) for waiter in waiting)
+        return [record.at for record in last if record and record.number > self._woken_number]
+
+    async def _look_by_pod(self, waiting: list[Waiter], uids: set[str]) -> None:
+        """Wake each pod that there is room for, those first that kube-scheduler takes first."""
+        now = self._monotonic()
+        if not self.pods.is_free(now):
+            return
+        self.pods.note_waiting(uids, now, is_placed=self._is_placed, is_assumed=self._is_assumed)
+        hopes = [hope async for hope in self._next_by_pod(waiting, now)]
+        for hope, waiter in hopes:
+            # The look takes its time: by now another replica may be the one that wakes.
+            if self.leader.is_held and self.pods.is_free(now):
+                await self._wake_pod(hope, is_gated=waiter.is_gated)
+            else:
+                self._placer.fleet.ledger.drop(waiter.pod.uid)
+
+    async def _next_by_pod(
+        self, waiting: list[Waiter], now: float
+    ) -> AsyncIterator[tuple[Hope, Waiter]]:
+        """Yield who is to be woken, and count each where it may go, as long as there is room."""
+        self.pods.keep_needs({_key(waiter.need) for waiter in waiting})
+        offers: dict[object, list[str]] = {}
+        woken = 0
+        for number, waiter in enumerate(sorted(waiting, key=lambda each: each.place)):
+            if number % SCANNED == SCANNED - 1:
+                await asyncio.sleep(0)
+            key, uid = _key(waiter.need), waiter.pod.uid
+            if self._is_assumed(uid) or not (key in offers or len(offers) < MAX_NEEDS):
+                continue
+            if key not in offers:
+                offers[key] = self.pods.confirm(key, await self._nodes_for(waiter.need, uid), now)
+            node = self._take(waiter, offers[key], now)
+            if node is not None:
+                woken += 1
+                yield Hope(pod=waiter.pod, node=node, nodes=frozenset()), waiter
+            if woken == MOST_WOKEN:
+                return
+
+    def _take(self, waiter: Waiter, nodes: list[str], now: float) -> str | None:
+        """Return a node for a pod, which counts there; nodes without room are taken off."""
+        request = waiter.need.request
+        for node in tuple(nodes):
+            if not self.pods.may_try(waiter.pod.uid, node, now):
+                continue
+            if self._placer.would_do(waiter.pod, request, node):
+                self._placer.reserve(waiter.pod, request, node)
+                return node
+            nodes.remove(node)
+        return None
+
+    def _is_assumed(self, uid: str) -> bool:
+        return self._placer.fleet.ledger.get(uid) is not None
+
     def _is_placed(self, uid: str) -> bool:
         record = self._placer.fleet.pods.get(uid)
         return record is not None and bool(record.node)
 
-    async def _waiting(self) -> list[tuple[PodRef, Need]]:
+    async def _waiting(self) -> list[Waiter]:
         """Return the pods that we refused and that wait, with what each needs."""
-        found: list[tuple[PodRef, Need]] = []
+        found: list[Waiter] = []
         for number, record in enumerate(tuple(self._placer.fleet.unbound_pods.values())):
             if number % SCANNED == SCANNED - 1:
                 await asyncio.sleep(0)
             request = self._refused_request(record)
             if request is not None:
-                pod = PodRef.of(record)
-                need = Need(request=request, selection=record.selection or ANYWHERE)
-                found.append((pod, need))
+                found.append(
+                    Waiter(
+                        pod=PodRef.of(record),
+                        need=Need(request=request, selection=record.selection or ANYWHERE),
+                        priority=record.priority,
+                        created_at=record.created_at,
+                        is_gated=record.awaits_room,
+                    )
+                )
         return found
 
     def _refused_request(self, record: PodRecord) -> GpuRequest | None:
         """Return what a pod asks for if we refused it and it waits, else None."""
         if record.is_deleting:
             return None
-        if record.is_refused:
+        if record.awaits_room and self._settings.target is not WakeTarget.POD:
+            self._warn_gated(record)
+        elif record.is_refused or record.awaits_room:
             return self._requests.read(record, self._placer.policy).request
         # Where kube-scheduler has said why, that is its last word, whatever we answered before.
         decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
         return decided.request if decided and decided.leaves_none else None
 
-    async def _prospects(self, waiting: list[tuple[PodRef, Need]]) -> AsyncIterator[Prospect]:
+    def _warn_gated(self, record: PodRecord) -> None:
+        """Say now and then that a pod waits for what never comes."""
+        if self._seldom.due("gated") is not None:
+            logger.warning(
+                "pods wait for ever for their scheduling gate to be taken away",
+                extra={"gate": GATE, "pod": record.key, "remedy": "wake.target: pod"},
+            )
+
+    async def _prospects(self, waiting: list[Waiter]) -> AsyncIterator[Prospect]:
         """Yield what would do for the pods whose turn it is."""
         for need, pods in self._next_in_turn(waiting):
             nodes = await self._nodes_for(need, pods[0].uid)
             yield Prospect(request=need.request, pods=tuple(pods), nodes=nodes)
 
-    def _next_in_turn(self, waiting: list[tuple[PodRef, Need]]) -> list[tuple[Need, list[PodRef]]]:
+    def _next_in_turn(self, waiting: list[Waiter]) -> list[tuple[Need, list[PodRef]]]:
         """Return pods by need: as many as one look takes, beginning where the last one ended."""
         groups: dict[object, tuple[Need, list[PodRef]]] = {}
         start = self._turn if self._turn < len(waiting) else 0
         taken = 0
-        for pod, need in islice(waiting[start:] + waiting[:start], LOOKED_AT):
-            # Equal selections are mostly one object, and to compare long ones takes its time.
-            key = (need.request, id(need.selection))
+        for waiter in islice(waiting[start:] + waiting[:start], LOOKED_AT):
+            key = _key(waiter.need)
             if key not in groups and len(groups) == MAX_NEEDS:
                 break
-            groups.setdefault(key, (need, []))[1].append(pod)
+            groups.setdefault(key, (waiter.need, []))[1].append(waiter.pod)
             taken += 1
         self._turn = start + taken if taken < len(waiting) else 0
         return list(groups.values())
@@ -239,6 +352,8 @@ class Waker:
         self._trouble.end()
         self.counts.wakes += 1
         self.plan.note_woken(hopes, self._monotonic())
+        newest = next(iter(self._placer.history), None)
+        self._woken_number = 0 if newest is None else newest.number
         logger.info(
             "woke waiting pods",
             extra={
@@ -247,6 +362,29 @@ class Waker:
                 "pods": [f"{hope.pod.key} on {hope.node}" for hope in hopes[:SHOWN_PODS]],
             },
         )
+
+    async def _wake_pod(self, hope: Hope, *, is_gated: bool) -> None:
+        """Change one pod: its annotation, and its gate where it has ours."""
+        pod = hope.pod
+        text = describe([hope], datetime.now(UTC))
+        change: dict[str, object] = {"metadata": {"annotations": {POD_ANNOTATION: text}}}
+        if is_gated:
+            change["spec"] = {"schedulingGates": []}  # ours is the only one, and none can be added
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        try:
+            await self._send("PATCH", path, change, "patch pods")
+        except KubeError as error:
+            self._placer.fleet.ledger.drop(pod.uid)
+            if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
+                return  # it has gone meanwhile
+            self.counts.failed += 1
+            self._trouble.note(error)
+            self.pods.note_failed(self._monotonic())
+            return
+        self._trouble.end()
+        self.counts.wakes += 1
+        self.pods.note_woken(pod.uid, hope.node)
+        logger.info("woke a waiting pod", extra={"pod": pod.key, "node": hope.node})
 
     async def _write(self, node: str, text: str) -> None:
         """Write the annotation to our object, or to the node.
@@ -268,6 +406,11 @@ class Waker:
 
     async def _send(self, method: str, path: str, body: object, action: str) -> None:
         await self._client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
+
+
+def _key(need: Need) -> object:
+    """Return what is equal for equal needs: to compare long selections takes its time."""
+    return need.request, id(need.selection)
 
 
 async def _in_turn(work: Callable[[], Result]) -> Result:
@@ -304,8 +447,8 @@ def build_waker(
     )
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
     if before is not None:
-        waker.counts, waker.plan = before.counts, before.plan
-        waker.plan.settings = settings
+        waker.counts, waker.plan, waker.pods = before.counts, before.plan, before.pods
+        waker.plan.settings = waker.pods.settings = settings
     return waker
 
 

@@ -1,11 +1,13 @@
 """What is held of each device, as columns; one row per device."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from extender.core.occupancy import Occupancy, Tenancy, account
 from extender.core.policy import Foreign, Policy
 from extender.core.readings import Column, Signal
 from extender.core.signals import Evidence, activity, memory, shows_use
@@ -21,8 +23,14 @@ _INITIAL: Mapping[str, float] = {
     "led_at": np.nan,
     "freed_at": -np.inf,
     "afresh_at": -np.inf,
+    "used_bytes": np.nan,
+    "others_bytes": np.nan,
+    "foreign_bytes": np.nan,
+    "declared_bytes": np.nan,
+    "released_bytes": 0.0,
     "label_total_bytes": np.nan,
     "board_watts": np.nan,
+    "rest_watts": np.nan,
     "known_total_bytes": np.nan,
     "told_at": np.nan,
     "xid_since": np.nan,
@@ -32,13 +40,17 @@ _INITIAL: Mapping[str, float] = {
 """What a device starts with; times in seconds since the epoch. At `led_at` the source that counts
 most for the device measured last. No window and no streak takes what
 was measured before `afresh_at`; what was measured before `freed_at` is nobody's. Sources showed it
-for the first time at `new_at`."""
+for the first time at `new_at`. Whose memory is in use is as `core.occupancy` has it; of what pods
+declared, `released_bytes` were in use by those that have left since."""
 
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),
-    "disagrees",
+    *("disagrees", "was_used", "has_undeclared", "is_filling", "is_emptying"),
 )
 _COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
+RECENT_PARTS = 6
+"""Parts of the last minutes: what is older leaves a part at a time."""
+
 _LEAST = 1024
 _GROWTH = 1.125
 """Times as many rows each time: spare ones take their kilobyte too."""
@@ -50,7 +62,8 @@ class DeviceColumns:
     Attributes:
         capacity: rows, spare ones included.
         latest: the last good values.
-        windows: utilization over the window.
+        windows: utilization over the window, power included.
+        recent: measured activity over the last minutes.
         numbers: by name; times in seconds since the epoch.
         flags: by name.
         counts: by name.
@@ -63,6 +76,7 @@ class DeviceColumns:
         self.capacity = 0
         self.latest = LatestValues(policy.freshness)
         self.windows = Windows(policy.window_seconds)
+        self.recent = Windows(policy.recent_seconds, RECENT_PARTS)
         self.numbers: dict[str, Column] = {name: np.zeros(0) for name in _INITIAL}
         self.flags: dict[str, Flags] = {name: np.zeros(0, dtype=np.bool_) for name in _FLAGS}
         self.counts: dict[str, Rows] = {name: np.zeros(0, dtype=np.intp) for name in _COUNTS}
@@ -71,6 +85,8 @@ class DeviceColumns:
         """Hold by other settings, from the last step on, what is held by those of before."""
         if policy.window_seconds != before.window_seconds:
             yield from self.windows.resize_in_steps(policy.window_seconds)
+        if policy.recent_seconds != before.recent_seconds:
+            yield from self.recent.resize_in_steps(policy.recent_seconds)
         self.latest.adopt(policy.freshness)
         if policy.foreign != before.foreign:
             self._forget_unshown_use(policy.foreign)
@@ -81,7 +97,7 @@ class DeviceColumns:
         The other way round nothing is known: the readings before the latest are gone, and a
         verdict takes several.
         """
-        busy, _ = activity(self.latest.columns, self.numbers["board_watts"])
+        busy = activity(self.latest.columns, self.numbers["board_watts"]).measured
         used, _, _ = memory(self.latest.columns, self.total_bytes(ALL))
         is_known = ~(np.isnan(used) & np.isnan(busy))
         self.forget_use(np.flatnonzero(is_known & ~shows_use(used, busy, foreign)))
@@ -93,6 +109,7 @@ class DeviceColumns:
         self.capacity = max(needed, int(_GROWTH * self.capacity), _LEAST)
         self.latest.grow(self.capacity)
         self.windows.grow(self.capacity)
+        self.recent.grow(self.capacity)
         for name, numbers in self.numbers.items():
             self.numbers[name] = _padded(numbers, self.capacity, _INITIAL[name])
         for name, flags in self.flags.items():
@@ -110,12 +127,67 @@ class DeviceColumns:
             flag[index] = False
         self.forget_use(index)
         self.counts["source_row"][index] = self.counts["withdrawn"][index] = 0
-        self.windows.reset(index)
+        self.reset_windows(index)
+
+    def reset_windows(self, rows: Rows, until: float | None = None) -> None:
+        """Forget the history of devices, as `Windows.reset` does."""
+        self.windows.reset(rows, until)
+        self.recent.reset(rows, until)
 
     def forget_use(self, rows: Rows) -> None:
         """Forget who was seen to use the devices."""
         self.counts["use_streak"][rows] = self.counts["foreign_streak"][rows] = 0
         self.flags["is_in_use"][rows] = self.flags["is_foreign"][rows] = False
+
+    def account(self, rows: Rows, used: Column, told_foreign: Column) -> None:
+        """Note whose memory is in use on devices, by a new reading of them.
+
+        Args:
+            rows: the devices.
+            used: memory in use, in bytes.
+            told_foreign: what the node's agent knows to be foreign of it, NaN where untold.
+        """
+        numbers, flags = self.numbers, self.flags
+        before = self.occupancy(rows)
+        after = account(
+            replace(before, used=before.used - numbers["released_bytes"][rows]),
+            Tenancy(
+                declared=numbers["declared_bytes"][rows],
+                has_undeclared=flags["has_undeclared"][rows],
+                is_filling=flags["is_filling"][rows],
+                is_emptying=flags["is_emptying"][rows],
+                is_free=flags["is_free_for_sure"][rows],
+            ),
+            used,
+            told_foreign,
+        )
+        self.set_occupancy(rows, after)
+        flags["is_emptying"][rows], numbers["released_bytes"][rows] = False, 0.0
+
+    def account_again(self, rows: Rows) -> None:
+        """Note whose memory is in use on devices that were read before it was known who has them.
+
+        Args:
+            rows: the devices; of some nothing may have been read.
+        """
+        used = self.numbers["used_bytes"][rows]
+        read = ~np.isnan(used)
+        self.account(rows[read], used[read], np.full(int(read.sum()), np.nan))
+
+    def occupancy(self, rows: Rows) -> Occupancy:
+        """Return whose memory is in use on devices."""
+        numbers = self.numbers
+        return Occupancy(
+            used=numbers["used_bytes"][rows],
+            others=numbers["others_bytes"][rows],
+            foreign=numbers["foreign_bytes"][rows],
+        )
+
+    def set_occupancy(self, rows: Rows, occupancy: Occupancy) -> None:
+        """Note whose memory is in use on devices."""
+        self.numbers["used_bytes"][rows] = occupancy.used
+        self.numbers["others_bytes"][rows] = occupancy.others
+        self.numbers["foreign_bytes"][rows] = occupancy.foreign
 
     def total_bytes(self, rows: Rows | slice) -> Column:
         """Return each device's size as far as it is known besides the latest values."""
@@ -125,6 +197,7 @@ class DeviceColumns:
     def evidence(self, rows: Rows | slice = ALL) -> Evidence:
         """Return what is held of every device, or of some."""
         mean, spread, count = self.windows.summarize(rows)
+        recent_mean, _, recent_count = self.recent.summarize(rows)
         columns = self.latest.columns
         return Evidence(
             columns={signal: column[rows] for signal, column in columns.items()},
@@ -132,15 +205,20 @@ class DeviceColumns:
             activity_at=self.latest.activity_at(rows),
             memory_at=self.latest.measured_at(*FILLING, rows=rows),
             freed_at=self.numbers["freed_at"][rows],
+            others_bytes=self.numbers["others_bytes"][rows],
             label_total_bytes=self.total_bytes(rows),
             board_watts=self.numbers["board_watts"][rows],
+            rest_watts=self.numbers["rest_watts"][rows],
             window_mean=mean,
             window_spread=spread,
             window_count=count,
+            recent_mean=recent_mean,
+            recent_count=recent_count,
             has_tenants=self.flags["has_tenants"][rows],
             is_unheld=self.flags["is_unheld"][rows],
             is_in_use=self.flags["is_in_use"][rows],
             is_foreign=self.flags["is_foreign"][rows],
+            was_used=self.flags["was_used"][rows],
             xid_since=self.numbers["xid_since"][rows],
             xid_at=self.latest.measured_at(Signal.XID, rows=rows),
             recovery_at=self.latest.measured_at(Signal.RECOVERY_ACTION, rows=rows),

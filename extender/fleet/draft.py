@@ -20,6 +20,8 @@ from extender.fleet.store import DeviceStore
 PIECE_NODES = 512
 """Nodes whose rows are put into a pool before others may have their turn: few milliseconds."""
 
+_WIDTH = 1 + len(HeldDevice._fields)
+
 
 class Draft:
     """Layouts of nodes under other settings.
@@ -58,7 +60,7 @@ class Draft:
             self._numbers[name] = self._count
             held += [(self._count, *device) for device in devices]
             self._count += 1
-        self._held.append(np.array(held, dtype=np.intp).reshape(-1, 5))
+        self._held.append(np.array(held, dtype=np.intp).reshape(-1, _WIDTH))
 
     def patch(self, pools: Mapping[str, Pool]) -> Steps[None]:
         """Put the drafted rows into a snapshot's pools."""
@@ -87,15 +89,8 @@ class Draft:
         )
         is_current = np.zeros(self._count, dtype=np.bool_)
         is_current[[self._numbers[name] for name in current]] = True
-        held = np.concatenate(self._held) if self._held else np.zeros((0, 5), dtype=np.intp)
-        held = held[is_current[held[:, 0]]]
-        has_tenants, is_unheld, is_free_for_sure = held[:, 2:].T.astype(np.bool_)
-        store.set_tenancy(
-            held[:, 1],
-            has_tenants=has_tenants,
-            is_unheld=is_unheld,
-            is_free_for_sure=is_free_for_sure,
-        )
+        held = np.concatenate(self._held) if self._held else np.zeros((0, _WIDTH), dtype=np.intp)
+        store.set_tenancy(held[is_current[held[:, 0]], 1:])
         return outdated
 
     def pools_for(self, pools: Mapping[str, Pool]) -> Mapping[str, Pool] | None:

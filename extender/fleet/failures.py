@@ -1,53 +1,118 @@
 """Pods that died soon after their start, and what that costs their node."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from extender.core.inventory import PodRecord
 from extender.core.policy import EarlyFailures
 
 FORGOTTEN_WEIGHT = 0.01
 """A failure that has faded to less counts no more."""
 
 
+@dataclass(slots=True)
+class _Failure:
+    """How pods of one owner failed on one node.
+
+    Attributes:
+        at: when the first of them did, seconds since the epoch.
+        device_at: when a device last was the cause, None where none was.
+    """
+
+    at: float
+    device_at: float | None = None
+
+    @property
+    def fades_from(self) -> float:
+        """From when on it fades; a device that fails again is no better than before."""
+        return self.at if self.device_at is None else self.device_at
+
+
 class FailureLog:
-    """Early failures by node, as long as they count.
+    """Early failures by node and owner, as long as they count.
+
+    A failure by a device counts at once. Any other may be the program's own fault: it counts once
+    pods of a second owner fail on the node too. An owner whose pods fail in one of these ways on
+    several nodes is at fault itself, and that counts against none of these nodes.
 
     Args:
         rule: how much a failure counts, and how fast it fades.
+        had_fault: whether a device of a node had a fault around a time (seconds since the epoch).
     """
 
-    def __init__(self, rule: EarlyFailures) -> None:
+    def __init__(
+        self,
+        rule: EarlyFailures,
+        had_fault: Callable[[str, float], bool] = lambda _node, _at: False,
+    ) -> None:
         self._rule = rule
-        self._by_node: dict[str, dict[str, float]] = {}
+        self._had_fault = had_fault
+        self._by_node: dict[str, dict[str, _Failure]] = {}
 
     def adopt(self, rule: EarlyFailures) -> None:
         """Let failures count by another rule from now on."""
         self._rule = rule
 
-    def note(self, node: str, uid: str, at: float) -> None:
-        """Note that a pod died early on a node; a pod counts once."""
-        self._by_node.setdefault(node, {}).setdefault(uid, at)
+    def note(self, pod: PodRecord, at: float) -> None:
+        """Note that a pod died early on its node; all pods of an owner count once."""
+        owner = f"{pod.namespace}/{pod.owner or pod.name}"
+        failure = self._by_node.setdefault(pod.node, {}).setdefault(owner, _Failure(at))
+        if pod.is_device_fault:
+            failure.device_at = max(at, failure.device_at or at)
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
         self._by_node.pop(node, None)
 
     def count(self, node: str) -> int:
-        """Return how many failures on a node still count."""
-        return len(self._by_node.get(node, ()))
+        """Return of how many owners the failures on a node count against it."""
+        by_device, others = self._counting(node, *self._spread())
+        return len(by_device) + (len(others) if len(others) > 1 else 0)
 
     def suspicion(self, now: float) -> Mapping[str, float]:
-        """Return the share of its score that each node loses, 0 to 1; the others lose none."""
+        """Return the share of its certainty that each node loses, 0 to 1; the others lose none."""
+        self._refresh(now)
+        spread = self._spread()
         suspicion = {}
-        for node, failures in list(self._by_node.items()):
-            weights = {uid: self._weight(now - at) for uid, at in failures.items()}
-            for uid, weight in weights.items():
-                if weight < FORGOTTEN_WEIGHT:
-                    del failures[uid]
-            if failures:
-                suspicion[node] = 1.0 - (1.0 - self._rule.weight) ** sum(weights.values())
-            else:
-                del self._by_node[node]
+        for node in self._by_node:
+            by_device, others = (
+                [self._weight(now - failure.fades_from) for failure in some]
+                for some in self._counting(node, *spread)
+            )
+            # One owner's failures alone say nothing; the second's count, and the first's fade.
+            total = sum(by_device) + sum(others) - max(others, default=0.0)
+            if total > 0:
+                suspicion[node] = 1.0 - (1.0 - self._rule.weight) ** total
         return suspicion
+
+    def _refresh(self, now: float) -> None:
+        """Forget what has faded, and note where a device turns out to have been the cause."""
+        for node, failures in list(self._by_node.items()):
+            for owner, failure in list(failures.items()):
+                if self._weight(now - failure.fades_from) < FORGOTTEN_WEIGHT:
+                    del failures[owner]
+                elif failure.device_at is None and self._had_fault(node, failure.at):
+                    failure.device_at = failure.at
+            if not failures:
+                del self._by_node[node]
+
+    def _spread(self) -> tuple[Counter[str], Counter[str]]:
+        """Return by owner on how many nodes its pods failed, by a device and at all."""
+        failed = [item for failures in self._by_node.values() for item in failures.items()]
+        by_device = (owner for owner, failure in failed if failure.device_at is not None)
+        return Counter(by_device), Counter(owner for owner, _ in failed)
+
+    def _counting(
+        self, node: str, by_device: Counter[str], at_all: Counter[str]
+    ) -> tuple[list[_Failure], list[_Failure]]:
+        """Return the failures on a node that no owner is at fault for, by a device and others."""
+        counting: tuple[list[_Failure], list[_Failure]] = ([], [])
+        for owner, failure in self._by_node.get(node, {}).items():
+            is_other = failure.device_at is None
+            if (at_all if is_other else by_device)[owner] == 1:
+                counting[is_other].append(failure)
+        return counting
 
     def _weight(self, age_seconds: float) -> float:
         """Return how much a failure counts, 1 when fresh; one from a clock ahead of ours is."""

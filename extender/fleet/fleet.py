@@ -1,20 +1,23 @@
 """The fleet: takes what the sources say as it comes, and gives the next snapshot when asked."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 
 from extender.core.assumed import Assumption, Ledger
+from extender.core.host_resources import HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.policy import Policy
-from extender.core.readings import History, Own, Readings
+from extender.core.readings import DeviceKey, History, Own, Readings
 from extender.core.roll import EMPTY_ROLL, Roll
-from extender.core.snapshot import PoolRow, Snapshot
+from extender.core.snapshot import Leaving, Snapshot
 from extender.core.steps import Steps, finish
+from extender.fleet.clocks import PodClocks
 from extender.fleet.draft import Draft
 from extender.fleet.failures import FailureLog
 from extender.fleet.layouts import Change, NodeLayouts, is_laid_out_by
+from extender.fleet.pod_memory import Share
 from extender.fleet.pods import KnownPods
 from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
@@ -68,14 +71,18 @@ class Fleet:
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}
         self._layouts = NodeLayouts(policy, self.store)
-        self._failures = FailureLog(policy.early_failures)
+        self._failures = FailureLog(policy.early_failures, self.store.had_fault)
         self._in_steps = in_steps
         self._gained, self._dirty, self._late = set[str](), set[str](), set[str]()
         self._ended: set[str] = set()
+        self._shares: dict[str, Sequence[Share]] = {}
         self._snapshots = Snapshots(
             self.store, self._layouts, self._failures, clock, in_steps=in_steps
         )
         self._layouts.is_out = self._snapshots.is_out
+        self._clocks = PodClocks()
+        self._layouts.started_at = self._clocks.started_at
+        self._layouts.departures.told = self.pod_memory.last
 
     # --- what the API server says -------------------------------------------------------------
 
@@ -90,13 +97,15 @@ class Fleet:
     def apply_node(self, record: NodeRecord) -> None:
         """Take over a node that was added or changed."""
         before, self._nodes[record.name] = self._nodes.get(record.name), record
+        self._layouts.note_offer(before, record, self._clock())
         if before is None or not before.offers_as(record):
             self._late.add(record.name)
 
     def remove_node(self, name: str) -> None:
         """Forget a node that is gone, and its devices."""
         if self._nodes.pop(name, None) is not None:
-            self._layouts.forget(name)
+            self._layouts.forget(name, self._clock())
+            self._shares.pop(name, None)
             self._unmark(name)
             self._failures.forget(name)
             self.store.forget_node(name)
@@ -117,9 +126,10 @@ class Fleet:
         if before == record:
             return
         self._known.put(record)
+        self._clocks.note(before, record, self._clock())
         self._assume_nominated(before, record)
         if before is not None and before.holds_devices and not record.holds_devices:
-            self._end_tenancy(before, record.ended_at or self._clock())
+            self._end_tenancy(before, self._clocks.ended_at(record, self._clock()))
         if record.holds_devices:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if not record.node:
@@ -131,8 +141,13 @@ class Fleet:
         self._dirty.add(record.node)
         self.on_change()
         if record.is_failed_early:
-            self._failures.note(record.node, record.uid, record.failed_at or self._clock())
+            self._failures.note(record, record.failed_at or self._clock())
             self._snapshots.doubt()
+
+    def apply_host_use(self, node: str, requested: HostResources) -> None:
+        """Take over what all pods of a node request of its CPU and memory."""
+        if self._layouts.note_requested(node, requested):
+            self._late.add(node)
 
     def _assume_nominated(self, before: PodRecord | None, record: PodRecord) -> None:
         """Keep what is assumed of a pod in step with its binding and nomination."""
@@ -157,9 +172,12 @@ class Fleet:
     def remove_pod(self, uid: str, at: float) -> None:
         """Forget a pod that was deleted."""
         self.ledger.end(uid, self._clock() + self.policy.assumed.tentative_seconds)
-        record = self._known.pop(uid)
+        record = self.pods.get(uid)
+        self._clocks.forget(uid)
         if record is not None and record.holds_devices:
+            # What it was seen to hold is asked for then.
             self._end_tenancy(record, at)
+        self._known.pop(uid)
 
     def _end_tenancy(self, record: PodRecord, at: float) -> None:
         """Free the devices of a pod that has ended."""
@@ -194,8 +212,11 @@ class Fleet:
         if own is not None:
             self._note_own(readings, own, applied)
             yield from self.settle_in_steps()
+            for node in self._shares.keys() & own.nodes:
+                # They came just before what they are part of.
+                self._layouts.note_shares(node, self.pods_on(node), self._shares.pop(node))
             return
-        self._late |= self._layouts.young
+        self._late |= self._layouts.young | self._layouts.expire_loading(now)
         self._late |= yield from self._layouts.map_tenants(readings)
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
@@ -208,6 +229,24 @@ class Fleet:
         self._snapshots.doubt()
         yield
         yield from self.settle_in_steps()
+        yield from self._note_told(readings)
+
+    def _note_told(self, readings: Readings) -> Steps[None]:
+        """Take over what a source tells of pods' memory, some nodes in each step."""
+        by_node: dict[str, list[tuple[DeviceKey, str, int]]] = {}
+        for device, pod, held in readings.shares:
+            row = self.store.row_of(device)
+            info = None if row is None else self.store.info(row)
+            if info is not None:
+                by_node.setdefault(info.node, []).append((device, pod, held))
+        yield
+        for done, (node, told) in enumerate(by_node.items(), 1):
+            uids = {pod.key: pod.uid for pod in self.pods_on(node)}
+            shares = [(device, uids[pod], held) for device, pod, held in told if pod in uids]
+            self.pod_memory.note_last(shares)
+            self._layouts.note_shares(node, self.pods_on(node), shares)
+            if done % PIECE_NODES == 0:
+                yield
 
     def _note_own(self, readings: Readings, own: Own, applied: Applied) -> None:
         """Take over what sources on some nodes say of these alone."""
@@ -224,6 +263,18 @@ class Fleet:
             disagreements=self.store.disagreements(readings.source),
         )
 
+    def note_shares(self, node: str, shares: Sequence[Share], at: float) -> None:
+        """Take over what pods (UIDs) of a node hold of the memory of shared devices.
+
+        Args:
+            node: the node.
+            shares: each pod on each shared device once.
+            at: when that was so, seconds since the epoch.
+        """
+        self.pod_memory.note(node, shares, at)
+        self._layouts.note_shares(node, self.pods_on(node), shares)
+        self._shares[node] = shares
+
     def hold(self, source: str, seconds: float) -> None:
         """Believe a source on the nodes themselves for so long before another's newer word."""
         self.store.hold(source, seconds)
@@ -233,6 +284,7 @@ class Fleet:
         """Go by other sources where one on a node is silent, and forget devices that none shows."""
         now = self._clock()
         self._late |= self._layouts.expire_own(now) | self.store.forget(now)
+        self._late |= self._layouts.expire_loading(now)
 
     def apply_history(self, history: History) -> None:
         """Fill the windows with past readings, once at start: after the first readings."""
@@ -338,7 +390,7 @@ class Fleet:
         return self._layouts.tenants_on(info.node).get(row, ()) if info else ()
 
     def early_failures(self, node: str) -> int:
-        """Return how many pods died soon after their start on a node, as far as remembered."""
+        """Return of how many owners the pods that died early on a node count against it."""
         return self._failures.count(node)
 
     @property
@@ -365,9 +417,9 @@ class Fleet:
         self._snapshots.outdate()
         return self.snapshot()
 
-    def lay_out_without(self, node: str, victims: frozenset[str]) -> dict[str, PoolRow]:
-        """Return a node's rows as they would be with some pods (UIDs) gone."""
-        return self._layouts.lay_out_without(self._nodes[node], self.pods_on(node), victims)
+    def leaving(self, node: str, victims: frozenset[str]) -> dict[str, Leaving]:
+        """Return what a node's devices would be with some pods (UIDs) gone, by resource."""
+        return self._layouts.leaving(self._nodes[node], self.pods_on(node), victims)
 
     def is_shown(self, uid: str) -> bool:
         """Tell whether some source shows which devices a pod holds."""

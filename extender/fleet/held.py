@@ -2,23 +2,44 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from extender.core.expected import resource_profile
 from extender.core.inventory import PodRecord
 from extender.core.layout import may_claim
+from extender.core.occupancy import WHOLE_DEVICE
 from extender.core.readings import DeviceInfo
 from extender.core.snapshot import PoolRow
 
 TenantsByRow = Mapping[int, tuple[str, ...]]
 """Pods (`namespace/name`) on each device of a node, by the device's row."""
 
-HeldDevice = tuple[int, bool, bool, bool]
-"""A device's row, and what `DeviceStore.set_tenancy` takes, in that order."""
+
+class HeldDevice(NamedTuple):
+    """What pods hold of a device, or may; every field is a whole number, or a flag.
+
+    Attributes:
+        row: the device's row.
+        has_tenants: pods hold it, or may.
+        is_unheld: no pod is seen on it, and mapping and API agree.
+        is_free_for_sure: besides, no pod is too young to be seen.
+        declared_bytes: memory that its pods declared, `WHOLE_DEVICE` where one has all of it.
+        has_undeclared: pods that did not declare may share it.
+        is_filling: those of them that readings do not cover yet are the only such pods.
+    """
+
+    row: int
+    has_tenants: bool
+    is_unheld: bool
+    is_free_for_sure: bool
+    declared_bytes: int
+    has_undeclared: bool
+    is_filling: bool
 
 
 def is_young(rows: Mapping[str, PoolRow]) -> bool:
-    """Tell whether a node has pods that the readings do not cover yet."""
-    return any(row.taken or any(row.assumed) for row in rows.values())
+    """Tell whether a node has pods that the readings do not cover yet, or that leave it."""
+    return any(row.taken or row.leaving or any(row.assumed) for row in rows.values())
 
 
 def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:
@@ -106,19 +127,43 @@ def held_devices(
             pod.key not in seen and (resource in pod.resources or is_renamed(pod, rows))
             for pod in pods
         )
-        for slot, used in zip(row.slots, row.used, strict=True):
+        for at, (slot, used) in enumerate(zip(row.slots, row.used, strict=True)):
             is_shown = bool(used or tenants.get(slot))
             is_unheld = row.is_agreed and not is_shown
-            has_tenants = is_shown or (row.held > 0 and not row.is_agreed)
-            told = slot, has_tenants, is_unheld, is_unheld and not row.taken and is_clear
+            is_free = is_unheld and not row.taken and is_clear
+            undeclared, shares = row.undeclared[at] if row.undeclared else 0, row.assumed_shares[at]
+            held = HeldDevice(
+                row=slot,
+                has_tenants=is_shown or (row.held > 0 and not row.is_agreed),
+                is_unheld=is_unheld,
+                is_free_for_sure=is_free,
+                declared_bytes=_declared(row, at, is_free=is_free),
+                has_undeclared=row.is_shared and (undeclared > 0 or not (used or is_free)),
+                is_filling=shares > 0 and shares == row.assumed[at],
+            )
             before = found.get(slot)
-            found[slot] = told if before is None else _merged(before, told)
+            found[slot] = held if before is None else _merged(before, held)
     yield from found.values()
+
+
+def _declared(row: PoolRow, at: int, *, is_free: bool) -> int:
+    """Return the memory that pods declared of a device; all of it if one may hold all."""
+    if row.is_shared:
+        return int(row.declared_bytes[at])
+    return 0 if is_free else WHOLE_DEVICE
 
 
 def _merged(one: HeldDevice, other: HeldDevice) -> HeldDevice:
     """Return what two resources say of one device."""
-    return one[0], one[1] or other[1], one[2] and other[2], one[3] and other[3]
+    return HeldDevice(
+        row=one.row,
+        has_tenants=one.has_tenants or other.has_tenants,
+        is_unheld=one.is_unheld and other.is_unheld,
+        is_free_for_sure=one.is_free_for_sure and other.is_free_for_sure,
+        declared_bytes=max(one.declared_bytes, other.declared_bytes),
+        has_undeclared=one.has_undeclared or other.has_undeclared,
+        is_filling=one.is_filling or other.is_filling,
+    )
 
 
 def grounds(rows: Mapping[str, PoolRow]) -> list[tuple[object, ...]]:

@@ -9,7 +9,9 @@ from extender.core.policy import Policy
 from extender.core.readings import Column, Own, Readings, Signal
 from extender.core.signals import (
     UTILIZATION,
+    Activity,
     activity,
+    learn_rest,
     memory,
     shows_use,
     step_streak,
@@ -20,7 +22,7 @@ from extender.fleet.columns import DeviceColumns
 from extender.fleet.latest import FILLING, plausible_answer
 from extender.fleet.registry import Placed
 
-PIECE_VALUES = 16_384
+PIECE_VALUES = 8192
 """Values that are taken over before others may have their turn: less than a millisecond."""
 
 PIECE_DEVICES = 4096
@@ -44,6 +46,8 @@ class Intake:
         self.policy = policy
         self.sources: list[str] = [""]
         """Sources by number, in the order in which they first spoke."""
+        self.own_sources: set[int] = set()
+        """Numbers of those that run on the nodes themselves."""
         self._columns = columns
         self._latest = columns.latest
         self._float, self._flag = columns.numbers, columns.flags
@@ -75,8 +79,14 @@ class Intake:
         self._note_told(rows, answer)
         yield
         # Windows and streaks take what was measured now, and nothing that only stays.
-        busy, disagree = activity(answer, self._float["board_watts"][rows])
-        busy = np.where(is_untold, np.nan, busy)
+        board, rest = self._float["board_watts"][rows], self._float["rest_watts"][rows]
+        seen = activity(answer, board, rest)
+        seen = replace(
+            seen,
+            measured=np.where(is_untold, np.nan, seen.measured),
+            busiest=np.where(is_untold, np.nan, seen.busiest),
+        )
+        power = answer.get(Signal.POWER, np.full(len(rows), np.nan))
         used, _, _ = memory(answer, self._columns.total_bytes(rows))
         yield
         for start in range(0, len(rows), PIECE_VALUES):
@@ -88,10 +98,15 @@ class Intake:
                 measured_at=measured_at[some],
                 own=None if readings.own is None else _own_of(readings.own, some),
             )
-            self._take_use(part, rows[some], used[some], busy[some], disagree[some])
+            of_some = Activity(
+                measured=seen.measured[some],
+                busiest=seen.busiest[some],
+                disagree=seen.disagree[some],
+            )
+            self._take_use(part, rows[some], used[some], of_some, power[some])
             self._float["seen_at"][rows[some]] = now
             yield
-        return disagree
+        return seen.disagree
 
     def take_in_pieces(
         self,
@@ -123,7 +138,7 @@ class Intake:
         return disagree
 
     def _take_use(
-        self, readings: Readings, rows: Rows, used: Column, busy: Column, disagree: Flags
+        self, readings: Readings, rows: Rows, used: Column, seen: Activity, power: Column
     ) -> None:
         """Let windows and streaks take what is new of devices, and note who tells of them.
 
@@ -131,10 +146,12 @@ class Intake:
             readings: when they were measured; values are not looked at.
             rows: the devices.
             used: their memory in use, bytes.
-            busy: their activity.
-            disagree: whether the signals of each contradict each other.
+            seen: their activity.
+            power: what they draw, watts.
         """
         measured_at, origin = readings.measured_at, self.number(readings.source)
+        if readings.own is not None:
+            self.own_sources.add(origin)
         led_at = self._float["led_at"][rows]
         leads = self._latest.stands(
             origin, self._count["source_row"][rows].astype(np.int8), led_at, measured_at
@@ -142,13 +159,15 @@ class Intake:
         is_new = np.isnan(led_at) | (measured_at > led_at)
         is_new &= measured_at > self._float["afresh_at"][rows]
         is_new &= leads
-        self._note_use(rows, used, busy, is_new, readings.own)
-        self._feed(readings, rows, busy, is_new)
+        self._note_use(rows, used, seen.measured, is_new, readings.own)
+        self._note_occupancy(rows, used, is_new, readings.own)
+        self._feed(readings, rows, seen, is_new)
+        self._note_rest(rows[is_new], power[is_new], seen.measured[is_new])
         before = self._float["measured_at"][rows]
         self._float["measured_at"][rows] = np.fmax(before, measured_at)
         self._float["led_at"][rows[leads]] = np.fmax(led_at, measured_at)[leads]
         self._count["source_row"][rows[leads]] = origin
-        self._flag["disagrees"][rows[leads]] = disagree[leads]
+        self._flag["disagrees"][rows[leads]] = seen.disagree[leads]
 
     def _take_others(
         self, readings: Readings, rows: Rows, answer: Mapping[Signal, Column], now: float
@@ -185,11 +204,11 @@ class Intake:
         self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
 
     def _note_use(
-        self, rows: Rows, used: Column, busy: Column, is_new: Flags, own: Own | None
+        self, rows: Rows, used: Column, measured: Column, is_new: Flags, own: Own | None
     ) -> None:
-        """Count the readings that show somebody's use; a missing one counts neither way."""
-        known = is_new & ~(np.isnan(used) & np.isnan(busy))
-        uses = shows_use(used, busy, self.policy.foreign)
+        """Count the readings that show use; a missing one counts neither way."""
+        known = is_new & ~(np.isnan(used) & np.isnan(measured))
+        uses = shows_use(used, measured, self.policy.foreign)
         # A pod that the mapping does not show yet may be the one that uses it: its use makes no
         # device foreign, unless the node's own agent knows the process for somebody else's.
         is_certain = self._flag["is_free_for_sure"][rows] | ~uses
@@ -206,19 +225,40 @@ class Intake:
                 uses[counts],
                 self.policy.foreign.readings,
             )
+        # What a device showed while it was free says what it is once its next tenant has left.
+        free = rows[known & (self._flag["is_free_for_sure"][rows] | is_certain & uses)]
+        self._flag["was_used"][free] = (
+            self._flag["is_in_use"][free] | self._flag["is_foreign"][free]
+        )
 
-    def _feed(self, readings: Readings, rows: Rows, busy: Column, is_new: Flags) -> None:
+    def _note_occupancy(self, rows: Rows, used: Column, is_new: Flags, own: Own | None) -> None:
+        """Note whose memory is in use; a missing reading says nothing."""
+        is_known = is_new & ~np.isnan(used)
+        told = None if own is None else own.foreign_bytes
+        told = np.full(len(rows), np.nan) if told is None else told
+        self._columns.account(rows[is_known], used[is_known], told[is_known])
+
+    def _feed(self, readings: Readings, rows: Rows, seen: Activity, is_new: Flags) -> None:
         """Let the windows take what is new: means where the source tells them, else this value."""
         own, at = readings.own, readings.at
+        fed = (self._columns.windows, seen.busiest), (self._columns.recent, seen.measured)
         if own is None:
-            self._columns.windows.add(at, rows[is_new], busy[is_new])
+            for windows, busy in fed:
+                windows.add(at, rows[is_new], busy[is_new])
             return
         # A mean from before the tenants changed is of others, too.
         is_mean = self._float["afresh_at"][rows] < readings.measured_at - MEAN_SPAN_SECONDS
         told = is_new & ~np.isnan(own.mean)
-        values = np.where(is_mean, np.minimum(own.mean, 1.0), busy)[told]
-        squares = np.where(is_mean, np.minimum(own.mean_square, 1.0), busy * busy)[told]
-        self._columns.windows.add(at, rows[told], values, squares)
+        for windows, busy in fed:
+            values = np.where(is_mean, np.minimum(own.mean, 1.0), busy)[told]
+            squares = np.where(is_mean, np.minimum(own.mean_square, 1.0), busy * busy)[told]
+            windows.add(at, rows[told], values, squares)
+
+    def _note_rest(self, rows: Rows, power: Column, measured: Column) -> None:
+        """Learn from new readings what devices draw at rest."""
+        mean, _, count = self._columns.recent.summarize(rows)
+        rest = self._float["rest_watts"]
+        rest[rows] = learn_rest(rest[rows], power, measured, (mean, count))
 
 
 def without(readings: Readings, kept: Flags) -> Readings:
@@ -246,5 +286,6 @@ def _own_of(own: Own, kept: Flags | Rows | slice) -> Own:
         mean=own.mean[kept],
         mean_square=own.mean_square[kept],
         is_foreign=own.is_foreign[kept],
+        foreign_bytes=None if own.foreign_bytes is None else own.foreign_bytes[kept],
         xid_age=own.xid_age[kept],
     )

@@ -1,10 +1,15 @@
 """What each node offers and who holds it: laid out anew whenever one of them has changed."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from enum import IntEnum
 from itertools import islice
+from math import inf
+from operator import attrgetter
+
+import numpy as np
 
 from extender.core.evaluation import normalize_model
 from extender.core.expected import (
@@ -14,13 +19,15 @@ from extender.core.expected import (
     expected_devices,
     resource_profile,
 )
+from extender.core.host_resources import NONE, HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.landing import NONE_OUT
 from extender.core.layout import Tenancy, lay_out
 from extender.core.policy import Policy
 from extender.core.readings import Holders, Readings
-from extender.core.snapshot import Flags, PoolRow
+from extender.core.snapshot import Flags, Leaving, PoolRow
 from extender.core.steps import Steps
+from extender.fleet.departures import Departures, count_hidden
 from extender.fleet.held import (
     HeldDevice,
     TenantsByRow,
@@ -31,6 +38,7 @@ from extender.fleet.held import (
     put_claimed,
 )
 from extender.fleet.mapping import Mappings
+from extender.fleet.pod_memory import Share
 from extender.fleet.store import DeviceStore
 
 MAX_DEVICES = 256
@@ -66,12 +74,15 @@ class NodeLayouts:
 
     Attributes:
         is_out: returns which devices are believed to be out, as `Telemetry` has it.
+        started_at: returns when a pod started.
+        departures: what pods release that leave a node.
     """
 
     def __init__(self, policy: Policy, store: DeviceStore) -> None:
         self._policy = policy
         self._store = store
         self.is_out: Callable[[], Flags] = lambda: NONE_OUT
+        self.started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._mappings = Mappings()
@@ -80,7 +91,12 @@ class NodeLayouts:
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._young: set[str] = set()
+        self._divided: dict[str, Mapping[str, int]] = {}
+        self._fewer_since: dict[str, float] = {}
+        self._loading_until: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
+        self._requested: dict[str, HostResources] = {}
+        self.departures = Departures(store)
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
         the place of; whoever lays out frees them."""
@@ -92,7 +108,7 @@ class NodeLayouts:
 
     @property
     def young(self) -> frozenset[str]:
-        """Nodes with pods that the readings do not cover yet: the next ones may."""
+        """Nodes where the next readings may cover pods, or tell which devices are gone."""
         return frozenset(self._young)
 
     @property
@@ -135,6 +151,17 @@ class NodeLayouts:
         noted = self._mappings.note_own
         return {name for name, told in holders.items() if noted(name, told)}
 
+    def note_requested(self, node: str, requested: HostResources) -> bool:
+        """Note what all pods of a node request of it; tell whether its rows change by that.
+
+        Of a node that is not laid out yet, it counts once it is.
+        """
+        if requested == NONE:
+            self._requested.pop(node, None)
+        else:
+            self._requested[node] = requested
+        return bool(self._rows.get(node))
+
     def expire_own(self, now: float) -> set[str]:
         """Go by others where a node's agent is silent; return these nodes."""
         return set(self._mappings.expire(now, self._policy.freshness.max_age_seconds))
@@ -148,10 +175,12 @@ class NodeLayouts:
         name = node.name
         self._forget_ended(name, now)
         tenants = self._tenants(name, pods)
+        self._note_evidence(node, pods, tenants)
         if replaced := self._replaced(node, tenants):
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
-        before, after = self._rows.get(name), self._lay_out(node, pods, tenants, self._policy)
+        self.departures.forget_late(name, now)
+        before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
         self._rows[name] = after
@@ -159,36 +188,55 @@ class NodeLayouts:
         self._note_tenancy(pods, tenants, after)
         used = {slot for row in after.values() for slot in row.slots}
         self.surplus.extend(self._store.surplus(name, used))
-        (self._young.add if is_young(after) else self._young.discard)(name)
+        is_unsettled = is_young(after) or self._may_have_fewer(name, now)
+        (self._young.add if is_unsettled else self._young.discard)(name)
+        self._note_loading(name, pods, now)
         if before is None or _slots(before) != _slots(after):
             return Change.DEVICES
         if is_afresh or not is_same_node or grounds(before) != grounds(after):
             return Change.BELIEFS
         return Change.ROWS if before != after else Change.NOTHING
 
-    def forget(self, node: str) -> None:
-        """Forget a node that is gone."""
+    def forget(self, node: str, now: float) -> None:
+        """Forget a node that is gone; it may come back with fewer devices."""
+        recent = now - self._policy.freshness.max_age_seconds
+        self._fewer_since = {name: at for name, at in self._fewer_since.items() if at > recent}
+        self._fewer_since[node] = now
         self._nodes.pop(node, None)
         self._rows.pop(node, None)
         self._live.pop(node, None)
         self._held.pop(node, None)
         self._young.discard(node)
+        self._divided.pop(node, None)
+        self._loading_until.pop(node, None)
         self._ended.pop(node, None)
         self._mappings.forget(node)
+        self.departures.forget(node)
 
-    def lay_out_without(
-        self, node: NodeRecord, pods: Sequence[PodRecord], victims: frozenset[str]
-    ) -> dict[str, PoolRow]:
-        """Return a node's rows as they would be with some of its pods (UIDs) gone."""
-        left = [pod for pod in pods if pod.uid not in victims]
-        return self._lay_out(node, left, self._tenants(node.name, left), self._policy)
+    def leaving(
+        self, node: NodeRecord, pods: Sequence[PodRecord], victims: AbstractSet[str]
+    ) -> dict[str, Leaving]:
+        """Return what a node's devices would be with some of its pods (UIDs) gone, by resource."""
+        name, left = node.name, [pod for pod in pods if pod.uid not in victims]
+        after = self._lay_out(node, left, self._tenants(name, left), self._policy)
+        tenants, before = self.tenants_on(name), self._rows.get(name, {})
+        gone = [pod for pod in pods if pod.uid in victims]
+        return {
+            resource: self.departures.leaving(
+                (before.get(resource, row), row),
+                tenants,
+                gone,
+                hidden=count_hidden(gone, resource, after, tenants),
+            )
+            for resource, row in after.items()
+        }
 
     def draft(
         self, node: NodeRecord, pods: Sequence[PodRecord], policy: Policy
     ) -> tuple[dict[str, PoolRow], list[HeldDevice]]:
         """Return a node's rows and who holds its devices as they would be under other settings."""
         tenants = self._tenants(node.name, pods)
-        rows = self._lay_out(node, pods, tenants, policy)
+        rows = self._rows_of(node, pods, tenants, policy)
         return rows, list(held_devices(pods, tenants, rows))
 
     def adopt(
@@ -203,6 +251,7 @@ class NodeLayouts:
         """
         self._policy = policy
         self._rows.update(rows)
+        self._loading_until.update(dict.fromkeys(rows, 0.0))
         self._young = (self._young - rows.keys()) | young
 
     def end_tenancy(self, pod: PodRecord, at: float, *, has_others: bool) -> None:
@@ -221,8 +270,8 @@ class NodeLayouts:
         shown = [row for row, tenants in live.items() if pod.key in tenants]
         if shown:
             freed = [row for row in shown if live[row] == (pod.key,)]
-            self._store.start_afresh(freed, at, is_freed=True)
-            self._store.start_afresh(set(shown) - set(freed), at, is_freed=False)
+            self._end_on(pod, freed, at, is_freed=True)
+            self._end_on(pod, sorted(set(shown) - set(freed)), at, is_freed=False)
             return
         rows = self._rows.get(pod.node, {})
         unheld = [
@@ -233,8 +282,49 @@ class NodeLayouts:
             and not live.get(slot)
             and not self._store.is_foreign(slot)
         ]
-        is_freed = self._mappings.of(pod.node).is_known or not has_others
-        self._store.start_afresh(unheld, at, is_freed=is_freed)
+        if self._mappings.of(pod.node).is_known or not has_others:
+            self._end_on(pod, unheld, at, is_freed=True)
+        else:
+            self._store.start_afresh(unheld, at, is_freed=False)
+
+    def _end_on(self, pod: PodRecord, rows: Sequence[int], at: float, *, is_freed: bool) -> None:
+        """Take a pod off devices that it held; what was its own of their memory is released.
+
+        Args:
+            pod: the pod.
+            rows: the devices.
+            at: when it ended, seconds since the epoch.
+            is_freed: no other pod holds them.
+        """
+        self.departures.note(pod, rows, at, is_last=is_freed)
+        told = np.array([self.departures.told_of(pod, row) for row in rows])
+        self._store.release(rows, pod.memory_bytes, told, is_last=is_freed)
+        self._store.start_afresh(rows, at, is_freed=is_freed)
+
+    def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
+        """Take over what pods of a node hold of shared devices, where all on a device are told.
+
+        Args:
+            node: the node.
+            pods: those that hold devices of it.
+            shares: each pod on each shared device once.
+        """
+        told: dict[int, dict[str, int]] = {}
+        for device, uid, count in shares:
+            row = self._store.row_of(device)
+            if row is not None:
+                told.setdefault(row, {})[uid] = count
+        by_key = {pod.key: pod for pod in pods}
+        for row, of_pods in told.items():
+            on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
+            if on_it and all(pod.uid in of_pods for pod in on_it):
+                held = [(of_pods[pod.uid], self._declared(pod)) for pod in on_it]
+                self._store.note_shares(row, held)
+
+    def _declared(self, pod: PodRecord) -> int:
+        """Return what a pod declared of each device that it holds, for all its shares."""
+        devices = len(self._held.get(pod.node, {}).get(pod.uid, ())) or 1
+        return (pod.memory_bytes or 0) * max(-(-sum(pod.resources.values()) // devices), 1)
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
         """Return which of the pods each device of the node has, by mapping, memory and claims."""
@@ -267,15 +357,48 @@ class NodeLayouts:
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         behind = (
             ([device.row for device in devices_behind(node, expected, devices)], expected.count)
-            for expected in expected_devices(node, _seen(devices))
+            for expected in self._expected(node, devices)
         )
-        return {row for rows, count in behind for row in self._store.replaced(rows, count)}
+        since = self._fewer_since.get(node.name, -inf)
+        return {row for rows, count in behind for row in self._store.replaced(rows, count, since)}
 
     def _forget_ended(self, name: str, now: float) -> None:
         """Forget the pods whose devices' readings from before their end are too old to count."""
         ended, oldest = self._ended.get(name, {}), now - self._policy.freshness.max_age_seconds
         for key in [key for key, at in ended.items() if at < oldest]:
             del ended[key]
+
+    def _rows_of(
+        self,
+        node: NodeRecord,
+        pods: Sequence[PodRecord],
+        tenants: TenantsByRow,
+        policy: Policy,
+    ) -> dict[str, PoolRow]:
+        """Return one node's rows, each with what it will be once its pods are gone that leave."""
+        rows = self._lay_out(node, pods, tenants, policy)
+        leaving = [pod for pod in pods if pod.is_deleting]
+        if not leaving and not self.departures.has_gone(node.name):
+            return rows
+        after = rows
+        if leaving:
+            left = [pod for pod in pods if not pod.is_deleting]
+            after = self._lay_out(node, left, self._tenants(node.name, left), policy)
+        return {
+            resource: replace(
+                row,
+                leaving=self.departures.leaving(
+                    (row, after[resource]),
+                    tenants,
+                    leaving,
+                    hidden=count_hidden(leaving, resource, after, tenants),
+                    node=node.name,
+                ),
+            )
+            if resource in after and after[resource].slots == row.slots
+            else row
+            for resource, row in rows.items()
+        }
 
     def _lay_out(
         self,
@@ -288,13 +411,15 @@ class NodeLayouts:
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         tenancy = Tenancy(
             is_mapped=self._mappings.of(node.name).is_known,
-            warm_up_seconds=policy.assumed.warm_up_seconds,
             shared_policy=policy.shared_policy,
             is_out=self.is_out(),
+            assumed=policy.assumed,
+            started_at=self.started_at,
         )
         is_counted = bool(node.capacity or node.allocatable)
+        free = node.host and node.host.less(self._requested.get(node.name, NONE))
         rows = {}
-        for expected in expected_devices(node, _seen(devices)):
+        for expected in self._expected(node, devices):
             resource = expected.resource
             everything = expected.count * expected.replicas
             rows[resource] = lay_out(
@@ -304,8 +429,54 @@ class NodeLayouts:
                 tenancy,
                 allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
                 capacity=node.capacity.get(resource, 0),
+                free=free,
             )
         return rows
+
+    def expire_loading(self, now: float) -> set[str]:
+        """Return the nodes with pods that had time enough to get ready."""
+        return {name for name, until in self._loading_until.items() if until <= now}
+
+    def _note_loading(self, name: str, pods: Sequence[PodRecord], now: float) -> None:
+        """Note until when the first pod of a node may still get ready."""
+        self._loading_until.pop(name, None)
+        if any(any(row.loading) for row in self._rows[name].values()):
+            seconds = self._policy.assumed.loading_seconds
+            starts = [at for pod in pods if (at := self.started_at(pod)) is not None]
+            # Readings are late: one that is over may not be measured yet.
+            late = now - seconds - self._policy.freshness.max_age_seconds
+            first = min((at for at in starts if at > late), default=late)
+            self._loading_until[name] = first + seconds
+
+    def note_offer(self, before: NodeRecord | None, node: NodeRecord, now: float) -> None:
+        """Note if a node has fewer devices than before."""
+        had = {} if before is None else before.capacity
+        if any(node.capacity.get(resource, 0) < count for resource, count in had.items()):
+            self._fewer_since[node.name] = now
+
+    def _may_have_fewer(self, name: str, now: float) -> bool:
+        """Tell whether a node came to have fewer devices, and readings may not show it yet."""
+        is_late = now - self._fewer_since.get(name, -inf) <= self._policy.freshness.max_age_seconds
+        if not is_late:
+            self._fewer_since.pop(name, None)
+        return is_late
+
+    def _note_evidence(
+        self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
+    ) -> None:
+        """Remember that a node sells shares of its devices, as long as it offers as many.
+
+        Pods come and go, and sources on the nodes too: the shares stay.
+        """
+        counted = {pod.key for pod in pods if pod.resources and not pod.claimed}
+        has_several = any(len(counted.intersection(on_it)) > 1 for on_it in tenants.values())
+        if has_several or self._store.is_shown_by_own(list(tenants)):
+            self._divided[node.name] = node.capacity
+
+    def _expected(self, node: NodeRecord, devices: Sequence[Device]) -> tuple[Expected, ...]:
+        """Return what stands behind each resource of a node."""
+        is_divided = self._divided.get(node.name) == node.capacity
+        return expected_devices(node, _seen(devices), is_divided=is_divided)
 
     def _device(self, row: int, tenants: tuple[str, ...]) -> Device:
         """Return a device as the layout needs it."""
@@ -365,18 +536,12 @@ class NodeLayouts:
         # Of devices that the kubelet offers, a name by which it offers none is a former one.
         for row in sorted(rows.values(), key=lambda row: row.allocatable > 0):
             self._store.set_withdrawn(row.slots, -(-row.withdrawn // row.replicas))
-        for slot, has_tenants, is_unheld, is_free_for_sure in held_devices(pods, tenants, rows):
-            self._store.set_tenancy(
-                slot,
-                has_tenants=has_tenants,
-                is_unheld=is_unheld,
-                is_free_for_sure=is_free_for_sure,
-            )
+        self._store.set_tenancy(list(held_devices(pods, tenants, rows)))
 
 
 def is_laid_out_by(policy: Policy) -> tuple[object, ...]:
     """Return which of the settings shape a node's layout."""
-    return policy.assumed.warm_up_seconds, policy.shared_policy
+    return policy.assumed, policy.shared_policy
 
 
 def _seen(devices: Sequence[Device]) -> Counter[str]:

@@ -1,6 +1,6 @@
 """How much memory of a device each of the pods that share it was seen to hold.
 
-Agents tell that; Prometheus does not.
+Agents tell it again and again, for advice; exporters that split memory by pod tell what it is now.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +38,7 @@ class PodMemory:
     def __init__(self, pods: Mapping[str, PodRecord]) -> None:
         self._pods = pods
         self._seen: dict[str, dict[DeviceKey, _Seen]] = {}
+        self._last: dict[str, dict[DeviceKey, int]] = {}
 
     def note(self, node: str, shares: Iterable[Share], at: float) -> None:
         """Take note of what a node's agent tells, of the node's own pods alone.
@@ -51,6 +52,7 @@ class PodMemory:
             pod = self._pods.get(uid)
             if pod is None or pod.node != node:
                 continue
+            self.note_last([(device, uid, count)])
             of_pod = self._seen.setdefault(uid, {})
             one = of_pod.get(device)
             if one is None:
@@ -76,6 +78,16 @@ class PodMemory:
             seconds=fewest.last_at - fewest.first_at,
         )
 
+    def note_last(self, shares: Iterable[Share]) -> None:
+        """Take note of what pods hold by now, as any source tells."""
+        for device, uid, count in shares:
+            self._last.setdefault(uid, {})[device] = count
+
+    def last(self, uid: str, device: DeviceKey) -> int | None:
+        """Return what a pod was last seen to hold of a device, None if unknown."""
+        return self._last.get(uid, {}).get(device)
+
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone."""
         self._seen.pop(uid, None)
+        self._last.pop(uid, None)

@@ -40,7 +40,7 @@ def build_pools(
     Args:
         rows: the nodes' rows; nobody changes them meanwhile.
         telemetry: of every device.
-        suspicion: share of its score that a node loses, by node; the others lose none.
+        suspicion: share of its certainty that a node loses, by node; the others lose none.
         before: pools as they were: what has not changed of them is not put together again.
     """
     by_resource: dict[str, dict[str, PoolRow]] = {}
@@ -203,7 +203,7 @@ def renewed(pool: Pool, batch: Batch, telemetry: Telemetry, suspicion: Mapping[s
 
 
 def suspicions(row_of: Mapping[str, int], suspicion: Mapping[str, float]) -> Ratios:
-    """Return the share of its score that each node of a pool loses."""
+    """Return the share of its certainty that each node of a pool loses."""
     shares = np.zeros(len(row_of))
     for node, share in suspicion.items():
         if node in row_of:

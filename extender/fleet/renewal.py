@@ -56,7 +56,7 @@ class Renewal:
 
         Args:
             store: the devices.
-            suspicion: share of its score that a node loses, by node.
+            suspicion: share of its certainty that a node loses, by node.
             base: of the pools.
             reshaped: every node's rows, and the names of all nodes, where nodes or devices came or
                 went since the snapshot before; None where they are those that it shows.

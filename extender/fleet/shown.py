@@ -30,6 +30,7 @@ class Shown:
         values: a row for each of them, a column for each device; NaN where missing. Seven digits
             are kept.
         limit_watts: power limit of each device, NaN where unknown.
+        rest_watts: what each was seen to draw at rest, likewise.
         memory: who told their memory, and when it was measured.
         heat: likewise of their temperature.
         clocks: likewise of what holds their clocks back.
@@ -38,6 +39,7 @@ class Shown:
     signals: tuple[Signal, ...]
     values: npt.NDArray[np.float32]
     limit_watts: npt.NDArray[np.float32]
+    rest_watts: npt.NDArray[np.float32]
     memory: Word
     heat: Word
     clocks: Word
@@ -71,6 +73,7 @@ def shown_of(columns: DeviceColumns, rows: Rows, sources: Sequence[str]) -> Show
         signals=signals,
         values=values,
         limit_watts=limit.astype(np.float32),
+        rest_watts=columns.numbers["rest_watts"].take(rows).astype(np.float32),
         memory=latest.word(FILLING, rows, sources),
         heat=latest.word((Signal.TEMPERATURE,), rows, sources),
         clocks=latest.word((Signal.CLOCK_EVENT_REASONS,), rows, sources),

@@ -1,17 +1,21 @@
 """What was read of every device that is not forgotten: latest values, window, streaks."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from extender.core.evaluation import normalize_model
-from extender.core.policy import Policy
+from extender.core.health import xid_action
+from extender.core.occupancy import WHOLE_DEVICE
+from extender.core.policy import HealthAction, Policy
 from extender.core.readings import Column, DeviceInfo, DeviceKey, History, Readings, Signal
 from extender.core.signals import Evidence, board_power, plausible
 from extender.core.snapshot import Flags, Rows
 from extender.core.steps import Steps, finish
 from extender.fleet.columns import DeviceColumns
+from extender.fleet.held import HeldDevice
 from extender.fleet.intake import Intake, without
 from extender.fleet.latest import ALL
 from extender.fleet.registry import Applied, DeviceRegistry, Placed
@@ -20,8 +24,8 @@ from extender.fleet.shown import Shown, shown_of
 _PIECE = 1024
 """Devices whose past is taken over before others may have their turn."""
 
-Told = bool | Flags
-"""Of one device, or of each of some."""
+_TOLD_MARGIN = 0.1
+"""So far what processes hold in all may be off what is in use, as a share of that."""
 
 
 class DeviceStore:
@@ -39,7 +43,7 @@ class DeviceStore:
         self._board_watts: dict[str, float] = {}
         self._columns = DeviceColumns(policy)
         self._intake = Intake(self._columns, policy)
-        self._latest, self._windows = self._columns.latest, self._columns.windows
+        self._latest = self._columns.latest
         self._float, self._flag = self._columns.numbers, self._columns.flags
         self._count = self._columns.counts
 
@@ -108,15 +112,17 @@ class DeviceStore:
         """Tell whether the latest answer about some devices was about all of them."""
         return len(set(self._float["seen_at"][list(rows)].tolist())) <= 1
 
-    def replaced(self, rows: Sequence[int], count: int) -> list[int]:
-        """Return which devices others have taken the place of: a card was swapped.
+    def replaced(self, rows: Sequence[int], count: int, since: float) -> list[int]:
+        """Return which devices others have taken the place of, or are gone with it.
 
-        Its source shows as many as there must be, without it, and one of them came after it. What
-        is only missing from an answer is not replaced: fewer are shown then.
+        The source shows as many as there must be, without it, and one of them came after it: a card
+        was swapped. Or it was never measured since the node has fewer. What is only missing from an
+        answer is not replaced: fewer are shown then.
 
         Args:
             rows: the devices of a node behind one of its resources.
             count: how many it must have.
+            since: when the node last came to offer fewer, seconds since the epoch; -inf for never.
         """
         index = np.array(rows, dtype=np.intp)
         seen_at, source = self._float["seen_at"][index], self._count["source_row"][index]
@@ -124,6 +130,7 @@ class DeviceStore:
         if len(rows) <= count or shown.sum() != count:
             return []
         is_before = np.isfinite(seen_at) & (seen_at < self._float["new_at"][index][shown].max())
+        is_before |= self._float["measured_at"][index] <= since
         gone: list[int] = index[~shown & is_before & np.isin(source, source[shown])].tolist()
         return gone
 
@@ -166,6 +173,20 @@ class DeviceStore:
         names = self._intake.sources
         return tuple(names[number] for number in numbers), np.where(told > 0, told_at, at)
 
+    def had_fault(self, node: str, at: float) -> bool:
+        """Tell whether an XID that is not the program's own came up on a node around a time.
+
+        Args:
+            node: the node.
+            at: seconds since the epoch; an XID may be seen as late as readings count as fresh.
+        """
+        rows = self.rows_on([node])
+        apart = np.abs(self._float["xid_since"][rows] - at)
+        near = rows[apart <= self._policy.freshness.max_age_seconds]  # NaN is never near
+        xids = (self.value(Signal.XID, row) for row in near.tolist())
+        health = self._policy.health
+        return any(xid and xid_action(health, int(xid)) is not HealthAction.IGNORE for xid in xids)
+
     def told(self, signals: Iterable[Signal], row: int) -> tuple[str, float] | None:
         """Return who told the newest of some signals of a device, and when it was measured.
 
@@ -200,6 +221,11 @@ class DeviceStore:
     def source(self, row: int) -> str:
         """Return the name of the source that last showed a device, "" where none ever did."""
         return self._intake.sources[int(self._count["source_row"][row])]
+
+    def is_shown_by_own(self, rows: Sequence[int]) -> bool:
+        """Tell whether a source on the node itself tells of some devices: it sees all of them."""
+        by = self._count["source_row"][list(rows)]
+        return bool(len(by)) and bool(np.isin(by, sorted(self._intake.own_sources)).all())
 
     def ages(self, now: float) -> Mapping[str, Column]:
         """Return by source how long ago, in seconds, each of its devices was last measured."""
@@ -299,7 +325,8 @@ class DeviceStore:
             utilization = np.minimum(plausible(history.utilization[:, some][:, known]), 1.0)
             for step, at in enumerate(history.times):
                 is_own = self._float["afresh_at"][rows] < at
-                self._windows.add(float(at), rows[is_own], utilization[step, is_own])
+                for windows in (self._columns.windows, self._columns.recent):
+                    windows.add(float(at), rows[is_own], utilization[step, is_own])
             if history.xid is not None:
                 seen = history.xid[:, some][:, known]
                 for row, xids in zip(rows.tolist(), seen.T, strict=True):
@@ -330,24 +357,85 @@ class DeviceStore:
         """Note how many devices of their kind the kubelet does not offer on some devices' node."""
         self._count["withdrawn"][list(rows)] = devices
 
-    def set_tenancy(
-        self, row: int | Rows, *, has_tenants: Told, is_unheld: Told, is_free_for_sure: Told
-    ) -> None:
-        """Note whether pods hold a device, or each of some devices.
-
-        Args:
-            row: the device, or the devices.
-            has_tenants: pods hold it, or may.
-            is_unheld: no pod is seen on it, and mapping and API agree.
-            is_free_for_sure: besides, no pod is too young to be seen.
-        """
-        self._flag["has_tenants"][row] = has_tenants
-        self._flag["is_unheld"][row] = is_unheld
-        self._flag["is_free_for_sure"][row] = is_free_for_sure
+    def set_tenancy(self, held: Sequence[HeldDevice] | Rows) -> None:
+        """Note what pods hold of some devices, or may: a row for each."""
+        columns = np.array(held, dtype=np.intp).reshape(-1, len(HeldDevice._fields))
+        told = dict(zip(HeldDevice._fields, columns.T, strict=True))
+        rows = told.pop("row")
+        declared = told.pop("declared_bytes")
+        is_first = np.isnan(self._float["declared_bytes"][rows])
+        self._float["declared_bytes"][rows] = np.where(declared < WHOLE_DEVICE, declared, np.inf)
+        for name, values in told.items():
+            self._flag[name][rows] = values
+        if is_first.any():
+            self._columns.account_again(rows[is_first])
 
     def is_foreign(self, row: int) -> bool:
         """Tell whether somebody was seen to use the device while no pod can have held it."""
         return bool(self._flag["is_foreign"][row])
+
+    def counts_as_foreign(self, row: int) -> bool:
+        """Tell likewise, where no pod is seen on it now either."""
+        return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
+
+    def occupancy(self, row: int) -> tuple[float, float, float]:
+        """Return what is in use of a device's memory, by others than declared, and by no pod.
+
+        All in bytes, and 0 where unknown.
+        """
+        found = self._columns.occupancy(np.array([row], dtype=np.intp))
+        used, others, foreign = (
+            float(np.nan_to_num(part[0])) for part in (found.used, found.others, found.foreign)
+        )
+        return used, others, foreign
+
+    def note_shares(self, row: int, held: Sequence[tuple[int, int]]) -> None:
+        """Note what each pod on a shared device holds of its memory, as its processes tell.
+
+        The rest is foreign. Some drivers tell of no process, or of each what the whole device has:
+        then nothing is taken.
+
+        Args:
+            row: the device.
+            held: of each pod, what it holds and what it declared, in bytes.
+        """
+        used, total = self.occupancy(row)[0], sum(told for told, _ in held)
+        is_explained = total >= (1 - _TOLD_MARGIN) * used or all(told for told, _ in held)
+        if not is_explained or total > (1 + _TOLD_MARGIN) * used:
+            return
+        foreign = max(used - total, 0.0)
+        others = foreign + sum(max(told - declared, 0) for told, declared in held)
+        self._float["foreign_bytes"][row] = foreign
+        self._float["others_bytes"][row] = min(others, used)
+
+    def release(
+        self, rows: Sequence[int], declared_bytes: int | None, told: Column, *, is_last: bool
+    ) -> None:
+        """Take what a pod had of some devices' memory for released: what it was seen to hold.
+
+        Of a whole device that is all but what was in use while no pod held it. What a tenant that
+        declared nothing held of a shared one may be unknown: then nothing is released until a
+        reading shows it.
+
+        Args:
+            rows: the devices.
+            declared_bytes: what it declared of each, None where it did not.
+            told: what its processes held of each, in bytes, NaN where untold.
+            is_last: no other pod holds them.
+        """
+        index = np.array(rows, dtype=np.intp)
+        before = self._columns.occupancy(index)
+        if not is_last:
+            self._flag["is_emptying"][index] |= declared_bytes is None
+            own = np.minimum(declared_bytes or 0, np.maximum(before.used - before.others, 0.0))
+            self._float["released_bytes"][index] += np.nan_to_num(own)
+            return
+        is_whole = np.isinf(self._float["declared_bytes"][index])
+        of_whole = np.where(np.isnan(before.foreign), before.used, before.foreign)
+        of_shared = before.used if declared_bytes is None else before.others
+        of_shared = np.where(np.isnan(told), of_shared, np.maximum(before.used - told, 0.0))
+        left = np.where(is_whole, of_whole, of_shared)
+        self._columns.set_occupancy(index, replace(before, used=left, others=left))
 
     def start_afresh(self, rows: Iterable[int], at: float, *, is_freed: bool) -> None:
         """Forget the history of devices whose tenants changed.
@@ -358,7 +446,7 @@ class DeviceStore:
             is_freed: nobody holds them now: readings from before `at` are nobody's.
         """
         index = np.array(list(rows), dtype=np.intp)
-        self._windows.reset(index, at)
+        self._columns.reset_windows(index, at)
         self._columns.forget_use(index)
         self._float["afresh_at"][index] = np.maximum(self._float["afresh_at"][index], at)
         if is_freed:

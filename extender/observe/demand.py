@@ -58,7 +58,7 @@ class Supply:
         """
         telemetry = batch.telemetry
         is_idle = batch.present & (assessment.idle_chance >= 1.0)
-        is_idle &= ~telemetry.is_excluded & ~telemetry.is_foreign
+        is_idle &= ~telemetry.is_excluded & ~(telemetry.is_foreign & ~batch.is_shared[:, None])
         is_idle &= batch.used < batch.replicas[:, None]
         # Of whole devices some are held, and which is unknown.
         idle = np.maximum(is_idle.sum(axis=1) - batch.taken, 0).tolist()

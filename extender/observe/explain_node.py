@@ -145,7 +145,7 @@ def in_short_or_full(told: NodeTold, in_full: Container[str], feasible: int) -> 
         return _view(msgspec.structs.replace(told, kept=Kept.IN_FULL, why=None, now=[]))
     short = f"it was refused: {told.rejection}"
     if told.rank is not None:
-        short = f"it passed, in place {told.rank} of {feasible} with score {told.score or 0.0:.3f}"
+        short = f"it passed, in place {told.rank} of {feasible} with score {told.score or 0.0:.6f}"
     return _view(msgspec.structs.replace(told, kept=Kept.IN_SHORT, why=f"{short}; {NOT_IN_FULL}"))
 
 

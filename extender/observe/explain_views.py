@@ -3,16 +3,26 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Final
 
 import numpy as np
 
 from extender.core.decision import Decision
 from extender.core.explain import NodeScore, NodeVerdict
 from extender.core.filtering import Code
+from extender.core.parts import BAND, CERTAINTY, EARLY_FAILURES, ILL_HEALTH, MODEL, Part
+from extender.core.reasons import BETWEEN, PREFERRED
+from extender.core.reasons import EARLY_FAILURES as COSTS_FAILURES
+from extender.core.reasons import ILL_HEALTH as COSTS_HEALTH
 from extender.core.steps import Steps, let_go
 from extender.observe.explain_node import SAME
 from extender.observe.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_view
 from extender.placement.history import DecisionRecord
+
+_NOTHING: Final = 1e-12
+"""Scores that differ by less are equal."""
+
+MORE_LOAD: Final = "a little more load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +121,7 @@ def _lost_late(ranking: Ranking, verdict: NodeVerdict) -> str:
     if not verdict.is_late or verdict.rejection or not len(decision.order):
         return ""
     mine, first = _decided_score(verdict, decision), float(decision.scores[decision.order[0]])
-    return f"scored {mine:.3f} in the decision, {decision.best} {first:.3f}"
+    return f"scored {mine:.6f} in the decision, {decision.best} {first:.6f}"
 
 
 def _first(ranking: Ranking) -> NodeVerdict | None:
@@ -127,27 +137,30 @@ def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
         return f"refused: {other.rejection}"
     if first is None or other.node == first.node:
         return None
-    if first.score - other.score < SAME:
+    for mine, theirs in zip(first.parts, other.parts, strict=False):
+        if mine.name != theirs.name or mine.adds - theirs.adds > _NOTHING:
+            return _behind(first, other, mine)
+        if theirs.adds - mine.adds > _NOTHING:
+            break  # of the smaller terms some are better; only their sum says which node is
+    if first.score - other.score < _NOTHING:
         return f"as good as {first.node}: ties go by name"
-    worst, text = 0.0, "scores less"
-    for part in first.parts:
-        same = [one for one in other.parts if one.name == part.name]
-        value = same[0].value if same else 0.0
-        behind = part.adds - (same[0].adds if same else 0.0)
-        if behind > worst:
-            worst = behind
-            text = f"{part.name}: {_percent(value)} against {_percent(part.value)}"
-            if not same:
-                text = f"{part.name}: none such, as far as is known"
-    for factor, mine in zip(first.factors, other.factors, strict=True):
-        behind = (factor.keeps - mine.keeps) * first.score
-        if behind > worst:
-            worst, text = behind, f"{mine.name}: costs {_percent(mine.value)} of the score"
-    return text
+    return MORE_LOAD
 
 
-def _percent(value: float) -> str:
-    return f"{value * 100:.3g}%"
+def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
+    """Return the clause of a node's reason that says in what it is behind."""
+    clauses = other.reason.split(BETWEEN)
+    if mine.name == MODEL:
+        return next((one for one in clauses if PREFERRED in one), clauses[0])
+    if mine.name == BAND:
+        return clauses[0]
+    if mine.name == CERTAINTY:
+        pairs = zip(first.factors, other.factors, strict=True)
+        worst = max(pairs, key=lambda pair: pair[0].keeps - pair[1].keeps)[1].name
+        starts = {ILL_HEALTH: COSTS_HEALTH, EARLY_FAILURES: COSTS_FAILURES}.get(worst, "")
+        return next(one for one in clauses if one.startswith(starts))
+    same = clauses[-1] == first.reason.split(BETWEEN)[-1]
+    return MORE_LOAD if same else clauses[-1]
 
 
 def short_nodes(

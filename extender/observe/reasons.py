@@ -109,8 +109,8 @@ _HELP_OURS: Final = {
     "NODE` shows which, `nvidia-smi` there shows whose",
     Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory asks for more than these GPUs "
     "have: lower it, or add nodes with larger GPUs",
-    Rejection.NO_MEMORY: "other tenants hold the memory of the shared GPUs: wait until that is "
-    "freed, or lower idlegpu.io/gpu-memory",
+    Rejection.NO_MEMORY: "other tenants declared or use the memory of the shared GPUs: wait until "
+    "that is freed, or lower idlegpu.io/gpu-memory",
     Rejection.NOT_IDLE: "the pod says idlegpu.io/require-idle: it waits until GPUs are idle; "
     "`idlegpu holders` shows pods that hold GPUs without using them",
     Rejection.BUSY: "filter.load leaves busy nodes out while others are less busy: wait, or raise "

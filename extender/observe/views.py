@@ -36,6 +36,7 @@ _VERDICT = tuple(one.name for one in fields(NodeVerdict))
 _DEVICE = tuple(one.name for one in fields(DeviceVerdict) if one.name != "row")
 
 GIB = 1 << 30
+OUTSIDE = "; a process outside Kubernetes uses it"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
 """Labels of gpu-feature-discovery, for what telemetry does not say."""
@@ -54,7 +55,7 @@ def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str,
         assessment = assess(batch, ask.columns, estimates(fleet.policy))
         words = device_states(batch, assessment)
         for index, (node, row) in enumerate(zip(here, rows, strict=True)):
-            counted = assessment.utilization[index].tolist()
+            counted = assessment.peak[index].tolist()
             by_node[node].extend(
                 _gpu(fleet, snapshot, (node, pool.resource), (row, slot), (word, counted[slot]))
                 for slot, word in enumerate(words[index][: len(row.slots)])
@@ -78,7 +79,7 @@ def _gpu(
         snapshot: as the decisions see it.
         where: node and resource.
         at: the node's row in the resource's pool, and the slot in it.
-        verdict: the device's state in a word, and the utilization that it counts with, pods just
+        verdict: the device's state in a word, and the utilization by which it is judged, pods just
             placed on it included.
     """
     (node, resource), (pool_row, slot), (state, counted) = where, at, verdict
@@ -90,6 +91,7 @@ def _gpu(
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
     told = signals.get("utilization", {})
+    besides = OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
     return GpuState(
         node=node,
         resource=resource,
@@ -99,7 +101,9 @@ def _gpu(
         mig_profile=info.mig_profile,
         model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
         state=state,
-        why=health if state == "unhealthy" else _why(fleet, snapshot, row, state, counted),
+        why=health
+        if state == "unhealthy"
+        else _why(fleet, snapshot, row, state, counted) + besides,
         health=health,
         utilization_ratio=float(telemetry.utilization[row]) if fresh else None,
         utilization_latest_ratio=float(telemetry.latest[row]) if fresh else None,
@@ -155,9 +159,8 @@ def freshness_word(freshness: float) -> str:
 
 def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float) -> str:
     """Return in one sentence why a device is in its state."""
-    telemetry, limits = snapshot.telemetry, fleet.policy.thresholds
+    telemetry, limits, busy = snapshot.telemetry, fleet.policy.thresholds, counted
     used = float(telemetry.memory_used[row])
-    busy = max(counted, float(telemetry.latest[row]))
     if state == "foreign":
         gib = used * float(telemetry.memory_total_bytes[row]) / GIB
         return f"{gib:.1f} GiB and {busy:.0%} in use, and no pod holds it"

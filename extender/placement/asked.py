@@ -2,11 +2,11 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from extender.core.assumed import Assumption
-from extender.core.unasked import SILENCE_SECONDS, Answered, Verdict, judge
+from extender.core.unasked import SILENCE_SECONDS, Answers, Verdict, judge
 from extender.fleet.fleet import Fleet
 
 FILTER: Final = "filter"
@@ -58,27 +58,38 @@ class AnsweredQuestion:
     resources: tuple[tuple[str, int], ...] = ()
     memory_bytes: int | None = None
 
+    @property
+    def came_to(self) -> Answers:
+        """What came of the answer."""
+        if self.verb == PRIORITIZE:
+            return Answers.SCORES_LOST if self.is_lost else Answers.SCORED
+        if self.is_lost:
+            return Answers.FILTER_LOST
+        left = (Answers.REFUSED, Answers.LEFT_ONE, Answers.LEFT_SEVERAL)
+        return left[min(self.choices, 2)]
+
 
 @dataclass(slots=True)
 class _Asked:
-    """The last answers about a pod.
+    """The answers about a pod.
 
     Attributes:
-        is_elsewhere: another replica gave the very last.
+        at: when the last was given.
+        last_at: likewise, by the verb.
+        is_elsewhere: another replica gave the last.
+        answers: what came of all of them.
     """
 
     at: float
-    filtered: Answered | None = None
-    scored: Answered | None = None
+    last_at: dict[str, float] = field(default_factory=dict)
     is_elsewhere: bool = False
+    answers: Answers = Answers.NONE
 
     def is_before(self, question: AnsweredQuestion) -> bool:
         """Whether a question was answered after all of these."""
-        known = ((FILTER, self.filtered), (PRIORITIZE, self.scored))
         return all(
-            comes_later(question.verb, question.at, than=verb, at=one.at)
-            for verb, one in known
-            if one is not None
+            comes_later(question.verb, question.at, than=verb, at=at)
+            for verb, at in self.last_at.items()
         )
 
 
@@ -118,6 +129,7 @@ class AskedLog:
         monotonic: Callable[[], float],
         max_pods: int = MAX_PODS,
     ) -> None:
+        self.clock = clock
         self.monotonic = monotonic
         self.tell: Callable[[AnsweredQuestion], None] = lambda _: None
         """Tells other replicas; to be set before the first question."""
@@ -129,7 +141,6 @@ class AskedLog:
         self.forgotten_until = float("-inf")
         """Of pods that waited already then it may be forgotten that they were asked about."""
         self._fleet = fleet
-        self._clock = clock
         self._max_pods = max_pods
         self._pods: OrderedDict[str, _Asked] = OrderedDict()
         self._scored_at = float("-inf")
@@ -182,7 +193,7 @@ class AskedLog:
             self._assume(question)
         age_seconds = self.monotonic() - question.at
         for tell in self.on_elsewhere:
-            tell(question.uid, question.verb, self._clock() - age_seconds)
+            tell(question.uid, question.verb, self.clock() - age_seconds)
 
     def _assume(self, question: AnsweredQuestion) -> None:
         """Count a pod on another replica's first choice, by the same rules as on our own."""
@@ -202,7 +213,7 @@ class AskedLog:
                 node=question.node,
                 resources=question.resources,
                 memory_bytes=question.memory_bytes,
-                expires_at=self._clock() + left,
+                expires_at=self.clock() + left,
                 last_word=record.message if record and record.is_unscheduled else None,
             )
         )
@@ -213,9 +224,7 @@ class AskedLog:
         """Say what a bound pod got from us, as far as is known by now."""
         asked = self._pods.get(uid)
         return judge(
-            asked.filtered if asked else None,
-            asked.scored if asked else None,
-            order_seconds=ORDER_SECONDS,
+            asked.answers if asked else Answers.NONE,
             is_scoring=self.monotonic() - self._scored_at < SILENCE_SECONDS,
         )
 
@@ -241,6 +250,7 @@ class AskedLog:
             if now - oldest.at < KEPT_SECONDS:
                 break
             del self._pods[uid]
+            self.forgotten_until = max(self.forgotten_until, oldest.at)
         for incidents in (self._lost, self._slow):
             while incidents and now - incidents[0][0] > SILENCE_SECONDS:
                 incidents.popleft()
@@ -264,13 +274,10 @@ class AskedLog:
         if is_last:
             asked.is_elsewhere = is_elsewhere
         asked.at = max(asked.at, at)
-        answered = Answered(at=at, choices=question.choices, is_lost=question.is_lost)
+        asked.last_at[question.verb] = max(asked.last_at.get(question.verb, at), at)
+        asked.answers |= question.came_to
         if question.verb == PRIORITIZE:
             self._scored_at = max(self._scored_at, at)
-            if asked.scored is None or at >= asked.scored.at:
-                asked.scored = answered
-        elif asked.filtered is None or at >= asked.filtered.at:
-            asked.filtered = answered
         self._pods[question.uid] = asked
         if len(self._pods) > self._max_pods:
             _, oldest = self._pods.popitem(last=False)

@@ -39,6 +39,7 @@ class InventoryTap:
         self.replace_nodes = fleet.replace_nodes
         self.apply_node = fleet.apply_node
         self.remove_node = fleet.remove_node
+        self.apply_host_use = fleet.apply_host_use
 
     def replace_pods(self, records: Iterable[PodRecord]) -> None:
         """Take a complete list of GPU pods."""

@@ -86,7 +86,7 @@ class PlacedEvidence:
             temperature_celsius=reading.get(Signal.TEMPERATURE),
             memory_temperature_celsius=reading.get(Signal.MEMORY_TEMPERATURE),
             throttling=None if reasons is None else throttling_in_words(reasons),
-            signals=self._signals(at, busiest_signal(reading)),
+            signals=self._signals(at, busiest_signal(reading, float(self.shown.rest_watts[at]))),
         )
 
     def _signals(self, at: int, busiest: Signal | None) -> dict[str, Told]:

@@ -34,6 +34,7 @@ class DecisionRecord:
             were made from.
         is_shadow: the answer changed nothing: every candidate passed.
         bound_node: where kube-scheduler put the pod, "" while it is not known.
+        bound_at: when that was seen, seconds since the epoch.
         gather: returns the evidence on any candidate; dropped after a while, and once the pod is
             bound.
         gather_late: returns what is known of any node by now instead, where that is gone; dropped
@@ -51,6 +52,7 @@ class DecisionRecord:
     is_shadow: bool = False
     evidence: tuple[PlacedEvidence, ...] = ()
     bound_node: str = ""
+    bound_at: float = 0.0
     gather: Gather | None = field(default=None, repr=False)
     gather_late: Gather | None = field(default=None, repr=False)
 
@@ -196,16 +198,16 @@ class DecisionHistory:
         while self._explainable and self._clock() - self._explainable[0].at > EXPLAINABLE_SECONDS:
             self._explainable.popleft().gather = None
         before = self._records.get(record.number - 1)
-        _note_bound(record, node)
+        _note_bound(record, node, self._clock())
         if before is not None and before.pod.uid == uid:
             # What filter said of the same attempt: kube-scheduler asks prioritize right after it.
-            _note_bound(before, node)
+            _note_bound(before, node, self._clock())
         return record
 
 
-def _note_bound(record: DecisionRecord, node: str) -> None:
+def _note_bound(record: DecisionRecord, node: str, at: float) -> None:
     """Note the node in one record, and explain it there as long as that is possible."""
-    record.bound_node = node
+    record.bound_node, record.bound_at = node, at
     gather = record.gather or record.gather_late
     if gather and all(node not in part.nodes for part in record.evidence):
         record.evidence = (*record.evidence, *gather([node]))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -11,13 +11,7 @@ from extender.core.steps import Steps, finish
 from extender.metrics import Metrics
 from extender.placement.asked import AskedLog, comes_later
 from extender.placement.history import Choice, DecisionHistory, DecisionRecord
-from extender.placement.unasked import (
-    HEARD_SECONDS,
-    MAX_BOUND,
-    MAX_WAIT_SECONDS,
-    SWEEP_SECONDS,
-    Hearing,
-)
+from extender.placement.unasked import MAX_BOUND, MAX_WAIT_SECONDS, SWEEP_SECONDS, Hearing
 from extender.stepping import GiveWay, in_turns, next_turn
 
 PIECE_PODS: Final = 128
@@ -41,16 +35,16 @@ class _Bound:
 class LastWord:
     """Counts, and tells of, the bound pods that no other replica answered about after us.
 
-    With one replica that is at the binding. With several it is once all others have told what they
-    were asked until then, or have kept silent for half a minute: then each of two that cannot hear
-    each other counts a pod that both answered about. Everything runs on the event loop's thread.
+    With one replica that is at the binding. With several it is once all others have said, after the
+    binding, what they were asked until then. Where one cannot say that any more the pod is left
+    out: it may be the other's. Everything runs on the event loop's thread.
 
     Args:
         asked: what the replicas were asked.
         history: the decisions that we made.
         metrics: where it is counted whether our first choice was taken.
         hearing: how well the other replicas are heard; None for no others.
-        on_own: is told of each decision that a pod of ours was bound after, as long as it is
+        on_own: are told of each decision that a pod of ours was bound after, as long as it is
             remembered.
     """
 
@@ -61,13 +55,13 @@ class LastWord:
         metrics: Metrics,
         *,
         hearing: Hearing | None = None,
-        on_own: Callable[[DecisionRecord], None] = lambda _: None,
+        on_own: Iterable[Callable[[DecisionRecord], None]] = (),
     ) -> None:
         self._asked = asked
         self._history = history
         self._metrics = metrics
         self._hearing = hearing
-        self._on_own = on_own
+        self._on_own = tuple(on_own)
         self._waiting: OrderedDict[str, _Bound] = OrderedDict()
         for choice in (FIRST, OTHER):
             metrics.followed.labels(choice)
@@ -82,18 +76,14 @@ class LastWord:
             return
         now = self._asked.monotonic()
         answered_at = self._asked.answered_at(uid)
-        bound = _Bound(
-            choice=choice,
-            node=node,
-            answered_at=now if answered_at is None else answered_at,
-            bound_at=now,
-        )
         if self._hearing is None:
-            self._count(bound)
-            return
-        self._waiting[uid] = bound
-        if len(self._waiting) > MAX_BOUND:
-            self._count(self._waiting.popitem(last=False)[1])
+            self._count(choice, node)
+        elif answered_at is not None:
+            self._waiting[uid] = _Bound(
+                choice=choice, node=node, answered_at=answered_at, bound_at=now
+            )
+            if len(self._waiting) > MAX_BOUND:
+                self._waiting.popitem(last=False)
 
     async def run(self, give_way: GiveWay = next_turn) -> None:
         """Count until cancelled; `give_way` lets questions go first."""
@@ -107,24 +97,22 @@ class LastWord:
 
     def sweep_in_steps(self) -> Steps[None]:
         """Count them likewise, some in each step."""
+        if self._hearing is None:
+            return
         now = self._asked.monotonic()
         waiting = iter(tuple(self._waiting.items()))
         while some := list(islice(waiting, PIECE_PODS)):
             for uid, bound in some:
-                heard_until = bound.bound_at + HEARD_SECONDS
-                if now < heard_until:
-                    return
                 if self._waiting.get(uid) is not bound:
                     continue  # another replica's by now
+                is_known = bound.answered_at >= self._hearing.since
                 is_over = now - bound.bound_at >= MAX_WAIT_SECONDS
-                if is_over or self._has_heard(bound.answered_at, heard_until):
-                    del self._waiting[uid]
-                    self._count(bound)
+                if is_known and not is_over and bound.bound_at >= self._hearing.until:
+                    return  # nor are those known that were bound later
+                del self._waiting[uid]
+                if is_known and bound.bound_at < self._hearing.until:
+                    self._count(bound.choice, bound.node)
             yield
-
-    def _has_heard(self, since: float, until: float) -> bool:
-        """Tell whether all others have told what they were asked in that time (monotonic s)."""
-        return self._hearing is None or self._hearing.covers(since, until)
 
     def _note_elsewhere(self, uid: str, verb: str, at: float) -> None:
         """Leave a pod to another replica, if that answered about it after us."""
@@ -132,10 +120,11 @@ class LastWord:
         if bound and comes_later(verb, at, than=bound.choice.verb, at=bound.choice.at):
             del self._waiting[uid]
 
-    def _count(self, bound: _Bound) -> None:
+    def _count(self, choice: Choice, node: str) -> None:
         """Count a pod of ours, and tell of it."""
-        label = FIRST if bound.choice.best == bound.node else OTHER
+        label = FIRST if choice.best == node else OTHER
         self._metrics.followed.labels(label).inc()
-        record = self._history.get(bound.choice.number)
+        record = self._history.get(choice.number)
         if record is not None:
-            self._on_own(record)
+            for tell in self._on_own:
+                tell(record)

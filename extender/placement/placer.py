@@ -12,17 +12,15 @@ from extender.core.decision import Decision, decide
 from extender.core.evaluation import Evaluation, Overlay, Question, asks, evaluate_for
 from extender.core.explain import NodeVerdict, gather
 from extender.core.filtering import Code
-from extender.core.landing import assume, closed_slots
+from extender.core.leaving import batch_after
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest, PodRef
 from extender.core.roll import Roll
-from extender.core.snapshot import PoolRow, Snapshot, batch_rows
+from extender.core.snapshot import Snapshot
 from extender.core.standing import stand_in_steps
 from extender.core.steps import Steps
 from extender.fleet.fleet import Fleet
-from extender.fleet.held import may_hold
 from extender.placement.evidence import PlacedEvidence, place_evidence
-from extender.placement.freed import with_freed
 from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.placement.kept import KeptStandings
 
@@ -249,37 +247,31 @@ class Placer:
         """Tell whether filter would accept one node once the victims are gone."""
         if candidate.node not in snapshot.nodes or candidate.node not in self.fleet.nodes:
             return not request.requires_idle
-        after = self.fleet.lay_out_without(candidate.node, candidate.uids)
+        after = self.fleet.leaving(candidate.node, candidate.uids)
         believed = len(snapshot.telemetry.latest)
         for resource, ask in asks(request):
-            pool, row = snapshot.pools.get(resource), after.get(resource)
+            pool, leaving = snapshot.pools.get(resource), after.get(resource)
             is_shown = pool is not None and candidate.node in pool.row_of
             # Devices that came after the snapshot was begun show in the next one.
-            if pool is None or row is None or not is_shown or max(row.slots, default=0) >= believed:
+            is_late = leaving is not None and max(leaving.row.slots, default=0) >= believed
+            if leaving is None or not is_shown or is_late:
                 if request.requires_idle:
                     return False
                 continue
             tenants = overlays.get(resource, {}).get(candidate.node, ())
             kept = tuple(tenant for tenant in tenants if tenant.uid not in candidate.uids)
-            before = pool.rows[pool.row_of[candidate.node]]
-            closed = closed_slots(row, snapshot.telemetry.is_out)
-            batch = with_freed(
-                batch_rows((assume(row, kept, closed),), snapshot.telemetry, np.zeros(1), width=1),
-                [was > now for was, now in zip(before.used, row.used, strict=False)],
-                is_any=any(self._is_hidden(uid, resource, after) for uid in candidate.uids),
+            batch = batch_after(
+                leaving,
+                kept,
+                snapshot.telemetry,
+                np.zeros(1),
+                is_presumed_idle=not leaving.row.is_shared,
             )
             question = Question(request=request, ask=ask, policy=self.policy, overlay={})
             evaluation = evaluate_for(question, batch, snapshot.models)
             if evaluation.codes[0] != Code.PASSES:
                 return False
         return True
-
-    def _is_hidden(self, uid: str, resource: str, rows: Mapping[str, PoolRow]) -> bool:
-        """Tell whether a pod may hold devices behind a resource, and nobody knows which."""
-        pod = self.fleet.pods.get(uid)
-        if pod is None or not pod.holds_devices or self.fleet.is_shown(uid):
-            return False
-        return may_hold(pod, resource, rows)
 
     def _decide(
         self, request: GpuRequest, candidates: Sequence[str], uid: str, ranked: int | None
@@ -341,14 +333,35 @@ class Placer:
         if decision.best is None or self.is_shadow:
             self.fleet.ledger.drop(pod.uid)
             return
+        self.reserve(pod, request, decision.best)
+
+    def reserve(self, pod: PodRef, request: GpuRequest, node: str) -> None:
+        """Count a pod on a node until it is bound or its time is up."""
         self.fleet.ledger.assume(
             Assumption(
                 uid=pod.uid,
                 key=pod.key,
-                node=decision.best,
+                node=node,
                 resources=request.resources,
                 memory_bytes=request.memory_bytes,
                 expires_at=self._clock() + self.policy.assumed.tentative_seconds,
                 last_word=request.last_word,
             )
         )
+
+    def would_do(self, pod: PodRef, request: GpuRequest, node: str) -> bool:
+        """Tell whether a node would do for a pod now, and has room beside those on their way.
+
+        That a node is full by our own count is no reason to refuse it, but none to send a pod.
+        """
+        snapshot = self.fleet.snapshot()
+        overlays = self.fleet.ledger.overlays(without=pod.uid)
+        for resource, count in request.resources:
+            pool = snapshot.pools.get(resource)
+            if pool is None or node not in pool.row_of:
+                return False
+            row = pool.rows[pool.row_of[node]]
+            assumed = sum(tenant.count for tenant in overlays.get(resource, {}).get(node, ()))
+            if row.allocatable - row.held - assumed < count:
+                return False
+        return self.rank(request, (node,), uid=pod.uid).best == node

@@ -20,7 +20,6 @@ from extender.core.request import PodRef
 from extender.core.snapshot import Rows
 from extender.fleet.fleet import Fleet
 from extender.placement.activity import PIECES, ActivityLog
-from extender.placement.asked import comes_later
 from extender.placement.evidence import PlacedEvidence
 from extender.placement.history import DecisionRecord
 
@@ -110,7 +109,6 @@ class _Watched:
 
     pod: PodRef
     bound_at: float
-    verb: str
     decided_at: float
     node: str
     choice: str
@@ -122,7 +120,7 @@ class _Watched:
 class RegretWatch:
     """Watches bound pods, and judges each once; only the event loop's thread may use it.
 
-    Of several replicas the one that answered last about a pod judges it.
+    Of several replicas the one that answered last about a pod judges it; see `LastWord`.
 
     Args:
         fleet: the fleet.
@@ -147,7 +145,7 @@ class RegretWatch:
         self._clock = clock
         self._pods = pods
         self._activity = ActivityLog(after_seconds)
-        self._waiting: OrderedDict[str, tuple[DecisionRecord, float]] = OrderedDict()
+        self._waiting: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._watched: OrderedDict[str, _Watched] = OrderedDict()
 
     def __len__(self) -> int:
@@ -164,33 +162,19 @@ class RegretWatch:
         return len(self._waiting)
 
     def note(self, record: DecisionRecord) -> None:
-        """Note that a pod is bound, and what was decided about it; takes no time."""
+        """Note a bound pod by the last decision about it, of any replica; takes no time."""
         if not self._pods:
             return
         if len(self._waiting) >= MAX_WAITING:
             self.left_out += 1
             return
-        self._waiting[record.pod.uid] = record, self._clock()
-
-    def note_elsewhere(self, uid: str, verb: str, at: float) -> None:
-        """Leave a pod to another replica, if that answered about it after us.
-
-        Args:
-            uid: the pod's.
-            verb: filter or prioritize.
-            at: when it answered, seconds since the epoch.
-        """
-        waiting, watched = self._waiting.get(uid), self._watched.get(uid)
-        if waiting and comes_later(verb, at, than=waiting[0].verb, at=waiting[0].at):
-            del self._waiting[uid]
-        if watched and comes_later(verb, at, than=watched.verb, at=watched.decided_at):
-            del self._watched[uid]
+        self._waiting[record.pod.uid] = record
 
     def take_next(self) -> bool:
         """Look into one pod that was noted: half a millisecond; tell whether there was one."""
         if not self._waiting:
             return False
-        _, (record, at) = self._waiting.popitem(last=False)
+        _, record = self._waiting.popitem(last=False)
         landings: dict[str, _Landing] = {}
         for part in record.evidence:
             if part.evidence.resource == record.request.resource:
@@ -203,8 +187,7 @@ class RegretWatch:
         self._watched.pop(record.pod.uid, None)
         self._watched[record.pod.uid] = _Watched(
             pod=record.pod,
-            bound_at=at,
-            verb=record.verb,
+            bound_at=record.bound_at,
             decided_at=record.at,
             node=node,
             choice=record.decision.best or "",
@@ -225,7 +208,7 @@ class RegretWatch:
         now = self._clock()
         for uid, watched in list(self._watched.items()):
             if self._watched.get(uid) is not watched:
-                continue  # left to another replica between two steps
+                continue  # others were taken in between two steps, and there was no room for it
             record = self._fleet.pods.get(uid)
             has_ended = record is None or not record.holds_devices
             # Telemetry names pods, not their UIDs: for a while after the binding it may still tell

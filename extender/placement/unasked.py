@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,11 +26,8 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS: Final = 0.5
 LOG_SECONDS: Final = 60.0
 
-MAX_WAIT_SECONDS: Final = 30.0
+MAX_WAIT_SECONDS: Final = 600.0
 """A pod stays unjudged where another replica was silent for so long after its binding."""
-
-HEARD_SECONDS: Final = 1.0
-"""What another replica was asked before a binding it has told so long after that."""
 
 WATCH_SECONDS: Final = 2.0
 """kube-scheduler may see a pod, and ask about it, so long before our own watch shows it."""
@@ -46,18 +44,23 @@ DEFAULT_SCHEDULER: Final = "default-scheduler"
 
 
 class Hearing(Protocol):
-    """Knows how well the other replicas are heard."""
+    """Knows of which time it is known what every other replica was asked (monotonic seconds)."""
 
-    def covers(self, since: float, until: float) -> bool:
-        """Whether all is known that any replica was asked in this time (monotonic seconds)."""
+    @property
+    def since(self) -> float:
+        """From when on; what was asked before is lost for good."""
+
+    @property
+    def until(self) -> float:
+        """Until when, by what each of them has said after that."""
 
 
+@dataclass(frozen=True, slots=True)
 class Alone:
-    """There is no other replica."""
+    """There is no other replica, and so nothing unknown."""
 
-    def covers(self, since: float, until: float) -> bool:  # noqa: ARG002 - see Hearing
-        """Return true: nobody else is asked."""
-        return True
+    since: float = -math.inf
+    until: float = math.inf
 
 
 _Likeness = tuple[str, tuple[str, ...], Verdict, bool, bool]
@@ -65,10 +68,17 @@ _Likeness = tuple[str, tuple[str, ...], Verdict, bool, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A pod that waits to be judged, with when it was first seen waiting and when bound."""
+    """A pod that waits to be judged.
+
+    Attributes:
+        record: the pod.
+        since: no replica was asked about it before (monotonic seconds, as all times).
+        bound_at: when its binding was seen: no replica was asked after that.
+        is_early: it was bound when we had just started.
+    """
 
     record: PodRecord
-    waiting_at: float
+    since: float
     bound_at: float
     is_early: bool
 
@@ -102,10 +112,12 @@ class UnaskedReport:
 
 
 class UnaskedPods:
-    """Follows pods from the time they wait to their binding, and judges each some seconds later.
+    """Follows pods from the time they wait to their binding, and judges each.
 
-    Pods that were there before us, or that we never saw waiting, are not judged: who asked about
-    them we cannot know. Everything runs on the event loop's thread.
+    A pod that was asked about is never accused: where no answer is known that was read, the verdict
+    waits until every replica that may have been asked has said, after the binding, what it was
+    asked. Where one cannot say that any more the pod stays unjudged, as do pods that were there
+    before us, and those that we never saw waiting. Everything runs on the event loop's thread.
 
     Args:
         asked: what the replicas were asked.
@@ -153,15 +165,15 @@ class UnaskedPods:
             return
         now = self._asked.monotonic()
         if not (record.node or record.phase.is_terminal):
-            self._waiting.setdefault(record.uid, now)
+            self._waiting.setdefault(record.uid, self._askable_since(record, now))
             return
-        waiting_at = self._waiting.pop(record.uid, None)
-        if waiting_at is None or not record.node:
+        since = self._waiting.pop(record.uid, None)
+        if since is None or not record.node:
             return
         is_early = self._ready_at is None or now - self._ready_at < START_SECONDS
-        self._bound.append(
-            _Bound(record=record, waiting_at=waiting_at, bound_at=now, is_early=is_early)
-        )
+        bound = _Bound(record=record, since=since, bound_at=now, is_early=is_early)
+        if not self._settle(bound, now):
+            self._bound.append(bound)
         if len(self._bound) > MAX_BOUND:
             self._leave_unjudged(self._bound.popleft())
 
@@ -190,17 +202,7 @@ class UnaskedPods:
         now = self._asked.monotonic()
         if self._ready_at is None and self._is_ready():
             self._ready_at = now
-        while self._bound and now - self._bound[0].bound_at >= self._settings.grace_seconds:
-            bound = self._bound[0]
-            heard_until = bound.bound_at + min(HEARD_SECONDS, self._settings.grace_seconds)
-            is_known = self._hearing.covers(bound.waiting_at - WATCH_SECONDS, heard_until)
-            # That it was asked about is enough; that it was not, all must have told.
-            if is_known or self._asked.verdict(bound.record.uid) is Verdict.ASKED:
-                self._judge(bound)
-            elif now - bound.bound_at < self._settings.grace_seconds + MAX_WAIT_SECONDS:
-                break
-            else:
-                self._leave_unjudged(bound)
+        while self._bound and self._settle(self._bound[0], now):
             self._bound.popleft()
         self._asked.expire()
         while self._groups and now - next(iter(self._groups.values())).last_at > SILENCE_SECONDS:
@@ -223,15 +225,41 @@ class UnaskedPods:
         is_served = not schedulers or record.scheduler_name in schedulers
         return bool(record.resources) and is_served
 
-    def _judge(self, bound: _Bound) -> None:
-        record = bound.record
-        verdict = self._asked.verdict(record.uid)
-        is_missing = verdict is Verdict.NOT_ASKED
-        were_refused = is_missing and record.uid in self._asked
-        is_forgotten = bound.waiting_at <= self._asked.forgotten_until
-        if is_missing and is_forgotten and not were_refused:
+    def _askable_since(self, record: PodRecord, now: float) -> float:
+        """Return when a pod that is first seen waiting may first have been asked about.
+
+        Our watch may be later than kube-scheduler's by more than a little: then its age shows that.
+        """
+        age_seconds = self._asked.clock() - (record.created_at or math.inf)
+        return now - max(WATCH_SECONDS, age_seconds)
+
+    def _settle(self, bound: _Bound, now: float) -> bool:
+        """Judge a pod, or leave it unjudged; return false where it is too soon for either."""
+        waited_seconds = now - bound.bound_at
+        verdict = self._asked.verdict(bound.record.uid)
+        if verdict is Verdict.ASKED:
+            self._judge(bound, verdict)
+            return True
+        if waited_seconds < self._settings.grace_seconds:
+            return False
+        is_forgotten = bound.since <= self._asked.forgotten_until
+        if bound.since < self._hearing.since or (is_forgotten and not self._is_known(bound)):
             self._leave_unjudged(bound)
-            return
+        elif bound.bound_at < self._hearing.until:
+            self._judge(bound, verdict)
+        elif waited_seconds >= MAX_WAIT_SECONDS:
+            self._leave_unjudged(bound)
+        else:
+            return False
+        return True
+
+    def _is_known(self, bound: _Bound) -> bool:
+        """Whether any answer about a pod is remembered."""
+        return bound.record.uid in self._asked
+
+    def _judge(self, bound: _Bound, verdict: Verdict) -> None:
+        record = bound.record
+        were_refused = verdict is Verdict.NOT_ASKED and self._is_known(bound)
         self._asked.forget(record.uid)
         self._group(bound, verdict, were_refused=were_refused)
         self._count(record.scheduler_name, verdict)

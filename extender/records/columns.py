@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from extender.core.snapshot import FLAGS, PER_NODE, PER_SLOT, Batch, Telemetry
+from extender.core.snapshot import FLAGS, NO_LIMIT, PER_NODE, PER_SLOT, Batch, Telemetry
 
 Column = npt.NDArray[Any]
 
@@ -28,8 +28,21 @@ TELEMETRY: Final = tuple(column.name for column in fields(Telemetry))
 OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)
 """Columns with a value for each device slot; all others have one for each node."""
 COLUMNS: Final = (*OF_SLOTS, "suspicion", *PER_NODE, *FLAGS)
-LATER: Final[Mapping[str, object]] = {"is_out": False}
+LATER: Final[Mapping[str, object]] = {
+    "is_out": False,
+    "loading": 0,
+    "presumed": 0.0,
+    "others_bytes": 0.0,
+    "free_millicores": NO_LIMIT,
+    "free_bytes": NO_LIMIT,
+}
 """Columns that older lines lack, and what decisions went by then."""
+FORMER: Final[Mapping[str, str]] = {"declared_bytes": "assumed_bytes"}
+"""Columns that older lines have by another name: of what pods declared, only what was not in use
+yet counted then."""
+
+PEAK_OF: Final = ("utilization", "latest")
+"""The higher of these was what said idle or busy before `peak` was written."""
 
 
 class RecordError(ValueError):
@@ -66,14 +79,29 @@ def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[
     kinds = blank | {name: getattr(Telemetry.missing(0), name).dtype.type for name in TELEMETRY}
     columns: dict[str, Column] = {}
     for name in COLUMNS:
-        kind = kinds.get(name, np.float64 if name == "assumed_bytes" else np.intp)
+        kind = kinds.get(name, np.float64 if name == "declared_bytes" else np.intp)
         shape = (nodes, width) if name in OF_SLOTS else (nodes,)
         try:
-            column = _read(written[name] if name in written else LATER[name], shape, kind)
+            if name == "peak" and name not in written:
+                column = np.maximum(*(columns[other] for other in PEAK_OF))
+            else:
+                column = _read(_written(written, name), shape, kind)
         except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:
             raise RecordError(f"column {name!r} cannot be read: {error!r}") from error
         columns[name] = np.asfortranarray(column)
     return columns
+
+
+def _written(written: Mapping[str, object], name: str) -> object:
+    """Return what a line says of a column, by whatever name.
+
+    Raises:
+        KeyError: it says nothing.
+    """
+    for known in (name, FORMER.get(name, name)):
+        if known in written:
+            return written[known]
+    return LATER[name]
 
 
 def _column_of(batch: Batch, name: str) -> Column:

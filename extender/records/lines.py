@@ -6,7 +6,7 @@ with all that its decisions rest on.
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -132,6 +132,7 @@ class LineWriter:
                     "nodes": [place[name] for name in pool.nodes],
                     "width": int(pool.batch.slots.shape[1]),
                     "columns": write_columns(current_batch(pool, snapshot.telemetry), self._rest),
+                    **_leaving(pool, range(len(pool.rows))),
                 }
                 for resource, pool in snapshot.pools.items()
             },
@@ -157,7 +158,7 @@ class LineWriter:
             pool.batch.suspicion[np.array(rows, dtype=np.intp)],
             width=pool.batch.slots.shape[1],
         )
-        return {"rows": rows, "columns": write_columns(batch)}
+        return {"rows": rows, "columns": write_columns(batch), **_leaving(pool, rows)}
 
     def _changed_models(self, snapshot: Snapshot) -> Sequence[str]:
         if snapshot.models == self._models:
@@ -179,6 +180,12 @@ class LineWriter:
             if changed:
                 changes[resource] = changed
         return changes
+
+
+def _leaving(pool: Pool, rows: Iterable[int]) -> Json:
+    """Return what some nodes are once pods are gone that leave them, where there are any."""
+    found = {str(row): leaving for row in rows if (leaving := pool.rows[row].leaving) is not None}
+    return {"leaving": found} if found else {}
 
 
 def digest(names: Sequence[str], decision: Decision) -> str:
@@ -219,6 +226,8 @@ def _request(request: GpuRequest) -> Json:
         "thresholds": asdict(request.thresholds),
         "strategy": request.strategy.value,
         "preferred_models": request.preferred_models,
+        "millicores": request.millicores,
+        "host_bytes": request.host_bytes,
         "nominated_node": request.nominated_node,
         "own": sorted(request.own),
     }

@@ -21,6 +21,7 @@ from extender.core.snapshot import (
     PER_NODE,
     PER_SLOT,
     Batch,
+    Leaving,
     Pool,
     PoolRow,
     Rows,
@@ -232,7 +233,7 @@ def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
             resource=resource,
             nodes=nodes,
             row_of={node: at for at, node in enumerate(nodes)},
-            rows=_rows_of(batch),
+            rows=_rows_of(batch, mapping_of(described.get("leaving")), range(len(nodes))),
             batch=batch,
             base=base,
         )
@@ -273,8 +274,16 @@ def _batch(columns: Mapping[str, Column], slots: Rows) -> Batch:
     )
 
 
-def _rows_of(batch: Batch) -> tuple[PoolRow, ...]:
-    """Return the rows of a batch one by one."""
+def _rows_of(
+    batch: Batch, leaving: Mapping[str, object], numbers: Iterable[int]
+) -> tuple[PoolRow, ...]:
+    """Return the rows of a batch one by one.
+
+    Args:
+        batch: the rows.
+        leaving: by number of the row, what its node is once pods are gone that leave it.
+        numbers: of the rows.
+    """
     slotted = {name: getattr(batch, name).tolist() for name in ("slots", *PER_SLOT)}
     single = {name: getattr(batch, name).tolist() for name in (*PER_NODE, *FLAGS)}
     rows: list[PoolRow] = []
@@ -284,7 +293,18 @@ def _rows_of(batch: Batch) -> tuple[PoolRow, ...]:
             name: tuple(column[at][slot] for slot in devices) for name, column in slotted.items()
         }
         rows.append(PoolRow(**values, **{name: column[at] for name, column in single.items()}))
-    return tuple(rows)
+    return tuple(
+        replace(row, leaving=_read_leaving(row, leaving[str(number)]))
+        if str(number) in leaving
+        else row
+        for row, number in zip(rows, numbers, strict=True)
+    )
+
+
+def _read_leaving(row: PoolRow, told: object) -> Leaving:
+    """Return what a node is once pods are gone; its devices are numbered as in its row."""
+    leaving = msgspec.convert(told, Leaving)
+    return replace(leaving, row=replace(leaving.row, slots=row.slots))
 
 
 def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
@@ -305,7 +325,11 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
             ),
         )
         listed = list(pool.rows)
-        for at, row in zip(rows.tolist(), _rows_of(fresh), strict=True):
+        for at, row in zip(
+            rows.tolist(),
+            _rows_of(fresh, mapping_of(described.get("leaving")), rows.tolist()),
+            strict=True,
+        ):
             listed[at] = row
         # As in a running fleet: such rows are late, and read from what is written here.
         pools[resource] = replace(
@@ -358,6 +382,9 @@ def _read_request(told: Mapping[str, object]) -> GpuRequest:
         thresholds=msgspec.convert(told["thresholds"], Thresholds, strict=False),
         strategy=Strategy(text_of(told["strategy"])),
         preferred_models=_names(told["preferred_models"]),
+        # Older logs tell of no CPU and memory, and none counted then.
+        millicores=int(_number(told.get("millicores", 0))),
+        host_bytes=int(_number(told.get("host_bytes", 0))),
         nominated_node=text_of(told["nominated_node"]),
         own=frozenset(_names(told["own"])),
     )

@@ -116,6 +116,10 @@ class Device(Answer):
     freshness: str
     assumed: int
     used: int
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+    declared_bytes: int = 0
+    others_bytes: int = 0
     index: int | None = None
     uuid: str = ""
     gpu_instance_id: str = ""
@@ -138,7 +142,7 @@ class Part(Answer):
 
 
 class Factor(Answer):
-    """What takes its share of the whole score, and what it keeps of it."""
+    """What takes its share of the certainty, and what it keeps of it."""
 
     name: str
     value: float
@@ -168,6 +172,8 @@ class Verdict(Answer):
     assumed: int = 0
     lost_by: str | None = None
     is_late: bool = False
+    band: str = ""
+    reason: str = ""
 
 
 class Best(Answer):

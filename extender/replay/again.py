@@ -4,6 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Final
 
+from extender.core.certainty import Band
 from extender.core.decision import Decision, decide
 from extender.core.evaluation import Evaluation, Question, asks, evaluate_for
 from extender.core.policy import Policy
@@ -26,7 +27,7 @@ class Landing:
         node: the node, "" for none.
         activity: mean activity of the GPUs that the pod could have landed on there, as a ratio;
             None where there is no node, or none is known of it.
-        is_idle: whether enough GPUs there were known to be idle.
+        is_idle: whether the pod was likely to land on idle GPUs there.
     """
 
     node: str
@@ -104,7 +105,7 @@ class Replay:
         return Landing(
             node=node,
             activity=float(evaluation.utilization[0]),
-            is_idle=bool(evaluation.idle[0] >= evaluation.needed[0] > 0),
+            is_idle=bool(evaluation.bands[0] == Band.LIKELY),
         )
 
     def _policies_for(self, logged: Policy) -> tuple[Policy, Policy]:

@@ -130,6 +130,13 @@ class Assumed(Section):
         le=3600,
         description="a pod counts as assumed until readings measured so long after its start",
     )
+    loading_seconds: float = Field(
+        default=DEFAULT.assumed.loading_seconds,
+        ge=0,
+        le=86_400,
+        description="until so long after its start a pod on a shared GPU counts as believed while "
+        "the GPU shows less activity: it may still fetch what it works on",
+    )
 
     def value(self) -> policy.Assumed:
         """Return what the core takes."""
@@ -137,6 +144,7 @@ class Assumed(Section):
             utilization=self.utilization / 100,
             tentative_seconds=self.tentative_seconds,
             warm_up_seconds=self.warm_up_seconds,
+            loading_seconds=self.loading_seconds,
         )
 
 
@@ -157,7 +165,8 @@ class EarlyFailures(Section):
     )
     weight: Share = Field(
         default=DEFAULT.early_failures.weight,
-        description="share of its score that a node loses for one fresh failure",
+        description="share of its certainty that a node loses for fresh failures of one owner's "
+        "pods, the first owner aside where no device was the cause",
     )
 
     def value(self) -> policy.EarlyFailures:
@@ -189,7 +198,7 @@ class Health(Section):
     )
     penalty: Share = Field(
         default=DEFAULT.health.penalty,
-        description="share of its score that a GPU under `penalty` loses",
+        description="share of its certainty that a GPU under `penalty` loses",
     )
     row_remap_failure: Action = Field(
         default=DEFAULT.health.row_remap_failure, description="remapping of a bad memory row failed"
@@ -351,14 +360,16 @@ class Weights(Section):
 
     utilization: Weight = Field(
         default=DEFAULT.weights.utilization,
-        description="low activity; these weights order nodes between which the number of idle GPUs "
-        "(or, packing, of free ones) makes no difference, and only their ratios count",
+        description="low activity on average; these weights order nodes with shared GPUs, and "
+        "among those with whole ones where fit makes no difference; only their ratios count",
     )
     memory: Weight = Field(default=DEFAULT.weights.memory, description="free memory")
     sharing: Weight = Field(
         default=DEFAULT.weights.sharing, description="few pods on GPUs that are shared"
     )
-    bursts: Weight = Field(default=DEFAULT.weights.bursts, description="even load, without bursts")
+    bursts: Weight = Field(
+        default=DEFAULT.weights.bursts, description="low activity at most times, by mean and spread"
+    )
     stress: Weight = Field(
         default=DEFAULT.weights.stress, description="GPUs that are cool and not throttled"
     )
@@ -379,7 +390,7 @@ class LoadFilter(Section):
 
     enabled: bool = Field(
         default=DEFAULT.load_filter.is_enabled,
-        description="refuse nodes without enough idle GPUs while other nodes have them; "
+        description="refuse nodes unlikely to give a pod idle GPUs while others pass; "
         "by default load only orders nodes",
     )
 

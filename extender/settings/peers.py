@@ -100,6 +100,6 @@ class Unasked(Section):
         default=5.0,
         ge=1,
         le=60,
-        description="a pod is judged so long after its binding: other replicas tell what they were "
-        "asked a little later",
+        description="a pod of which no answer is known is judged so long after its binding at the "
+        "earliest; where there are other replicas, once each has said since what it was asked",
     )

@@ -17,12 +17,12 @@ class Wire(Section):
     """How answers reach kube-scheduler."""
 
     max_score: int = Field(
-        default=10,
+        default=400,
         ge=1,
         le=1_000_000,
         description="score of the first choice; kube-scheduler adds score x weight x 10 to its own "
-        "plugins' few hundred, so raising this by 10 is raising the extender's weight by 10, and "
-        "tells nodes apart more finely",
+        "plugins' points: with 400 and weight 1 a GPU of fit is 40 points, and idle against busy "
+        "more than all of theirs (docs/decision.md); twice as much weighs twice as much",
     )
     shortlist: int = Field(
         default=100,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from extender.settings.section import AnyCase, Section
+from extender.settings.section import AnyCase, Section, Unit
 
 
 class WakeTarget(StrEnum):
@@ -15,6 +15,8 @@ class WakeTarget(StrEnum):
     """One CSIStorageCapacity object of ours: nobody else looks at it."""
     NODE = "node"
     """The node that would do: needs the right to patch nodes."""
+    POD = "pod"
+    """The pod that there is room for, and no other: needs the right to patch pods."""
 
 
 class Wake(Section):
@@ -27,8 +29,9 @@ class Wake(Section):
     )
     target: Annotated[WakeTarget, AnyCase] = Field(
         default=WakeTarget.OBJECT,
-        description="where the annotation idlegpu.io/state is changed: on a CSIStorageCapacity "
-        "object of ours, or on the node",
+        description="what is changed: an annotation of a CSIStorageCapacity object of ours, or of "
+        "the node, which has kube-scheduler try all pods that we refused; or each pod that there "
+        "is room for, which wakes that one alone and takes the gate idlegpu.io/room from it",
     )
     namespace: str = Field(
         default="",
@@ -54,12 +57,13 @@ class Wake(Section):
         le=3600,
         description="... doubled up to this while wakes help no pod",
     )
-    retries_per_second: float = Field(
-        default=50.0,
-        ge=0.1,
-        le=10_000,
-        description="a wake has kube-scheduler try every waiting pod: with many of them wakes are "
-        "so rare that it tries no more than this, on average",
+    retry_share: Annotated[float, Unit("ratio")] = Field(
+        default=0.25,
+        ge=0.01,
+        le=1,
+        description="a wake of all waiting pods keeps kube-scheduler busy while it tries them, "
+        "and other pods wait behind them: wakes are so rare that this takes at most such a share "
+        "of its time, as measured",
     )
     repeat_seconds: float = Field(
         default=10.0,

@@ -1,10 +1,16 @@
 """Which node a series belongs to: its labels matched against the nodes that really exist."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from types import MappingProxyType
 
+from extender.core.inventory import NodeRecord
+
 _EMPTY: Mapping[str, str] = MappingProxyType({})
+
+LOCALHOST = "localhost"
+"""What machines call themselves: it names none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +19,8 @@ class NodeIdentity:
 
     Attributes:
         names: names of the nodes.
-        addresses: node by InternalIP, and by the IP of a pod that runs on it (the exporter's).
+        addresses: node by its addresses (IPs and host names), and by the IP of a pod that runs on
+            it (the exporter's).
         exporter_pods: node by the name of an exporter's pod: an exporter that is not told its
             node's name reports its own host name, which is the pod's.
     """
@@ -21,6 +28,62 @@ class NodeIdentity:
     names: frozenset[str] = frozenset()
     addresses: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
     exporter_pods: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    _hosts: dict[str, str | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def host(self, name: str) -> str | None:
+        """Return the node that has a host name, whatever its case and however much of it is said.
+
+        A short name stands for the full one, and a full one for the short, where one node alone may
+        be meant. Names of two domains are two hosts.
+        """
+        if not self._hosts:
+            self._hosts.update(_by_host(self))
+        told = name.rstrip(".").lower()
+        if told in self._hosts:
+            return self._hosts[told]
+        return None if _is_ip(told) else self._hosts.get(f"{told.partition('.')[0]}.")
+
+
+def _by_host(identity: NodeIdentity) -> Iterator[tuple[str, str | None]]:
+    """Yield nodes by full and short host names, None where several have the same.
+
+    A name with a dot at its end stands for itself in any domain: of nodes that have no full name.
+    """
+    hosts: dict[str, set[str]] = {}
+    for host, node in (*((name, name) for name in identity.names), *identity.addresses.items()):
+        if node in identity.names and not _is_ip(host):
+            hosts.setdefault(node, set()).add(host.rstrip(".").lower())
+    found: dict[str, set[str]] = {}
+    for node, names in hosts.items():
+        for name in names:
+            found.setdefault(name, set()).add(node)
+            found.setdefault(name.partition(".")[0], set()).add(node)
+        for name in names:
+            if not any("." in other for other in names):
+                found.setdefault(f"{name}.", set()).add(node)
+    for name, nodes in found.items():
+        yield name, min(nodes) if len(nodes) == 1 else None
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def addresses_of(nodes: Iterable[NodeRecord]) -> dict[str, str]:
+    """Return nodes by address; what several machines call themselves names none of them."""
+    found: dict[str, str] = {}
+    several = {LOCALHOST}
+    for node in nodes:
+        for address in node.addresses:
+            if found.setdefault(address, node.name) != node.name:
+                several.add(address)
+    return {address: name for address, name in found.items() if address not in several}
 
 
 def host_part(value: str) -> str:
@@ -40,7 +103,8 @@ def match_node(identity: NodeIdentity, values: Iterable[str]) -> str | None:
     """Find the node that the first telling value names.
 
     A value counts only if it is the name of a node, or the address or exporter pod of one: so
-    `localhost`, a pod's name as host name, and nodes that are long gone, name nothing.
+    `localhost`, a pod's name as host name, and nodes that are long gone, name nothing. Case makes
+    no difference, nor whether a host name is short or full, where one node alone may be meant.
 
     Args:
         identity: the nodes.
@@ -61,6 +125,8 @@ def match_node(identity: NodeIdentity, values: Iterable[str]) -> str | None:
             if name in identity.names:
                 return name
         node = identity.addresses.get(host) or identity.exporter_pods.get(host)
-        if node in identity.names:
+        if node not in identity.names:
+            node = identity.host(host)
+        if node is not None:
             return node
     return None

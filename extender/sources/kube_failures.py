@@ -6,14 +6,28 @@ decided (eviction, preemption, deletion, shutdown), what the pod's own limits di
 its cgroup) and what happens before a container exists (images, configuration) does not count.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.sources.kube_time import parse_time
 
-NODE_REFUSED: Final = frozenset({"UnexpectedAdmissionError"})
-"""Pod reasons: the device plugin could not give the devices that the kubelet promised."""
+NODE_REFUSED: Final = frozenset({"TopologyAffinityError", "UnexpectedAdmissionError"})
+"""Pod reasons: the kubelet or the device plugin could not give devices as the node should."""
+
+DEVICE_FAULT: Final = re.compile(
+    r"nvidia-container-cli: (?!requirement error)|nvml error|driver/library version mismatch"
+    r"|unresolvable cdi devices[^:]*nvidia|no cuda-capable device"
+    r"|cuda-capable device\(s\) is/are busy|uncorrectable ecc error|gpu is lost"
+    r"|fallen off the bus|unable to determine the device handle"
+    r"|cuda_error_(?:no_device|ecc_uncorrectable|devices_unavailable|system_not_ready"
+    r"|system_driver_mismatch|nvlink_uncorrectable)",
+    re.IGNORECASE,
+)
+"""What NVIDIA's container tools and CUDA write where device or driver fail, not the program.
+
+A `requirement error` is an image that asks for a newer driver."""
 
 OTHERS_DECIDED: Final = frozenset(
     {
@@ -59,6 +73,21 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
     )
 
 
+def is_device_fault(status: Mapping[str, object]) -> bool:
+    """Whether the status of a pod that failed early says that a device, or its driver, was why.
+
+    Args:
+        status: the pod's status.
+    """
+    return text_of(status.get("reason")) in NODE_REFUSED or any(
+        _names_device(mapping_of(ended_or_waits))
+        for kind in ("containerStatuses", "initContainerStatuses")
+        for container in objects_of(status.get(kind))
+        for state in ("state", "lastState")
+        for ended_or_waits in mapping_of(container.get(state)).values()
+    )
+
+
 def last_end(
     status: Mapping[str, object], states: Sequence[str] = ("state", "lastState")
 ) -> float | None:
@@ -81,6 +110,11 @@ def last_end(
         if (end := parse_time(_terminated(container, state).get("finishedAt")))
     ]
     return max(ends, default=None)
+
+
+def _names_device(state: Mapping[str, object]) -> bool:
+    """Whether the message of a container's state tells of a fault of a device or its driver."""
+    return DEVICE_FAULT.search(text_of(state.get("message"))) is not None
 
 
 def _terminated(container: Mapping[str, object], state: str) -> Mapping[str, object]:
@@ -118,7 +152,8 @@ def _has_failed(
     last = mapping_of(container.get("lastState"))
     if state.get("running"):
         return False
-    if text_of(mapping_of(state.get("waiting")).get("reason")) in NOT_STARTING:
+    waiting = mapping_of(state.get("waiting"))
+    if text_of(waiting.get("reason")) in NOT_STARTING or _names_device(waiting):
         return True
     return any(
         _is_early(mapping_of(ended), within_seconds, deleted_at)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from extender.core.host_resources import HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.sources.kube_shelf import Pace
 from extender.sources.kube_text import Change
@@ -48,6 +49,9 @@ class InventorySink(Protocol):
 
     def remove_pod(self, uid: str, at: float) -> None:
         """Forget a pod that was gone by `at`, seconds since the epoch."""
+
+    def apply_host_use(self, node: str, requested: HostResources) -> None:
+        """Take what all pods of a node request of it, those without GPUs too."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,23 +14,39 @@ from typing import Final
 
 from extender.core.annotations import PREFIX, read_memory
 from extender.core.filtering import Rejection
+from extender.core.host_resources import (
+    CPU,
+    MEMORY,
+    NONE,
+    HostResources,
+    read_quantities,
+    requested,
+)
 from extender.core.inventory import NodeRecord, PodPhase, PodRecord, Taint
 from extender.core.labels import HOSTNAME, is_kept, is_shown
 from extender.core.resources import (
     ResourceNames,
     count_devices,
+    count_lasting,
     has_claims,
     has_gpu_claims,
     read_counts,
 )
-from extender.core.scheduled import is_unschedulable, message_of, scheduled_condition
+from extender.core.scheduled import (
+    awaits_room,
+    is_unschedulable,
+    message_of,
+    scheduled_condition,
+)
 from extender.core.selection import Selection, read_selection
 from extender.core.untyped import mapping_of, objects_of, text_of
-from extender.sources.kube_failures import is_failed_early, last_end
+from extender.sources.kube_failures import is_device_fault, is_failed_early, last_end
 from extender.sources.kube_models import wanted_model
 from extender.sources.kube_time import parse_time
 
 GPU_TAINT_WORDS: Final = ("gpu", "nvidia")
+ADDRESSES_KEPT: Final = frozenset({"InternalIP", "Hostname", "InternalDNS"})
+"""Types of a node's addresses by which series may name it."""
 REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 MAX_CACHED: Final = 4096
 MAX_SHARED: Final = 256
@@ -75,7 +91,8 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         addresses=tuple(
             text_of(address.get("address"))
             for address in objects_of(status.get("addresses"))
-            if address.get("type") == "InternalIP" and text_of(address.get("address"))
+            if address.get("type") in ADDRESSES_KEPT
+            and text_of(address.get("address")) not in {"", name}
         ),
         allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
         capacity=_shared_counts(read_counts(status.get("capacity"), names)),
@@ -83,9 +100,24 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         other_labels=_other_labels(labels),
         hostname=intern(text_of(labels.get(HOSTNAME))),
         taints=_keep_taints(spec.get("taints")),
+        host=_host(status),
         is_unschedulable=spec.get("unschedulable") is True,
         is_ready=_condition(status, "Ready").get("status", "True") == "True",
     )
+
+
+def _host(status: Mapping[str, object]) -> HostResources | None:
+    """Return the CPU and memory that pods may request of a node, None where it does not say."""
+    allocatable = mapping_of(status.get("allocatable"))
+    if CPU not in allocatable or MEMORY not in allocatable:
+        return None
+    return _shared_needs(read_quantities(allocatable[CPU], allocatable[MEMORY]))
+
+
+@lru_cache(maxsize=MAX_CACHED)
+def _shared_needs(needs: HostResources) -> HostResources:
+    """Return one object for all equal ones: pods of one owner, and nodes of one kind, are alike."""
+    return needs
 
 
 def reduce_pod(
@@ -99,6 +131,7 @@ def reduce_pod(
         early_seconds: a failure so soon after a container's start is early.
     """
     resources = count_devices(raw, names)
+    lasting = count_lasting(raw, names) if resources else resources
     claims = has_claims(raw)
     metadata = mapping_of(raw.get("metadata"))
     uid = text_of(metadata.get("uid"))
@@ -128,13 +161,16 @@ def reduce_pod(
         nominated_node=text_of(status.get("nominatedNodeName")),
         phase=phase,
         resources=_shared_counts(resources),
+        lasting=None if lasting == resources else _shared_counts(lasting),
         has_claims=claims,
         has_gpu_claims=claims and has_gpu_claims(raw),
         memory_bytes=read_memory(raw),
+        host=_shared_needs(requested(raw)) if is_waiting else NONE,
         bound_at=bound_at,
         started_at=_started_at(status),
         ended_at=last_end(status, ("state",)) if phase.is_terminal else None,
         is_failed_early=is_failed,
+        is_device_fault=is_failed and is_device_fault(status),
         failed_at=(last_end(status) or refused_at) if is_failed else None,
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,
@@ -146,9 +182,11 @@ def reduce_pod(
         # Most pods that wait are told the same.
         message="" if node else intern(message_of(scheduled)),
         is_gated=not node and scheduled.get("reason") == "SchedulingGated",
+        awaits_room=not node and awaits_room(spec),
+        priority=_priority(spec),
         owner=_owner(metadata),
         wanted_model="" if node else wanted_model(raw),
-        gives_way=isinstance(priority := spec.get("priority"), int) and priority < 0,
+        gives_way=_priority(spec) < 0,
         selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
     )
 
@@ -264,6 +302,12 @@ def _owner(metadata: Mapping[str, object]) -> str:
             told = f"{text_of(owner.get('kind'))} {text_of(owner.get('name'))}"
             return intern(told.strip()[:MAX_OWNER])
     return ""
+
+
+def _priority(spec: Mapping[str, object]) -> int:
+    """Return a pod's priority; the API server writes it into every pod that it creates."""
+    priority = spec.get("priority")
+    return priority if isinstance(priority, int) else 0
 
 
 def _phase(status: Mapping[str, object]) -> PodPhase:

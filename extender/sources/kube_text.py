@@ -4,17 +4,31 @@ Most pods of a cluster have nothing to do with GPUs, and half of a pod's text is
 anybody here. Reading only what tells whether a pod matters takes a fifth of the time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
+from sys import intern
 from typing import Final
 
 import msgspec
 
+from extender.core.host_resources import (
+    CPU,
+    MEMORY,
+    NONE,
+    ContainerNeeds,
+    HostResources,
+    add_up,
+    override,
+    read_quantities,
+)
 from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of
 from extender.kube import KubeError, parse_object
+from extender.sources.host_use import Placed
 
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _CHANGES: Final = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _EXPORTER_LABELS: Final = ("app", "app.kubernetes.io/name")
 _MAX_KNOWN: Final = 4096
@@ -29,18 +43,23 @@ class _Resources(msgspec.Struct):
 
 class _Container(msgspec.Struct):
     resources: _Resources | None = None
+    restart_policy: str | None = msgspec.field(name="restartPolicy", default=None)
 
 
 class _Spec(msgspec.Struct):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = msgspec.field(name="initContainers", default=None)
     claims: list[msgspec.Raw] | None = msgspec.field(name="resourceClaims", default=None)
+    node: str | None = msgspec.field(name="nodeName", default=None)
+    resources: _Resources | None = None
+    overhead: Quantities | None = None
 
 
 class _Status(msgspec.Struct):
     claim: dict[str, msgspec.Raw] | None = msgspec.field(
         name="extendedResourceClaimStatus", default=None
     )
+    phase: str | None = None
 
 
 class _Metadata(msgspec.Struct):
@@ -106,6 +125,10 @@ class Change:
     version: str
 
 
+NotePlaced = Callable[[str, Placed | None], None]
+"""Is given a pod's UID and what it requests of its node, None where that is nothing."""
+
+
 class PodGlance:
     """Tells from a pod's text whether it can matter: asks for GPUs, holds claims, or exports.
 
@@ -114,19 +137,30 @@ class PodGlance:
     Args:
         names: which resources are GPUs.
         exporter_words: exporters have one of these in their name or `app` label.
+        listed: is told what each pod of a list requests of its node.
+        watched: likewise, of each change that a watch tells.
     """
 
-    def __init__(self, names: ResourceNames, exporter_words: Sequence[str]) -> None:
+    def __init__(
+        self,
+        names: ResourceNames,
+        exporter_words: Sequence[str],
+        listed: NotePlaced = lambda *_: None,
+        watched: NotePlaced = lambda *_: None,
+    ) -> None:
         self._names = names
         self._words = tuple(exporter_words)
+        self._listed, self._watched = listed, watched
         self._known: dict[str, bool] = {}
 
     def may_matter(self, text: msgspec.Raw | bytes) -> bool:
         """Whether a pod of a list may matter."""
         try:
-            return self._matters(_POD.decode(text))
+            pod = _POD.decode(text)
         except msgspec.DecodeError:
             return True
+        self._listed(pod.metadata.uid, _placed(pod))
+        return self._matters(pod)
 
     def idle_change(self, line: bytes) -> Change | None:
         """Return what an event of a watch says of a pod that does not matter, else None."""
@@ -135,7 +169,11 @@ class PodGlance:
         except msgspec.DecodeError:
             return None
         metadata = event.object.metadata
-        if event.type not in _CHANGES or not metadata.version or self._matters(event.object):
+        if event.type not in _CHANGES or not metadata.version:
+            return None
+        is_gone = event.type == "DELETED"
+        self._watched(metadata.uid, None if is_gone else _placed(event.object))
+        if self._matters(event.object):
             return None
         return Change(uid=metadata.uid, version=metadata.version)
 
@@ -164,6 +202,46 @@ class PodGlance:
             if known[name]:
                 return True
         return False
+
+
+def _placed(pod: _Pod) -> Placed | None:
+    """Return what a pod requests of its node, None where it is on none or has ended."""
+    spec = pod.spec
+    if not spec.node or pod.status.phase in _ENDED:
+        return None
+    needs = add_up(
+        (_needs(one.resources) for one in spec.containers or ()),
+        (
+            ContainerNeeds(_needs(one.resources), one.restart_policy == "Always")
+            for one in spec.init_containers or ()
+        ),
+    )
+    if spec.resources is not None and spec.resources.requests:
+        own = spec.resources.requests
+        needs = override(needs, _text(own.get(CPU)), _text(own.get(MEMORY)))
+    needs = needs.plus(_of(spec.overhead))
+    return Placed(intern(spec.node), needs) if needs != NONE else None
+
+
+def _needs(resources: _Resources | None) -> HostResources:
+    return _of(resources.requests) if resources is not None else NONE
+
+
+def _of(quantities: Quantities | None) -> HostResources:
+    """Return CPU and memory of a list of resources; equal ones are one object."""
+    if not quantities:
+        return NONE
+    return _shared(_text(quantities.get(CPU)), _text(quantities.get(MEMORY)))
+
+
+@lru_cache(maxsize=_MAX_KNOWN)
+def _shared(cpu: str | None, memory: str | None) -> HostResources:
+    return read_quantities(cpu, memory)
+
+
+def _text(raw: msgspec.Raw | None) -> str | None:
+    """Return a quantity as text: a number is one, too."""
+    return None if raw is None else bytes(raw).decode().strip('"')
 
 
 def read_page(body: bytes, action: str) -> Page:

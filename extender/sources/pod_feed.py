@@ -9,6 +9,7 @@ import msgspec
 from extender.core.inventory import ClaimedDevice, PodRecord
 from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of, text_of
+from extender.sources.host_use import HostUse
 from extender.sources.kube_kind import InventorySink
 from extender.sources.kube_records import ExporterPod, reduce_exporter, reduce_pod
 from extender.sources.kube_shelf import Pace, Shelf
@@ -39,7 +40,8 @@ class PodFeed:
         self._resources = resources
         self._early_seconds = early_seconds
         self._words = exporter_words
-        self._glance = PodGlance(resources, exporter_words)
+        self._use = HostUse(sink.apply_host_use)
+        self._glance = self._new_glance()
         self._index: tuple[Mapping[str, str], Mapping[str, str]] | None = None
         self.known: ResourceNames | None = None
         self._withheld = _new_shelf()
@@ -61,8 +63,16 @@ class PodFeed:
             self._withheld = _new_shelf()
         self._resources, self._early_seconds = resources, early_seconds
         self._words = exporter_words
-        self._glance = PodGlance(resources, exporter_words)
+        self._glance = self._new_glance()
         return before != (resources, early_seconds, exporter_words)
+
+    def _new_glance(self) -> PodGlance:
+        return PodGlance(
+            self._resources,
+            self._words,
+            listed=self._use.add_listed,
+            watched=self._use.put,
+        )
 
     def may_matter(self, text: msgspec.Raw) -> bool:
         """Whether a pod of the list, as text, is worth reading."""
@@ -84,6 +94,7 @@ class PodFeed:
         self.shelf.begin_list()
         self._withheld.begin_list()
         self._exporters.begin_list()
+        self._use.begin_list()
 
     def add_listed(self, raw: Mapping[str, object]) -> None:
         """Take one pod of the list."""
@@ -96,6 +107,7 @@ class PodFeed:
     async def end_list(self, pace: Pace) -> int:
         """Take over the list; return how many records it corrected."""
         await self._withheld.end_list(pace)
+        await self._use.end_list(pace)
         corrected = await self.shelf.end_list(pace) + await self._exporters.end_list(pace)
         await self.show_withheld(pace)  # of its first pages, where all became known by its last
         return corrected
@@ -105,6 +117,7 @@ class PodFeed:
         self.shelf.abort_list()
         self._withheld.abort_list()
         self._exporters.abort_list()
+        self._use.abort_list()
 
     def put(self, raw: Mapping[str, object]) -> None:
         """Take a pod that was added or changed."""

@@ -60,11 +60,14 @@ class ReadingsBuilder:
         added: list[DeviceInfo] = []
         changed: dict[DeviceKey, tuple[str, ...]] = {}
         columns: dict[Signal, Column] = {}
+        shares: list[tuple[DeviceKey, str, int]] = []
         *parts, last = answer
         for part in parts:
             added.extend(_device_info(row) for row in part.header.get("added", ()))
             for uuid, gpu_instance_id, *pods in part.header.get("tenants", ()):
                 changed[DeviceKey((uuid, gpu_instance_id))] = tuple(pods)
+            for uuid, gpu_instance_id, pod, held in part.header.get("shares", ()):
+                shares.append((DeviceKey((uuid, gpu_instance_id)), pod, held))
             if "signal" in part.header:
                 columns[Signal(part.header["signal"])] = _column(part)
             await asyncio.sleep(0)
@@ -80,6 +83,7 @@ class ReadingsBuilder:
             tenants=self._tenants if last.header["knows_tenants"] else None,
             tenants_at=last.header["tenants_at"],
             changed_tenants=ChangedTenants(before, changed.keys()),
+            shares=tuple(shares),
             unmatched_series=last.header["unmatched_series"],
             unmatched_example=last.header["unmatched_example"],
         )

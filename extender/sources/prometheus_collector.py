@@ -19,6 +19,7 @@ from extender.sources.dcgm import (
     convert,
 )
 from extender.sources.dcgm_devices import DeviceRow, DeviceTable
+from extender.sources.dcgm_shares import PodShare, shares_in
 from extender.sources.dcgm_tenants import (
     Tenants,
     changes,
@@ -44,6 +45,9 @@ Measuring = Sequence[tuple[Metric, "Future[Column]"]]
 """Metrics, each with its column once it is answered."""
 
 _DISCOVERY_SECONDS: Final = 45.0  # a new metric is noticed within a minute
+# Each pod that shares a device has a row: where there are many, it is not asked in each round.
+_SHARES_SECONDS: Final = 45.0
+_FEW_SHARES: Final = 1000
 _NAMES_SINCE_SECONDS: Final = 3600.0
 _PODS_SEEN_SECONDS: Final = 3600.0
 # Clocks closer than this count as equal: the time that an answer travels is no difference, and a
@@ -62,6 +66,7 @@ class Round:
         measured_at: per device, when its values were measured, on the extender's clock.
         tenants: pods by device where they changed; None where nothing is known of tenants.
         tenants_at: when it was asked for them, on the extender's clock.
+        shares: now and then: what each pod holds of the memory of devices that pods share.
         unmatched_series: series whose labels named no node.
         unmatched_example: labels of one of them.
         failed: queries that failed, by metric (`tenants` for the pods), with the reason.
@@ -75,6 +80,7 @@ class Round:
     measured_at: Column
     tenants: Tenants | None = None
     tenants_at: float
+    shares: Sequence[PodShare] = ()
     unmatched_series: int = 0
     unmatched_example: str = ""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -127,6 +133,7 @@ class Collector:
         self._tenants: Tenants = {}
         self._pods: dict[str, tuple[object, object]] = {}
         self._pods_seen_at = -np.inf
+        self._shares_due = -np.inf
 
     def close(self) -> None:
         """End threads and connections."""
@@ -162,7 +169,10 @@ class Collector:
         tenants_at = now + time.monotonic() - started
         finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
         rest = self._start_measuring((m for m in metrics if m.signal not in USE_SIGNALS), now)
+        finding_shares = self._queries.start(lambda: self._find_shares(metrics, now))
         columns, failed = _measured([*using, *rest])
+        if error := outcome(finding_shares):
+            failed["shares"] = str(error)
         if error := outcome(finding_tenants):
             failed["tenants"] = str(error)
             tenants = None
@@ -176,6 +186,7 @@ class Collector:
             measured_at=self._measured_at(scraped, now),
             tenants=tenants,
             tenants_at=tenants_at,
+            shares=() if "shares" in failed else finding_shares.result(),
             unmatched_series=self._sighted.unmatched_series,
             unmatched_example=self._sighted.unmatched_example,
             failed=failed,
@@ -326,6 +337,19 @@ class Collector:
                 )
             )
         return frozen(answers)
+
+    def _find_shares(self, metrics: Iterable[Metric], now: float) -> Sequence[PodShare]:
+        """Ask now and then what pods hold of the memory of devices that they share."""
+        if now < self._shares_due or not len(self._devices):
+            return ()
+        found: list[PodShare] = []
+        for metric in metrics:
+            if metric.signal is Signal.MEMORY_USED:
+                query = promql.shares_query(metric, self._selector)
+                found += self._queries.reduced(query, partial(shares_in, metric=metric))
+        rows = len(found) or len(self._devices)  # none may cost the server as much
+        self._shares_due = now + _SHARES_SECONDS if rows > _FEW_SHARES else -np.inf
+        return found
 
     def _ask_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
         """Ask for pods; an answer like that of the round before is not read again.

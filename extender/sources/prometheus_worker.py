@@ -142,6 +142,8 @@ def round_frames(found: Round) -> Iterator[Frame]:
         yield Frame(header={"more": True, "added": part})
     for tenants in _parts([(*key, *pods) for key, pods in (found.tenants or {}).items()]):
         yield Frame(header={"more": True, "tenants": tenants})
+    for shares in _parts([(*key, pod, held) for key, pod, held in found.shares]):
+        yield Frame(header={"more": True, "shares": shares})
     for signal, column in found.columns.items():
         yield Frame(header={"more": True, "signal": signal}, body=_block(column))
     yield Frame(

@@ -22,6 +22,9 @@ INDEX_LABEL: Final = "gpu"
 XID_COUNTS: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 XID_LABEL: Final = "xid"
 
+SHARE_LABEL: Final = "vgpu"
+"""Names the share of a device that a pod holds; nothing to do with NVIDIA vGPU."""
+
 EXPORTER_WORD: Final = "dcgm-exporter"
 """In the names of exporters' pods and containers; a workload is hardly ever called so."""
 
@@ -151,6 +154,19 @@ def exporter_pods_query(names: Sequence[str], selector: str) -> str:
     series = " or ".join(_selected(name, selector) for name in names)
     up = _selected("up", 'pod!=""', selector)
     return f"group by (namespace, pod) ({up} and on (job, instance) ({series}))"
+
+
+def shares_query(metric: Metric, selector: str) -> str:
+    """Ask what each pod holds of devices that pods share, where the exporter splits it by pod.
+
+    It does where it tells the whole device's value besides, under no share's label. Elsewhere each
+    pod's series has that value, and says nothing of the pod.
+    """
+    labels = (*_DEVICE_LABELS, "namespace", "pod", "exported_namespace", "exported_pod")
+    of_pods = _selected(metric.name, f'{SHARE_LABEL}!=""', selector)
+    of_device = _selected(metric.name, f'{SHARE_LABEL}=""', selector)
+    is_split = f"and on ({', '.join(_DEVICE_LABELS)}) {of_device}"
+    return f"max {_by(labels)} ({of_pods} {is_split})"
 
 
 def names_query(names: Iterable[str], selector: str) -> str:

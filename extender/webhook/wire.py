@@ -19,6 +19,7 @@ from extender.core.inventory import PodRecord
 from extender.core.names import NamesIn
 from extender.core.request import PodRef, parse_pod_ref
 from extender.core.roll import EMPTY_ROLL, Roll
+from extender.core.scoring import UNITS
 from extender.core.snapshot import Rows
 from extender.webhook.casing import POD, restore_case
 from extender.webhook.folded import (
@@ -56,6 +57,17 @@ _ARGS: Final = "ExtenderArgs"
 _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _MAX_INT64: Final = (1 << 63) - 1
 REMEMBERED_BYTES: Final = 1 << 16
+
+WIRE_UNITS: Final = 400
+"""Units of a score that the range on the wire spans: what is further behind gets the lowest. A node
+of other certainty is at least 160 behind, and 160 are more than all of kube-scheduler's plugins."""
+
+FIRST_UNITS: Final = 2
+"""So many units our first choice is ahead of its equals: less than any wish that kube-scheduler
+has, and more than chance."""
+
+_JUST: Final = 1e-6
+"""Keeps a whole number that arithmetic leaves just below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,15 +287,22 @@ def encode_filter_error(error: str) -> bytes:
 def encode_scores(question: Question, decision: Decision | None, max_score: int) -> bytes:
     """Encode a HostPriorityList: whole numbers from 0 to `max_score`; no decision scores all 0.
 
-    Our first choice alone gets the highest: kube-scheduler breaks ties at random. A score is
-    rounded down, so that no other reaches it.
+    Scores are relative to our first choice, which alone gets the highest: what is materially equal
+    stays so close that kube-scheduler's own wishes decide (docs/decision.md). None that passes gets
+    0.
     """
     if decision is None:
         return _ENCODER.encode([HostPriority(node, 0) for node in question.nodes])
-    values = (decision.scores * max_score).astype(np.int64).clip(0, max_score - 1)
-    values[decision.codes != Code.PASSES] = 0
+    values = np.zeros(len(decision.codes), dtype=np.int64)
     if len(decision.order):
-        values[decision.order[0]] = max_score
+        first = decision.order[0]
+        behind = FIRST_UNITS + (decision.scores[first] - decision.scores) * UNITS
+        # Rounded first: equal nodes must not differ by what adding up left of them.
+        left = 1.0 - np.round(behind, 3) / WIRE_UNITS
+        values = np.maximum(np.floor(left * max_score + _JUST), 1)
+        values = np.minimum(values, max_score - 1).astype(np.int64)
+        values[decision.codes != Code.PASSES] = 0
+        values[first] = max_score
     if isinstance(question.nodes, NamesIn):
         return write_scores(question.nodes, values.tolist())
     return _ENCODER.encode(list(map(HostPriority, question.nodes, values.tolist())))

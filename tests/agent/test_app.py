@@ -47,7 +47,7 @@ class Served:
             return answer.status, await answer.read()
 
     async def until(self, path: str, condition: Callable[[int, bytes], bool]) -> tuple[int, bytes]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             while True:
                 status, body = await self.get(path)
                 if condition(status, body):
@@ -236,7 +236,7 @@ async def test_watching_shows_every_report() -> None:
 
     backend = ScriptedBackend(ScriptedCard("GPU-0"))
     watching = asyncio.create_task(look_again(OPTIONS, backend, show))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await enough.wait()
     watching.cancel()
 

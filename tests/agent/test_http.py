@@ -120,7 +120,7 @@ async def test_what_is_no_http_is_refused_and_the_connection_ends(
     reader, writer = await asyncio.open_connection(*address)
     writer.write(sent)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         answer = await reader.read()
 
     assert answer.startswith(b"HTTP/1.1 " + status)
@@ -135,7 +135,7 @@ async def test_a_client_that_says_half_of_it_does_not_stay_for_ever(
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /hello HTT")
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
         writer.close()
 
@@ -145,7 +145,7 @@ async def test_a_silent_client_does_not_stay_for_ever(monkeypatch: pytest.Monkey
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
         reader, writer = await asyncio.open_connection(*address)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
         writer.close()
 
@@ -161,7 +161,7 @@ async def test_too_many_connections_are_turned_away_and_others_go_on(
             await reader.readuntil(b"{}")
 
         reader, writer = await asyncio.open_connection(*address)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
         kept[0][1].write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await kept[0][0].readuntil(b"{}")
@@ -175,6 +175,6 @@ async def test_open_connections_end_with_the_server() -> None:
         writer.write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")
         await reader.readuntil(b"{}")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await reader.read() == b""
     writer.close()

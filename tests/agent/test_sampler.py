@@ -75,7 +75,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 async def until(sampler: Sampler, condition: Callable[[Report], bool]) -> Report:
     """Wait for a report of a running sampler."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         report = sampler.latest.report
         while report is None or not condition(report):
             report = await sampler.latest.newer(0 if report is None else report.sequence)
@@ -377,6 +377,6 @@ async def test_threads_end_when_it_is_closed(rig: Rig) -> None:
 
     sampler.close()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while threading.active_count() > before:
             await asyncio.sleep(0.01)

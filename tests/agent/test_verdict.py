@@ -56,14 +56,20 @@ def test_a_device_that_is_not_idle_says_which_threshold_it_is_beyond(
     assert (found.is_idle, found.reason) == (False, reason)
 
 
-def test_power_contradicts_a_reading_that_calls_a_loaded_device_idle() -> None:
-    loaded = {**IDLE, "GPU_UTILIZATION": 0.01, "POWER": 450.0, "POWER_LIMIT": 700.0}
+def test_memory_traffic_contradicts_a_reading_that_calls_a_loaded_device_idle() -> None:
+    loaded = {**IDLE, "GPU_UTILIZATION": 0.01, "MEMORY_COPY_UTILIZATION": 0.49}
     del loaded["GRAPHICS_ACTIVE"]
 
     found = verdict(source="samples", **loaded)
 
     assert found.is_idle is False
-    assert found.reason.startswith("busy 49% (1% by samples, more by power or memory traffic)")
+    assert found.reason.startswith("busy 49% (1% by samples, more by memory traffic)")
+
+
+def test_power_alone_calls_no_device_busy() -> None:
+    hungry = {**IDLE, "POWER": 450.0, "POWER_LIMIT": 700.0}
+
+    assert verdict(**hungry).is_idle is True
 
 
 @pytest.mark.parametrize("missing", [("GRAPHICS_ACTIVE",), ("MEMORY_USED", "MEMORY_TOTAL")])

@@ -34,7 +34,7 @@ async def test_pages_are_open_until_they_are_closed_and_tell_what_they_read() ->
 
         read = await asyncio.to_thread(look)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(server.page.hub):  # nothing tells of it
                 await asyncio.sleep(0.01)
 

@@ -86,8 +86,8 @@ async def test_prioritize_scores_the_idle_node_highest(client: Client, form: str
 
     scores = {entry["Host"]: entry["Score"] for entry in answer}
     assert list(scores) == asked
-    assert scores[min(asked)] == 10
-    assert sorted(scores.values()).count(10) == 1
+    assert scores[min(asked)] == 400
+    assert sorted(scores.values()).count(400) == 1
 
 
 @pytest.mark.parametrize("form", ["names", "objects"])

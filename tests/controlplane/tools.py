@@ -1,7 +1,8 @@
 """The programs that the tests run: found where they are installed, else built once into a cache.
 
-`python -m tests.controlplane.tools` makes all of them ready. In order, a program is taken from
-`KUBE_ASSETS`, the cache, PATH, and else built from the module that pins it.
+`python -m tests.controlplane.tools` makes ready what `make test` runs, with `--neighbours` what
+`make test-neighbours` runs. In order, a program is taken from `KUBE_ASSETS`, the cache, PATH, and
+else built from the module that pins it.
 """
 
 import fcntl
@@ -13,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -42,18 +43,24 @@ class Tool:
         program: how it is built.
         version_arguments: arguments that make it print its version.
         fitting: what a version that will do prints; a regular expression.
+        build_seconds: about how long its build takes on two cores, after those listed before it.
+        is_neighbour: only the tests beside other projects and releases run it.
     """
 
     program: GoProgram
     version_arguments: tuple[str, ...]
     fitting: str
+    build_seconds: int
+    is_neighbour: bool = False
 
 
 def _kubernetes(
     name: str,
     *version_arguments: str,
+    build_seconds: int,
     module: Path = MODULES,
     version: str = KUBERNETES_VERSION,
+    is_neighbour: bool = False,
 ) -> Tool:
     minor = version.split(".")[1]
     program = GoProgram(
@@ -69,23 +76,35 @@ def _kubernetes(
         program=program,
         version_arguments=version_arguments,
         fitting=rf"\bv1\.{minor}\.\d+\s",
+        build_seconds=build_seconds,
+        is_neighbour=is_neighbour,
     )
 
 
-def _oldest_kubernetes(name: str) -> Tool:
+def _oldest_kubernetes(name: str, build_seconds: int) -> Tool:
     return _kubernetes(
-        name, "--version", module=MODULES / "oldest", version=OLDEST_KUBERNETES_VERSION
+        name,
+        "--version",
+        build_seconds=build_seconds,
+        module=MODULES / "oldest",
+        version=OLDEST_KUBERNETES_VERSION,
+        is_neighbour=True,
     )
 
 
-def _prometheus(name: str) -> Tool:
+def _prometheus(name: str, build_seconds: int) -> Tool:
     program = GoProgram(
         module=MODULES / "prometheus",
         package=f"github.com/prometheus/prometheus/cmd/{name}",
         variables={"github.com/prometheus/common/version.Version": PROMETHEUS_VERSION},
         tags=("remove_all_sd",),  # file_sd and static targets stay; the clouds' clients go
     )
-    return Tool(program=program, version_arguments=("--version",), fitting=r"version 3\.\d+")
+    return Tool(
+        program=program,
+        version_arguments=("--version",),
+        fitting=r"version 3\.\d+",
+        build_seconds=build_seconds,
+    )
 
 
 TOOLS: Final = {
@@ -93,14 +112,18 @@ TOOLS: Final = {
         program=GoProgram(module=MODULES, package="go.etcd.io/etcd/server/v3", variables={}),
         version_arguments=("--version",),
         fitting=r"etcd Version: 3\.7\.",
+        build_seconds=50,
     ),
-    "kube-apiserver": _kubernetes("kube-apiserver", "--version"),
-    "kube-scheduler": _kubernetes("kube-scheduler", "--version"),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=280),
+    "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=65),
     # A module of its own: it needs much that the others do not.
     "kube-controller-manager": _kubernetes(
-        "kube-controller-manager", "--version", module=MODULES / "controllers"
+        "kube-controller-manager",
+        "--version",
+        build_seconds=65,
+        module=MODULES / "controllers",
     ),
-    "kubectl": _kubernetes("kubectl", "version", "--client"),
+    "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=30),
     "kwok": Tool(
         program=GoProgram(
             module=MODULES / "kwok",
@@ -109,11 +132,14 @@ TOOLS: Final = {
         ),
         version_arguments=("--version",),
         fitting=r"kwok version v?0\.8\.",
+        build_seconds=60,
     ),
     "cert-manager": Tool(
         program=GoProgram(module=MODULES / "certmanager", package=".", variables={}),
         version_arguments=("-help",),
         fitting=r"where /healthz answers",
+        build_seconds=90,
+        is_neighbour=True,
     ),
     # With its provider of simulated nodes, which makes Node objects and nothing else.
     "karpenter": Tool(
@@ -122,6 +148,8 @@ TOOLS: Final = {
         ),
         version_arguments=("--help",),
         fitting=r"-instance-types-file-path",
+        build_seconds=100,
+        is_neighbour=True,
     ),
     # Asks a Prometheus only where it finds the cluster's CA, which is in pods alone: here it looks
     # for one where it runs. A release says "v20260526-v0.36.0", so that none is taken for ours.
@@ -136,11 +164,13 @@ TOOLS: Final = {
         ),
         version_arguments=("version",),
         fitting=r"GitVersion:v0\.36\.",
+        build_seconds=100,
+        is_neighbour=True,
     ),
-    "prometheus": _prometheus("prometheus"),
-    "promtool": _prometheus("promtool"),
-    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver"),
-    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler"),
+    "prometheus": _prometheus("prometheus", 120),
+    "promtool": _prometheus("promtool", 40),
+    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 240),
+    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 60),
     "helm": Tool(
         program=GoProgram(
             module=MODULES / "helm",
@@ -149,13 +179,14 @@ TOOLS: Final = {
         ),
         version_arguments=("version", "--short"),
         fitting=r"\bv4\.\d+\.\d+",
+        build_seconds=60,
     ),
 }
 
 
 @cache
 def binary(name: str) -> Path:
-    """Return the path of a tool, building first whatever is nowhere.
+    """Return the path of a tool; build the missing tools first.
 
     Args:
         name: one of `TOOLS`.
@@ -165,24 +196,41 @@ def binary(name: str) -> Path:
     """
     path = _installed(name)
     if path is None:
-        prepare(TOOLS)  # at once: one after another would compile what they share anew
+        # At once: one after another would compile what they share again.
+        prepare(names_of(neighbours=TOOLS[name].is_neighbour))
         path = cached_path(name)
     return path
 
 
+def names_of(*, neighbours: bool) -> list[str]:
+    """List the tools that `make test` runs, or those that `make test-neighbours` adds."""
+    return [name for name, tool in TOOLS.items() if tool.is_neighbour is neighbours]
+
+
+def missing(names: Iterable[str]) -> list[str]:
+    """List the tools that are neither installed nor in the cache."""
+    return [name for name in names if _installed(name) is None]
+
+
+def build_minutes(names: Iterable[str]) -> int:
+    """Estimate how long the builds of some tools take on two cores, in minutes, rounded up."""
+    return -(-sum(TOOLS[name].build_seconds for name in names) // 60)
+
+
 def prepare(names: Iterable[str]) -> None:
-    """Build those of the tools that are nowhere, and remove what only the build needed.
+    """Build the tools that are missing, and remove what only the build needed.
 
     Raises:
         BuildError: a tool cannot be built.
     """
-    missing = [name for name in names if _installed(name) is None]
-    if not missing:
+    to_build = missing(names)
+    if not to_build:
         return
-    say(f"building {', '.join(missing)} into {cache_folder()}: takes minutes, once")
+    minutes = build_minutes(to_build)
+    say(f"building {', '.join(to_build)} into {cache_folder()}: about {minutes} min, once")
     with _build_lock():
         toolchain = GoToolchain(cache_folder() / "scratch")
-        for name in missing:
+        for name in to_build:
             _build(name, toolchain)
         toolchain.discard()
 
@@ -211,15 +259,22 @@ def cached_path(name: str) -> Path:
     return cache_folder() / "tools" / f"{name}-{digest.hexdigest()[:12]}" / name
 
 
-def main() -> int:
-    """Make every tool ready, and say where it is."""
+def main(arguments: Sequence[str]) -> int:
+    """Make the tools ready, and print the path of each.
+
+    Args:
+        arguments: `--neighbours` adds the tools of `make test-neighbours`.
+    """
     started = time.monotonic()
+    names = names_of(neighbours=False)
+    if "--neighbours" in arguments:
+        names += names_of(neighbours=True)
     try:
-        prepare(TOOLS)
+        prepare(names)
     except BuildError as error:
         say(str(error))
         return 1
-    for name in TOOLS:
+    for name in names:
         say(f"{name:15} {binary(name)}")
     say(f"ready after {time.monotonic() - started:.0f} s")
     return 0
@@ -275,4 +330,4 @@ def _build_lock() -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from tests.descheduler.policies import example
 from tests.descheduler.replicas import Replicas
 from tests.e2e.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 INTERVAL_SECONDS: Final = 3.0
 """Longer than it takes until Prometheus shows that a pod has moved, so that one run is enough."""

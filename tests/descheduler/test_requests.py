@@ -15,7 +15,7 @@ from tests.descheduler.policies import KEEPS, affinity, by_affinity, example, po
 from tests.descheduler.replicas import Nodes, Replicas
 from tests.e2e.world import World
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(180)]
 
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
 REFUSED: Final = "in use by processes outside Kubernetes"
@@ -75,13 +75,12 @@ async def test_pods_that_it_evicts_are_placed_where_gpus_are_idle(
     world: World, tmp_path: Path
 ) -> None:
     full = world.add("full", 4)
-    await world.start()
+    await world.start({"strategy": "spread"})  # it evens out what is held
     replicas = Replicas(world, "held", 4)
     before = await replicas.start(annotations={UTILIZATION_ANNOTATION: "0.9"})
     assert set(before.values()) == {full}
     quiet = await join(world, "quiet", 4)
     await join(world, "taken", 4, is_taken=True)
-    await world.burden(quiet)  # kube-scheduler by itself would choose the other one
 
     await deschedule(world.services.plane, tmp_path, example("by-requests"))
 

@@ -16,7 +16,6 @@ async def four_frozen_nodes(
     nodes = [world.add_shared(f"equal-{number}", cards=2, replicas=8) for number in range(4)]
     await world.start(kubelets=kubelets, extender={"ignorable": ignorable})
     world.fleet.freeze()
-    await world.burden(*nodes[:2])
     return set(nodes)
 
 

@@ -93,7 +93,7 @@ async def placed(world: World) -> tuple[str, str, Object]:
     """Start with an idle and a busy node, and have a pod placed; return all three."""
     # One more, so that the idle one is still the better one when the pod is there.
     idle, busy = world.add("idle", 3), world.add("busy", 2)
-    await world.start()
+    await world.start({"strategy": "spread"})
     await world.tenants(busy, 1, utilization=0.9, memory="60Gi")
     item = pod("mine")
     assert await world.place(item) == idle
@@ -131,7 +131,7 @@ async def test_a_bound_pod_is_explained_and_told_of_in_one_event(world: World) -
     assert f"default/mine: is on {idle}, our first choice" in explained.out
     assert busy in explained.out
     assert "prometheus" in explained.out
-    assert "score" in explained.out
+    assert "certain to land on an idle GPU; 3 idle of 3" in explained.out
     assert f"GPU placement: {idle}, 3 of 3 GPUs idle, mean activity 0 %" in shown
     assert shown.count("GPU placement: ") == 1
 
@@ -144,6 +144,7 @@ async def test_a_pod_that_waits_says_what_for(world: World) -> None:
         await world.client.wait_unschedulable(pod(name))
 
     large = await idlegpu.until("Insufficient nvidia.com/gpu", "explain", "large")
+    await idlegpu.until("didn't match Pod's node affinity/selector", "explain", "strict")
     pending = await idlegpu("pending", "-o", "json")
 
     assert "default/large: waits: unschedulable" in large.out

@@ -5,7 +5,7 @@ import pytest
 from simulation.devices import Load, Loss
 from simulation.models import A100_40GB, GIB
 from tests.controlplane.kubelets import ENDS_AFTER, FAILS
-from tests.controlplane.objects import pod
+from tests.controlplane.objects import Object, pod
 from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
 
@@ -109,10 +109,9 @@ async def test_a_mig_pod_goes_where_instances_of_its_profile_are_idle(world: Wor
     layout = (("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"),)
     free = world.add("free", cards=1, model=A100_40GB, mig=layout)
     held = world.add("held", cards=1, model=A100_40GB, mig=layout)
-    await world.start()
+    await world.start({"strategy": "spread"})
     await world.tenants(held, 1, gpus={profile: 1}, utilization=0.6)
     await world.tenants(free, 1, gpus={"nvidia.com/mig-3g.20gb": 1}, utilization=0.9)
-    await world.burden(free)
     small = pod("small", {profile: 1})
 
     assert await world.place(small) == free
@@ -128,7 +127,7 @@ async def test_a_mig_pod_goes_where_instances_of_its_profile_are_idle(world: Wor
 
 
 async def test_a_node_where_pods_die_at_once_is_no_longer_first_choice(world: World) -> None:
-    cursed, other = world.add("cursed", cards=8), world.add("other", cards=2)
+    cursed, other = world.add("cursed", cards=5), world.add("other", cards=8)
     await world.start()
     await world.burden(other)
     first = pod("first")
@@ -148,3 +147,86 @@ async def test_a_node_where_pods_die_at_once_is_no_longer_first_choice(world: Wo
     await world.settled()
 
     assert await world.place(pod("next")) == other
+
+
+def of_job(name: str, node: str) -> Object:
+    """Describe a pod of the Job `train` that its node is to run and that dies at once."""
+    dying = pod(name, annotations={ENDS_AFTER: "100ms", FAILS: "true"}, nodeName=node)
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "train", "uid": "train"}
+    dying["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    return dying
+
+
+async def die(world: World, *items: Object) -> None:
+    """Have pods run and die, and wait until the extender sees that they have."""
+    await world.client.create_all(items)
+    for item in items:
+        await world.client.wait_pod(
+            item, lambda current: current["status"].get("phase") == "Failed", "failed"
+        )
+    await world.settled()
+
+
+async def idle_and_lively(world: World) -> tuple[str, str]:
+    """Start with an unused shared card and one that a tenant keeps at 28 %."""
+    idle, lively = world.add_shared("idle"), world.add_shared("lively")
+    await world.start({"assumed": {"warm_up_seconds": 1}})
+    await world.tenants(lively, 1, utilization=0.28)
+    await world.covered(lively)
+    return idle, lively
+
+
+async def test_a_job_that_dies_anywhere_pushes_no_other_pod_to_a_busier_card(world: World) -> None:
+    idle, lively = await idle_and_lively(world)
+    await world.burden(idle)
+
+    await die(world, of_job("train-1", idle), of_job("train-2", idle))
+    first = pod("first")
+    assert await world.place(first) == idle
+    await world.end(first)
+
+    await die(world, of_job("train-3", lively))
+    assert await world.place(pod("second")) == idle
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pytest.param({"reason": "TopologyAffinityError"}, id="refused by the kubelet"),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    {
+                        "name": "main",
+                        "image": "",
+                        "imageID": "",
+                        "ready": False,
+                        "restartCount": 0,
+                        "state": {
+                            "terminated": {
+                                "exitCode": 128,
+                                "reason": "StartError",
+                                "message": "nvidia-container-cli: initialization error: nvml "
+                                "error: driver/library version mismatch: unknown",
+                            }
+                        },
+                    }
+                ]
+            },
+            id="not started for want of the device",
+        ),
+    ],
+)
+async def test_one_pod_that_fails_by_a_device_sends_the_next_elsewhere(
+    world: World, status: Object
+) -> None:
+    idle, lively = await idle_and_lively(world)
+    await world.burden(lively)
+    victim = pod("victim")
+    assert await world.place(victim) == idle
+    await world.running(victim)
+
+    await world.client.set_phase(victim, "Failed", **status)
+    await world.settled()
+
+    assert await world.place(pod("next")) == lively

@@ -135,9 +135,9 @@ async def test_nothing_is_found_in_a_healthy_cluster(world: World) -> None:
 
     assert shown(done.json) == {}
     assert {one["code"]: one["why"] for one in done.json["not_run"]} == {}
-    assert len(done.json["passed"]) == 30
+    assert len(done.json["passed"]) == 31
     assert table.out == (
-        "findings: 0 error, 0 warning, 0 info; checks passed: 30, could not run: 0\n"
+        "findings: 0 error, 0 warning, 0 info; checks passed: 31, could not run: 0\n"
     )
 
 
@@ -202,7 +202,7 @@ async def faulty(world: World, whole: str, shared: str) -> AsyncIterator[None]:
 async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
     whole, shared = await healthy(world)
     idlegpu = by_url(world)
-    changed = {"nodeCacheCapable": False, "weight": 1, "preemptVerb": ""}
+    changed = {"nodeCacheCapable": False, "weight": 10, "preemptVerb": ""}
     async with (
         faulty(world, whole, shared),
         installed(world, certificate_days=5, extender=changed),
@@ -215,7 +215,7 @@ async def test_each_planted_fault_is_found_and_no_other(world: World) -> None:
         "IG204", "IG301", "IG302", "IG303", "IG402", "IG403",
     }  # fmt: skip
     assert "nodeCacheCapable: false" in found["IG003"]
-    assert "ConfigMap kube-system/kube-scheduler kube-scheduler.yaml: weight: 1" in found["IG004"]
+    assert "ConfigMap kube-system/kube-scheduler kube-scheduler.yaml: weight: 10" in found["IG004"]
     assert "nvidia.com/mig-9g.99gb on bare" in found["IG006"]
     assert found["IG103"].startswith("default/dcgm-exporter-rare: collects every 180 s")
     assert re.search(r"^bare: 3[56]\d\d s behind$", found["IG104"])
@@ -281,7 +281,7 @@ async def test_the_same_files_are_looked_at_offline(world: World, tmp_path: Path
     for name in ("nodes", "pods"):
         text = await plane.kubectl("get", name, "-A", "-o", "json")
         (tmp_path / f"{name}.json").write_text(text)
-    config = world.services.scheduler_config({"weight": 1})
+    config = world.services.scheduler_config({"weight": 10})
     (tmp_path / "scheduler.yaml").write_text(yaml.safe_dump(config))
     files = [str(tmp_path / name) for name in ("nodes.json", "pods.json", "scheduler.yaml")]
 

@@ -97,16 +97,16 @@ async def test_the_preferred_model_comes_first(world: World) -> None:
 
 
 async def test_packing_keeps_whole_nodes_free(world: World) -> None:
-    started, empty = world.add("started", cards=4), world.add("empty", cards=4)
+    started, empty = world.add("started", cards=8), world.add("empty", cards=8)
     await world.start()
-    await world.tenants(started, 1, utilization=0.9)
+    await world.tenants(started, 5, utilization=0.9)
     await world.burden(started)
     packing = [
         pod(f"packing-{number}", annotations={"idlegpu.io/strategy": "pack"}) for number in range(3)
     ]
 
     assert await world.place_all(packing) == [started] * 3
-    assert await world.place(pod("large", 4)) == empty
+    assert await world.place(pod("large", 8)) == empty
 
 
 async def test_kube_schedulers_own_ties_do_not_undo_our_order(world: World) -> None:
@@ -131,11 +131,9 @@ async def test_the_first_choice_of_many_equal_nodes_wins_every_time(world: World
         await world.end(item)
 
 
-async def test_without_news_of_load_pods_still_spread(world: World) -> None:
+async def test_without_news_of_load_pods_spread_where_that_is_wanted(world: World) -> None:
     nodes = [world.add(f"equal-{number}", cards=4) for number in range(3)]
-    await world.start()
-    await world.burden(*nodes[:2])
-
+    await world.start({"strategy": "spread"})
     placed = await world.place_all([pod(f"pod-{number}") for number in range(9)])
 
     assert spread(placed) == dict.fromkeys(nodes, 3)

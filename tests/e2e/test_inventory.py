@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from extender.core.annotations import AnnotationProblem
+from extender.core.host_resources import HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.request import parse_pod_ref
 from extender.core.resources import ResourceNames
@@ -32,6 +33,7 @@ class Sink:
     def __init__(self) -> None:
         self.nodes: dict[str, NodeRecord] = {}
         self.pods: dict[str, PodRecord] = {}
+        self.requested: dict[str, HostResources] = {}
 
     def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
         self.nodes = {record.name: record for record in records}
@@ -50,6 +52,9 @@ class Sink:
 
     def remove_pod(self, uid: str, at: float) -> None:
         assert at > self.pods.pop(uid).created_at - 1
+
+    def apply_host_use(self, node: str, requested: HostResources) -> None:
+        self.requested[node] = requested
 
 
 @contextlib.asynccontextmanager

@@ -125,7 +125,6 @@ async def test_an_extender_restarted_under_load_costs_no_pod(
 ) -> None:
     nodes = [world.add_shared(f"equal-{number}", cards=2, replicas=8) for number in range(4)]
     await world.start(extender={"ignorable": False})
-    await world.burden(*nodes[:2])
     extender = world.services.extender.process
 
     async def restart() -> None:

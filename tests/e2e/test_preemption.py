@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 
 async def test_nobody_is_evicted_for_load(world: World) -> None:
-    full, busy = world.add("full"), world.add_shared("busy")
+    full, busy = world.add_shared("full"), world.add_shared("busy")
     await world.start()
-    tenants = await world.tenants(full, 2, utilization=0.9)
+    tenants = await world.tenants(full, 4, utilization=0.2)
     tenants += await world.tenants(busy, 1, utilization=0.9)
     urgently = await world.priority_class("urgent", 1000)
     urgent = pod(
@@ -34,6 +34,26 @@ async def test_nobody_is_evicted_for_load(world: World) -> None:
     assert not waiting["status"].get("nominatedNodeName")
     left = {item["metadata"]["name"] for item in await world.client.list_pods()}
     assert {item["metadata"]["name"] for item in tenants} <= left
+
+
+async def test_a_pod_that_requires_idle_preempts_where_pods_hold_all_whole_gpus(
+    world: World,
+) -> None:
+    full, busy = world.add("full", cards=1), world.add_shared("busy")
+    await world.start()
+    (victim,) = await world.tenants(full, 1, utilization=0.9)
+    kept = await world.tenants(busy, 1, utilization=0.9)
+    urgently = await world.priority_class("urgent", 1000)
+    urgent = pod(
+        "urgent",
+        annotations={"idlegpu.io/require-idle": "true"},
+        priorityClassName=urgently,
+    )
+
+    assert await world.place(urgent) == full
+    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
+    assert victim["metadata"]["name"] not in left
+    assert kept[0]["metadata"]["name"] in left
 
 
 async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(

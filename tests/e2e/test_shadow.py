@@ -15,7 +15,8 @@ from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-SHADOW: Mapping[str, object] = {"mode": "shadow", "wire": {"shortlist": 1}}
+SPREAD: Mapping[str, object] = {"strategy": "spread"}
+SHADOW: Mapping[str, object] = {**SPREAD, "mode": "shadow", "wire": {"shortlist": 1}}
 
 
 async def alone(world: World) -> None:
@@ -32,11 +33,11 @@ async def removed(world: World, *items: Object) -> None:
 
 async def test_pods_go_where_they_go_without_an_extender(world: World, tmp_path: Path) -> None:
     # What kube-scheduler likes least is what we like best: its nodes are full but for the GPUs.
-    idle, busy = world.add("idle", 4), world.add("busy", 4)
+    idle, busy = world.add("idle", 8), world.add("busy", 8)
     dead = world.add("dead", 4)
     log = tmp_path / "decisions"
-    await world.start(kubelets=False)
-    await world.tenants(busy, 2, utilization=0.9, memory="60Gi")
+    await world.start(SPREAD, kubelets=False)
+    await world.tenants(busy, 6, utilization=0.9, memory="60Gi")
     world.fleet.kill_device(dead, 0, Loss.XID_79)
     await world.burden(idle, dead)
     await world.settled()

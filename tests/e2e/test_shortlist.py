@@ -48,7 +48,7 @@ def hungry(name: str) -> Object:
 
 async def test_where_our_best_nodes_are_ruled_out_the_pod_gets_the_next(world: World) -> None:
     best, good, last = world.add("best", 8), world.add("good", 4), world.add("last", 2)
-    await world.start(ONE)
+    await world.start({**ONE, "strategy": "spread"})
     assert await world.place(pod("anywhere")) == best
 
     # By affinity, then by CPU, then by a taint: each time more of our best nodes are left out.
@@ -162,7 +162,7 @@ async def best_of_three(world: World, shortlist: int) -> tuple[str, str]:
     """Start with three nodes; return our best and our second."""
     best, second = world.add("best", 8), world.add("second", 4)
     world.add("third", 2)
-    await world.start({"wire": {"shortlist": shortlist}})
+    await world.start({"wire": {"shortlist": shortlist}, "strategy": "spread"})
     assert await world.place(pod("alone")) == best
     return best, second
 

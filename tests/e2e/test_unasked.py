@@ -229,7 +229,10 @@ async def two_replicas(world: World, *, are_told: bool = True) -> AsyncIterator[
         try:
             for each in watched:
                 await each.restart()
-            await world.start(settings, kubelets=False, extender={"urlPrefix": url})
+            # On a busy machine kube-scheduler would give up after the shipped 1 s, and place a pod
+            # without an answer: then it is rightly accused.
+            patient = {"urlPrefix": url, "httpTimeout": "30s"}
+            await world.start(settings, kubelets=False, extender=patient)
             await other.ensure(services.extender.settings)
             await wait_for(lambda: hear_each_other(servers), "the replicas hear each other")
             for each in watched:

@@ -12,6 +12,8 @@ from typing import Final
 
 import pytest
 
+from extender.core.scheduled import GATE
+from extender.effects.wakeup import POD_ANNOTATION
 from simulation.devices import Load
 from simulation.models import GIB
 from tests.controlplane.deployed import ExtenderServer
@@ -272,3 +274,47 @@ async def test_a_nodes_annotation_wakes_as_well(world: World) -> None:
 
         item = await world.client.get({"kind": "Node", "metadata": {"name": node}})
         assert "default/patient" in item["metadata"]["annotations"]["idlegpu.io/state"]
+
+
+@asynccontextmanager
+async def may_patch_pods(world: World) -> AsyncIterator[None]:
+    """Let the extender change pods, as the component `wake-pods` does."""
+    user = world.services.plane.users[EXTENDER]
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]}]
+    async with world.client.granted(user, rules):
+        yield
+
+
+async def test_a_pod_is_woken_by_a_change_of_its_own(world: World) -> None:
+    async with may_patch_pods(world):
+        node = await start(world, target="pod")
+        first, second = await refused(world, "first"), await refused(world, "second")
+        await make_idle(world, node)
+
+        assert await world.client.wait_bound(first) == node
+
+        item = await world.client.get(first)
+        assert f"default/first on {node}" in item["metadata"]["annotations"][POD_ANNOTATION]
+        item = await world.client.get(second)
+        assert POD_ANNOTATION not in item["metadata"].get("annotations", {})
+
+
+async def test_gated_pods_are_tried_one_for_each_gpu_the_most_urgent_first(world: World) -> None:
+    async with may_patch_pods(world):
+        node = await start(world, target="pod")
+        urgently = await world.priority_class("urgent", 1000)
+        gated: dict[str, object] = {"schedulingGates": [{"name": GATE}]}
+        pods = [pod(f"gated-{number}", annotations=PATIENT, **gated) for number in range(5)]
+        pods.append(pod("urgent", annotations=PATIENT, priorityClassName=urgently, **gated))
+        await world.client.create_all(pods)
+
+        await make_idle(world, node)
+
+        assert await world.client.wait_bound(pods[-1]) == node
+        another = world.add("another", cards=2)
+        await world.register()
+        assert sorted(await world.bound(pods[:2])) == [another, another]
+        for item in pods[2:-1]:
+            current = await world.client.get(item)
+            assert current["spec"]["schedulingGates"] == [{"name": GATE}]
+            assert await world.decisions(item) == []

@@ -12,6 +12,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
+from tests.controlplane.waiting import DEADLINE_SECONDS
+
 Object = dict[str, Any]
 Fault = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -114,6 +116,7 @@ class FakeKube:
         )
         app.router.add_route("*", "/apis/{path:.*}", self._write)
         app.router.add_patch("/api/v1/nodes/{name}", self._write)
+        app.router.add_patch("/api/v1/namespaces/{namespace}/pods/{name}", self._write)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
@@ -279,7 +282,9 @@ async def running_kube() -> AsyncIterator[FakeKube]:
         await kube.stop()
 
 
-async def eventually(condition: Callable[[], object], *, deadline_seconds: float = 5.0) -> None:
+async def eventually(
+    condition: Callable[[], object], *, deadline_seconds: float = DEADLINE_SECONDS
+) -> None:
     """Wait until a condition holds.
 
     Raises:

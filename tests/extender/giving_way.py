@@ -11,7 +11,7 @@ async def makes_wait(in_flight: InFlight) -> None:
     Raises:
         TimeoutError: it does not.
     """
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while True:
             work = asyncio.create_task(in_flight.give_way())
             for _ in range(3):

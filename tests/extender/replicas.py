@@ -92,13 +92,14 @@ class Replica:
     def hears_all(self, *, since: float, until: float) -> bool:
         """Whether every other replica has told of all that it was asked in a time."""
         peers = self.extender.peers
-        return peers is not None and peers.covers(since, until)
+        return peers is not None and peers.since <= since and peers.until >= until
 
     async def hear_all(self) -> None:
         """Wait until every other replica tells."""
-        now = time.monotonic()
+        began = time.monotonic()
         await eventually(
-            lambda: self.hears_all(since=now, until=now), deadline_seconds=DEADLINE_SECONDS
+            lambda: self.hears_all(since=time.monotonic(), until=began),
+            deadline_seconds=DEADLINE_SECONDS,
         )
 
 
@@ -144,7 +145,8 @@ class Replicas:
         values: dict[str, Any] = {
             "listen": self.addresses[number],
             "kubeconfig": self.cluster.kubeconfig,
-            "peers": peers or Peers(addresses=self.addresses, **self._peers),
+            "peers": peers
+            or Peers(addresses=self.addresses, **{"resolve_seconds": 0.5, **self._peers}),
             "unasked": Unasked(grace_seconds=2),
             **self._over_tls,
             **changes,

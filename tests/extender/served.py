@@ -63,7 +63,7 @@ class World:
 
     policy: Policy = field(default_factory=Policy)
     now: float = NOW
-    max_score: int = 10
+    max_score: int = 400
     shortlist: int = 0
     is_ready: bool = True
     problems: list[AnnotationProblem] = field(default_factory=list)

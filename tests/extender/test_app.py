@@ -220,11 +220,11 @@ async def test_bound_pod_is_counted_and_the_decision_says_where_it_went() -> Non
     async with running() as part:
         created = part.cluster.control.create_pod(pod_object("stock"))
         await part.filter(created, "gpu-h100-01", "gpu-v100-01")
-        part.cluster.control.bind("default", "stock", "gpu-v100-01")
+        part.cluster.control.bind("default", "stock", "gpu-h100-01")
 
         def is_bound(answer: JsonObject) -> bool:
             decisions = answer["decisions"]
-            return [decision["bound_node"] for decision in decisions] == ["gpu-v100-01"]  # type: ignore[attr-defined]
+            return [decision["bound_node"] for decision in decisions] == ["gpu-h100-01"]  # type: ignore[attr-defined]
 
         await until(part, "/v1/decisions?pod=default/stock", is_bound)
         async with part.session.get(f"{part.url}/metrics") as answer:

@@ -17,6 +17,7 @@ strategy: Pack
 shared_policy: packed
 mps_share: 8Gi
 window_seconds: 600
+recent_seconds: 300
 freshness: {max_age_seconds: 60, fade_seconds: 30, forget_seconds: 600}
 foreign: {memory: 512Mi, utilization: 5, readings: 3}
 assumed: {utilization: 20, tentative_seconds: 10, warm_up_seconds: 60}
@@ -111,7 +112,7 @@ def test_the_environment_wins_over_the_file_and_the_file_over_the_defaults(tmp_p
     assert settings.thresholds.utilization == 10
     assert settings.thresholds.memory == 40
     assert settings.health.xid == {94: HealthAction.EXCLUDE}
-    assert settings.wire.max_score == 10
+    assert settings.wire.max_score == 400
 
 
 def test_the_environment_mends_a_bad_value_of_the_file(tmp_path: Path) -> None:

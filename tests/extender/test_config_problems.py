@@ -36,7 +36,7 @@ from tests.extender.settings_files import load, problems
             "events: true is not allowed: must map names to values: enabled, placements, "
             "rate_per_second",
         ),
-        ("strategy: Best", "strategy: 'Best' is not allowed: must be one of spread, pack"),
+        ("strategy: Best", "strategy: 'Best' is not allowed: must be one of auto, spread, pack"),
         ("mps_share: 20GB", "mps_share: '20GB' is not allowed: must be a quantity from 1Mi to 1Ti"),
         ("mps_share: 20", "mps_share: 20 is out of bounds: must be from 1Mi to 1Ti"),
         (

@@ -204,7 +204,7 @@ async def test_what_was_waited_is_not_waited_twice() -> None:
     task = await asked(in_flight, client, "/filter")
 
     await in_flight.take_leave(0.0, 0.2)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         await in_flight.drain(60.0)
 
     assert in_flight.requests == 1
@@ -293,7 +293,7 @@ async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gon
 
         writer.close()
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await work
 
 

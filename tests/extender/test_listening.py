@@ -63,7 +63,7 @@ class Caller:
         """Whether what is said comes back."""
         try:
             self.writer.write(b"hello")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(30):
                 return await self.reader.readexactly(5) == b"hello"
         except (OSError, asyncio.IncompleteReadError):
             return False

@@ -99,7 +99,7 @@ def test_good_settings_are_ok_and_shown(
         "  resources: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*",
         "  thresholds.utilization: 30",
         "  thresholds.memory: 40",
-        "  strategy: spread",
+        "  strategy: auto",
         "  prometheus.url: http://(hidden)@p:9090",
         "  prometheus.headers: (hidden)",
         "  wire.max_score: 1000",

@@ -176,7 +176,7 @@ async def test_one_line_names_each_changed_setting_with_both_values(
     (line,) = lines_of(caplog, "settings reloaded")
     assert line.changed == {
         "thresholds.utilization": "30 -> 60",
-        "strategy": "spread -> pack",
+        "strategy": "auto -> pack",
         "mps_share": "(none) -> 20Gi",
     }
     assert part.value("loaded_timestamp_seconds") == NOW

@@ -46,7 +46,7 @@ async def test_health_and_metrics_are_told_over_tls_and_not_without(folder: Path
     async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
         settings = over_tls(folder, cluster.kubeconfig, ApiAccess.AUTO)
         async with start(settings) as extender:
-            await eventually(lambda: extender.is_ready, deadline_seconds=20)
+            await eventually(lambda: extender.is_ready)
             _, url = extender.addresses
             connector = aiohttp.TCPConnector(ssl=trusting(folder))
             async with aiohttp.ClientSession(url, connector=connector) as session:

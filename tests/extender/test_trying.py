@@ -29,6 +29,7 @@ def bind(world: World, trying: Trying, name: str) -> None:
     decided = world.history.note_bound(bound.uid, "node-1")
     assert decided is not None
     trying.note_bound(decided)
+    trying.note_own(decided)
 
 
 async def test_the_mode_may_be_changed_while_it_runs() -> None:

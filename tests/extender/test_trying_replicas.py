@@ -8,7 +8,6 @@ import pytest
 from extender.config import Settings
 from extender.core.inventory import PodRecord
 from extender.in_flight import InFlight
-from extender.observe.replicas import ONE
 from extender.placement.asked import FILTER, PRIORITIZE, AnsweredQuestion
 from extender.placement.bindings import InventoryTap
 from extender.placement.history import DecisionRecord
@@ -41,13 +40,16 @@ class Replica(World):
             InFlight(),
         )
         self.asked.tell = self.untold.append
-        self.trying.join(ONE, self.asked)
-        self.ears = Ears()
+        self.ears = Ears(until=self.now)
         self.unasked = UnaskedPods(
             self.asked, self.metrics, Unasked(grace_seconds=1), hearing=self.ears
         )
         self.last_word = LastWord(
-            self.asked, self.history, self.metrics, hearing=self.ears, on_own=self.told_of.append
+            self.asked,
+            self.history,
+            self.metrics,
+            hearing=self.ears,
+            on_own=(self.told_of.append, self.trying.note_own),
         )
         self.tap = InventoryTap(
             self.fleet, self.history, self.last_word, self.unasked, self.trying.note_bound
@@ -55,10 +57,10 @@ class Replica(World):
         self.add(CARDS)
         self.tap.apply_pod(WAITING)
 
-    def wait_and_sweep(self, seconds: float) -> None:
-        self.now += seconds
-        self.unasked.sweep()  # which forgets who was asked
+    def sweep(self) -> None:
+        self.unasked.sweep()
         self.last_word.sweep()
+        self.trying.regret.take_next()
 
     @property
     def judged(self) -> float:
@@ -77,38 +79,43 @@ class Pair:
 
     replicas: Sequence[Replica]
     clients: Sequence[Client]
+    is_cut: bool = False
 
-    async def ask(self, at: int, verb: str, *, is_told: bool = True) -> None:
-        """Ask one of them about the pod; the other hears of it, if it is told."""
+    async def ask(self, at: int, verb: str) -> None:
+        """Ask one of them about the pod; the other hears of it, unless they are cut off."""
         question = names_question("node-0", "node-1", asker=pod("p"))
         assert (await self.clients[at].post(f"/{verb}", json=question)).status == 200
-        if is_told:
-            self.tell()
+        self.tell()
 
     def tell(self) -> None:
-        """Let each hear what the other was asked."""
+        """Let each hear what the other was asked until now."""
         for one, other in (self.replicas, self.replicas[::-1]):
-            while one.untold:
+            while one.untold and not self.is_cut:
                 other.asked.take(one.untold.pop(0))
+            if not self.is_cut:
+                other.ears.until = other.now
 
     def wait(self, seconds: float) -> None:
         for replica in self.replicas:
             replica.now += seconds
 
     def bind(self) -> None:
-        """Let both see the pod bound, and look into it."""
+        """Let both see the pod bound."""
         self.wait(0.1)
         for replica in self.replicas:
             replica.tap.apply_pod(replace(WAITING, node="node-1", bound_at=replica.now))
-            replica.trying.regret.take_next()
+
+    def sweep_after(self, seconds: float) -> None:
+        self.wait(seconds)
+        self.tell()
+        for replica in self.replicas:
+            replica.sweep()
 
     def live(self, seconds: float = HOUR + 300.0) -> list[float]:
         """Let time pass; return how many placements each has counted."""
         for _ in range(int(seconds / 60)):
-            self.wait(60.0)
+            self.sweep_after(60.0)
             for replica in self.replicas:
-                replica.unasked.sweep()
-                replica.last_word.sweep()
                 replica.tell(CARDS)
                 replica.trying.regret.look()
                 for _ in replica.trying.regret.judge_in_steps():
@@ -156,61 +163,65 @@ async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: P
 
 async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair) -> None:
     await pair.ask(NEAR, FILTER)
-    await pair.ask(FAR, PRIORITIZE, is_told=False)
+    pair.is_cut = True
+    await pair.ask(FAR, PRIORITIZE)
     pair.bind()
     pair.live(120.0)
-    assert [len(replica.trying.regret) for replica in pair.replicas] == [1, 1]
+    assert [len(replica.trying.regret) for replica in pair.replicas] == [0, 0]
 
-    pair.tell()
+    pair.is_cut = False
 
     assert pair.live() == [0, 1]
 
 
 async def test_a_pod_that_was_tried_at_both_counts_once_however_late_they_tell(pair: Pair) -> None:
-    for replica in pair.replicas:
-        replica.ears.until = replica.now
+    pair.is_cut = True
     for at in (NEAR, FAR):
-        await pair.ask(at, FILTER, is_told=False)
-        await pair.ask(at, PRIORITIZE, is_told=False)
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
         pair.wait(2.0)
     pair.bind()
-    for replica in pair.replicas:
-        replica.wait_and_sweep(10.0)
+    pair.sweep_after(MAX_WAIT_SECONDS - 10.0)
     assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
 
-    pair.tell()
-    for replica in pair.replicas:
-        replica.ears.until = float("inf")
-        replica.wait_and_sweep(1.0)
+    pair.is_cut = False
+    pair.sweep_after(1.0)
 
     assert (pair.bound, pair.told_of) == ([0, 1], [0, 1])
 
 
-async def test_replicas_that_never_hear_each_other_count_in_the_end(pair: Pair) -> None:
-    for replica in pair.replicas:
-        replica.ears.until = replica.now
+async def test_replicas_that_never_hear_each_other_leave_the_pod_out(pair: Pair) -> None:
+    pair.is_cut = True
+    for at in (NEAR, FAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+    pair.bind()
+
+    assert pair.live() == [0, 0]
+    assert (pair.bound, pair.told_of) == ([0, 0], [0, 0])
+    assert [len(replica.last_word) for replica in pair.replicas] == [0, 0]
+
+
+async def test_a_replica_that_is_gone_with_what_it_knew_leaves_the_pod_out(pair: Pair) -> None:
     await pair.ask(NEAR, FILTER)
     await pair.ask(NEAR, PRIORITIZE)
     pair.bind()
-    pair.replicas[NEAR].wait_and_sweep(MAX_WAIT_SECONDS - 1.0)
-    before = pair.bound
+    pair.replicas[NEAR].ears.since = pair.replicas[NEAR].now
 
-    pair.replicas[NEAR].wait_and_sweep(1.0)
-
-    assert (before, pair.bound, pair.told_of) == ([0, 0], [1, 0], [1, 0])
-    assert not len(pair.replicas[NEAR].last_word)
+    assert pair.live() == [0, 0]
+    assert pair.bound == [0, 0]
 
 
 async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair: Pair) -> None:
-    await pair.ask(NEAR, FILTER, is_told=False)
-    await pair.ask(NEAR, PRIORITIZE, is_told=False)
-    pair.wait(2.0)
-    await pair.ask(FAR, FILTER, is_told=False)
-    await pair.ask(FAR, PRIORITIZE, is_told=False)
+    pair.is_cut = True
+    for at in (NEAR, FAR):
+        await pair.ask(at, FILTER)
+        await pair.ask(at, PRIORITIZE)
+        pair.wait(2.0)
     pair.bind()
-    pair.live(120.0)  # both have judged who asked about it, and forgotten that by now
+    pair.live(120.0)  # both have judged that it was asked about, and forgotten that by now
 
-    pair.tell()
+    pair.is_cut = False
 
     assert pair.live() == [0, 1]
 
@@ -218,10 +229,12 @@ async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair
 async def test_of_one_attempt_prioritize_comes_last_though_filter_looks_newer(
     pair: Pair,
 ) -> None:
-    await pair.ask(NEAR, FILTER, is_told=False)
-    await pair.ask(FAR, PRIORITIZE, is_told=False)
+    pair.is_cut = True
+    await pair.ask(NEAR, FILTER)
+    await pair.ask(FAR, PRIORITIZE)
     (late,) = pair.replicas[NEAR].untold
     pair.replicas[NEAR].untold[:] = [replace(late, at=late.at + 0.02)]  # on its way for so long
+    pair.is_cut = False
     pair.tell()
     pair.bind()
 

@@ -11,7 +11,7 @@ from tests.controlplane.waiting import wait_for
 from tests.e2e.world import World
 from tests.karpenter.conftest import CLAIMS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
 

@@ -28,6 +28,7 @@ AGENT_NAMESPACE: Final = "idlegpu-agent"
 _IRREGULAR: Final = {
     "NetworkPolicy": "networkpolicies",
     "CSIStorageCapacity": "csistoragecapacities",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
 }
 
 

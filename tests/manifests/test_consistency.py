@@ -10,6 +10,8 @@ import yaml
 from agent.config import load_settings as load_agent_settings
 from extender.certs.storing import CA_CONFIG_MAP
 from extender.config import Settings, load_settings
+from extender.core.scheduled import GATE
+from extender.effects.wakeup import POD_ANNOTATION
 from tests.controlplane.objects import Object
 from tests.manifests.shipped import (
     AGENT_NAMESPACE,
@@ -210,8 +212,19 @@ def variables(component: str, workload: str) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container["env"]}
 
 
-def test_waking_by_nodes_is_a_setting_that_the_extender_knows() -> None:
-    assert extender_settings(variables("wake-nodes", EXTENDER)).wake.target == "node"
+@pytest.mark.parametrize("target", ["node", "pod"])
+def test_what_is_woken_is_a_setting_that_the_extender_knows(target: str) -> None:
+    assert extender_settings(variables(f"wake-{target}s", EXTENDER)).wake.target == target
+
+
+def test_the_policy_of_waking_pods_is_about_the_extenders_account_and_what_it_writes() -> None:
+    folder = COMPONENTS / "wake-pods"
+    (subject,) = yaml.safe_load((folder / "cluster-role-binding.yaml").read_text())["subjects"]
+    policy = (folder / "admission-policy.yaml").read_text()
+
+    assert f'"system:serviceaccount:{subject["namespace"]}:{subject["name"]}"' in policy
+    assert f'"{POD_ANNOTATION}"' in policy
+    assert f'"{GATE}"' in policy
 
 
 def test_agents_report_where_the_extender_listens_and_as_whom_it_expects() -> None:

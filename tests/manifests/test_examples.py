@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(180)
 
 FILES: Final = sorted(EXAMPLES.glob("*.yaml"))
 SETTINGS: Final = sorted((EXAMPLES / "settings").glob("*.yaml"))
-LARGE: Final = ("gpus-8", "gpus-4-a100")
-"""Applied first: among all the others no node would be left to them."""
+FIRST: Final = ("gpus-8", "gpus-4-a100", "gpu-v100", "gpu-by-instance-type", "gpu-a100")
+"""Applied first: these need many GPUs or a certain model, which the others would take."""
 
 A100: Final = {"a100-40", "a100-80"}
 WHOLE: Final = A100 | {"v100", "h100-a", "h100-b"}
@@ -37,7 +37,7 @@ EXPECTED: Final = {
     "gpu-by-instance-type": {"v100", "a100-40"},
     "gpu-by-label": A100 | {"v100"},
     "gpu-by-model": A100,
-    "gpu-by-preference": WHOLE,  # with weight 10 idlegpu's first choice weighs more: see below
+    "gpu-by-preference": WHOLE,  # among equal nodes the affinity decides: see below
     "gpu-packed": WHOLE,
     "gpu-really-idle": WHOLE,
     "gpu-spot": {"spot"},
@@ -162,9 +162,9 @@ async def test_each_example_is_placed_where_it_says(world: World) -> None:
     controllers = kube_controller_manager(plane)
     try:
         await controllers.start()
-        for name in LARGE:
+        for name in FIRST:
             await plane.kubectl("apply", "--validate=strict", "-f", str(EXAMPLES / f"{name}.yaml"))
-        await all_placed(world, prefix, set(LARGE))
+        await all_placed(world, prefix, set(FIRST))
         await plane.kubectl("apply", "--validate=strict", "-f", str(EXAMPLES))
         found = await all_placed(world, prefix, {path.stem for path in FILES})
 
@@ -207,10 +207,11 @@ async def scale_over_shares(world: World, prefix: str) -> None:
 
 
 @pytest.mark.e2e
-async def test_preferred_affinity_decides_where_the_weight_is_small(world: World) -> None:
-    world.add("h100", 4, H100)
-    world.add("a100", 4, A100_40GB)
-    await world.start(extender={"weight": 1})
+async def test_preferred_affinity_decides_among_equal_nodes(world: World) -> None:
+    # By name alone the other one would be our first choice.
+    world.add("a-h100", 4, H100)
+    world.add("b-a100", 4, A100_40GB)
+    await world.start()
     pod = template(workload(EXAMPLES / "gpu-by-preference.yaml"))
     item = {**pod, "apiVersion": "v1", "kind": "Pod"}
     item["metadata"] |= {"name": "preferring", "namespace": "default"}

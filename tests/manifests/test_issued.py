@@ -176,7 +176,13 @@ def shake_hands(
 
 
 @pytest.mark.parametrize(
-    "way", ["cert-manager", "as-cert-manager", "ones-own-ca", "the-guides-commands"]
+    "way",
+    [
+        pytest.param("cert-manager", marks=pytest.mark.neighbours),
+        "as-cert-manager",
+        "ones-own-ca",
+        "the-guides-commands",
+    ],
 )
 async def test_kube_scheduler_and_extender_know_each_other(
     installation: Installation, start_scheduler: StartScheduler, tmp_path: Path, way: str

@@ -43,7 +43,7 @@ STILL: Final = {
     "idlegpu_assumed_pods": "lasts milliseconds: hardly a scrape falls between choice and binding",
     "idlegpu_faults_total": "a fault of ours would be a bug",
     "idlegpu_events_dropped_total": "takes more events than the API server lets through",
-    "idlegpu_pods_bound_unjudged_total": "takes a replica that is silent for half a minute",
+    "idlegpu_pods_bound_unjudged_total": "takes a replica that is silent, or gone",
     "idlegpu_source_failed_queries": "takes a Prometheus that answers some queries only",
     "idlegpu_source_partial_answers_total": "takes a Thanos that has lost a store",
     "idlegpu_source_worker_restarts_total": "takes a worker process that dies",

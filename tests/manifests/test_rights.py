@@ -2,12 +2,16 @@
 
 import contextlib
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from extender.core.scheduled import GATE
+from extender.effects.wakeup import POD_ANNOTATION
 from tests.controlplane.client import ApiClient, ApiError
 from tests.controlplane.objects import Object, node, pod
+from tests.controlplane.waiting import wait_for
 from tests.manifests.installing import Installation, may, rights, wait_authorized
 from tests.manifests.shipped import (
     AGENT_NAMESPACE,
@@ -127,12 +131,14 @@ async def patch(client: ApiClient, path: str, change: Object) -> None:
     await client.request("PATCH", path, change, content_type="application/merge-patch+json")
 
 
-async def refused(client: ApiClient, method: str, path: str, body: Object | None = None) -> bool:
+async def refused(
+    client: ApiClient, method: str, path: str, body: Object | None = None, status: int = 403
+) -> bool:
     kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
     try:
         await client.request(method, path, body, content_type=kind)
     except ApiError as error:
-        return error.status == 403
+        return error.status == status
     return False
 
 
@@ -224,6 +230,49 @@ async def test_waking_by_nodes_adds_the_right_to_patch_them_and_no_other(
 
         found = await rights(client, "default") - await everybody(installation, "default")
         assert found == IN_CLUSTER | {("", "nodes", "patch", "")}
+
+
+async def test_waking_pods_adds_the_right_to_change_their_gate_and_annotation_alone(
+    installation: Installation, tmp_path: Path
+) -> None:
+    await installation.apply(with_components(tmp_path, ["wake-pods"]))
+    keep = "example.com/keep"
+    gates = [{"name": GATE}, {"name": "example.com/other"}]
+    await installation.admin.create(pod("gated", annotations={"a": "b"}, schedulingGates=gates))
+    await installation.admin.create(pod("plain", annotations={"a": "b"}, labels={keep: "1"}))
+    woken: Object = {"metadata": {"annotations": {POD_ANNOTATION: "now"}}}
+    pods, numbers = "/api/v1/namespaces/default/pods", count()
+    async with await installation.client(*EXTENDER) as client:
+        await wait_authorized(client, "list", "nodes")
+        await wait_authorized(client, "patch", "pods")
+        found = await rights(client, "default") - await everybody(installation, "default")
+        assert found == IN_CLUSTER | {("", "pods", "patch", "")}
+
+        async def is_forbidden() -> bool:
+            change = {"metadata": {"annotations": {"a": str(next(numbers))}}}
+            return await refused(client, "PATCH", f"{pods}/plain", change, 422)
+
+        await wait_for(is_forbidden, "the policy is in force")
+        (container,) = (await installation.admin.get(pod("plain")))["spec"]["containers"]
+        others: list[tuple[str, Object]] = [
+            ("plain", {"metadata": {"annotations": {"a": None}}}),
+            ("plain", {"metadata": {"labels": {keep: None}}}),
+            ("plain", {"metadata": {"finalizers": ["example.com/stay"]}}),
+            ("plain", {"spec": {"containers": [{**container, "image": "example.com/a:1"}]}}),
+            ("plain", {"spec": {"activeDeadlineSeconds": 1}}),
+            ("gated", {"spec": {"nodeSelector": {"a": "b"}}}),
+            ("gated", {"spec": {"schedulingGates": []}}),
+        ]
+        for name, change in others:
+            assert await refused(client, "PATCH", f"{pods}/{name}", change, 422), change
+
+        await patch(client, f"{pods}/plain", woken)
+        await patch(client, f"{pods}/gated", {**woken, "spec": {"schedulingGates": gates[1:]}})
+    left = await installation.admin.get(pod("gated"))
+    assert left["spec"]["schedulingGates"] == gates[1:]
+    for name, change in others:  # nothing is wrong with them but who sent them
+        await patch(installation.admin, f"{pods}/{name}", change)
+    await patch(installation.admin, f"{pods}/plain", {"metadata": {"finalizers": None}})
 
 
 async def test_who_makes_certificates_may_read_their_secrets_and_lease_and_no_other(

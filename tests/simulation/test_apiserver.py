@@ -61,7 +61,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[JsonObject]
 async def take(events: AsyncIterator[JsonObject], count: int) -> list[tuple[str, str]]:
     """Return type and name of the next events."""
     taken: list[tuple[str, str]] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(taken) < count:
             event = await anext(events)
             metadata = child(child(event, "object"), "metadata")
@@ -100,7 +100,7 @@ async def test_kubernetes_asyncio_watches_raw_lines(
         response: Any = await api.list_pod_for_all_namespaces(  # untyped when not decoded
             watch=True, resource_version=version, _preload_content=False
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             line = await response.content.readline()
         response.close()
 
@@ -196,7 +196,7 @@ async def test_a_quiet_watch_gets_bookmarks_that_move_on(
         http, Kind.NODES, resourceVersion=version, allowWatchBookmarks="true"
     ) as events:
         control.create_pod(pod_object("a"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             bookmark = await anext(events)
 
     assert bookmark["type"] == "BOOKMARK"
@@ -220,7 +220,7 @@ async def test_a_watch_from_a_forgotten_version_is_told_410(
 
 
 async def test_a_watch_ends_when_its_time_is_over(http: aiohttp.ClientSession) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async with watching(http, Kind.NODES, timeoutSeconds="0.1") as events:
             seen = [event["type"] async for event in events]
 

@@ -31,7 +31,7 @@ async def test_a_bound_pod_shows_in_telemetry_and_api() -> None:
 
 async def _value(url: str, query: str) -> str:
     """Return the value of the query's only element, as soon as there is one."""
-    async with aiohttp.ClientSession(url) as session, asyncio.timeout(5):
+    async with aiohttp.ClientSession(url) as session, asyncio.timeout(30):
         while True:
             async with session.get("/api/v1/query", params={"query": query}) as response:
                 result = (await response.json())["data"]["result"]

@@ -45,7 +45,7 @@ async def holders(following: SimulatedFleet, *expected: str) -> None:
         keys = sorted(placed[0].pod.key for placed in following.placements.values())
         return keys == sorted(expected)
 
-    await wait_for(is_so, f"the fleet holds {expected}", deadline_seconds=5)
+    await wait_for(is_so, f"the fleet holds {expected}", deadline_seconds=30)
 
 
 async def test_bound_pods_come_and_deleted_ones_go(
@@ -90,7 +90,7 @@ async def test_a_pod_that_was_placed_beforehand_is_known_by_its_name(
     async def is_adopted() -> bool:
         return "by-api" in follower.placements
 
-    await wait_for(is_adopted, "the tenant is known by its new UID", deadline_seconds=5)
+    await wait_for(is_adopted, "the tenant is known by its new UID", deadline_seconds=30)
     assert [len(device.tenants) for device in follower.node("node-a").devices] == [1, 0, 0, 0]
     assert follower.release("by-api")
     assert not any(device.tenants for device in follower.node("node-a").devices)

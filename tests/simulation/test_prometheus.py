@@ -245,6 +245,6 @@ async def test_it_scrapes_by_itself_while_it_runs() -> None:
         prometheus = SimulatedPrometheus(
             fleet=built, exporter_url=exporter_url, interval_seconds=0.01
         )
-        async with run_prometheus(prometheus), asyncio.timeout(5):
+        async with run_prometheus(prometheus), asyncio.timeout(30):
             while not list(prometheus.store.select("DCGM_FI_DEV_GPU_TEMP")):
                 await asyncio.sleep(0.01)  # nothing tells of a scrape

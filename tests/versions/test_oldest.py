@@ -32,7 +32,7 @@ from tests.manifests.shipped import (
 )
 from tests.manifests.test_installing import EVERY_COMPONENT, VARIANTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.neighbours, pytest.mark.e2e, pytest.mark.timeout(120)]
 
 __all__ = [
     "test_a_burst_spreads_evenly_although_no_metric_moves",

@@ -60,6 +60,7 @@ class DecisionName(click.ParamType[int | str]):
               help="Show this node in detail, or what is kept of it.")  # fmt: skip
 @click.option("--limit", type=Whole(0, EVERY), help="How many nodes to list; unless set, 10 in the "
               "table, and every candidate in the wide one and for programs.")  # fmt: skip
+@click.option("--scores", is_flag=True, help="Show what the score of a node in detail is made of.")
 def command(
     session: Session,
     *,
@@ -68,13 +69,14 @@ def command(
     decisions: tuple[int | str, ...],
     node: str | None,
     limit: int | None,
+    scores: bool,
 ) -> None:
     """Why each POD (namespace/name, name or UID) went where it went, or what it waits for.
 
     Shown is the record that the decision was made from: the readings, their source and age, and
     the pods that were assumed by then. With -f nothing is created: the answer says what would
-    happen now. Status 1 where nothing is known of a pod, a decision or --node, and where with -f
-    no node would do.
+    happen now. Reasons are in the words of docs/decision.md; --scores adds the arithmetic. Status 1
+    where nothing is known of a pod, a decision or --node, and where with -f no node would do.
     """
     if sum(map(bool, (pods, filename, decisions))) != 1:
         raise click.UsageError("name one of: POD..., --filename FILE, --number N")
@@ -90,7 +92,8 @@ def command(
         ),
     ]
     statuses = [
-        _show(session, ask, node=node, limit=limit, is_only=len(asked) == 1) for ask in asked
+        _show(session, ask, node=node, limit=limit, is_only=len(asked) == 1, has_scores=scores)
+        for ask in asked
     ]
     if any(statuses):
         click.get_current_context().exit(max(statuses))
@@ -103,6 +106,7 @@ def _show(
     node: str | None,
     limit: int,
     is_only: bool,
+    has_scores: bool,
 ) -> int:
     """Show one explanation; return the exit status that it calls for.
 
@@ -120,7 +124,12 @@ def _show(
         click.echo(f"idlegpu: {error}", err=True)
         status: int = error.failure.value
         return status
-    session.show(answer, lambda: render(answer, node=node, limit=limit, is_wide=session.is_wide))
+    session.show(
+        answer,
+        lambda: render(
+            answer, node=node, limit=limit, is_wide=session.is_wide, has_scores=has_scores
+        ),
+    )
     return 1 if answer.state == "unplaceable" or _is_missed(answer, node) else 0
 
 

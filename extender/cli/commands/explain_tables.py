@@ -6,7 +6,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from extender.cli import words
-from extender.cli.commands.best import row
+from extender.cli.commands.best import COLUMNS, row
 from extender.cli.sheets import Cell, line, sheet, stack, word
 from extender.remote.answers import (
     Counted,
@@ -18,7 +18,6 @@ from extender.remote.answers import (
     Waiting,
 )
 
-COLUMNS = [">#", "NODE", ">SCORE", "MODEL", ">IDLE", ">CHANCE", ">ACTIVITY", ">FREE GiB"]
 DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
                   ">ASSUMED", "TOLD BY, AGE", "HEALTH"]  # fmt: skip
 SIGNALS = {
@@ -37,7 +36,9 @@ RECOMPUTED = "recomputed from the readings of now, which the decision was not ma
 NOT_KNOWN = "and no decision about it is remembered: it was not asked for, or is too long ago"
 
 
-def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) -> RenderableType:
+def render(
+    answer: Explanation, *, node: str | None, limit: int, is_wide: bool, has_scores: bool = False
+) -> RenderableType:
     """Return what people read.
 
     Args:
@@ -47,6 +48,7 @@ def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) 
         limit: so many nodes are listed.
         is_wide: every node that is kept in full is shown in detail, and those that were refused are
             listed one by one.
+        has_scores: what a node's score is made of is shown with it in detail.
     """
     parts: list[RenderableType | None] = [*_head(answer)]
     listed = answer.nodes[:limit]
@@ -56,11 +58,12 @@ def render(answer: Explanation, *, node: str | None, limit: int, is_wide: bool) 
     parts += [*_reasons("refused by idlegpu", answer.rejected)]
     parts += [*_reasons("not asked about", answer.closed)]
     for verdict in _detailed(answer, node, is_wide=is_wide):
-        parts += [Text(""), *_detail(verdict)]
+        parts += [Text(""), *_detail(verdict, has_scores=has_scores)]
     if node is not None and (why := _why_no_detail(answer, node)):
         parts += [Text(""), line(why, "yellow")]
         for verdict in answer.asked_node.now if answer.asked_node else ():
-            parts += [Text(""), line(RECOMPUTED, "yellow"), *_detail(verdict)]
+            told = _detail(verdict, has_scores=has_scores)
+            parts += [Text(""), line(RECOMPUTED, "yellow"), *told]
     if answer.not_checked:
         parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
     if answer.kept is not None and answer.kept.in_short:
@@ -148,16 +151,18 @@ def _refused(answer: Explanation) -> Iterable[tuple[str, str]]:
 
 def _nodes(answer: Explanation, limit: int, refused: Iterable[tuple[str, str]]) -> RenderableType:
     columns = [*COLUMNS, "WHY NOT FIRST"]
+    blanks = [words.NOTHING] * (len(COLUMNS) - 2)
     rows: list[list[Cell]] = []
     for verdict in answer.nodes[:limit]:
-        why: Cell = verdict.lost_by or ("-" if verdict.rank is None else "first choice")
+        first = f"first choice: {verdict.reason}" if verdict.reason else "first choice"
+        why: Cell = verdict.lost_by or ("-" if verdict.rank is None else first)
         if verdict.is_bound:
             why = Text.assemble(word("bound"), f" here, {words.clean(str(why))}")
-        rows.append([*row(verdict.rank, verdict, is_wide=False), why])
-    for other in answer.others[: max(limit - len(rows), 0)]:
-        blanks = [words.NOTHING] * (len(COLUMNS) - 3)
-        rows.append([words.NOTHING, other.node, f"{other.score:.3f}", *blanks, "kept in short"])
-    blanks = [words.NOTHING] * (len(COLUMNS) - 2)
+        rows.append([*row(verdict.rank, verdict), why])
+    rows += (
+        [words.NOTHING, other.node, *blanks, f"kept in short: {other.score:.6f}"]
+        for other in answer.others[: max(limit - len(rows), 0)]
+    )
     rows += ([words.NOTHING, node, *blanks, f"refused: {why}"] for node, why in refused)
     return sheet(columns, rows)
 
@@ -199,8 +204,8 @@ def _why_no_detail(answer: Explanation, node: str) -> str:
     return f"{node}: {told}"
 
 
-def _detail(verdict: Verdict) -> Iterable[RenderableType]:
-    """Yield one node in detail: its devices, and what its score is made of."""
+def _detail(verdict: Verdict, *, has_scores: bool) -> Iterable[RenderableType]:
+    """Yield one node in detail: its reason, its devices, and what its score is made of."""
     told = (
         f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
         f"the pod could land on, {verdict.needed} needed"
@@ -210,6 +215,8 @@ def _detail(verdict: Verdict) -> Iterable[RenderableType]:
     if verdict.taken:
         told += f", {verdict.taken} taken by pods of which nobody knows where"
     yield line(told, "bold")
+    if verdict.reason:
+        yield line(verdict.reason)
     if verdict.is_late:
         yield line(
             "as it was when the pod was bound: what the decision was made from was gone by then",
@@ -221,14 +228,21 @@ def _detail(verdict: Verdict) -> Iterable[RenderableType]:
             "yellow",
         )
     yield sheet(DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
-    yield Text("")
+    yield from (line(_room(device)) for device in verdict.devices if device.declared_bytes)
+    if has_scores:
+        yield Text("")
+        yield _scores(verdict)
+
+
+def _scores(verdict: Verdict) -> RenderableType:
+    """Return what a node's score is made of."""
     parts = [
-        [part.name, words.percent(part.value), f"{part.share:.4f}", f"{part.adds:.4f}"]
+        [part.name, words.percent(part.value), f"{part.share:.6f}", f"{part.adds:.6f}"]
         for part in verdict.parts
     ]
     factors = [
         [
-            f"times what {factor.name} leaves",
+            f"of the certainty, {factor.name} leave",
             words.percent(factor.value),
             "",
             f"x {factor.keeps:.4f}",
@@ -236,7 +250,22 @@ def _detail(verdict: Verdict) -> Iterable[RenderableType]:
         for factor in verdict.factors
         if factor.value
     ]
-    yield sheet(PART_COLUMNS, [*parts, *factors, ["score", "", "", f"{verdict.score:.4f}"]])
+    return sheet(PART_COLUMNS, [*parts, ["score", "", "", f"{verdict.score:.6f}"], *factors])
+
+
+def _room(device: Device) -> str:
+    """Return what the room of a device comes from of which pods declared memory.
+
+    It is what total, declared and others leave, and no more than is free.
+    """
+    index = "?" if device.index is None else device.index
+    return (
+        f"GPU {index}: {words.gib(device.free_bytes)} GiB of room: "
+        f"{words.gib(device.memory_total_bytes)} in all, "
+        f"{words.gib(device.declared_bytes)} declared by its pods, "
+        f"{words.gib(device.others_bytes)} in use by others, "
+        f"{words.gib(device.memory_free_bytes)} measured free"
+    )
 
 
 def _device(device: Device) -> list[Cell]:

@@ -34,14 +34,18 @@ PLUGIN_WEIGHTS: Final = {
 }
 """kube-scheduler's score plugins and their weights unless configured (1.29 to 1.37)."""
 
-MAX_SCORE: Final = 10
+MAX_SCORE: Final = 400
 """Default of the setting wire.max_score."""
+MATERIAL: Final = 0.4
+"""Share of it by which a node of other certainty is behind our first choice, at least."""
+LEAD: Final = 0.005
+"""Share of it by which our first choice is ahead of its equals."""
+WISH: Final = 100
+"""Points that soft topology spread among equal nodes is worth at least, as any wish."""
 SHORTLIST: Final = 100
 """Default of the setting wire.shortlist."""
 PLUGIN_POINTS: Final = 100
 """The most that a plugin of kube-scheduler gives, before its weight."""
-ENOUGH: Final = 1 / 3
-"""Its plugins give different nodes points that differ by a third of their most, in practice."""
 
 SLOW_SHARE: Final = 0.001
 """More answers than this that come too late are told."""
@@ -231,28 +235,43 @@ def whole_nodes(facts: Facts) -> Iterator[Problem]:
 
 
 def drowned(facts: Facts) -> Iterator[Problem]:
-    """Find weights with which kube-scheduler's own plugins overrule us."""
+    """Find weights with which kube-scheduler's own plugins overrule us, or never count."""
     scale = number_setting(facts, "wire.max_score", MAX_SCORE)
     for scheduler, entry in _asking(facts):
         weight = number(entry.get("weight"))
         for profile in objects_of(scheduler.config.get("profiles")) or [{}]:
             theirs = sum(plugin_weights(profile).values())
-            # Either side at its most: kube-scheduler multiplies an extender's score by 10.
+            # kube-scheduler multiplies an extender's score by 10.
             ours_most, theirs_most = weight * scale * 10, theirs * PLUGIN_POINTS
-            if ours_most >= theirs_most * ENOUGH:
+            is_weak = ours_most * MATERIAL < theirs_most
+            if not is_weak and (ours_most * LEAD < WISH or not theirs):
                 continue
             name = text_of(profile.get("schedulerName")) or "default-scheduler"
-            needed = -int(-theirs_most // (scale * 10))
-            yield Problem(
-                severity=Severity.ERROR if weight * scale < theirs else Severity.WARNING,
-                what=f"profile {name}: kube-scheduler's own plugins overrule our order",
-                evidence=(
-                    f"{scheduler.source}: weight: {weight}: our first choice counts "
-                    f"{ours_most:g} (weight {weight} x score {scale:g} x 10)",
-                    f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
-                ),
-                remedy=f"weight: {needed}: {RESTART}",
-            )
+            told = f"{scheduler.source}: weight: {weight}: our first choice counts {ours_most:g}"
+            ours = f"{told} (weight {weight} x score {scale:g} x 10)"
+            if is_weak:
+                needed = -int(-theirs_most // (scale * 10 * MATERIAL))
+                yield Problem(
+                    severity=Severity.ERROR if ours_most < theirs_most else Severity.WARNING,
+                    what=f"profile {name}: kube-scheduler's own plugins overrule our order",
+                    evidence=(
+                        f"{ours}: idle against busy counts {ours_most * MATERIAL:g} of it",
+                        f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
+                    ),
+                    remedy=f"weight: {needed}: {RESTART}",
+                )
+            else:
+                needed = max(-int(-theirs_most // (scale * 10 * MATERIAL)), 1)
+                yield Problem(
+                    severity=Severity.INFO,
+                    what=f"profile {name}: our order decides alone, also among equal nodes: soft "
+                    "topology spread and preferred affinity never count",
+                    evidence=(
+                        f"{ours}: it is {ours_most * LEAD:g} ahead of its equals",
+                        f"a wish of kube-scheduler's is worth {WISH} to 300",
+                    ),
+                    remedy=f"weight: {needed}: {RESTART}",
+                )
 
 
 def plugin_weights(profile: Object) -> dict[str, int]:

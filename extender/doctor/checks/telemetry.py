@@ -71,8 +71,11 @@ def _strangers(facts: Facts) -> list[str]:
         for one in objects_of(mapping_of(node.get("status")).get("addresses"))
     }
     known |= {name_of(pod) for pod in facts.pods or () if is_called(pod, EXPORTER_WORDS)}
+    # The extender goes by short and full host names, too.
+    hosts = {name.lower().partition(".")[0] for name in known if not name[:1].isdecimal()}
     told = {sample.labels.get(label, "") for sample in facts.exporter for label in NODE_LABELS}
-    return sorted(told - known - {""})
+    strange = told - known - {""}
+    return sorted(one for one in strange if one.lower().partition(".")[0] not in hosts)
 
 
 def stale(facts: Facts) -> Iterator[Problem]:

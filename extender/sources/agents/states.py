@@ -267,6 +267,7 @@ def readings_of(
             mean=matrix[_ROW_OF[MEAN]],
             mean_square=matrix[_ROW_OF[MEAN_SQUARE]],
             is_foreign=is_foreign,
+            foreign_bytes=matrix[_ROW_OF[FOREIGN_MEMORY]],
             xid_age=matrix[_ROW_OF[XID_AGE]],
             devices=devices,
         ),

@@ -19,6 +19,7 @@ NO_ENVIRONMENT: Final = dict.fromkeys(
     ("IDLEGPU_URL", "IDLEGPU_TOKEN", "IDLEGPU_TOKEN_FILE", "IDLEGPU_SERVICE", "KUBECONFIG")
 )
 TWO_HOURS: Final = 7200.0
+WAIT_SECONDS: Final = 60.0
 
 
 @contextmanager
@@ -35,12 +36,12 @@ def serving(app: web.Application) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever, name="server")
     thread.start()
     try:
-        port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+        port = asyncio.run_coroutine_threadsafe(start(), loop).result(WAIT_SECONDS)
         yield f"http://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(WAIT_SECONDS)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(WAIT_SECONDS)
         loop.close()
 
 

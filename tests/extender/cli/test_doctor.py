@@ -14,7 +14,9 @@ from tests.extender.doctor.things import GPU, entry, node, pod
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
     """Return files of a cluster whose scheduler has one fault."""
-    scheduler = {"kind": "KubeSchedulerConfiguration", "extenders": [entry(weight=1)]}
+    heavy = {"plugins": {"score": {"enabled": [{"name": "NodeResourcesFit", "weight": 100}]}}}
+    kind = "KubeSchedulerConfiguration"
+    scheduler = {"kind": kind, "profiles": [heavy], "extenders": [entry()]}
     (tmp_path / "scheduler.yaml").write_text(yaml.safe_dump(scheduler))
     nodes = [node(f"node-{at}", allocatable={GPU: "7"}) for at in range(7)]
     (tmp_path / "nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
@@ -26,8 +28,8 @@ def test_a_finding_is_told_with_evidence_and_remedy(run: Run, files: list[str]) 
 
     lines = result.stdout.splitlines()
     assert lines[0].startswith("IG004 error  profile default-scheduler: kube-scheduler's own")
-    assert lines[1].strip().startswith(f"{files[0]}: weight: 1: our first choice counts 100")
-    assert lines[3].strip().startswith("-> weight: 12: put it into the file")
+    assert lines[1].strip().startswith(f"{files[0]}: weight: 1: our first choice counts 4000")
+    assert lines[3].strip().startswith("-> weight: 7: put it into the file")
     assert "      ... and 2 more (-o wide)" in lines
     assert "IG105 could not run  every GPU node is measured: pods: not given" in lines
     assert lines[-1].startswith("findings: 1 error, 1 warning, 0 info; checks passed: ")

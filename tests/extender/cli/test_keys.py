@@ -8,9 +8,9 @@ import pytest
 from extender.cli import keys
 
 
-@pytest.mark.parametrize(("is_shown", "count"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("is_shown", "count", "seconds"), [(True, 1, 60.0), (False, 0, 0.5)])
 def test_a_pager_that_reads_the_output_keeps_its_keys(
-    monkeypatch: pytest.MonkeyPatch, *, is_shown: bool, count: int
+    monkeypatch: pytest.MonkeyPatch, *, is_shown: bool, count: int, seconds: float
 ) -> None:
     mine, its = os.openpty()
     with os.fdopen(its) as terminal, os.fdopen(mine, "w") as keyboard:
@@ -20,4 +20,4 @@ def test_a_pager_that_reads_the_output_keeps_its_keys(
         with keys.pressed_keys() as pressed:
             keyboard.write("q")
             keyboard.flush()
-            assert len(pressed(0.5)) == count
+            assert len(pressed(seconds)) == count

@@ -118,11 +118,14 @@ def missing(told: object, typed: object, at: str = "") -> list[str]:
 
 
 def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run) -> None:
-    text = run("explain", "fresh", "-o", "wide").stdout
-    one = run("explain", "fresh", "--node", "node-3").stdout
+    text = run("explain", "fresh", "--scores", "-o", "wide").stdout
+    one = run("explain", "fresh", "--scores", "--node", "node-3").stdout
+    plain = run("explain", "fresh", "--node", "node-3").stdout
 
     assert text.count("PART OF THE SCORE") == 4  # also one that was refused
     assert one.count("PART OF THE SCORE") == 1
+    assert plain.count("PART OF THE SCORE") == 0
+    assert "\ncertain to land on 2 idle GPUs; leaves none of 2\n" in plain
     assert "node-3, nvidia.com/gpu: 2 idle of 2 GPUs" in one
 
 
@@ -173,7 +176,7 @@ def test_what_would_happen_on_one_node_is_told_in_full_or_why_it_would_not_be_as
         full = run("explain", "-f", "-", "--node", "node-1", standard_input=manifest)
 
     assert "node-4, nvidia.com/gpu: 0 idle of 2 GPUs that the pod could land on" in last.stdout
-    assert last.stdout.count("PART OF THE SCORE") == 1
+    assert last.stdout.count("TOLD BY, AGE") == 1
     assert last.exit_code == 0
     assert "node-1: kube-scheduler would not ask about it: node(s) had too few free" in full.stdout
     assert full.exit_code == 1

@@ -9,14 +9,14 @@ from extender.core.expected import Device, Expected
 from extender.core.inventory import PodPhase, PodRecord
 from extender.core.landing import NONE_OUT
 from extender.core.layout import Tenancy, lay_out
-from extender.core.policy import SharedPolicy
+from extender.core.policy import Assumed, SharedPolicy
 from extender.core.snapshot import PoolRow
 from tests.builders import GPU, NOW
 
 WARM_UP = 120.0
 TENANCY = Tenancy(
     is_mapped=True,
-    warm_up_seconds=WARM_UP,
+    assumed=Assumed(warm_up_seconds=WARM_UP, loading_seconds=0.0),
     shared_policy=SharedPolicy.DISTRIBUTED,
     is_out=NONE_OUT,
 )

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from extender.core.policy import LoadFilter, Policy, Strategy, Thresholds
 from extender.core.request import GpuRequest
-from extender.core.snapshot import Tenant
+from extender.core.snapshot import NO_LIMIT, Tenant
 from tests.builders import GIB, Gpu, Node, gpu, node, request
 
 ratios = st.sampled_from([0.0, 0.05, 0.1, 0.29, 0.3, 0.31, 0.5, 0.9, 1.0]) | st.floats(0, 1)
@@ -34,6 +34,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
         else 80 * GIB,
         memory_freshness=memory,
         memory_free_bytes=None if memory else 0.0,
+        presumed=0.0 if activity or memory else draw(freshness),
         stress=draw(ratios),
         penalty=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         is_excluded=draw(rarely),
@@ -43,8 +44,10 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
         is_in_use=draw(flags),
         used=used,
         assumed=assumed,
-        assumed_bytes=assumed * draw(st.sampled_from([0.0, 20 * GIB])),
         assumed_shares=assumed if draw(flags) else 0,
+        declared_bytes=draw(st.sampled_from([0.0, 20 * GIB, 70 * GIB])) if is_shared else 0.0,
+        others_bytes=memory_used * 80 * GIB * draw(st.sampled_from([0.0, 0.5, 1.0])),
+        loading=used - assumed if is_shared and draw(flags) else 0,
     )
 
 
@@ -65,9 +68,15 @@ def nodes(draw: st.DrawFn) -> Node:
         withdrawn=draw(st.integers(0, 2)),
         model_id=draw(st.integers(0, 2)),
         suspicion=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
+        free_millicores=draw(st.sampled_from([NO_LIMIT, 500, 16_000])),
+        free_bytes=draw(st.sampled_from([NO_LIMIT, NO_LIMIT, 32 * 1024**3])),
     )
     if draw(rarely):
         described = replace(described, held=draw(st.integers(0, 20)))
+    held = [at for at, device in enumerate(devices) if device.used]
+    if held and draw(flags):
+        leaving = draw(st.lists(st.sampled_from(held), min_size=1, unique=True))
+        described = replace(described, leaving=tuple(leaving))
     return described
 
 
@@ -90,6 +99,8 @@ def requests(draw: st.DrawFn) -> GpuRequest:
             memory=draw(st.sampled_from([0.5, 0.5, 0.0, 1.0])),
         ),
         strategy=draw(st.sampled_from(Strategy)),
+        millicores=draw(st.sampled_from([0, 0, 4_000, 30_000])),
+        host_bytes=draw(st.sampled_from([0, 0, 9 * 1024**3])),
         preferred_models=draw(st.sampled_from([(), (), ("H100",), ("A100", "H100")])),
     )
 

@@ -57,7 +57,7 @@ def test_a_stale_device_is_never_known_to_be_idle() -> None:
         pytest.param(gpu(assumed=3), 0.0, id="three-do-not"),
         pytest.param(unknown(assumed=3), 0.0, id="nor-where-nothing-else-is-known"),
         pytest.param(unknown(assumed=1), 0.5, id="one-leaves-the-unknown-unknown"),
-        pytest.param(gpu(assumed=1, assumed_bytes=41 * GIB), 0.0, id="room-that-it-said-it-takes"),
+        pytest.param(gpu(assumed=1, declared_bytes=41 * GIB), 0.0, id="room-that-it-said-it-takes"),
         pytest.param(unknown(assumed=6, assumed_shares=6), 0.0, id="even-shares"),
         pytest.param(
             gpu(utilization=0.25, freshness=0.02, memory_freshness=0.02, assumed=1),
@@ -97,11 +97,11 @@ def test_stale_memory_fades_towards_the_threshold() -> None:
     [
         pytest.param(node(gpu(memory_used=0.75)), 20, id="what-is-free"),
         pytest.param(
-            shared(gpu(assumed=1, assumed_bytes=30 * GIB)), 50, id="less-what-assumed-pods-take"
+            shared(gpu(assumed=1, declared_bytes=30 * GIB)), 50, id="less-what-assumed-pods-take"
         ),
         pytest.param(shared(gpu(assumed=1, assumed_shares=1)), 72, id="an-even-share-at-least"),
         pytest.param(node(unknown()), 80, id="unknown-is-bounded-by-the-size"),
-        pytest.param(shared(unknown(assumed_bytes=90 * GIB)), 0, id="never-negative"),
+        pytest.param(shared(unknown(declared_bytes=90 * GIB)), 0, id="never-negative"),
         pytest.param(shared(gpu(memory_used=0.9), is_mps=True), 8, id="mps-shares-have-their-cap"),
         pytest.param(
             node(gpu(memory_used=0.9, used=1), held=1), 80, id="a-held-gpu-comes-back-empty"

@@ -88,12 +88,12 @@ def test_a_resource_that_no_node_is_known_to_offer_refuses_nobody() -> None:
 @pytest.mark.parametrize(
     ("preferred", "places"),
     [
-        (("H100",), [0, 1, 0, 0]),
-        (("a100", "H100"), [0, 1, 2, 0]),
-        (("H100-80GB", "NVIDIA"), [0, 2, 1, 0]),
+        (("H100",), [0, 16, 0, 0]),
+        (("a100", "H100"), [0, 15, 16, 0]),
+        (("H100-80GB", "NVIDIA"), [0, 16, 15, 0]),
         (("H10",), [0, 0, 0, 0]),
-        (("H100", "H100"), [0, 2, 0, 0]),
-        ((), [0, 0, 0, 0]),
+        (("H100", "H100"), [0, 16, 0, 0]),
+        ((), [16, 16, 16, 16]),
     ],
 )
 def test_a_preference_matches_whole_words_of_a_model(
@@ -164,9 +164,10 @@ def test_the_load_filter_leaves_other_refusals_alone() -> None:
 
 
 def test_the_load_filter_passes_the_nominated_node_while_readings_show_its_victims() -> None:
-    nodes = {"idle": node(), "made-room": node(busy())}
+    nodes = {"idle": node(), "made-room": node(busy(used=1), leaving=(0,)), "busy": node(busy())}
 
-    assert filtered(nodes, nominated_node="made-room") == {}
+    assert filtered(nodes, nominated_node="made-room") == {"busy": Code.BUSY}
+    assert filtered(nodes, nominated_node="busy") == dict.fromkeys(["made-room", "busy"], Code.BUSY)
 
 
 def test_the_load_filter_passes_nodes_whose_held_devices_may_be_the_busy_ones() -> None:

@@ -1,6 +1,8 @@
 """Which devices stand behind which resource."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extender.core.expected import (
     Device,
@@ -34,7 +36,83 @@ def gpu_labels(**labels: str) -> dict[str, str]:
         pytest.param(offering(gpu=8), {"": 8}, 8, 1, False, id="whole"),
         pytest.param(offering(gpu=8), {}, 8, 1, False, id="without-telemetry"),
         pytest.param(offering(gpu=8), {"": 7}, 8, 1, False, id="one-is-not-seen"),
-        pytest.param(offering(gpu=20), {"": 2}, 2, 10, True, id="replicas-over-distinct-uuids"),
+        pytest.param(offering(gpu=8), {"": 4}, 8, 1, False, id="four-are-not-seen"),
+        pytest.param(offering(gpu=20), {"": 2}, 20, 1, False, id="no-evidence-of-shares"),
+        pytest.param(
+            offering(gpu_labels(count="2"), gpu=20), {}, 2, 10, True, id="cards-by-a-label"
+        ),
+        pytest.param(
+            offering({"karpenter.k8s.aws/instance-gpu-count": "4"}, gpu=8),
+            {"": 3},
+            4,
+            2,
+            True,
+            id="cards-by-karpenters-label",
+        ),
+        pytest.param(
+            offering(gpu_labels(sharing_strategy="time-slicing"), gpu=20),
+            {"": 2},
+            2,
+            10,
+            True,
+            id="shared-by-a-label",
+        ),
+        pytest.param(
+            offering({"cloud.google.com/gke-max-shared-clients-per-gpu": "4"}, gpu=8),
+            {},
+            2,
+            4,
+            True,
+            id="gke-clients",
+        ),
+        pytest.param(
+            offering({"cloud.google.com/gke-gpu-sharing-strategy": "time-sharing"}, gpu=8),
+            {"": 2},
+            2,
+            4,
+            True,
+            id="gke-strategy",
+        ),
+        pytest.param(
+            offering(gpu_labels(replicas="4"), gpu=8),
+            {"": 8},
+            8,
+            1,
+            False,
+            id="sharing-turned-off-and-the-label-divides",
+        ),
+        pytest.param(
+            offering(gpu_labels(replicas="4", count="8"), gpu=8),
+            {},
+            8,
+            1,
+            False,
+            id="sharing-turned-off-by-the-count",
+        ),
+        pytest.param(
+            offering(gpu_labels(replicas="1", count="8"), gpu=32),
+            {"": 8},
+            8,
+            4,
+            True,
+            id="sharing-turned-on-before-the-label",
+        ),
+        pytest.param(
+            offering(gpu_labels(replicas="2", count="8"), gpu=8),
+            {"": 4},
+            4,
+            2,
+            True,
+            id="fewer-cards-before-the-count",
+        ),
+        pytest.param(
+            offering(gpu_labels(replicas="4", count="8"), gpu=28),
+            {"": 8},
+            7,
+            4,
+            True,
+            id="one-card-is-not-offered",
+        ),
         pytest.param(
             offering(gpu_labels(replicas="1"), gpu=8), {"": 4}, 8, 1, False, id="label-says-whole"
         ),
@@ -58,7 +136,7 @@ def gpu_labels(**labels: str) -> dict[str, str]:
             id="sharing-turned-off-before-the-label",
         ),
         pytest.param(
-            offering(gpu_labels(replicas="0"), gpu=4), {"": 2}, 2, 2, True, id="label-says-nothing"
+            offering(gpu_labels(replicas="0"), gpu=4), {"": 2}, 4, 1, False, id="label-says-nothing"
         ),
         pytest.param(
             offering(gpu_labels(replicas="many"), gpu=2), {"": 2}, 2, 1, False, id="no-number"
@@ -72,6 +150,51 @@ def test_what_stands_behind_the_gpu_resource(
     (expected,) = expected_devices(node, seen)
 
     assert (expected.count, expected.replicas, expected.is_shared) == (count, replicas, is_shared)
+
+
+@pytest.mark.parametrize(
+    ("offered", "seen", "count", "replicas"),
+    [(8, 4, 4, 2), (20, 2, 2, 10), (8, 8, 8, 1), (8, 3, 8, 1), (8, 0, 8, 1), (4, 8, 4, 1)],
+)
+def test_with_evidence_of_shares_the_devices_that_are_seen_are_all(
+    offered: int, seen: int, count: int, replicas: int
+) -> None:
+    (expected,) = expected_devices(offering(gpu=offered), {"": seen}, is_divided=True)
+
+    assert (expected.count, expected.replicas) == (count, replicas)
+
+
+@given(
+    labels=st.fixed_dictionaries(
+        {}, optional={"replicas": st.integers(0, 8), "count": st.integers(0, 8)}
+    ),
+    offered=st.integers(1, 64),
+    seen=st.integers(0, 16),
+    is_divided=st.booleans(),
+)
+def test_shares_of_devices_are_always_what_is_offered(
+    labels: dict[str, int], offered: int, seen: int, *, is_divided: bool
+) -> None:
+    node = offering(
+        gpu_labels(**{name: str(number) for name, number in labels.items()}), gpu=offered
+    )
+
+    (expected,) = expected_devices(node, {"": seen}, is_divided=is_divided)
+
+    assert expected.count * expected.replicas == offered
+    if not (is_divided or any(labels.values())):
+        assert expected.replicas == 1
+
+
+def test_gke_tells_of_mps() -> None:
+    labels = {
+        "cloud.google.com/gke-gpu-sharing-strategy": "mps",
+        "cloud.google.com/gke-max-shared-clients-per-gpu": "4",
+    }
+
+    (expected,) = expected_devices(offering(labels, gpu=8), {})
+
+    assert (expected.is_mps, expected.count) == (True, 2)
 
 
 def test_labels_tell_memory_and_the_strategy_of_sharing() -> None:
@@ -171,6 +294,7 @@ def test_under_the_single_strategy_whole_cards_stay_whole() -> None:
         ({"nvidia.com/mig.config.state": "rebooting"}, True),
         ({"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"}, False),
         ({"nvidia.com/gpu-driver-upgrade-state": "upgrade-required"}, False),
+        ({"nvidia.com/gpu-driver-upgrade-state": "uncordon-required"}, False),
         ({"nvidia.com/gpu-driver-upgrade-state": "drain-required"}, True),
         ({"nvidia.com/gpu-driver-upgrade-state": "pod-restart-required"}, True),
         ({"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}, True),

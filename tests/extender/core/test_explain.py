@@ -89,6 +89,29 @@ def test_the_record_says_what_the_decision_said() -> None:
     assert device.free_bytes == int(16 * GIB)
 
 
+def test_what_the_room_of_a_shared_gpu_comes_from_is_said() -> None:
+    described = shared(gpu(memory_used=0.25, declared_bytes=30 * GIB, others_bytes=10 * GIB))
+
+    verdict = verdict_on(described, memory_bytes=int(50 * GIB))
+
+    (device,) = verdict.devices
+    assert verdict.rejection == Rejection.NO_MEMORY
+    assert (device.memory_total_bytes, device.memory_free_bytes) == (80 * GIB, 60 * GIB)
+    assert (device.declared_bytes, device.others_bytes) == (30 * GIB, 10 * GIB)
+    assert device.free_bytes == 40 * GIB
+
+
+@pytest.mark.parametrize("leaving", [(), (0,)])
+def test_a_refusal_that_leaving_pods_lift_for_the_nominated_pod_is_not_named(
+    leaving: tuple[int, ...],
+) -> None:
+    described = shared(gpu(memory_used=0.9, used=1), leaving=leaving)
+    asked = {"memory_bytes": int(50 * GIB), "nominated_node": "node"}
+
+    rejection = "" if leaving else Rejection.NO_MEMORY
+    assert verdict_on(described, **asked).rejection == rejection
+
+
 def test_a_refusal_is_named() -> None:
     verdict = verdict_on(node(gpu(memory_total_bytes=GIB)), memory_bytes=int(20 * GIB))
 

@@ -3,7 +3,19 @@
 import pytest
 
 from extender.core.filtering import Code, Rejection
-from tests.builders import GIB, Node, busy, decide_on, gpu, node, rejected, request, shared, unknown
+from tests.builders import (
+    GIB,
+    Node,
+    busy,
+    decide_on,
+    freed,
+    gpu,
+    node,
+    rejected,
+    request,
+    shared,
+    unknown,
+)
 
 DEAD = gpu(is_excluded=True)
 FOREIGN = gpu(is_foreign=True, is_in_use=True)
@@ -86,7 +98,7 @@ def test_more_devices_in_use_than_held_are_foreign_whichever_they_are(
             id="one-of-those-it-may-land-on-has-room",
         ),
         pytest.param(
-            shared(gpu(assumed=1, assumed_bytes=70 * GIB)),
+            shared(gpu(assumed=1, declared_bytes=70 * GIB)),
             Code.NO_MEMORY,
             id="assumed-pods-fill-it",
         ),
@@ -146,7 +158,15 @@ def test_each_whole_gpu_of_a_pod_must_have_the_room() -> None:
     ("described", "expected"),
     [
         pytest.param(node(gpu()), Code.PASSES, id="idle"),
-        pytest.param(node(gpu(), busy()), Code.PASSES, id="one-idle"),
+        pytest.param(node(gpu(), busy(used=1)), Code.PASSES, id="the-only-one-to-get"),
+        pytest.param(node(gpu(), busy()), Code.NOT_IDLE, id="the-busy-one-may-be-handed-out"),
+        pytest.param(node(gpu(), gpu(is_excluded=True)), Code.NOT_IDLE, id="so-may-a-broken-one"),
+        pytest.param(
+            node(gpu(), gpu(is_excluded=True), allocatable=1, withdrawn=1),
+            Code.PASSES,
+            id="not-one-that-the-kubelet-withdrew",
+        ),
+        pytest.param(node(freed()), Code.NOT_IDLE, id="just-freed"),
         pytest.param(node(busy()), Code.NOT_IDLE, id="busy"),
         pytest.param(node(unknown()), Code.NOT_IDLE, id="unknown"),
         pytest.param(node(gpu(freshness=0.9)), Code.NOT_IDLE, id="stale"),
@@ -168,24 +188,82 @@ def test_a_node_that_we_do_not_know_passes_unless_the_pod_requires_idle() -> Non
         assert rejected(decide_on({"a": node()}, asked, candidates=("new",))) == expected
 
 
+LEAVES = {"leaving": (0,)}
+
+
 @pytest.mark.parametrize(
     ("described", "expected"),
     [
-        pytest.param(shared(gpu(memory_free_bytes=10 * GIB)), Code.PASSES, id="their-memory"),
-        pytest.param(node(busy()), Code.PASSES, id="their-load"),
-        pytest.param(node(FOREIGN), Code.PASSES, id="use-that-nobody-accounts-for-any-more"),
-        pytest.param(node(DEAD), Code.UNHEALTHY, id="but-a-dead-gpu-stays-dead"),
         pytest.param(
-            node(gpu(memory_total_bytes=16 * GIB)), Code.GPU_TOO_SMALL, id="and-a-small-one-small"
+            shared(gpu(memory_used=0.9, used=1), **LEAVES), Code.PASSES, id="their-memory"
+        ),
+        pytest.param(
+            shared(gpu(used=2, declared_bytes=70 * GIB), **LEAVES),
+            Code.PASSES,
+            id="what-they-declared",
+        ),
+        pytest.param(node(busy(used=1), **LEAVES), Code.PASSES, id="their-load"),
+        pytest.param(
+            node(gpu(is_foreign=True, is_in_use=True, used=1), **LEAVES),
+            Code.PASSES,
+            id="use-that-nobody-accounts-for-any-more",
+        ),
+        pytest.param(
+            node(gpu(is_excluded=True, used=1), **LEAVES),
+            Code.UNHEALTHY,
+            id="but-a-dead-gpu-stays-dead",
+        ),
+        pytest.param(
+            node(gpu(memory_total_bytes=16 * GIB, used=1), **LEAVES),
+            Code.GPU_TOO_SMALL,
+            id="and-a-small-one-small",
+        ),
+        pytest.param(
+            shared(gpu(memory_used=0.9, used=1), busy(used=1), leaving=(1,)),
+            Code.PASSES,
+            id="on-the-device-that-they-leave",
+        ),
+        pytest.param(
+            node(gpu(), gpu(used=1), leaving=(1,)),
+            Code.PASSES,
+            id="where-they-make-each-idle-that-the-pod-could-get",
+        ),
+        pytest.param(
+            node(busy(), gpu(used=1), leaving=(1,)),
+            Code.NOT_IDLE,
+            id="but-not-where-it-could-get-a-busy-one",
         ),
     ],
 )
-def test_on_its_nominated_node_the_readings_may_still_show_a_pods_victims(
+def test_on_its_nominated_node_what_leaving_pods_release_counts_for_a_pod(
     described: Node, expected: Code
 ) -> None:
     asked = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
 
     assert verdict(described, **asked) is expected
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        pytest.param(shared(gpu(memory_free_bytes=10 * GIB)), Code.NO_MEMORY, id="memory"),
+        pytest.param(node(busy(memory_used=0.5)), Code.NOT_IDLE, id="load"),
+        pytest.param(node(FOREIGN), Code.FOREIGN_USE, id="foreign-use"),
+        pytest.param(node(DEAD), Code.UNHEALTHY, id="health"),
+        pytest.param(
+            node(FOREIGN, gpu(used=1), leaving=(1,)),
+            Code.FOREIGN_USE,
+            id="two-asked-and-one-leaves",
+        ),
+    ],
+)
+def test_a_nomination_where_no_pod_leaves_enough_is_no_pass(
+    described: Node, expected: Code
+) -> None:
+    count = len(described.gpus)
+    asked = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
+
+    assert verdict(described, count, **asked) is expected
 
 
 def test_only_memory_comes_free_by_preemption() -> None:

@@ -116,7 +116,7 @@ def test_a_tenant_takes_the_room_that_it_said_else_an_even_share() -> None:
         (Tenant(uid="a", count=1, memory_bytes=int(20 * GIB)), Tenant(uid="b", count=2)),
     )
 
-    assert row.assumed_bytes == (20 * GIB,)
+    assert row.declared_bytes == (20 * GIB,)
     assert row.assumed_shares == (2,)
 
 

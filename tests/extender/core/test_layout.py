@@ -80,7 +80,7 @@ def test_unseen_pods_on_shared_devices_are_put_where_the_policy_puts_them_oldest
 
     assert row_of(2, *pods, replicas=10).used == (1, 1)
     assert row_of(2, *pods, replicas=10, tenancy=packed).used == (2, 0)
-    assert row_of(2, *pods, replicas=10).assumed_bytes == (0.0, GIB)
+    assert row_of(2, *pods, replicas=10).declared_bytes == (0.0, GIB)
 
 
 @pytest.mark.parametrize("shown", [[("a",)], [()]], ids=["mapped", "unmapped"])
@@ -92,8 +92,8 @@ def test_a_pods_load_is_assumed_until_readings_newer_than_its_warm_up_cover_it(
     late = row_of(shown, started, replicas=10, measured_at=NOW + WARM_UP - 1)
     covered = row_of(shown, started, replicas=10, measured_at=NOW + WARM_UP)
 
-    assert (late.used, late.assumed, late.assumed_bytes) == ((1,), (1,), (20 * GIB,))
-    assert (covered.used, covered.assumed, covered.assumed_bytes) == ((1,), (0,), (0.0,))
+    assert (late.used, late.assumed, late.declared_bytes) == ((1,), (1,), (20 * GIB,))
+    assert (covered.used, covered.assumed, covered.declared_bytes) == ((1,), (0,), (20 * GIB,))
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from extender.core.evaluation import Question
 from extender.core.explain import NodeVerdict, explain, gather
 from extender.core.parts import (
-    CHANCE,
+    BAND,
+    CALM,
+    CERTAINTY,
+    DOUBT,
     EARLY_FAILURES,
-    ENOUGH,
     FULLNESS,
-    HOPE,
     ILL_HEALTH,
     MODEL,
     NUMBER,
@@ -27,6 +28,7 @@ from tests.builders import (
     gpu,
     node,
     request,
+    shared,
     snapshot_of,
 )
 from tests.extender.core.strategies import fleets, requests
@@ -51,7 +53,7 @@ def names(verdict: NodeVerdict) -> list[str]:
 
 @settings(max_examples=150)
 @given(fleets(), requests())
-def test_the_parts_and_factors_come_to_the_score(fleet: dict[str, Node], about: GpuRequest) -> None:
+def test_the_parts_come_to_the_score(fleet: dict[str, Node], about: GpuRequest) -> None:
     for verdict in verdicts(fleet, about):
         made_of = Breakdown(parts=verdict.parts, factors=verdict.factors)
         assert made_of.score == pytest.approx(verdict.score, abs=1e-9)
@@ -69,35 +71,44 @@ def test_the_parts_come_to_the_score_of_the_decision_itself() -> None:
         assert made_of.score == pytest.approx(score, abs=1e-9)
 
 
-def test_a_node_that_is_only_hoped_for_says_so() -> None:
+def test_the_parts_are_the_digits_of_the_order() -> None:
     idle, full = verdicts({"idle": node(gpu()), "full": node(busy())}, request())
 
-    assert names(idle)[:3] == [ENOUGH, CHANCE, NUMBER]
-    assert names(full)[0] == HOPE
-    assert full.parts[0].adds == 0.0
+    assert names(idle) == names(full) == [BAND, MODEL, CERTAINTY, FULLNESS, *CALM.values()]
+    assert [part.value for part in idle.parts[:3]] == [1.0, 1.0, 1.0]
+    assert [part.value for part in full.parts[:3]] == [0.0, 1.0, 0.0]
 
 
-def test_a_preferred_model_is_a_part_of_its_own_only_where_one_is_there() -> None:
-    fleet = {"first": node(model_id=1), "second": node(model_id=2)}
+def test_a_preferred_model_counts_by_its_place() -> None:
+    fleet = {"first": node(model_id=1), "second": node(model_id=2), "other": node(model_id=0)}
     wants = request(preferred_models=("H100", "A100"))
 
-    first, second = verdicts(fleet, wants)
-    values = [part.value for one in (first, second) for part in one.parts if part.name == MODEL]
+    values = [one.parts[1].value for one in verdicts(fleet, wants)]
 
-    assert values == [1.0, 0.5]
-    assert MODEL not in names(verdicts(fleet, request(preferred_models=("B200",)))[0])
+    assert values == [1.0, 15 / 16, 0.0]
 
 
-def test_packing_rewards_full_nodes() -> None:
-    (verdict,) = verdicts({"a": node(gpu(), gpu(used=1))}, request(strategy=Strategy.PACK))
+def test_the_fit_is_named_by_the_strategy_and_of_shares_the_load_is_the_fit() -> None:
+    def told(described: Node, strategy: Strategy) -> list[str]:
+        (verdict,) = verdicts({"a": described}, request(strategy=strategy))
+        return names(verdict)[3:]
 
-    assert FULLNESS in names(verdict)
+    for strategy, fit in [
+        (Strategy.AUTO, FULLNESS), (Strategy.PACK, FULLNESS), (Strategy.SPREAD, NUMBER)
+    ]:  # fmt: skip
+        assert told(node(gpu(), gpu(used=1)), strategy) == [fit, *CALM.values()]
+    assert told(shared(), Strategy.AUTO) == list(CALM.values())
+    assert told(shared(), Strategy.PACK) == [FULLNESS, *CALM.values()]
 
 
-def test_ill_health_and_early_failures_take_their_shares() -> None:
-    (verdict,) = verdicts({"a": node(gpu(penalty=0.25), suspicion=0.5)}, request())
+def test_doubt_ill_health_and_early_failures_take_their_shares_of_the_certainty() -> None:
+    fleet = {"a": node(gpu(penalty=0.25), gpu(penalty=0.25), busy(), busy(), suspicion=0.5)}
+
+    (verdict,) = verdicts(fleet, request())
 
     assert [(one.name, one.keeps) for one in verdict.factors] == [
-        (ILL_HEALTH, 0.75),
+        (DOUBT, 0.5),
+        (ILL_HEALTH, 0.875),
         (EARLY_FAILURES, 0.5),
     ]
+    assert verdict.parts[2].value == 3 / 16  # of 3.5, rounded down

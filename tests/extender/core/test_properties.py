@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from extender.core.decision import decide
@@ -13,7 +13,18 @@ from extender.core.policy import Policy, Weights
 from extender.core.request import GpuRequest
 from extender.core.snapshot import batch_rows
 from extender.core.standing import nominate, row_under, stand, stand_together
-from tests.builders import GIB, GPU, Gpu, Node, decide_on, ranking, rejected, snapshot_of
+from tests.builders import (
+    GIB,
+    GPU,
+    Gpu,
+    Node,
+    assessment_of,
+    batch_of,
+    decide_on,
+    ranking,
+    rejected,
+    snapshot_of,
+)
 from tests.extender.core import strategies as fleet
 
 
@@ -105,6 +116,44 @@ def test_more_load_never_raises_a_nodes_score_nor_lifts_its_rejection(
     assert after.codes[at] or not before.codes[at]
 
 
+@given(described=fleet.nodes())
+def test_room_is_within_all_its_bounds(described: Node) -> None:
+    assessment, batch = assessment_of(described), batch_of(described)
+
+    telemetry, size = batch.telemetry, batch.telemetry.memory_total_bytes
+    is_whole_held = (batch.used > 0) & ~batch.is_shared[:, None]
+    is_measured = (telemetry.memory_freshness > 0) & ~is_whole_held
+    beside = batch.declared_bytes + telemetry.others_bytes
+    capped = batch.is_mps[:, None]
+    room = assessment.free_bytes
+    assert np.all(room >= 0)
+    assert np.all(room <= assessment.declared_room_bytes)
+    assert np.all(room <= assessment.full_bytes)
+    assert np.all(capped | ~is_measured | (room <= telemetry.memory_free_bytes))
+    by_size = np.where(size > 0, np.maximum(size - beside, 0.0), np.inf)
+    assert np.all(capped | (room <= by_size * (1 + 1e-12)))
+
+
+@given(nodes=fleet.fleets(), data=st.data())
+def test_more_that_tenants_declared_never_lifts_a_rejection(
+    nodes: dict[str, Node], data: st.DataObject
+) -> None:
+    how = decisions(data, nodes)
+    name = data.draw(st.sampled_from([name for name in nodes if nodes[name].is_shared] or [""]))
+    assume(name)
+    more = data.draw(st.sampled_from([1.0, 10 * GIB, 100 * GIB]))
+    devices = tuple(
+        replace(device, declared_bytes=device.declared_bytes + more) for device in nodes[name].gpus
+    )
+    fuller = {**nodes, name: replace(nodes[name], gpus=devices)}
+
+    before, after = decide_on(nodes, **how), decide_on(fuller, **how)
+
+    at = before.candidates.index(name)
+    assert after.scores[at] <= before.scores[at]
+    assert after.codes[at] or not before.codes[at]
+
+
 @given(nodes=fleet.fleets(), asked=fleet.requests(), data=st.data())
 def test_what_is_kept_and_brought_up_to_date_is_what_it_is_from_scratch(
     nodes: dict[str, Node], asked: GpuRequest, data: st.DataObject
@@ -130,9 +179,9 @@ def test_what_is_kept_and_brought_up_to_date_is_what_it_is_from_scratch(
         question(overlay),
         batch_rows(rows, snapshot.telemetry, pool.batch.suspicion),
         snapshot.models,
-        np.array([name == nominated for name in pool.nodes]),
     )
-    for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
+    anew = nominate(anew, snapshot, pool, question(overlay))
+    for column in ("codes", "scores", "bands", "utilization"):
         assert getattr(corrected, column).tolist() == getattr(anew, column).tolist()
 
 
@@ -157,7 +206,7 @@ def test_requests_evaluated_side_by_side_get_what_each_would_get_alone(
     alone = [stand(snapshot, pool, question) for question in questions(overlay)]
 
     for one, other in zip(together, alone, strict=True):
-        for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
+        for column in ("codes", "scores", "bands", "utilization"):
             assert (
                 getattr(one.evaluation, column).tolist()
                 == getattr(other.evaluation, column).tolist()
@@ -184,7 +233,7 @@ def test_what_was_worked_out_for_other_requests_makes_no_difference(
             question = Question(request=asked, ask=ask, policy=policy, overlay={})
             shared = evaluate_for(question, batch, snapshot.models)
             alone = evaluate_for(question, replace(batch), snapshot.models)
-            for column in ("codes", "scores", "idle", "needed", "possible", "utilization"):
+            for column in ("codes", "scores", "bands", "utilization"):
                 assert getattr(shared, column).tolist() == getattr(alone, column).tolist()
 
 

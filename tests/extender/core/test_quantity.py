@@ -1,5 +1,4 @@
 import contextlib
-import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -75,12 +74,8 @@ def test_an_overlong_text_is_quoted_in_part_only() -> None:
 
 @pytest.mark.parametrize("text", ["1e999999999", "1e-999999999", "9" * 60 + "E999"])
 def test_a_huge_exponent_is_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
-
     with pytest.raises(ValueError, match="the exponent must be at most 99"):
-        parse_quantity(text)
-
-    assert time.perf_counter() - start < 0.1
+        parse_quantity(text)  # 10 ** 999999999 would take minutes and gigabytes
 
 
 @given(decimals, st.sampled_from(sorted(BINARY)))

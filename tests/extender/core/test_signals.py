@@ -29,7 +29,7 @@ def one(**values: float) -> dict[Signal, Column]:
 
 
 def busy(board_watts: float = 700.0, **values: float) -> float:
-    return float(activity(one(**values), np.array([board_watts]))[0][0])
+    return float(activity(one(**values), np.array([board_watts])).busiest[0])
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_power_tells_nothing_of_a_model_that_we_do_not_know() -> None:
 def test_idle_by_utilization_and_busy_by_other_evidence_is_a_disagreement(
     values: dict[str, float], expected: bool
 ) -> None:
-    assert bool(activity(one(**values), np.array([700.0]))[1][0]) is expected
+    assert bool(activity(one(**values), np.array([700.0])).disagree[0]) is expected
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,20 @@ def evidence(count: int = 1, **changes: Any) -> Evidence:
         memory_at=changes.get("measured_at", np.full(count, NOW)),
         freed_at=np.full(count, -np.inf),
         withdrawn=np.zeros(count, dtype=np.intp),
+        others_bytes=np.full(count, NAN),
         label_total_bytes=np.full(count, NAN),
         board_watts=np.full(count, 700.0),
         window_mean=np.zeros(count),
         window_spread=np.zeros(count),
         window_count=np.zeros(count, dtype=np.intp),
+        rest_watts=np.full(count, NAN),
+        recent_mean=np.zeros(count),
+        recent_count=np.zeros(count, dtype=np.intp),
         has_tenants=np.zeros(count, dtype=np.bool_),
         is_unheld=np.ones(count, dtype=np.bool_),
         is_in_use=np.zeros(count, dtype=np.bool_),
         is_foreign=np.zeros(count, dtype=np.bool_),
+        was_used=np.zeros(count, dtype=np.bool_),
         xid_since=np.full(count, NAN),
         xid_at=np.full(count, NAN),
         recovery_at=np.full(count, NAN),
@@ -232,6 +237,31 @@ def test_what_was_measured_before_a_device_was_freed_is_nobodys() -> None:
     telemetry = believed(evidence(freed_at=np.array([NOW]), columns=reading(TEMPERATURE=99.0)))
 
     assert telemetry.freshness[0] == telemetry.memory_freshness[0] == telemetry.stress[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, 1.0, id="just-freed"),
+        pytest.param(
+            {"freed_at": np.array([NOW - 270.0]), "measured_at": np.array([NOW - 270.0])},
+            0.5,
+            id="fades-as-a-reading-would",
+        ),
+        pytest.param({"freed_at": np.array([-np.inf])}, 0.0, id="never-freed"),
+        pytest.param({"was_used": np.array([True])}, 0.0, id="somebody-used-it-while-it-was-free"),
+        pytest.param({"has_tenants": np.array([True])}, 0.0, id="held-again"),
+        pytest.param({"measured_at": np.array([NOW - 1.0])}, 0.0, id="read-since"),
+        pytest.param({"measured_at": np.array([NAN])}, 0.0, id="no-source-ever-showed-it"),
+        pytest.param({"measured_at": np.array([NOW - 600.0])}, 0.0, id="its-source-is-gone"),
+    ],
+)
+def test_a_just_freed_device_is_presumed_idle_by_what_it_was_before(
+    changes: dict[str, Any], expected: float
+) -> None:
+    freed = {"freed_at": np.array([NOW - 10.0]), "measured_at": np.array([NOW - 20.0])}
+
+    assert believed(evidence(**{**freed, **changes})).presumed[0] == expected
 
 
 def test_a_device_with_tenants_is_judged_over_its_window_and_one_without_by_its_latest() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from extender.core.unasked import (
     SILENCE_SECONDS,
-    Answered,
+    Answers,
     BoundPods,
     CauseKind,
     Evidence,
@@ -217,48 +217,33 @@ def test_many_names_are_cut() -> None:
     assert "nvidia.com/mig-4 and 4 more" in cause.text
 
 
-def answered(at: float, *, choices: int = 5, lost: bool = False) -> Answered:
-    return Answered(at=at, choices=choices, is_lost=lost)
+A = Answers
 
 
 @pytest.mark.parametrize(
-    ("filtered", "scored", "is_scoring", "verdict"),
+    ("answers", "verdict"),
     [
-        pytest.param(None, None, True, Verdict.NOT_ASKED, id="nothing-was-asked"),
-        pytest.param(answered(1), answered(2), True, Verdict.ASKED, id="both-were-asked"),
-        pytest.param(None, answered(2), True, Verdict.ASKED, id="prioritize-alone"),
-        pytest.param(answered(1, choices=1), None, False, Verdict.ASKED, id="one-node-was-left"),
-        pytest.param(answered(1), None, True, Verdict.ASKED, id="another-extender-left-one"),
-        pytest.param(answered(1), None, False, Verdict.NOT_SCORED, id="prioritize-is-never-asked"),
-        pytest.param(answered(1, lost=True), None, True, Verdict.ANSWER_LOST, id="filter-lost"),
-        pytest.param(answered(1, choices=0), None, True, Verdict.NOT_ASKED, id="refused-and-bound"),
-        pytest.param(
-            answered(9, choices=0), answered(2), True, Verdict.NOT_ASKED, id="refused-on-retry"
-        ),
-        pytest.param(
-            answered(1, choices=0), answered(2), True, Verdict.ASKED, id="asked-again-once-refused"
-        ),
-        pytest.param(
-            answered(1, choices=0, lost=True), None, True, Verdict.ANSWER_LOST, id="refusal-is-lost"
-        ),
-        pytest.param(
-            answered(1), answered(2, lost=True), True, Verdict.ANSWER_LOST, id="scores-lost"
-        ),
-        pytest.param(
-            answered(1, lost=True), answered(2), True, Verdict.ASKED, id="scores-made-up-for-it"
-        ),
-        pytest.param(
-            answered(10, lost=True), answered(2), True, Verdict.ANSWER_LOST, id="lost-on-retry"
-        ),
-        pytest.param(
-            answered(2.5, lost=True), answered(2), True, Verdict.ASKED, id="filter-is-told-late"
-        ),
+        pytest.param(A.NONE, Verdict.NOT_ASKED, id="never-asked"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORED, Verdict.ASKED, id="both-verbs"),
+        pytest.param(A.SCORED, Verdict.ASKED, id="only-prioritize-is-asked"),
+        pytest.param(A.LEFT_ONE, Verdict.ASKED, id="one-node-needs-no-scores"),
+        pytest.param(A.LEFT_SEVERAL, Verdict.ASKED, id="another-extender-left-one"),
+        pytest.param(A.FILTER_LOST, Verdict.ANSWER_LOST, id="filter-lost"),
+        pytest.param(A.LEFT_SEVERAL | A.SCORES_LOST, Verdict.ANSWER_LOST, id="scores-lost"),
+        pytest.param(A.FILTER_LOST | A.SCORED, Verdict.ASKED, id="scores-made-up-for-it"),
+        pytest.param(A.REFUSED, Verdict.NOT_ASKED, id="refused-and-bound"),
+        pytest.param(A.REFUSED | A.FILTER_LOST, Verdict.ANSWER_LOST, id="lost-once-refused"),
+        pytest.param(A.REFUSED | A.LEFT_ONE, Verdict.ASKED, id="asked-again-once-refused"),
+        pytest.param(A.SCORES_LOST | A.SCORED, Verdict.ASKED, id="asked-again-once-lost"),
     ],
 )
-def test_verdict(
-    filtered: Answered | None, scored: Answered | None, is_scoring: bool, verdict: Verdict
-) -> None:
-    assert judge(filtered, scored, order_seconds=1.0, is_scoring=is_scoring) is verdict
+def test_verdict(answers: Answers, verdict: Verdict) -> None:
+    assert judge(answers, is_scoring=True) is verdict
+
+
+def test_scores_that_are_never_asked_for_are_missed_only_where_there_is_a_choice() -> None:
+    assert judge(A.LEFT_SEVERAL, is_scoring=False) is Verdict.NOT_SCORED
+    assert judge(A.LEFT_ONE, is_scoring=False) is Verdict.ASKED
 
 
 def test_of_pods_alike_those_count_that_one_replica_judged_most_of() -> None:

@@ -95,6 +95,13 @@ def beside(*pods: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return (EXPORTER, TRAIN, *pods)
 
 
+def hungry(cpu: str) -> dict[str, Any]:
+    """Return a pod without GPUs that asks for CPU."""
+    item = pod("web")
+    item["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu, "memory": "1Gi"}
+    return item
+
+
 def asking(**changes: object) -> tuple[Any, ...]:
     return (scheduler(entry(**changes)),)
 
@@ -155,7 +162,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "nodeCacheCapable off": Fault(
         "IG003", "nodeCacheCapable: true", {"schedulers": asking(nodeCacheCapable=False)}
     ),
-    "weights that drown us": Fault("IG004", "weight: 12", {"schedulers": asking(weight=1)}),
+    "weights that drown us": Fault("IG004", "weight: 1", {"schedulers": asking(weight=10)}),
     "a verb that is not asked": Fault(
         "IG005", "prioritizeVerb: prioritize", {"schedulers": asking(prioritizeVerb=None)}
     ),
@@ -259,6 +266,14 @@ FAULTS: Final[dict[str, Fault]] = {
         "IG206",
         'annotations: {idlegpu.io/gpu-memory: "8Gi"}',
         {"nodes": labelled({GPU: "32"}, **SLICED)},
+    ),
+    "CPU that pods without GPUs have": Fault(
+        "IG207",
+        "kubectl taint node",
+        {
+            "nodes": labelled({GPU: "8", "cpu": "8", "memory": "64Gi"}),
+            "pods": beside(hungry("7")),
+        },
     ),
     "a driver too old for a pod's CUDA": Fault(
         "IG301",

@@ -35,10 +35,10 @@ def needed(manifest: str) -> set[Right]:
 def test_the_rights_are_those_of_the_manifests() -> None:
     everywhere = granted(f"{BASE}/cluster-role.yaml", is_own=False)
     here = granted(f"{BASE}/role.yaml", is_own=True)
-    waking = "manifests/components/wake-nodes"
 
     assert needed(BASE) == everywhere | here
-    assert needed(waking) == granted(f"{waking}/cluster-role.yaml", is_own=False)
+    for waking in ("manifests/components/wake-nodes", "manifests/components/wake-pods"):
+        assert needed(waking) == granted(f"{waking}/cluster-role.yaml", is_own=False)
 
 
 def asked(**settings: object) -> set[str]:
@@ -49,6 +49,7 @@ def test_what_settings_switch_off_is_not_asked_for() -> None:
     assert "csistoragecapacities idlegpu-state" in asked()
     assert "leases idlegpu-wake" in asked(wake={"target": "node"})
     assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "node"})
+    assert "csistoragecapacities idlegpu-state" not in asked(wake={"target": "pod"})
     assert "leases idlegpu-wake" not in asked(wake={"enabled": False})
     assert "events" not in asked(events={"enabled": False})
     assert "tokenreviews" not in asked(api={"access": "open"})

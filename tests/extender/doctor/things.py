@@ -20,7 +20,7 @@ def entry(**changes: object) -> dict[str, object]:
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "preemptVerb": "preempt",
-        "weight": 10,
+        "weight": 1,
         "nodeCacheCapable": True,
         "httpTimeout": "1s",
         "managedResources": [{"name": GPU}, {"name": "nvidia.com/gpu.shared"}],

@@ -14,7 +14,10 @@ from tests.extender.fake_kube import FakeKube, eventually, refusal, running_kube
 
 POD = PodRef(uid="u1", namespace="ns", name="train")
 PROBLEM = AnnotationProblem(
-    annotation="idlegpu.io/strategy", value="sprad", allowed="spread or pack", default_used="spread"
+    annotation="idlegpu.io/strategy",
+    value="sprad",
+    allowed="auto, spread or pack",
+    default_used="auto",
 )
 FAST = EventSettings(per_second=10_000.0, repeat_seconds=60.0)
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ns/events"
@@ -73,8 +76,8 @@ async def test_a_bad_annotation_becomes_a_warning_on_the_pod(
                 },
                 "type": "Warning",
                 "reason": "InvalidAnnotation",
-                "note": 'annotation idlegpu.io/strategy: "sprad" is not allowed: must be spread or '
-                "pack; used instead: spread",
+                "note": 'annotation idlegpu.io/strategy: "sprad" is not allowed: must be auto, '
+                "spread or pack; used instead: auto",
                 "action": "Scheduling",
                 "eventTime": "2026-01-01T00:00:00.000000Z",
                 "reportingController": "idlegpu.io/extender",
@@ -93,7 +96,10 @@ async def test_a_bad_annotation_becomes_a_warning_on_the_pod(
 
 async def test_a_warning_comes_once_for_each_pod_and_value(kube: FakeKube, tmp_path: Path) -> None:
     other = AnnotationProblem(
-        annotation=PROBLEM.annotation, value="x", allowed="spread or pack", default_used="spread"
+        annotation=PROBLEM.annotation,
+        value="x",
+        allowed="auto, spread or pack",
+        default_used="spread",
     )
     async with writing(kube, tmp_path) as (writer, clock):
         for _ in range(3):

@@ -29,19 +29,22 @@ class Replica:
 
     Attributes:
         messages: what it was told.
+        marks: how many receipts it gave.
         answers: what it answers next, as (status, body); its instance where that is empty.
     """
 
     instance: str = "them"
     now: float = 1000.0
     messages: list[Message] = field(default_factory=list)
+    marks: int = 0
     answers: list[tuple[int, bytes]] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
 
     async def take(self, request: web.Request) -> web.Response:
         self.messages.append(decode_message(await request.read()))
         status, body = self.answers.pop(0) if self.answers else (200, b"")
-        return web.Response(status=status, body=body or encode_receipt(self.instance))
+        self.marks += not body
+        return web.Response(status=status, body=body or encode_receipt(self.instance, self.marks))
 
     def told(self) -> list[list[str]]:
         return [[asked.uid for asked in message.asked] for message in self.messages]
@@ -85,14 +88,16 @@ async def test_questions_are_told_once(replica: Replica, link: PeerLink) -> None
     assert replica.outcomes == ["taken", "taken"]
 
 
-async def test_replica_may_rely_on_all_since_the_link_was_made(
+async def test_replica_gets_its_last_mark_back_and_who_gave_it(
     replica: Replica, link: PeerLink
 ) -> None:
-    replica.now += 7.0
-    await link.send()
+    for _ in range(3):
+        replica.now += 7.0
+        await link.send()
 
-    (message,) = replica.messages
-    assert (message.complete_for_seconds, message.untold_seconds) == (7.0, 0.0)
+    told = [(message.to, message.mark) for message in replica.messages]
+    assert told == [("", None), ("them", 1.0), ("them", 2.0)]
+    assert {message.gap_at for message in replica.messages} == {1000.0}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +121,8 @@ async def test_what_was_not_taken_is_told_again(
 
     assert replica.told() == [["a"], ["a"], ["b"]]
     assert (is_answering, link.is_answering) == (False, True)
-    assert replica.messages[1].complete_for_seconds == 0.0
+    assert {message.gap_at for message in replica.messages} == {1000.0}
+    assert [message.mark for message in replica.messages] == [None, None, 1.0]
     assert replica.outcomes == ["failed", "taken", "taken"]
 
 
@@ -130,7 +136,7 @@ async def test_what_is_refused_is_not_told_again_nor_relied_on(
     await link.send()
 
     assert replica.told() == [["a"], []]
-    assert replica.messages[1].complete_for_seconds == 7.0
+    assert [message.gap_at for message in replica.messages] == [1000.0, 1010.0]
 
 
 async def test_restarted_replica_relies_only_on_what_comes_from_then_on(
@@ -143,7 +149,8 @@ async def test_restarted_replica_relies_only_on_what_comes_from_then_on(
     replica.now += 3.0
     await link.send()
 
-    assert [message.complete_for_seconds for message in replica.messages] == [0.0, 100.0, 3.0]
+    assert [message.gap_at for message in replica.messages] == [1000.0, 1000.0, 1100.0]
+    assert [message.to for message in replica.messages] == ["", "them", "them-again"]
 
 
 async def test_own_address_is_told_nothing_more(replica: Replica, link: PeerLink) -> None:
@@ -159,40 +166,40 @@ async def test_own_address_is_told_nothing_more(replica: Replica, link: PeerLink
 async def test_burst_goes_in_several_messages_and_none_says_more_than_it_holds(
     replica: Replica, link: PeerLink
 ) -> None:
+    await link.send()
     for number in range(MAX_QUESTIONS + 2):
-        link.add(question(str(number), at=1000.0 + number))
-    replica.now = 2000.0
+        link.add(question(str(number)))
     await link.send()
     await link.send()
 
-    assert [len(told) for told in replica.told()] == [MAX_QUESTIONS, 2]
-    assert [message.untold_seconds for message in replica.messages] == [
-        1000.0 - MAX_QUESTIONS,
-        0.0,
-    ]
+    assert [len(told) for told in replica.told()] == [0, MAX_QUESTIONS, 2]
+    assert [message.mark for message in replica.messages] == [None, None, 2.0]
 
 
 async def test_only_so_much_is_kept_and_the_oldest_is_dropped(
     replica: Replica, link: PeerLink
 ) -> None:
     for number in range(MAX_QUEUE + 3):
-        link.add(question(str(number), at=1000.0 + number))
-    replica.now = 1000.0 + MAX_QUEUE + 3
+        replica.now = 1000.0 + number
+        link.add(question(str(number)))
+    replica.now += 100.0
     await link.send()
 
     (message,) = replica.messages
     assert message.asked[0].uid == "3"
-    assert message.complete_for_seconds == MAX_QUEUE + 3 - 2  # the last that was dropped is no. 2
+    assert message.gap_at == 1000.0 + MAX_QUEUE + 2  # when the last of them was dropped
 
 
 async def test_question_that_no_replica_would_take_is_left_out(
     replica: Replica, link: PeerLink
 ) -> None:
+    replica.now += 5.0
     link.add(question("u" * 1000))
     link.add(question("a"))
     await link.send()
 
     assert replica.told() == [["a"]]
+    assert replica.messages[0].gap_at == 1005.0
 
 
 async def test_question_is_told_at_once_and_silence_now_and_then(

@@ -41,14 +41,14 @@ def questions(draw: st.DrawFn) -> AnsweredQuestion:
 
 @given(st.lists(questions(), max_size=5))
 def test_questions_arrive_as_they_were_but_for_the_clock(sent: list[AnsweredQuestion]) -> None:
-    body = encode_message("a", sent, complete_since=700.0, complete_until=990.0, now=1000.0)
+    body = encode_message("a", sent, to="b", gap_at=700.0, mark=5.0, now=1000.0)
     message = decode_message(body)
     arrived = questions_in(message, sent_at=1000.0)
 
     assert all(map(is_tellable, sent))
     assert [it.at for it in arrived] == pytest.approx([it.at for it in sent])
     assert [replace(it, at=0.0) for it in arrived] == [replace(it, at=0.0) for it in sent]
-    assert (message.complete_for_seconds, message.untold_seconds) == (300.0, 10.0)
+    assert (message.to, message.gap_at, message.mark) == ("b", 700.0, 5.0)
     assert message.sent_at == 1000.0
 
 
@@ -61,7 +61,7 @@ def message(**changes: Any) -> bytes:
 
 @pytest.mark.parametrize("faults", [None, [], ["apiserver/pods", "prometheus"]])
 def test_a_replica_tells_what_fails_with_it_or_that_it_is_no_help(faults: list[str] | None) -> None:
-    body = encode_message("a", [], complete_since=0.0, complete_until=0.0, now=0.0, faults=faults)
+    body = encode_message("a", [], to="", gap_at=0.0, mark=None, now=0.0, faults=faults)
 
     assert decode_message(body).faults == faults
 
@@ -130,7 +130,10 @@ def test_question_that_others_would_refuse_is_not_told(changes: dict[str, Any]) 
     assert not is_tellable(AnsweredQuestion(**values))
 
 
-def test_receipt_says_who_answers() -> None:
-    assert decode_receipt(encode_receipt("b")).instance == "b"
+def test_receipt_says_who_answers_and_when() -> None:
+    receipt = decode_receipt(encode_receipt("b", 7.0))
+
+    assert (receipt.instance, receipt.mark) == ("b", 7.0)
+    assert decode_receipt(b'{"version":1,"instance":"b"}').mark is None  # of an older release
     with pytest.raises(PeerError, match="cannot read a replica's answer"):
         decode_receipt(b"<html>")

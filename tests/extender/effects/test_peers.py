@@ -49,8 +49,9 @@ async def listening(
         body = encode_message(
             instance,
             [],
-            complete_since=clock(),
-            complete_until=clock(),
+            to="us",
+            gap_at=0.0,
+            mark=clock(),
             now=clock(),
             faults=faults,
         )
@@ -113,9 +114,7 @@ async def test_what_was_long_on_its_way_counts_from_when_it_was_asked(
         asked_at = clock.now
         theirs = asked_at - 900.0  # another machine's clock
         asked = AnsweredQuestion(verb="filter", uid="u", key="team/p", at=theirs)
-        body = encode_message(
-            "them", [asked], complete_since=theirs, complete_until=theirs, now=theirs
-        )
+        body = encode_message("them", [asked], to="us", gap_at=0.0, mark=None, now=theirs)
         clock.now += transit_seconds
         assert (await client.post(PATH, data=body)).status == 200
 

@@ -174,7 +174,9 @@ async def test_one_event_is_written_at_the_binding(
     await decide(placed, "node-7", "node-8")
     async with telling(client, EventSettings(per_second=1000)) as (placements, events):
         unasked = UnaskedPods(placed.asked, Metrics(), Unasked())
-        last_word = LastWord(placed.asked, placed.history, placed.metrics, on_own=placements.note)
+        last_word = LastWord(
+            placed.asked, placed.history, placed.metrics, on_own=(placements.note,)
+        )
         tap = InventoryTap(placed.fleet, placed.history, last_word, unasked)
         uid = placed.add_pod("p", "node-7", gpus=2)
         bound = placed.fleet.pods[uid]

@@ -1,6 +1,8 @@
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from extender.core.inventory import Taint
 from extender.core.request import GpuRequest, PodRef
 from extender.core.selection import ANYWHERE, Operator, Requirement, Selection, Term
@@ -22,7 +24,7 @@ SETTINGS = Wake(
     min_interval_seconds=2,
     max_interval_seconds=30,
     repeat_seconds=10,
-    retries_per_second=50,
+    retry_share=0.25,
 )
 A, B = pod_ref("a"), pod_ref("b")
 
@@ -182,7 +184,33 @@ def test_many_waiting_pods_make_wakes_rarer() -> None:
     planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
     planned.look(prospect("x", pods=(pod_ref("0"),)))
 
-    assert planned.wakes(60, prospect("y", pods=(pod_ref("1"),)))[0] == 10  # 500 / 50 a second
+    # Until it is measured a try takes 5 ms; all of them may take a quarter of the time.
+    assert planned.wakes(60, prospect("y", pods=(pod_ref("1"),)))[0] == 10
+
+
+@pytest.mark.parametrize(
+    ("try_seconds", "apart_seconds"), [(0.0005, 2.0), (0.02, 40.0), (3.0, MAX_REPEAT_SECONDS)]
+)
+def test_the_slower_kube_scheduler_tries_pods_the_rarer_wakes_are(
+    try_seconds: float, apart_seconds: float
+) -> None:
+    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
+    planned.look(prospect("x", pods=(pod_ref("0"),)))
+    tried = [7.0 + number * try_seconds for number in range(400)]
+
+    # Some were tried before by chance, and some after a pause.
+    planned.plan.note_retries([*tried[200:], 1.0, *tried[:200], 9999.0])
+
+    assert planned.wakes(600, prospect("y", pods=(pod_ref("1"),)))[0] == apart_seconds
+
+
+def test_a_few_tries_say_nothing_of_the_pace() -> None:
+    planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(500)))
+    planned.look(prospect("x", pods=(pod_ref("0"),)))
+
+    planned.plan.note_retries([float(number) for number in range(10)])
+
+    assert planned.wakes(60, prospect("y", pods=(pod_ref("1"),)))[0] == 10
 
 
 def test_a_wake_that_failed_is_tried_again_ever_more_slowly() -> None:

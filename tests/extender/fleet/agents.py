@@ -35,6 +35,7 @@ class Agents:
         age: float = 0.0,
         mean: tuple[float, float] | None = None,
         is_foreign: bool = False,
+        foreign_bytes: float | None = None,
         xid_age: float = NAN,
         holders_age: float = 0.0,
         **values: float,
@@ -71,6 +72,7 @@ class Agents:
                     is_foreign=np.full(count, is_foreign),
                     xid_age=column(xid_age),
                     devices=count,
+                    foreign_bytes=None if foreign_bytes is None else column(foreign_bytes),
                 ),
             )
         )

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from extender.core.occupancy import WHOLE_DEVICE
 from extender.core.policy import Policy
 from extender.core.readings import DeviceInfo, Readings, Signal
 from extender.core.signals import believe
 from extender.core.snapshot import Telemetry
+from extender.fleet.held import HeldDevice
 from extender.fleet.store import DeviceStore
 from tests.builders import GIB, NOW
 
@@ -42,7 +44,36 @@ def store_of(*devices: DeviceInfo, **values: float) -> DeviceStore:
 
 
 def free(store: DeviceStore, row: int, *, for_sure: bool = True) -> None:
-    store.set_tenancy(row, has_tenants=False, is_unheld=True, is_free_for_sure=for_sure)
+    store.set_tenancy(
+        [
+            HeldDevice(
+                row=row,
+                has_tenants=False,
+                is_unheld=True,
+                is_free_for_sure=for_sure,
+                declared_bytes=0 if for_sure else WHOLE_DEVICE,
+                has_undeclared=False,
+                is_filling=False,
+            )
+        ]
+    )
+
+
+def hold(store: DeviceStore, row: int) -> None:
+    """Let a pod hold all of a device."""
+    store.set_tenancy(
+        [
+            HeldDevice(
+                row=row,
+                has_tenants=True,
+                is_unheld=False,
+                is_free_for_sure=False,
+                declared_bytes=WHOLE_DEVICE,
+                has_undeclared=False,
+                is_filling=False,
+            )
+        ]
+    )
 
 
 def row_of(store: DeviceStore, info: DeviceInfo = CARD) -> int:

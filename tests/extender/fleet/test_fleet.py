@@ -128,8 +128,8 @@ def test_patched_rows_are_those_of_a_pool_built_anew() -> None:
 
 def test_early_failures_change_the_next_snapshot_and_fade() -> None:
     made = one_node(policy=Policy(early_failures=EarlyFailures(half_life_seconds=600, weight=0.5)))
-    made.bind("a", is_failed_early=True, failed_at=NOW)
-    made.bind("b", is_failed_early=True)
+    made.bind("a", is_failed_early=True, is_device_fault=True, failed_at=NOW)
+    made.bind("b", is_failed_early=True, is_device_fault=True)
 
     def suspicion() -> float:
         return float(made.fleet.snapshot().pools[GPU].batch.suspicion[0])
@@ -146,7 +146,7 @@ def test_early_failures_change_the_next_snapshot_and_fade() -> None:
 def test_a_failure_dated_ahead_of_our_clock_is_a_fresh_one() -> None:
     made = one_node()
 
-    made.bind("a", is_failed_early=True, failed_at=NOW + 1e9)
+    made.bind("a", is_failed_early=True, is_device_fault=True, failed_at=NOW + 1e9)
 
     assert made.fleet.snapshot().pools[GPU].batch.suspicion[0] == pytest.approx(0.5)
 
@@ -154,14 +154,15 @@ def test_a_failure_dated_ahead_of_our_clock_is_a_fresh_one() -> None:
 def test_a_failure_that_is_heard_of_late_has_faded_as_if_it_had_been_heard_of_at_once() -> None:
     made = one_node()
 
-    made.bind("a", is_failed_early=True, failed_at=NOW - 86400)
+    made.bind("a", is_failed_early=True, is_device_fault=True, failed_at=NOW - 86400)
 
     assert made.fleet.snapshot().pools[GPU].batch.suspicion[0] == 0.0
 
 
 def test_the_failures_of_a_node_go_with_it() -> None:
     made = one_node()
-    made.bind("a", is_failed_early=True)
+    made.bind("a", is_failed_early=True, is_device_fault=True)
+    assert made.fleet.early_failures("node") == 1
 
     made.fleet.remove_node("node")
 
@@ -217,12 +218,6 @@ def test_a_dead_gpu_that_the_kubelet_withdrew_is_known_to_be_so() -> None:
     assert made.believed(made.card(index=3), "is_excluded")
 
 
-def test_without_labels_replicas_are_allocatable_over_the_cards_that_telemetry_shows() -> None:
-    made = one_node(2, replicas=10, labels={})
-
-    assert (made.row().replicas, len(made.row().slots), made.row().is_shared) == (10, 2, True)
-
-
 def test_a_node_whose_allocatable_names_no_gpus_is_known_from_telemetry() -> None:
     made = one_node(4, allocatable={}, capacity={})
 
@@ -234,8 +229,8 @@ def test_sharing_may_be_turned_on_and_off_while_a_node_is_up() -> None:
     plain = made.fleet.nodes["node"]
     assert not made.row().is_shared
 
-    offered = {GPU: 20}
-    made.fleet.apply_node(replace(plain, allocatable=offered, capacity=offered, labels={}))
+    offered, labels = {GPU: 20}, {"nvidia.com/gpu.count": "2"}
+    made.fleet.apply_node(replace(plain, allocatable=offered, capacity=offered, labels=labels))
     assert (made.row().is_shared, made.row().replicas, len(made.row().slots)) == (True, 10, 2)
 
     made.fleet.apply_node(plain)

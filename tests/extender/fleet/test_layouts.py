@@ -213,7 +213,7 @@ def test_a_pods_load_on_a_shared_device_is_assumed_until_readings_cover_it() -> 
     made.bind("a", on=[made.card()], memory_bytes=int(20 * GIB))
 
     made.read_after(119)
-    assert (made.row().assumed, made.row().assumed_bytes) == ((1,), (20 * GIB,))
+    assert (made.row().assumed, made.row().declared_bytes) == ((1,), (20 * GIB,))
     made.read_after(1)
     assert (made.row().assumed, made.row().used) == ((0,), (1,))
 

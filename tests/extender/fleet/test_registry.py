@@ -13,6 +13,7 @@ from tests.extender.fleet.stores import (
     CARD,
     INSTANCE,
     believed,
+    hold,
     infos,
     readings,
     row_of,
@@ -150,12 +151,12 @@ def test_instances_that_a_new_layout_does_not_have_are_gone_at_once() -> None:
 
 def test_an_instance_number_that_is_used_again_is_another_device() -> None:
     store = store_of(INSTANCE, GRAPHICS_ACTIVE=0.9)
-    store.set_tenancy(0, has_tenants=True, is_unheld=False, is_free_for_sure=False)
+    hold(store, 0)
     larger = replace(INSTANCE, mig_profile="3g.40gb")
 
     for step in (1, 2):
         store.apply(readings(larger, at=NOW + step, GRAPHICS_ACTIVE=0.1), NOW + step)
-        store.set_tenancy(0, has_tenants=True, is_unheld=False, is_free_for_sure=False)
+        hold(store, 0)
 
     assert believed(store).utilization[0] == pytest.approx(0.1)
 

@@ -118,3 +118,44 @@ def test_a_card_that_another_source_alone_shows_is_not_swapped() -> None:
         made.clock.now += 10.0
 
     assert shown(made) == {"GPU-new", "GPU-node-0"}
+
+
+def fewer(made: World, cards: int) -> None:
+    """Let the node offer only so many cards."""
+    counts = {GPU: cards}
+    node = made.fleet.nodes["node"]
+    made.fleet.apply_node(replace(node, allocatable=counts, capacity=counts))
+
+
+@pytest.mark.parametrize("is_removed", [True, False], ids=["readded", "restarted"])
+@pytest.mark.parametrize("ghosts", [0, 2], ids=["gone", "series-that-linger"])
+def test_a_node_that_comes_back_with_fewer_cards_has_these_by_the_first_reading(
+    ghosts: int, *, is_removed: bool
+) -> None:
+    made = one_node(8)
+    before, record = made.clock.now, made.fleet.nodes["node"]
+    if is_removed:
+        made.fleet.remove_node("node")
+        made.fleet.apply_node(record)
+    made.clock.now += 30
+    fewer(made, 4)
+    for _ in range(ghosts):  # an exporter that is gone, as Prometheus shows it for minutes
+        made.clock.now += 30
+        made.read(measured_at=before)
+    for index in range(4, 8):
+        made.remove_card("node", index)
+
+    made.read_after(30)
+
+    assert len(shown(made)) == len(made.row().slots) == 4
+
+
+def test_a_card_that_is_measured_after_the_node_offers_fewer_is_not_gone() -> None:
+    made = one_node(2)
+    fewer(made, 1)
+    made.read_after(30)
+    made.card().is_shown = False
+
+    made.read_after(30)
+
+    assert shown(made) == {"GPU-node-0", "GPU-node-1"}

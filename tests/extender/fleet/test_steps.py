@@ -12,7 +12,7 @@ from extender.core import evaluation
 from extender.core.batches import current_batch
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.readings import Readings, Signal
-from extender.core.scoring import UNKNOWN_SCORE
+from extender.core.scoring import PLACES, unknown_score
 from extender.core.snapshot import Batch, Telemetry
 from extender.core.steps import finish
 from extender.fleet import snapshots
@@ -250,7 +250,7 @@ def test_nodes_come_and_go_and_no_question_waits_for_that() -> None:
         world.fleet.apply_node(NodeRecord(name="changing", allocatable={GPU: 9}, capacity={GPU: 9}))
         world.bind("a", "staying", 1)
         decision = world.rank(request(1), ("new", "changing", "staying"))
-        assert decision.scores[0] == UNKNOWN_SCORE
+        assert decision.scores[0] == unknown_score(PLACES)
         assert world.row("staying").held == 1
         assert len(world.row("changing").slots) == 2
 

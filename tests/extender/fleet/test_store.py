@@ -15,6 +15,7 @@ from tests.extender.fleet.stores import (
     NAN,
     believed,
     free,
+    hold,
     readings,
     store_of,
 )
@@ -72,7 +73,7 @@ def test_a_device_names_its_source_and_its_age() -> None:
 
 def test_windows_count_each_measurement_once() -> None:
     store = store_of(CARD, GRAPHICS_ACTIVE=0.5)
-    store.set_tenancy(0, has_tenants=True, is_unheld=False, is_free_for_sure=False)
+    hold(store, 0)
 
     for _ in range(3):
         store.apply(readings(CARD, at=NOW + 30, measured_at=NOW), NOW + 30)
@@ -146,6 +147,51 @@ def test_use_that_a_young_pod_may_have_made_is_not_foreign_but_what_was_known_st
     assert use(known, 0.5, 0.0, 0.0, start=90) == [True, True, False]
 
 
+def arrive(store: DeviceStore, at: float) -> None:
+    """Have a pod come to the device, and be seen on it."""
+    store.start_afresh((0,), at, is_freed=False)
+    hold(store, 0)
+
+
+def leave(store: DeviceStore, at: float) -> None:
+    """Have that pod go."""
+    store.start_afresh((0,), at, is_freed=True)
+    free(store, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param([0.0, 0.0], 1.0, id="idle-before"),
+        pytest.param([0.5, 0.5], 0.0, id="used-from-outside-before"),
+        pytest.param([0.5, 0.5, 0.0, 0.0], 1.0, id="that-was-over-when-the-pod-came"),
+        pytest.param([], 1.0, id="not-read-since-it-is-known"),
+    ],
+)
+def test_a_freed_device_is_presumed_to_be_what_it_was_before_its_pod(
+    before: list[float], expected: float
+) -> None:
+    store = store_of(CARD)
+    use(store, *before)
+    arrive(store, NOW + 200)
+    use(store, 0.9, 0.9, 0.9, start=300)
+
+    leave(store, NOW + 400)
+
+    assert believed(store, NOW + 400).presumed[0] == expected
+
+
+def test_what_is_read_of_a_freed_device_ends_what_is_presumed() -> None:
+    store = store_of(CARD)
+    arrive(store, NOW + 30)
+    leave(store, NOW + 60)
+
+    use(store, 0.0, start=90)
+
+    telemetry = believed(store, NOW + 90)
+    assert (telemetry.presumed[0], telemetry.freshness[0]) == (0.0, 1.0)
+
+
 def test_a_new_tenant_starts_a_device_afresh() -> None:
     store = store_of(CARD)
     use(store, 0.5, 0.5)
@@ -209,14 +255,9 @@ def history(utilization: list[float], xid: list[float] | None = None) -> History
     )
 
 
-def hold(store: DeviceStore, since: float = 0.0) -> None:
-    store.start_afresh((0,), since, is_freed=False)
-    store.set_tenancy(0, has_tenants=True, is_unheld=False, is_free_for_sure=False)
-
-
 def test_history_fills_the_windows_once_at_start() -> None:
     store = store_of(CARD)
-    hold(store)
+    arrive(store, 0.0)
 
     store.apply_history(history([0.4, NAN, -1.0, 0.8, 5.0]))
 
@@ -228,9 +269,9 @@ def test_history_from_before_the_tenant_came_is_not_its_own() -> None:
     for first in ("tenant", "history"):
         store = store_of(CARD)
         if first == "tenant":
-            hold(store, NOW - 150)
+            arrive(store, NOW - 150)
         store.apply_history(history([0.9] * 30 + [0.2, 0.2]))
-        hold(store, NOW - 150)
+        arrive(store, NOW - 150)
 
         assert store.evidence().window_mean[0] < 0.5, first
 

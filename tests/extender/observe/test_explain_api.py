@@ -77,7 +77,7 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
         assert total(node) == pytest.approx(node["score"], abs=1e-9)
     assert answer["nodes"][0]["is_bound"] is True
     assert answer["nodes"][0]["lost_by"] is None
-    assert answer["nodes"][1]["lost_by"] == "chance to get idle ones: 50% against 100%"
+    assert answer["nodes"][1]["lost_by"] == "may land on an idle GPU (50 %)"
     device = answer["nodes"][0]["devices"][0]
     assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
     told = {"source": "prometheus", "age_seconds": 0}
@@ -366,7 +366,7 @@ async def test_annotations_that_cannot_be_used_are_told(client: Client) -> None:
     (problem,) = (await foresee(client, pod("p", strategy="best")))["problems"]
 
     assert (problem["annotation"], problem["value"]) == ("idlegpu.io/strategy", "best")
-    assert problem["allowed"] == "spread or pack"
+    assert problem["allowed"] == "auto, spread or pack"
 
 
 @pytest.mark.parametrize(

@@ -23,4 +23,4 @@ async def test_a_node_that_is_told_as_it_was_at_the_binding_says_so(
     assert [first["is_late"], second["is_late"]] == [False, True]
     assert (second["node"], second["rank"], second["rejection"]) == ("half", 2, None)
     assert second["lost_by"].startswith("scored ")
-    assert second["lost_by"].endswith(f"in the decision, idle {first['score']:.3f}")
+    assert second["lost_by"].endswith(f"in the decision, idle {first['score']:.6f}")

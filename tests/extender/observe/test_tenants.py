@@ -15,6 +15,7 @@ from aiohttp import web
 from extender.app import Extender
 from extender.config import Settings
 from extender.core.inventory import PodPhase, PodRecord
+from extender.core.unasked import Verdict
 from extender.observe.page.routes import STREAM
 from extender.settings.api import Api, ApiAccess
 from tests.extender.observe.reviewers import reviewing
@@ -115,7 +116,7 @@ def _bind_unasked(extender: Extender) -> None:
     record = hush_pod("hush-unasked", "")
     unasked.see(record)
     unasked.see(hush_pod("hush-unasked", "node-b"))
-    unasked._judge(unasked._bound.popleft())
+    unasked._judge(unasked._bound.popleft(), Verdict.NOT_ASKED)
     assert unasked.report().bound[0].example == f"{NAMESPACE}/hush-unasked"
 
 

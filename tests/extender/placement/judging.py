@@ -16,13 +16,10 @@ DEFAULT = "default-scheduler"
 
 @dataclass
 class Ears:
-    """Says how well other replicas are heard: of all times up to `until`, from `since` on."""
+    """Says how well other replicas are heard: of all times from `since` on, up to `until`."""
 
     since: float = float("-inf")
     until: float = float("inf")
-
-    def covers(self, since: float, until: float) -> bool:
-        return self.since <= since and until <= self.until
 
 
 @dataclass

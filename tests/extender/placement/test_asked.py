@@ -170,6 +170,37 @@ def test_questions_are_forgotten_when_no_binding_can_follow_any_more(world: Worl
     assert world.asked.verdict("old") is Verdict.NOT_ASKED
     assert world.asked.verdict("new") is not Verdict.NOT_ASKED
     assert len(world.asked) == 1
+    assert world.asked.forgotten_until == world.now - 1 - KEPT_SECONDS
+
+
+REFUSED = {"verb": FILTER, "choices": 0}
+LOST = {"verb": PRIORITIZE, "is_lost": True}
+
+
+@pytest.mark.parametrize("ill", [REFUSED, LOST], ids=["refused", "lost"])
+def test_an_answer_of_no_use_that_looks_later_than_it_was_accuses_no_pod(
+    world: World, ill: dict[str, Any]
+) -> None:
+    world.asked.take(question(world, age=-0.3, **ill))
+    world.asked.note(question(world, FILTER, choices=1))
+
+    assert world.asked.verdict("uid-p") is Verdict.ASKED
+
+
+@pytest.mark.parametrize(
+    ("ill", "expected"),
+    [
+        pytest.param(REFUSED, Verdict.NOT_ASKED, id="refused"),
+        pytest.param(LOST, Verdict.ANSWER_LOST, id="lost"),
+    ],
+)
+def test_answers_that_were_of_no_use_accuse_whichever_replica_gave_them(
+    world: World, ill: dict[str, Any], expected: Verdict
+) -> None:
+    world.asked.take(question(world, age=5.0, **ill))
+    world.asked.note(question(world, **ill))
+
+    assert world.asked.verdict("uid-p") is expected
 
 
 def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: World) -> None:

@@ -37,6 +37,7 @@ def evidence(name: str) -> PlacedEvidence:
             signals=(),
             values=np.zeros((0, 1), dtype=np.float32),
             limit_watts=np.full(1, np.nan, dtype=np.float32),
+            rest_watts=np.full(1, np.nan, dtype=np.float32),
             memory=NOBODY,
             heat=NOBODY,
             clocks=NOBODY,

@@ -60,8 +60,31 @@ def test_victims_elsewhere_on_a_shared_node_make_no_room() -> None:
     assert not accepts(world, request(memory_bytes=TWENTY))
 
 
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize("started", [300.0, 30.0], ids=["old", "young"])
+def test_a_pod_that_requires_idle_preempts_for_capacity_as_any_pod_does(
+    is_mapped: bool, started: float
+) -> None:
+    world = full_node(is_mapped=is_mapped, started=started)
+
+    assert accepts(world, request(requires_idle=True), "a")
+    assert accepts(world, request(requires_idle=True, memory_bytes=TWENTY), "a")
+
+
 def test_a_pod_that_waits_for_load_alone_gets_no_candidate() -> None:
-    assert not accepts(full_node(), request(requires_idle=True), "a")
+    assert not accepts(full_node(replicas=4), request(requires_idle=True), "a")
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
+def test_no_pod_is_evicted_beside_a_free_gpu_that_is_busy(is_mapped: bool) -> None:
+    world = World()
+    world.is_mapped = is_mapped
+    world.add_node("node-0", 2)
+    world.bind("a", "node-0", on=[world.card("node-0")])
+    world.card("node-0", 1).values[Signal.GRAPHICS_ACTIVE] = 0.9
+    world.read_after(300, times=2)
+
+    assert not accepts(world, request(2, requires_idle=True), "a")
 
 
 def test_what_preemption_cannot_mend_is_no_candidate() -> None:
@@ -124,6 +147,9 @@ def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> 
 def test_a_preemptor_passes_on_its_nominated_node_while_readings_show_its_victims() -> None:
     world = full_node(4)
     asked = request(memory_bytes=TWENTY, nominated_node="node-0")
+    assert rejected(world.rank(asked)) == {"node-0": Code.NO_MEMORY}
+
+    world.fleet.apply_pod(replace(world.fleet.pods["uid-a"], is_deleting=True))
 
     assert rejected(world.rank(replace(asked, nominated_node=""))) == {"node-0": Code.NO_MEMORY}
     assert rejected(world.rank(asked)) == {}
@@ -178,7 +204,7 @@ def test_a_node_with_devices_that_the_snapshot_has_no_room_for_is_no_fault() -> 
         offer(f"node-{number}", MAX_DEVICES)
     world.fleet.snapshot()
     offer("node-0", 3)
-    slots = world.fleet.lay_out_without("node-0", frozenset())[GPU].slots
+    slots = world.fleet.leaving("node-0", frozenset())[GPU].row.slots
     assert max(slots) >= len(world.fleet.snapshot().telemetry.latest)
 
     assert accepts(world, request(), "a")

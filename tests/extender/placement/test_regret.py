@@ -7,7 +7,6 @@ import pytest
 
 from extender.core.inventory import PodRecord
 from extender.placement.activity import PIECES
-from extender.placement.asked import FILTER
 from extender.placement.regret import MAX_WAITING, Outcome, RegretWatch
 from tests.builders import pod_ref
 from tests.worlds import BUSY, IDLE, World
@@ -189,21 +188,22 @@ def test_of_a_pod_that_ended_soon_it_is_not_known_where_it_was() -> None:
     assert outcome.gpus == 2
 
 
-def test_a_pod_that_is_left_to_another_replica_between_two_steps_is_not_judged() -> None:
-    part = Watched()
+def test_a_pod_that_makes_room_for_another_between_two_steps_is_not_judged() -> None:
+    part = Watched(pods=2)
     part.place("a", "node-1")
-    left = part.place("b", "node-2")
+    part.place("b", "node-2")
     part.live(AFTER - 120)
     part.world.read_after(240)
     part.watch.look()
 
     steps = part.watch.judge_in_steps()
     next(steps)
-    part.watch.note_elsewhere(left.uid, FILTER, part.world.clock.now)
+    part.place("c", "node-0")
+    part.place("d", "node-0")
     assert not list(steps)
 
     assert [outcome.pod.name for outcome in part.outcomes] == ["a"]
-    assert part.watch.left_out == 0
+    assert part.watch.left_out == 1
 
 
 def test_a_pod_of_which_too_little_was_seen_is_left_out_and_counted() -> None:

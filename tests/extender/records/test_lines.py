@@ -8,7 +8,7 @@ import pytest
 from extender.core.policy import Policy, Strategy, Weights
 from extender.records.columns import RecordError
 from extender.records.reading import LoggedBinding
-from tests.builders import GPU, node, request, snapshot_of
+from tests.builders import GPU, gpu, node, request, snapshot_of
 from tests.extender.records.logs import LoggedWorld, decisions_in, read, weighed, written
 from tests.worlds import BUSY, World, time_sliced
 
@@ -101,10 +101,20 @@ def test_a_line_that_cannot_be_read_is_named() -> None:
 def test_older_lines_that_lack_a_column_are_read() -> None:
     log = written([weighed(snapshot_of({"a": node()}), request(), policy=POLICY)])
 
-    older = re.sub(rb'"is_out":[^,]+,', b"", log)
+    older = re.sub(rb'"(is_out|others_bytes)":[^,]+,', b"", log)
+    older = older.replace(b'"declared_bytes"', b'"assumed_bytes"')
 
     assert older != log
     assert [line.node for line in decisions_in(older)] == ["a"]
+
+
+def test_in_older_lines_the_busier_of_hour_and_latest_said_idle_or_busy() -> None:
+    shown = node(gpu(utilization=0.6, latest=0.1), gpu(utilization=0.2, latest=0.7))
+    log = written([weighed(snapshot_of({"a": shown}), request(), policy=POLICY)])
+
+    (older,) = decisions_in(re.sub(rb'"peak":[^]]+],', b"", log))
+
+    assert older.snapshot.telemetry.peak.tolist() == [0.6, 0.7]
 
 
 def test_a_binding_is_logged() -> None:

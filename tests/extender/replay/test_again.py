@@ -30,7 +30,7 @@ def test_without_changes_every_decision_comes_out_as_it_was_logged(data: st.Data
     made = [
         weighed(
             snapshot,
-            data.draw(requests()),
+            replace(data.draw(requests()), nominated_node=data.draw(st.sampled_from(["", *fleet]))),
             policy=data.draw(policies),
             overlay=data.draw(overlays(list(fleet))),
             candidates=tuple(data.draw(st.permutations([*fleet, "unknown"]))),
@@ -108,6 +108,9 @@ CHOICE: dict[str, Node] = {
 }
 
 
+SPREADING = request(strategy=Strategy.SPREAD)
+
+
 def first_choice(asked: GpuRequest, *changes: str) -> str:
     (one,) = again(written([weighed(snapshot_of(CHOICE), asked, policy=Policy())]), *changes)
     assert one.is_exact
@@ -126,17 +129,17 @@ def first_choice(asked: GpuRequest, *changes: str) -> str:
     ],
 )
 def test_a_changed_setting_changes_what_it_should(changes: tuple[str, ...], expected: str) -> None:
-    assert first_choice(request(), *changes) == expected
+    assert first_choice(SPREADING, *changes) == expected
 
 
 def test_what_a_pod_says_itself_stands_before_a_changed_setting() -> None:
-    asked = request(own=frozenset({"strategy"}))
+    asked = replace(SPREADING, own=frozenset({"strategy"}))
 
     assert first_choice(asked, "strategy=pack") == "calm"
 
 
 def test_landings_are_told_by_the_settings_of_the_log() -> None:
-    log = written([weighed(snapshot_of(CHOICE), request(), policy=Policy())])
+    log = written([weighed(snapshot_of(CHOICE), SPREADING, policy=Policy())])
 
     (one,) = again(log, "weights.memory=0.9")
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from extender.core.policy import Policy
+from extender.core.policy import Policy, Strategy
 from extender.placement.asked import FILTER, PRIORITIZE
 from extender.records.lines import LineWriter
 from extender.replay.changes import parse_changes
@@ -34,7 +34,7 @@ class Log:
         """Log that a verb was asked about nodes, all if none are named; return how many passed."""
         made = weighed(
             self.snapshot,
-            request(**asked),
+            request(strategy=Strategy.SPREAD, **asked),
             policy=self.policy,
             candidates=names or None,
             name="pod",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Final
 
+from extender.core.host_resources import HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.resources import ResourceNames
 from extender.kube import KubeClient
@@ -31,6 +32,7 @@ class Sink:
         self.pods: dict[str, PodRecord] = {}
         self.calls: list[str] = []
         self.removed_at: dict[str, float] = {}
+        self.requested: dict[str, HostResources] = {}
 
     def replace_nodes(self, records: Iterable[NodeRecord]) -> None:
         self.nodes = {record.name: record for record in records}
@@ -56,6 +58,9 @@ class Sink:
         del self.pods[uid]
         self.removed_at[uid] = at
         self.calls.append(f"remove {uid}")
+
+    def apply_host_use(self, node: str, requested: HostResources) -> None:
+        self.requested[node] = requested
 
 
 @contextlib.asynccontextmanager

@@ -37,12 +37,19 @@ def test_a_node_is_reduced_to_what_placing_needs() -> None:
         ],
     }
     raw["status"]["allocatable"] = {"nvidia.com/gpu": "7", "cpu": "64", "nvidia.com/mig-x": "bad"}
-    raw["status"]["addresses"].append({"type": "Hostname", "address": "n"})
+    raw["status"]["addresses"] += [
+        {"type": "Hostname", "address": "n"},
+        {"type": "InternalDNS", "address": "ip-10-0-0-1.ec2.internal"},
+        {"type": "ExternalDNS", "address": "n.example.com"},
+    ]
 
     record = reduce_node(raw, NAMES)
 
     assert record is not None
-    assert (record.name, record.addresses) == ("n", ("10.0.0.1",))
+    assert (record.name, record.addresses) == (
+        "n",
+        ("10.0.0.1", "ip-10-0-0-1.ec2.internal"),
+    )
     assert (record.allocatable, record.capacity) == ({"nvidia.com/gpu": 7}, {"nvidia.com/gpu": 8})
     assert sorted(record.labels) == [
         "karpenter.sh/nodepool",
@@ -163,6 +170,22 @@ def test_an_ended_pod_says_when_it_ended() -> None:
 
     assert (record.started_at, record.ended_at) == (START, START + 61)
     assert not record.holds_devices
+
+
+@pytest.mark.parametrize(
+    ("init", "lasting"), [(2, {"nvidia.com/gpu": 1}), (1, None), (0, None)], ids=str
+)
+def test_what_only_init_containers_ask_for_is_told_apart(
+    init: int, lasting: dict[str, int] | None
+) -> None:
+    raw = pod("p", 1)
+    raw["metadata"]["uid"] = "p"
+    asked = {"resources": {"limits": {"nvidia.com/gpu": str(init)}}}
+    raw["spec"]["initContainers"] = [asked]
+
+    record = reduced(raw)
+
+    assert (record.resources, record.lasting) == ({"nvidia.com/gpu": max(init, 1)}, lasting)
 
 
 def test_a_pod_without_devices_is_no_record() -> None:

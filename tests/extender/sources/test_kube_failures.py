@@ -42,6 +42,21 @@ from tests.extender.sources.pods import EPOCH, T0, T30, T61, container, ended, r
             id="the runtime cannot run it",
         ),
         pytest.param({"reason": "UnexpectedAdmissionError"}, id="the device plugin refused"),
+        pytest.param({"reason": "TopologyAffinityError"}, id="the kubelet refused"),
+        pytest.param(
+            {
+                "containerStatuses": [
+                    container(
+                        waiting={
+                            "reason": "CreateContainerError",
+                            "message": "CDI device injection failed: unresolvable CDI devices "
+                            "nvidia.com/gpu=GPU-1",
+                        }
+                    )
+                ]
+            },
+            id="the device is not known to the container runtime",
+        ),
     ],
 )
 def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None:
@@ -88,6 +103,10 @@ def test_what_may_be_the_nodes_fault_is_an_early_failure(status: Object) -> None
         pytest.param(
             {"containerStatuses": [container(waiting={"reason": "ImagePullBackOff"})]},
             id="no image",
+        ),
+        pytest.param(
+            {"containerStatuses": [container(waiting={"reason": "CreateContainerError"})]},
+            id="not created",
         ),
         pytest.param({"reason": "OutOfnvidia.com/gpu"}, id="two schedulers raced"),
         pytest.param({"containerStatuses": [None, 7, {"state": "x"}]}, id="nonsense"),
@@ -146,3 +165,58 @@ def test_an_early_failure_says_when_it_was(status: Object, failed_at: str | None
 
 def test_a_pod_that_was_never_bound_fails_nowhere() -> None:
     assert not reduced(pod("p", reason="UnexpectedAdmissionError")).is_failed_early
+
+
+def of_message(message: str) -> Object:
+    """Describe the status of a container that ended early, with a message."""
+    return {"containerStatuses": [container(terminated={**ended(), "message": message})]}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"reason": "UnexpectedAdmissionError"},
+        {"reason": "TopologyAffinityError"},
+        *map(
+            of_message,
+            (
+                "failed to create containerd task: OCI runtime create failed: nvidia-container-cli:"
+                " device error: GPU-0: unknown device: unknown",
+                "nvidia-container-cli: initialization error: driver rpc error: timed out: unknown",
+                "Failed to initialize NVML: Driver/library version mismatch",
+                "RuntimeError: No CUDA-capable device is detected",
+                "CUDA error: all CUDA-capable device(s) is/are busy or unavailable",
+                "CUDA error: uncorrectable ECC error encountered",
+            ),
+        ),
+    ],
+)
+def test_an_end_by_a_device_is_told_from_others(status: Object) -> None:
+    assert reduced(pod("p", node="n", **status)).is_device_fault
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "",
+        "RuntimeError: CUDA out of memory",
+        "CUDA error: an illegal memory access was encountered",
+        'exec: "train": executable file not found in $PATH',
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.6",
+    ],
+)
+def test_an_end_by_the_program_or_its_image_is_none_by_a_device(message: str) -> None:
+    record = reduced(pod("p", node="n", **of_message(message)))
+
+    assert record.is_failed_early
+    assert not record.is_device_fault
+
+
+def test_what_a_pod_that_runs_on_said_of_a_device_counts_no_more() -> None:
+    status = of_message("NVML error: GPU is lost")
+    status["containerStatuses"][0] = {
+        "lastState": status["containerStatuses"][0]["state"],
+        "state": {"running": {"startedAt": T61}},
+    }
+
+    assert not reduced(pod("p", node="n", **status)).is_device_fault

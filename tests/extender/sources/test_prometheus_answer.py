@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,17 @@ def round_of(table: DeviceTable, rows: list[DeviceRow]) -> Round:
         tenants={},
         tenants_at=1.5,
     )
+
+
+def test_what_pods_hold_of_shared_devices_is_told_once() -> None:
+    table, builder = DeviceTable(), ReadingsBuilder()
+    found = round_of(table, [device(0)])
+    shares = ((device(0).key, "ns/a", 1 << 30), (device(0).key, "ns/b", 0))
+
+    readings = apply(builder, replace(found, shares=shares))
+
+    assert readings.shares == shares
+    assert apply(builder, round_of(table, [device(0)])).shares == ()
 
 
 @given(st.lists(fleets, max_size=6))

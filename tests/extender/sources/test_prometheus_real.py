@@ -54,6 +54,8 @@ JOBS: Final = {
     "replica-b": Job(page="h100", labels={"replica": "b"}),
     "mig": Job(page="a100"),
     "time-sliced": Job(page="t4", labels=TARGET),
+    "time-sliced-plain": Job(page="t4"),
+    "unsplit": Job(page="t4-unsplit"),
     "new-names": Job(page="new-names"),
     "blanks": Job(page="blanks"),
     "gap": Job(page="gap"),
@@ -67,11 +69,21 @@ JOBS: Final = {
 }
 
 
+def unsplit(text: str) -> str:
+    """Return a scrape as exporters before 4.8.2 write it: each pod's series has the whole value."""
+    used = "DCGM_FI_DEV_FB_USED{"
+    of_pods = [line for line in text.splitlines() if not line.startswith(used) or "vgpu=" in line]
+    return "\n".join(
+        f"{line.rsplit(' ', 1)[0]} 10812" if line.startswith(used) else line for line in of_pods
+    )
+
+
 def pages() -> dict[str, str]:
     return {
         "h100": (SAMPLES / "h100_8x_partial_4.5.x.prom").read_text(),
         "a100": (SAMPLES / "a100_mig_4.5.x.prom").read_text(),
         "t4": (SAMPLES / "t4_timesliced_4.8.3.prom").read_text(),
+        "t4-unsplit": unsplit((SAMPLES / "t4_timesliced_4.8.3.prom").read_text()),
         "new-names": NEW_NAMES,
         "blanks": BLANKS,
         "gap": ONE.format(uuid="GPU-g", labels=',Hostname="gpu-1"'),
@@ -190,6 +202,29 @@ async def test_time_sliced_card_has_its_own_value_and_all_its_pods(scraped: Scra
     assert asked.value(Signal.GPU_UTILIZATION, T4) == pytest.approx(0.71)
     assert asked.value(Signal.MEMORY_USED, T4) == 10812 << 20
     assert asked.held() == {"4": ("dev/whisper-5d8b7c9d4-lq8zn", "dev/yolo-0", "ds/nb-bob-0")}
+
+
+@pytest.mark.parametrize("setup", ["time-sliced", "time-sliced-plain"])
+async def test_what_each_pod_holds_of_a_time_sliced_card_is_told(
+    scraped: Scraped, setup: str
+) -> None:
+    asked = await scraped.ask(setup)
+
+    assert {(key[0], pod): held >> 20 for key, pod, held in asked.found.shares} == {
+        (T4, "dev/whisper-5d8b7c9d4-lq8zn"): 6912,
+        (T4, "dev/yolo-0"): 2480,
+        (T4, "ds/nb-bob-0"): 1410,
+    }
+
+
+async def test_where_each_pods_series_has_the_whole_value_nothing_is_told_of_the_pods(
+    scraped: Scraped,
+) -> None:
+    asked = await scraped.ask("unsplit")
+
+    assert asked.value(Signal.MEMORY_USED, T4) == 10812 << 20
+    assert not asked.found.shares
+    assert asked.found.failed == {}
 
 
 async def test_names_and_units_of_today_and_of_the_user(scraped: Scraped) -> None:

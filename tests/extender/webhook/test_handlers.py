@@ -146,9 +146,10 @@ async def test_prioritize_ranks_idle_before_busy_and_one_node_highest(client: Cl
     scores = scores_of(await ask(client, "prioritize", question))
 
     assert list(scores) == ["busy", "idle-b", "idle-a", "dead", "unknown"]
-    assert scores["idle-a"] == 10
-    assert 0 < scores["idle-b"] < 10
-    assert scores["dead"] == scores["busy"] == 0
+    assert scores["idle-a"] == 400
+    assert scores["idle-b"] == 398
+    assert 1 <= scores["busy"] <= scores["unknown"] <= 240
+    assert scores["dead"] == 0
 
 
 @pytest.mark.parametrize("max_score", [1, 100, 1000])
@@ -165,13 +166,13 @@ async def test_scores_reach_as_high_as_they_are_set_to(
 
 
 async def test_the_first_choice_counts_at_once_for_the_next_pod(client: Client) -> None:
-    first = names_question("idle-a", "idle-b", asker=pod("first"))
-    second = names_question("idle-a", "idle-b", asker=pod("second"))
+    first = names_question("idle-a", "idle-b", asker=pod("first", strategy="spread"))
+    second = names_question("idle-a", "idle-b", asker=pod("second", strategy="spread"))
 
     before = scores_of(await ask(client, "prioritize", first))
     after = scores_of(await ask(client, "prioritize", second))
 
-    assert (before["idle-a"], after["idle-b"]) == (10, 10)
+    assert (before["idle-a"], after["idle-b"]) == (400, 400)
 
 
 # --- preempt --------------------------------------------------------------------------------------

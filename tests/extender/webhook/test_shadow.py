@@ -85,7 +85,8 @@ async def test_a_pod_counts_nowhere_until_it_is_bound_and_then_there(
 
     world.add_pod("asker", "idle-b")
     world.history.note_bound("uid-asker", "idle-b")
-    await ask(shadow, "filter", names_question(*NODES, asker=pod("next")))
+    spread = pod("next", strategy="spread")
+    await ask(shadow, "filter", names_question(*NODES, asker=spread))
 
     newest = next(iter(world.history))
     assert newest.decision.best == "idle-a"  # it has one idle GPU more than idle-b by now

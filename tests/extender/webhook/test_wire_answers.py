@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from extender.core.decision import Decision
 from extender.core.filtering import Code
+from extender.core.scoring import UNITS
 from extender.webhook import wire
 
 ARGS = {"Pod": None, "Nodes": None, "NodeNames": None}
@@ -126,6 +127,22 @@ def test_the_first_choice_alone_has_the_highest_score_even_among_equals(max_scor
 
     assert answer[0] == max_score
     assert max(answer[1:]) < max_score
+
+
+def test_scores_are_relative_to_the_first_choice_in_units_of_the_score() -> None:
+    behind = (0, 0, 4, 80, 160, 396.5, 100_000)
+    values = tuple((200_000 - units) / UNITS for units in behind)
+
+    assert scores(verdict(*[Code.PASSES] * 7, scores=values), 400) == [
+        400, 398, 394, 318, 238, 1, 1,
+    ]  # fmt: skip
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.integers(2, 1000))
+def test_no_node_that_passes_scores_nothing(values: list[float], max_score: int) -> None:
+    answer = scores(verdict(*[Code.PASSES] * len(values), scores=tuple(values)), max_score)
+
+    assert min(answer) >= 1
 
 
 def test_a_single_candidate_has_the_highest_score() -> None:

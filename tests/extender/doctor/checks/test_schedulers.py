@@ -157,24 +157,40 @@ def test_verbs_that_are_not_asked_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "expected"), [(1, ["error"]), (2, ["warning"]), (4, []), (10, []), (100, [])]
+    ("weight", "max_score", "expected"),
+    [
+        (1, 400, []),
+        (4, 400, []),
+        (5, 400, ["info"]),
+        (10, 400, ["info"]),
+        (10, 40, []),
+        (4, 40, ["warning"]),
+        (1, 40, ["error"]),
+        (1, 10, ["error"]),
+    ],
 )
-def test_a_weight_that_kube_schedulers_plugins_overrule_is_told(
-    weight: int, expected: list[str]
+def test_a_weight_that_lets_one_side_alone_decide_is_told(
+    weight: int, max_score: int, expected: list[str]
 ) -> None:
-    assert severities("IG004", at(entry(weight=weight))) == expected
+    facts = at(entry(weight=weight), settings={"wire": {"max_score": max_score}})
+
+    assert severities("IG004", facts) == expected
 
 
 def test_the_evidence_is_the_arithmetic() -> None:
-    facts = at(entry(weight=1))
+    facts = at(entry(weight=1), settings={"wire": {"max_score": 10}})
 
     assert "our first choice counts 100 (weight 1 x score 10 x 10)" in evidence("IG004", facts)
+    assert "idle against busy counts 40 of it" in evidence("IG004", facts)
     assert "weights sum to 12: they count up to 1200" in evidence("IG004", facts)
-    assert found("IG004", facts)[0].remedy.startswith("weight: 12: ")
+    assert found("IG004", facts)[0].remedy.startswith("weight: 30: ")
 
 
-def test_a_finer_score_counts_as_weight() -> None:
-    assert found("IG004", at(entry(weight=1), settings={"wire": {"max_score": 100}})) == []
+def test_a_weight_that_no_wish_is_heard_beside_is_told_with_the_shipped_one() -> None:
+    facts = at(entry(weight=10))
+
+    assert "it is 200 ahead of its equals" in evidence("IG004", facts)
+    assert found("IG004", facts)[0].remedy.startswith("weight: 1: ")
 
 
 def test_weights_of_a_profile_count() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from extender.observe.access import Access
 from extender.observe.callers import SESSION_PATH
@@ -17,6 +17,11 @@ from extender.observe.seen import SEES_ALL, Viewer
 from tests.controlplane.process import free_port
 from tests.extender.observe.page.chromium import chromium
 from tests.extender.served import World
+
+WAIT_MS = 60_000
+"""A condition that holds at last is waited for: how fast it does is no test's business."""
+
+expect.set_options(timeout=WAIT_MS)
 
 DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 
@@ -173,7 +178,7 @@ async def looking_at(
     """
     faults = Faults(url.partition("/page/")[0])
     context = await browser.new_context(**{"viewport": DESK, **options})
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(WAIT_MS)
     faults.watch(context)
     page = await context.new_page()
     # A violation of the policy is told to the page itself, whatever the console says.

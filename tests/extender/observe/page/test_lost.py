@@ -38,7 +38,7 @@ async def client(aiohttp_client: MakeClient) -> Client:
 async def test_it_is_what_the_explanation_in_full_says(client: Client) -> None:
     told = (await get(client, PATH, ids="here-1,here-2,here-7"))["lost_by"]
     full = await get(client, "/v1/explain", number="1")
-    (runner_up,) = [one for one in full["nodes"] if one["node"] == "b"]
+    (runner_up,) = [one for one in full["nodes"] if one["rank"] == 2]
 
     assert told == {"here-1": runner_up["lost_by"], "here-2": None}
     assert runner_up["lost_by"]

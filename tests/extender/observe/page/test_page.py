@@ -187,7 +187,7 @@ async def test_a_gpu_of_the_map_opens_as_the_same_gpu(browser: Browser, server: 
 async def test_the_last_hour_is_plotted_from_our_own_memory(
     browser: Browser, server: Server, world: World
 ) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not server.page.memory._next:  # its own first note goes first
             await asyncio.sleep(0.01)
     for minute in range(61):

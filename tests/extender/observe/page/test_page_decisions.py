@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from extender.core.policy import Policy, Strategy
 from extender.core.steps import finish
 from tests.extender.observe.page.acting import decide, live
 from tests.extender.observe.page.serving import Server, looking, serving
@@ -20,7 +21,7 @@ GONE = ("Failed to load resource: net::",)
 
 @pytest.fixture
 def world() -> WhyWorld:
-    world = WhyWorld()
+    world = WhyWorld(policy=Policy(strategy=Strategy.SPREAD))
     world.add({"idle": [IDLE] * 3, "busy": [BUSY] * 2, "full": [IDLE]})
     return world
 

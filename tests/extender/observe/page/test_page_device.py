@@ -18,8 +18,6 @@ from tests.extender.served import GPU, IDLE, Gpu, World
 pytestmark = pytest.mark.page
 
 GIB = 1 << 30
-REFRESH_MS = 20_000
-"""A node that is open is asked for anew each five seconds, whatever else is told."""
 
 
 def fact(detail: Locator, name: str) -> Locator:
@@ -91,13 +89,11 @@ async def test_replicas_in_use_and_pods_just_placed_are_told(browser: Browser) -
 
         await ask(world, "prioritize", "shared", name="fresh")
 
-        await expect(detail.locator(".facts").first).to_contain_text(
-            "1 of 4 held, 1 assumed", timeout=REFRESH_MS
-        )
+        await expect(detail.locator(".facts").first).to_contain_text("1 of 4 held, 1 assumed")
 
         world.add_pod("fresh", "shared", started=world.now)
 
-        await expect(fact(detail, "Just placed")).to_contain_text("1 pod", timeout=REFRESH_MS)
+        await expect(fact(detail, "Just placed")).to_contain_text("1 pod")
         await expect(fact(detail, "Shares")).to_have_text("2 of 4 in use")
 
 
@@ -170,7 +166,7 @@ async def test_a_decisions_line_says_what_the_runner_up_lost_by_and_how_long_it_
     browser: Browser,
 ) -> None:
     world = WhyWorld()
-    world.add({"best": [IDLE] * 3, "next": [IDLE]})
+    world.add({"best": [IDLE], "next": [IDLE] * 3})
     async with (
         serving(world) as server,
         looking(browser, server, "?view=decisions") as (page, _),

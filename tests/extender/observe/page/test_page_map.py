@@ -7,7 +7,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from extender.core.readings import DeviceInfo, Readings, Signal
-from tests.extender.observe.page.acting import live
+from tests.extender.observe.page.acting import live, stop_clock
 from tests.extender.observe.page.conftest import ZONE
 from tests.extender.observe.page.serving import PHONE, Server, looking, serving
 from tests.extender.observe.whys import WhyWorld
@@ -118,33 +118,27 @@ async def test_a_label_that_the_settings_name_is_the_first_to_group_by(browser: 
         await expect(page.locator("#table .group-row")).to_have_text(["ssd, 4 nodes"])
 
 
-async def _painted(page: Page) -> int:
-    """Return how many pixels of the map are not of its commonest color."""
-    return int(
-        await page.evaluate(
-            """() => {
-                const map = document.getElementById("map");
-                // Of a copy: to read the map itself again and again would make it slower.
-                const copy = new OffscreenCanvas(map.width, map.height).getContext("2d");
-                copy.drawImage(map, 0, 0);
-                const { data } = copy.getImageData(0, 0, map.width, map.height);
-                const pixels = new Uint32Array(data.buffer);
-                const counts = new Map();
-                for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
-                return pixels.length - Math.max(...counts.values());
-            }"""
-        )
-    )
-
-
 async def _until_painted(page: Page, condition: str, than: int) -> int:
-    """Wait until the map shows more, or less, than so many pixels; return how many."""
-    for _ in range(200):
-        painted = await _painted(page)
-        if painted > than if condition == "more" else painted < than:
-            return painted
-        await page.evaluate("new Promise(requestAnimationFrame)")
-    raise AssertionError(f"the map never showed {condition} than {than} pixels: {painted}")
+    """Wait until the map shows more, or less, than so many pixels; return how many.
+
+    Those of its commonest color do not count.
+    """
+    painted = await page.wait_for_function(
+        """([condition, than]) => {
+            const map = document.getElementById("map");
+            // Of a copy: to read the map itself again and again would make it slower.
+            const copy = new OffscreenCanvas(map.width, map.height).getContext("2d");
+            copy.drawImage(map, 0, 0);
+            const { data } = copy.getImageData(0, 0, map.width, map.height);
+            const pixels = new Uint32Array(data.buffer);
+            const counts = new Map();
+            for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
+            const painted = pixels.length - Math.max(...counts.values());
+            return (condition === "more" ? painted > than : painted < than) && painted;
+        }""",
+        arg=[condition, than],
+    )
+    return int(await painted.json_value())
 
 
 async def test_zooming_makes_cells_larger_and_fit_brings_them_back(
@@ -177,26 +171,27 @@ async def test_a_zoom_through_many_sizes_changes_the_url_once(
     browser: Browser, server: Server
 ) -> None:
     async with looking(browser, server) as (page, _):
-        await live(page)
-        written = await page.evaluate(
-            """async () => {
-                let count = 0;
+        await stop_clock(page)
+        await page.evaluate(
+            """() => {
+                window.written = 0;
                 const write = history.replaceState;
                 history.replaceState = (...told) => {
-                    count++;
+                    window.written++;
                     write.apply(history, told);
                 };
-                for (let step = 0; step < 20; step++) {
-                    document.getElementById("map").dispatchEvent(new WheelEvent("wheel", {
-                        deltaY: 25, ctrlKey: true, bubbles: true, cancelable: true }));
-                    await new Promise(requestAnimationFrame);
-                }
-                await new Promise((resolve) => setTimeout(resolve, 500));
-                return count;
             }"""
         )
+        for _ in range(20):
+            await page.evaluate(
+                """() => document.getElementById("map").dispatchEvent(new WheelEvent("wheel", {
+                    deltaY: 25, ctrlKey: true, bubbles: true, cancelable: true }))"""
+            )
+            await page.clock.run_for(100)
+        assert await page.evaluate("window.written") == 0
+        await page.clock.run_for(500)
 
-        assert written == 1
+        assert await page.evaluate("window.written") == 1
         await expect(page).to_have_url(re.compile("zoom="))
 
 

@@ -4,7 +4,7 @@ import pytest
 from playwright.async_api import Browser, Page, expect
 
 from tests.extender.observe.mig import PROFILES, mig_world
-from tests.extender.observe.page.acting import counts, live
+from tests.extender.observe.page.acting import counts, drawn, live
 from tests.extender.observe.page.serving import looking, serving
 
 pytestmark = pytest.mark.page
@@ -80,6 +80,7 @@ async def test_each_instance_is_drawn_as_what_it_is(browser: Browser) -> None:
         assert box is not None
         left, y = await card_of(page)
         await page.mouse.move(0, 0)
+        await drawn(page)
         has_diamond: list[bool] = await page.evaluate(
             """([x, y, side, edges, color]) => {
                 const context = document.getElementById("map").getContext("2d");

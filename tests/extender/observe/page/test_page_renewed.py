@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.extender.observe.page.acting import live
+from tests.extender.observe.page.acting import choose, live, stop_clock
 from tests.extender.observe.page.conftest import CARDS, wait_for_gpus
 from tests.extender.observe.page.serving import Server, looking, serving
 from tests.extender.observe.page.test_page_holders import held_by
@@ -40,10 +40,7 @@ async def test_waiting_pods_come_and_go_while_the_words_about_one_are_read(
         world.fleet.remove_pod("uid-gone", world.now)
         wait_for_gpus(world, "new", 1)
 
-        await expect(page.locator(".card h3")).to_have_text(
-            ["team/read", "team/new"],
-            timeout=10_000,  # at most every five seconds
-        )
+        await expect(page.locator(".card h3")).to_have_text(["team/read", "team/new"])
         await expect(card.locator("header")).to_contain_text("65 min")
         await expect(summary).to_be_focused()
         await expect(card.locator("details")).to_have_attribute("open", "")
@@ -55,17 +52,17 @@ async def test_a_pod_that_comes_to_wait_shows_at_once_and_else_little_is_asked(
 ) -> None:
     world = WhyWorld()
     world.add({"node": [IDLE]})
-    async with (
-        serving(world) as server,
-        looking(browser, server, "?view=pending") as (page, _),
-    ):
+    async with serving(world) as server, looking(browser, server) as (page, _):
+        await stop_clock(page)
+        await choose(page, view="pending")
         await expect(page.locator("#pending [role=status]")).to_have_text("No pod with GPUs waits.")
-        await page.wait_for_timeout(7000)
-        assert server.asked.count("GET /v1/pending") <= 2  # as it is shown, and as the stream opens
+        await page.clock.run_for(7000)
 
         wait_for_gpus(world, "new", 1)
 
-        await expect(page.locator(".card h3")).to_have_text("team/new", timeout=3000)
+        await expect(page.locator(".card h3")).to_have_text("team/new")
+        # As the view is shown, and as the pod comes.
+        assert server.asked.count("GET /v1/pending") == 2
 
 
 async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser: Browser) -> None:

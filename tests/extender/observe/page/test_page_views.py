@@ -2,6 +2,7 @@ import pytest
 from playwright.async_api import Browser, Locator, expect
 
 from extender.core.inventory import PodPhase, PodRecord
+from extender.core.policy import Policy, Strategy
 from tests.extender.observe.page.acting import decide, live
 from tests.extender.observe.page.conftest import wait_for_gpus
 from tests.extender.observe.page.serving import looking, serving
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.page
 
 @pytest.fixture
 def why_world() -> WhyWorld:
-    world = WhyWorld()
+    world = WhyWorld(policy=Policy(strategy=Strategy.SPREAD))
     world.add({"idle": [IDLE] * 3, "busy": [BUSY] * 2, "full": [IDLE]})
     return world
 

@@ -1,0 +1,58 @@
+"""What a node is once pods that are being deleted, or would be evicted, are gone from it."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from extender.core.landing import assume, closed_slots
+from extender.core.snapshot import Batch, Leaving, Ratios, Telemetry, Tenant, batch_rows
+
+
+def batch_after(
+    leaving: Leaving,
+    tenants: tuple[Tenant, ...],
+    telemetry: Telemetry,
+    suspicion: Ratios,
+    *,
+    is_presumed_idle: bool,
+) -> Batch:
+    """Return a node as a batch of one row, as if readings showed already that some pods are gone.
+
+    They release what was theirs, and nothing else. Foreign use ends only where they were: elsewhere
+    it was there while no pod can have held the device, and it stays.
+
+    Args:
+        leaving: the node without these pods.
+        tenants: tentative tenants of it.
+        telemetry: of every device.
+        suspicion: of the node, an array of one.
+        is_presumed_idle: what has just been freed counts as idle, as what it was made free for;
+            else nothing is known of how busy it is.
+    """
+    row = assume(leaving.row, tenants, closed_slots(leaving.row, telemetry.is_out))
+    batch = batch_rows((row,), telemetry, suspicion)
+    seen = batch.telemetry
+    freed = np.array([leaving.freed], dtype=np.bool_)
+    size = seen.memory_total_bytes
+    used = seen.memory_used * size
+    released = np.minimum(np.array([leaving.released_bytes]), used)
+    others = np.maximum(seen.others_bytes - np.array([leaving.released_others]), 0.0)
+    # Of what has been freed nothing is measured; what others hold is known from before.
+    used = np.where(freed, others, used - released)
+    free = np.where(freed, size - others, seen.memory_free_bytes + released)
+    activity = 1.0 if is_presumed_idle else 0.0
+    after = replace(
+        seen,
+        utilization=np.where(freed, 0.0, seen.utilization),
+        latest=np.where(freed, 0.0, seen.latest),
+        peak=np.where(freed, 0.0, seen.peak),
+        presumed=np.where(freed, 0.0, seen.presumed),
+        freshness=np.where(freed, activity, seen.freshness),
+        memory_used=used / np.where(size > 0, size, np.inf),
+        memory_free_bytes=free,
+        memory_freshness=np.where(freed, size > 0, seen.memory_freshness),
+        others_bytes=others,
+        is_foreign=seen.is_foreign & ~freed,
+        is_in_use=seen.is_in_use & ~freed,
+    )
+    return replace(batch, telemetry=after)

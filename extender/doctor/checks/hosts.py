@@ -1,0 +1,97 @@
+"""Whether nodes have CPU and memory left for the GPUs that they have left."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from extender.core.host_resources import (
+    CPU,
+    MEMORY,
+    NONE,
+    HostResources,
+    read_quantities,
+    requested,
+)
+from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.doctor.facts import Facts, Object
+from extender.doctor.findings import Problem, Severity
+from extender.doctor.objects import allocatable, asked, is_over, key_of, name_of, node_of, some
+from extender.doctor.remedies import named
+
+TAINT: Final = "nvidia.com/gpu"
+ENOUGH: Final = 0.5
+"""Share of its even part of a node's CPU and memory that a GPU can be used with."""
+_KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
+
+
+def filled(facts: Facts) -> Iterator[Problem]:
+    """Find free GPUs without CPU or memory, which pods without GPUs have taken."""
+    evidence, nodes = [], []
+    pods: dict[str, list[Object]] = {}
+    for pod in facts.pods or ():
+        if node_of(pod) and not is_over(pod):
+            pods.setdefault(node_of(pod), []).append(pod)
+    for node in facts.nodes or ():
+        told = _told(node, pods.get(name_of(node), []))
+        if told and not _is_kept_free(node):
+            nodes.append(name_of(node))
+            evidence.append(f"{name_of(node)}: {told}")
+    if evidence:
+        yield Problem(
+            severity=Severity.WARNING,
+            what="pods without GPUs fill GPU nodes: GPUs there are free, and there is no CPU or "
+            "memory left to use them with",
+            evidence=tuple(evidence),
+            remedy=f"kubectl taint node {named(nodes)} {TAINT}=present:NoSchedule: pods that ask "
+            "for GPUs tolerate it where the admission plugin ExtendedResourceToleration is on, "
+            "others need a toleration; then restart the pods that are there",
+        )
+
+
+def _told(node: Object, pods: list[Object]) -> str:
+    """Return what takes the CPU or memory that a node's free GPUs need, "" where nothing does."""
+    gpus = sum(allocatable(node).values())
+    free = gpus - sum(sum(asked(pod).values()) for pod in pods)
+    offered = mapping_of(mapping_of(node.get("status")).get("allocatable"))
+    host = read_quantities(offered.get(CPU), offered.get(MEMORY))
+    if free <= 0 or not all(host):
+        return ""
+    others = [pod for pod in pods if not asked(pod) and not _is_of_daemon_set(pod)]
+    left = host.less(_sum(pods))
+    usable, without = (_usable(host, rest, gpus) for rest in (left, left.plus(_sum(others))))
+    if usable >= free or without <= usable:
+        return ""
+    taken = _sum(others)
+    by_need = sorted(others, key=requested, reverse=True)
+    cpus, gib = host.millicores / 1000, host.memory_bytes / (1 << 30)
+    return (
+        f"{free - max(usable, 0)} of {free} free GPUs cannot be used: "
+        f"{some([key_of(pod) for pod in by_need])} "
+        f"request {taken.millicores / 1000:g} of {cpus:g} CPUs and "
+        f"{taken.memory_bytes / (1 << 30):.0f} of {gib:.0f} GiB"
+    )
+
+
+def _usable(host: HostResources, left: HostResources, gpus: int) -> int:
+    """Return for how many GPUs what is left of a node is enough."""
+    return min(int(rest * gpus / (whole * ENOUGH)) for rest, whole in zip(left, host, strict=True))
+
+
+def _sum(pods: list[Object]) -> HostResources:
+    total = NONE
+    for pod in pods:
+        total = total.plus(requested(pod))
+    return total
+
+
+def _is_of_daemon_set(pod: Object) -> bool:
+    """Whether a pod belongs on every node."""
+    owners = objects_of(mapping_of(pod.get("metadata")).get("ownerReferences"))
+    return any(owner.get("kind") == "DaemonSet" for owner in owners)
+
+
+def _is_kept_free(node: Object) -> bool:
+    """Whether a taint keeps pods without GPUs away already: what is there will go."""
+    taints = objects_of(mapping_of(node.get("spec")).get("taints"))
+    return any(
+        "gpu" in text_of(taint.get("key")) and taint.get("effect") in _KEEPS_OUT for taint in taints
+    )

@@ -1,0 +1,243 @@
+"""What pods release that leave a node: what they declared, and what they were seen to hold."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from extender.core.inventory import PodRecord
+from extender.core.readings import DeviceKey
+from extender.core.snapshot import Leaving, PoolRow
+from extender.fleet.held import TenantsByRow, may_hold
+from extender.fleet.store import DeviceStore
+
+LATE_SECONDS: Final = 60.0
+"""So long after a pod's end readings may still show its memory: drivers give it back late, and
+exporters repeat values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Release:
+    """What a pod releases of a device.
+
+    Attributes:
+        used: memory in use that is its own, in bytes.
+        others: the part of that which counts among others'.
+    """
+
+    used: float = 0.0
+    others: float = 0.0
+
+    def plus(self, other: "_Release") -> "_Release":
+        """Return both."""
+        return _Release(used=self.used + other.used, others=self.others + other.others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gone:
+    """A pod that has just ended.
+
+    Attributes:
+        at: when, seconds since the epoch.
+        released: by device, what it held, and what was in use besides.
+    """
+
+    at: float
+    released: dict[int, tuple[_Release, _Release]]
+
+
+class Departures:
+    """Works out what devices are once pods are gone, and remembers those that have just ended.
+
+    Args:
+        store: the devices.
+
+    Attributes:
+        told: returns what a pod (UID) was last seen to hold of a shared device, None where nobody
+            told.
+    """
+
+    def __init__(self, store: DeviceStore) -> None:
+        self._store = store
+        self._gone: dict[str, dict[str, _Gone]] = {}
+        self.told: Callable[[str, DeviceKey], int | None] = lambda _uid, _device: None
+
+    def note(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
+        """Remember what a pod held that ends, before that is taken for released.
+
+        Args:
+            pod: the pod.
+            rows: devices that it held.
+            at: when it ended, seconds since the epoch.
+            is_last: no other pod holds them.
+        """
+        gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, released={}))
+        for row in rows:
+            used, others, _ = self._store.occupancy(row)
+            of_pod = self._release(pod, row, is_last=is_last)
+            rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
+            gone.released[row] = of_pod, rest
+
+    def forget(self, node: str) -> None:
+        """Forget the pods of a node that is gone."""
+        self._gone.pop(node, None)
+
+    def forget_late(self, node: str, now: float) -> None:
+        """Forget the pods of a node that readings cannot show any more, or do not."""
+        gone = self._gone.get(node, {})
+        for uid, pod in list(gone.items()):
+            for row in [row for row in pod.released if self._is_released(pod, row)]:
+                del pod.released[row]
+            if now - pod.at > LATE_SECONDS or not pod.released:
+                del gone[uid]
+        if not gone:
+            self._gone.pop(node, None)
+
+    def _is_released(self, pod: _Gone, row: int) -> bool:
+        """Tell whether a reading since its end shows no more than what was in use besides."""
+        _, rest = pod.released[row]
+        read_at = self._store.told_at(row)
+        return (
+            read_at is not None and read_at > pod.at and self._store.occupancy(row)[0] <= rest.used
+        )
+
+    def has_gone(self, node: str) -> bool:
+        """Tell whether pods of a node have just ended."""
+        return node in self._gone
+
+    def leaving(
+        self,
+        rows: tuple[PoolRow, PoolRow],
+        tenants: TenantsByRow,
+        pods: Collection[PodRecord],
+        *,
+        hidden: int = 0,
+        node: str = "",
+    ) -> Leaving:
+        """Return what devices are once some pods are gone.
+
+        Args:
+            rows: the node's row with these pods, and without.
+            tenants: pods that are known to hold each device.
+            pods: those that leave.
+            hidden: so many more devices they may hold; which ones is unknown.
+            node: of which those that have just ended count too.
+        """
+        before, after = rows
+        if before.slots != after.slots:
+            before = after  # other devices than before: nothing is known of who held them
+        gone = self._gone.get(node, {}).values()
+        freed, released = [], []
+        for at, row in enumerate(after.slots):
+            is_last = not after.used[at] and before.used[at] > 0
+            lost = before.used[at] - after.used[at]
+            release = self._released(rows, at, tenants, pods) if lost > 0 else _Release()
+            late = [self._late(one.released[row], row) for one in gone if row in one.released]
+            is_freed = is_last or (not after.used[at] and any(is_all for _, is_all in late))
+            for one, _ in late:
+                release = release.plus(one)
+            freed.append(is_freed)
+            released.append(release)
+        for at in self._likeliest(after, freed, hidden):
+            freed[at], released[at] = True, self._all_of(after.slots[at])
+        return Leaving(
+            row=after,
+            freed=tuple(freed),
+            released_bytes=tuple(one.used for one in released),
+            released_others=tuple(one.others for one in released),
+        )
+
+    def _released(
+        self,
+        rows: tuple[PoolRow, PoolRow],
+        at: int,
+        tenants: TenantsByRow,
+        pods: Collection[PodRecord],
+    ) -> _Release:
+        """Return what pods that leave release of one device."""
+        before, after = rows
+        row = after.slots[at]
+        if not after.used[at]:
+            return self._all_of(row)
+        shown = [pod for pod in pods if pod.key in tenants.get(row, ())]
+        if shown:
+            release = _Release()
+            for pod in shown:
+                release = release.plus(self._release(pod, row, is_last=False))
+            return release
+        used, others, _ = self._store.occupancy(row)
+        declared = before.declared_bytes[at] - after.declared_bytes[at]
+        return _Release(used=min(declared, max(used - others, 0.0)))
+
+    def _release(self, pod: PodRecord, row: int, *, is_last: bool) -> _Release:
+        """Return what one pod releases of a device; nothing of what is not known to be its own."""
+        if is_last:
+            return self._all_of(row)
+        used, others, foreign = self._store.occupancy(row)
+        declared, told = pod.memory_bytes or 0, self.told_of(pod, row)
+        if math.isnan(told):
+            return _Release(used=min(declared, max(used - others, 0.0)))
+        beyond = min(max(told - declared, 0), max(others - foreign, 0.0))
+        return _Release(used=min(told, used), others=beyond)
+
+    def _all_of(self, row: int) -> _Release:
+        """Return what the last pod of a device releases: all that was not there before the pods."""
+        used, others, foreign = self._store.occupancy(row)
+        return _Release(used=max(used - foreign, 0.0), others=max(others - foreign, 0.0))
+
+    def told_of(self, pod: PodRecord, row: int) -> float:
+        """Return what a pod was last seen to hold of a device, in bytes, NaN if unknown."""
+        info = self._store.info(row)
+        told = None if info is None else self.told(pod.uid, info.key)
+        return math.nan if told is None else told
+
+    def _late(self, was: tuple[_Release, _Release], row: int) -> tuple[_Release, bool]:
+        """Return what of a pod that has ended still shows, and whether nothing else does."""
+        held, rest = was
+        used, others, _ = self._store.occupancy(row)
+        shown = max(used - rest.used, 0.0)
+        late = _Release(
+            used=min(held.used, shown), others=min(held.used, max(others - rest.others, 0.0))
+        )
+        return late, shown <= held.used
+
+    def _likeliest(self, row: PoolRow, freed: Sequence[bool], count: int) -> Iterable[int]:
+        """Return so many of the devices that nobody is known to hold: of most that is in use.
+
+        What was used while no pod can have held it is none of them.
+        """
+        may_be = [
+            at
+            for at, used in enumerate(row.used)
+            if not (used or freed[at] or self._store.counts_as_foreign(row.slots[at]))
+        ]
+        if count >= len(may_be):
+            return may_be
+        return sorted(may_be, key=lambda at: -self._all_of(row.slots[at]).used)[:count]
+
+
+def count_hidden(
+    pods: Iterable[PodRecord],
+    resource: str,
+    rows: Mapping[str, PoolRow],
+    tenants: TenantsByRow,
+) -> int:
+    """Return how many devices behind a resource pods may hold, though not which ones.
+
+    Args:
+        pods: the pods.
+        resource: one of the node's.
+        rows: the node's rows by resource.
+        tenants: pods that are known to hold each device.
+    """
+    shown = {key for on_it in tenants.values() for key in on_it}
+    row, count = rows[resource], 0
+    for pod in pods:
+        if pod.key in shown:
+            continue
+        if resource in pod.resources:
+            # Shared devices of pods that nobody shows are guessed already.
+            count += 0 if row.is_shared else pod.resources[resource]
+        elif may_hold(pod, resource, rows):
+            count += len(row.slots)
+    return count

@@ -1,0 +1,58 @@
+"""Say what a make target will do and how long that takes: `python -m tests.announce TARGET`.
+
+Runs before the virtual environment exists, so it needs the standard library alone.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from tests.controlplane.tools import build_minutes, cache_folder, missing, names_of
+
+ENVIRONMENT: Final = Path(".venv/.dev")
+INSTALL_MINUTES: Final = 1
+CHECK_MINUTES: Final = 4
+REAL_MINUTES: Final = 10
+NEIGHBOUR_MINUTES: Final = 3
+"""Measured on two cores; `bench/results/make-test.md` has the runs."""
+
+
+def steps(target: str) -> list[tuple[str, int]]:
+    """List what a target will do, and the minutes that each step takes.
+
+    Args:
+        target: `check`, `test` or `test-neighbours`.
+    """
+    found: list[tuple[str, int]] = []
+    if not ENVIRONMENT.exists():
+        found.append(("install Python packages into .venv", INSTALL_MINUTES))
+    if target != "check":
+        names = names_of(neighbours=False)
+        if target == "test-neighbours":
+            names += names_of(neighbours=True)
+        to_build = missing(names)
+        if to_build:
+            text = f"build {', '.join(to_build)} into {cache_folder()}, once"
+            found.append((text, build_minutes(to_build)))
+    if target != "test-neighbours":
+        found.append(("format, lint, types, imports, unit tests", CHECK_MINUTES))
+    if target == "test":
+        found.append(("tests with a real control plane, Prometheus and Chromium", REAL_MINUTES))
+    if target == "test-neighbours":
+        text = "tests beside Karpenter, descheduler, cert-manager and the oldest Kubernetes"
+        found.append((text, NEIGHBOUR_MINUTES))
+    return found
+
+
+def main(target: str) -> None:
+    """Print the steps of a target."""
+    planned = steps(target)
+    total = sum(minutes for _, minutes in planned)
+    lines = [f"make {target}: about {total} min on two cores"]
+    lines += [f"  {minutes:3} min  {text}" for text, minutes in planned]
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,41 @@
+"""What the benchmark of waking makes of what it measured."""
+
+from collections.abc import Sequence
+
+from bench.wakeup import Bindings, Measured, bounds, row, waiting_pod
+from extender.core.scheduled import GATE
+
+
+def measured(
+    way: str = "gated", *, freed: Sequence[float] = (1.0, 2.9), retries: float = 2.0
+) -> Measured:
+    return Measured(way=way, waiting=1000, freed=freed, retries=retries, others=[0.1, 0.3])
+
+
+def test_gated_pods_alone_have_bounds_and_the_slow_ones_count() -> None:
+    of_time, of_questions = bounds([measured("object"), measured("pod"), measured()])
+
+    assert (of_time.is_met, of_questions.is_met) == (True, True)
+    assert not bounds([measured(freed=[4.0])])[0].is_met
+    assert not bounds([measured(retries=3.1)])[1].is_met
+    assert of_time.measured == row(measured())["p95 s"]
+
+
+def test_a_binding_counts_once_for_its_node_and_only_of_a_pod_that_waited() -> None:
+    bindings = Bindings()
+
+    for name, node, now in (
+        ("other-1", "b", 1.0),
+        ("waiting-1", "", 2.0),
+        ("waiting-1", "a", 3.0),
+        ("waiting-1", "a", 4.0),
+    ):
+        bindings.take({"metadata": {"name": name}, "spec": {"nodeName": node}}, now)
+
+    assert bindings.of_node == {"a": 3.0}
+    assert bindings.of_pod == {"other-1": 1.0, "waiting-1": 3.0}
+
+
+def test_pods_that_wait_have_the_gate_in_one_way_alone() -> None:
+    assert waiting_pod(1, is_gated=True)["spec"]["schedulingGates"] == [{"name": GATE}]
+    assert waiting_pod(1, is_gated=False)["spec"]["schedulingGates"] == []

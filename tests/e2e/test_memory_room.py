@@ -1,0 +1,143 @@
+"""Memory of shared GPUs: what pods declared stays theirs, and no other pod is promised it."""
+
+import pytest
+
+from simulation.devices import Load
+from simulation.kubelet import MEMORY_ANNOTATION
+from simulation.models import GIB
+from tests.controlplane.client import unschedulable
+from tests.controlplane.objects import Object, pod
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+BRIEF = {"assumed": {"warm_up_seconds": 1}}
+"""The API server keeps whole seconds: a pod may start one after the start that it shows."""
+NO_MEMORY = "1 node(s) had too little free GPU memory"
+
+
+def asking(name: str, gib: int, **spec: object) -> Object:
+    """Describe a pod that asks for so much memory of each GPU."""
+    return pod(name, annotations={"idlegpu.io/gpu-memory": f"{gib}Gi"}, **spec)
+
+
+async def tenant(
+    world: World, node: str, declared: int, used: str = "1Mi", **spec: object
+) -> Object:
+    """Have a pod hold a share of a GPU that declared so many GiB, and uses other than that."""
+    item = asking(f"{node}-{declared}", declared, nodeName=node, **spec)
+    item["metadata"]["annotations"][MEMORY_ANNOTATION] = used
+    await world.client.create(item)
+    await world.running(item)
+    await world.settled()
+    return item
+
+
+async def refused(world: World, item: Object) -> str:
+    """Create a pod that gets no node, and return what kube-scheduler says of it."""
+    await world.client.create(item)
+    return await world.client.wait_unschedulable(item)
+
+
+async def test_what_a_pod_declared_is_kept_for_it_though_it_has_not_loaded_it_yet(
+    world: World,
+) -> None:
+    card = world.add_shared("card")
+    await world.start(BRIEF)
+    await tenant(world, card, 16)
+    await world.covered(card)
+
+    assert NO_MEMORY in await refused(world, asking("large", 10))
+    explained = await world.services.extender.get("/v1/explain", {"pod": "default/large"})
+    (device,) = explained["nodes"][0]["devices"]
+    assert device["declared_bytes"] == 16 * GIB
+    assert device["memory_free_bytes"] > 20 * GIB
+    assert await world.place(asking("small", 6)) == card
+
+
+async def test_what_foreign_processes_hold_is_not_room_once_a_pod_has_left(world: World) -> None:
+    card = world.add_shared("card")
+    world.fleet.set_foreign(card, 0, Load(memory_bytes=12 * GIB))
+    await world.start(BRIEF)
+    short = await tenant(world, card, 1)
+    await world.covered(card)
+
+    # Seconds after the pod's end no reading is newer than that.
+    prometheus = world.services.prometheus.process
+    prometheus.pause()
+    try:
+        await world.client.delete(short)
+        await world.gone(short)
+        await world.wait_gpu(card, 0, lambda gpu: not gpu["tenants"], "is free")
+        large = asking("large", 16)
+        assert NO_MEMORY in await refused(world, large)
+    finally:
+        prometheus.resume()
+
+    world.fleet.set_foreign(card, 0, None)
+    await world.wait_gpu(card, 0, lambda gpu: gpu["state"] == "idle", "is idle")
+    await world.touch(card)
+    assert await world.bound([large]) == [card]
+
+
+async def test_what_pods_processes_do_not_explain_is_foreign_though_pods_may_still_load(
+    world: World,
+) -> None:
+    """Newer exporters say of each pod what it holds of a GPU that it shares."""
+    card = world.add_shared("card")
+    await world.start(BRIEF)
+    await tenant(world, card, 12)
+    world.fleet.set_foreign(card, 0, Load(memory_bytes=8 * GIB))
+    await world.settled()
+    await world.covered(card)
+
+    assert NO_MEMORY in await refused(world, asking("large", 5))
+    assert await world.place(asking("small", 2)) == card
+
+
+@pytest.mark.parametrize(("gib", "is_evicted"), [(10, False), (5, True)])
+async def test_no_pod_is_evicted_where_what_others_declared_leaves_no_room(
+    world: World, gib: int, is_evicted: bool
+) -> None:
+    card = world.add_shared("card", replicas=2)
+    await world.start(BRIEF)
+    urgently = await world.priority_class("urgent", 1000)
+    await tenant(world, card, 17, priorityClassName=urgently)
+    small = await tenant(world, card, 1)
+    await world.covered(card)
+    urgent = asking("urgent", gib, priorityClassName=urgently)
+    await world.client.create(urgent)
+
+    if is_evicted:
+        assert await world.bound([urgent]) == [card]
+        return
+    await world.client.wait_unschedulable(urgent)
+    waiting = await world.client.get(urgent)
+    kept = await world.client.get(small)
+    assert not waiting["status"].get("nominatedNodeName")
+    assert not kept["metadata"].get("deletionTimestamp")
+
+
+async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(world: World) -> None:
+    card = world.add_shared("card")
+    await world.start(BRIEF)
+    await tenant(world, card, 16)
+    await world.covered(card)
+    large = asking("large", 10)
+    assert NO_MEMORY in await refused(world, large)
+
+    # As Kueue and Karpenter do, and kube-scheduler itself before it binds.
+    await world.client.patch(large, {"status": {"nominatedNodeName": card}}, "status")
+    await world.client.wait_pod(
+        large, lambda item: item["status"].get("nominatedNodeName") == card, "is nominated"
+    )
+    for _ in range(2):
+        tried = len(await world.decisions(large))
+        await world.touch(card)
+        await world.decided(large, more_than=tried)
+
+    latest, *_ = await world.decisions(large)
+    assert latest["feasible"] == 0
+    waiting = await world.client.get(large)
+    assert not waiting["spec"].get("nodeName")
+    assert NO_MEMORY in unschedulable(waiting)

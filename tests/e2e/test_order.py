@@ -1,0 +1,207 @@
+"""What kube-scheduler wishes decides among equal nodes, and never between idle and busy.
+
+docs/decision.md has the arithmetic: both directions, for nodes of every usual size.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import pytest
+
+from simulation.devices import Load
+from simulation.models import A100_40GB, GIB, H100
+from tests.controlplane.objects import GPU, Object, pod
+from tests.e2e.world import World
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+ZONE: Final = "topology.kubernetes.io/zone"
+FAVOURED: Final = "test.idlegpu.io/favoured"
+APP: Final = {"app": "spread"}
+SIZES: Final = (1, 2, 4, 8, 16)
+KINDS: Final = ("whole", "shared")
+WARM: Final = {"assumed": {"warm_up_seconds": 1}}
+
+SPREAD_ZONES: Final = {
+    "maxSkew": 1,
+    "topologyKey": ZONE,
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": APP},
+}
+
+
+def add(world: World, kind: str, name: str, cards: int) -> str:
+    return world.add_shared(name, cards) if kind == "shared" else world.add(name, cards)
+
+
+async def label(world: World, labels: dict[str, dict[str, str]]) -> None:
+    """Label nodes, and wait until kube-scheduler has heard of it."""
+    for node, given in labels.items():
+        item = {"kind": "Node", "metadata": {"name": node}}
+        await world.client.patch(item, {"metadata": {"labels": given}})
+    await world.heard(*labels)
+
+
+async def avoid(world: World, *nodes: str) -> None:
+    """Taint nodes that kube-scheduler had better avoid."""
+    for node in nodes:
+        item = {"kind": "Node", "metadata": {"name": node}}
+        taints = [{"key": "test.idlegpu.io/avoid", "effect": "PreferNoSchedule"}]
+        await world.client.patch(item, {"spec": {"taints": taints}})
+    await world.heard(*nodes)
+
+
+def zones_of(nodes: Iterable[str], zones: dict[str, dict[str, str]]) -> dict[str, int]:
+    return dict(Counter(zones[node][ZONE] for node in nodes))
+
+
+def spreading(name: str, **more: object) -> Object:
+    """Return a pod that its zones had better have few of."""
+    return pod(name, labels=APP, topologySpreadConstraints=[SPREAD_ZONES], **more)
+
+
+def drawn_elsewhere(name: str) -> Object:
+    """Return a pod that all wishes draw to the favoured nodes and their zone."""
+    preferred = [
+        {
+            "weight": 100,
+            "preference": {"matchExpressions": [{"key": FAVOURED, "operator": "Exists"}]},
+        }
+    ]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    return spreading(name, affinity=affinity)
+
+
+# --- among equal nodes kube-scheduler's wishes decide -------------------------------------------
+
+
+@pytest.mark.parametrize("cards", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_soft_zone_spread_decides_among_equal_nodes(
+    world: World, kind: str, cards: int
+) -> None:
+    nodes = [add(world, kind, f"{zone}-{number}", cards) for zone in "ab" for number in range(3)]
+    await world.start()
+    zones = {node: {ZONE: "a" if at < 3 else "b"} for at, node in enumerate(nodes)}
+    await label(world, zones)
+
+    placed = [await world.place(spreading(f"pod-{number}")) for number in range(4)]
+
+    assert zones_of(placed, zones) == {"a": 2, "b": 2}
+
+
+async def test_preferred_affinity_and_a_taint_to_avoid_decide_among_equal_nodes(
+    world: World,
+) -> None:
+    first, second, third = (world.add(name, 8) for name in "abc")
+    await world.start()
+    await label(world, {third: {FAVOURED: "yes"}})
+    await avoid(world, first)
+
+    assert await world.place(pod("stock")) == second
+    assert await world.place(drawn_elsewhere("drawn")) == third
+
+
+async def test_a_small_difference_in_load_is_less_than_soft_zone_spread(world: World) -> None:
+    calm, other = world.add_shared("calm"), world.add_shared("other")
+    await world.start(WARM)
+    await label(world, {calm: {ZONE: "a"}, other: {ZONE: "b"}})
+    await world.tenants(other, 1, utilization=0.1)
+    await world.tenants(calm, 1, utilization=0.0)
+    await world.covered(calm, other)
+    assert await world.place(spreading("first", nodeSelector={ZONE: "a"})) == calm
+
+    assert await world.place(spreading("second")) == other
+
+
+# --- what is material is ours -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cards", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_idle_against_busy_never_loses_to_all_wishes_together(
+    world: World, kind: str, cards: int
+) -> None:
+    idle, worse = add(world, kind, "z-idle", cards), add(world, kind, "a-worse", cards)
+    if kind == "whole" and cards == 1:
+        world.fleet.silence(worse)  # one that others use would be refused
+    elif kind == "whole":
+        world.fleet.set_foreign(worse, 0, Load(utilization=0.9, memory_bytes=30 * GIB))
+    await world.start(WARM)
+    if kind == "shared":
+        await world.tenants(worse, cards, utilization=0.9)
+        await world.covered(worse)
+    elif cards > 1:
+        await world.wait_state(worse, 0, "foreign")
+    await label(world, {idle: {ZONE: "a"}, worse: {ZONE: "b", FAVOURED: "yes"}})
+    if cards > 1 or kind == "shared":
+        assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == idle
+    await avoid(world, idle)
+    await world.burden(idle)
+
+    assert await world.place(drawn_elsewhere("drawn")) == idle
+
+
+async def test_a_preferred_model_outweighs_soft_zone_spread(world: World) -> None:
+    favoured, other = world.add("z-h100", 8, H100), world.add("a-a100", 8, A100_40GB)
+    await world.start()
+    await label(world, {favoured: {ZONE: "a"}, other: {ZONE: "b", FAVOURED: "yes"}})
+    assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == favoured
+
+    wants = drawn_elsewhere("wants")
+    wants["metadata"]["annotations"]["idlegpu.io/prefer-models"] = "H100"
+
+    assert await world.place(wants) == favoured
+
+
+async def test_a_clear_difference_in_fit_outweighs_soft_zone_spread(world: World) -> None:
+    nearly_full, empty = world.add("z-full", 8), world.add("a-empty", 8)
+    await world.start()
+    await world.tenants(nearly_full, 6)
+    await label(world, {nearly_full: {ZONE: "a"}, empty: {ZONE: "b"}})
+    assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == nearly_full
+
+    assert await world.place(spreading("last")) == nearly_full
+
+
+async def test_a_clear_difference_in_load_outweighs_soft_zone_spread(world: World) -> None:
+    calm, busy = world.add_shared("z-calm"), world.add_shared("a-busy")
+    await world.start(WARM)
+    await world.tenants(busy, 1, utilization=0.8)
+    await world.tenants(calm, 1, utilization=0.0)
+    await world.covered(calm, busy)
+    await label(world, {calm: {ZONE: "a"}, busy: {ZONE: "b"}})
+    # To this pod both are idle: what is left is how much they do.
+    tolerant = {"idlegpu.io/max-utilization": "100"}
+    assert await world.place(spreading("before", nodeSelector={ZONE: "a"})) == calm
+
+    assert await world.place(spreading("second", annotations=tolerant)) == calm
+
+
+@pytest.mark.parametrize("cards", SIZES[1:])
+async def test_one_gpu_of_fit_outweighs_least_allocated(world: World, cards: int) -> None:
+    for name in "ab":
+        world.add(name, cards)
+    await world.start()
+    requests = {"cpu": str(112 // cards), "memory": f"{896 // cards}Gi", GPU: "1"}
+
+    def proportional(name: str) -> Object:
+        item = pod(name)
+        item["spec"]["containers"][0]["resources"]["requests"] = requests
+        return item
+
+    placed = [await world.place(proportional(f"pod-{number}")) for number in range(min(cards, 5))]
+
+    assert len(set(placed)) == 1
+
+
+async def test_gpus_without_cpu_for_them_are_no_room(world: World) -> None:
+    short, roomy = world.add("z-short-of-cpu", 8), world.add("a-roomy", 4)
+    await world.start()
+    await world.burden(short)  # leaves 18 CPUs: enough for one such pod, and no second
+    item = pod("hungry")
+    item["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "16", GPU: "1"}
+
+    assert await world.place(item) == short
+    assert await world.place(pod("stock")) == roomy

@@ -1,0 +1,192 @@
+"""The order of docs/decision.md, computed once more from its words: exactly, node by node."""
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, pairwise
+from math import comb, prod
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.certainty import STEPS, Band, bands, chance_of_all
+from extender.core.policy import Strategy
+from extender.core.request import GpuRequest
+from tests.builders import (
+    Gpu,
+    Node,
+    busy,
+    decide_on,
+    freed,
+    gpu,
+    node,
+    ranking,
+    request,
+    shared,
+    unknown,
+)
+
+MODELS = ("", "nvidia h100", "nvidia a100")
+PREFERRED = ("H100", "A100")
+
+CHANCES: dict[Gpu, Fraction] = {
+    gpu(): Fraction(1),
+    gpu(utilization=0.25): Fraction(1),
+    freed(): Fraction(19, 20),
+    unknown(): Fraction(1, 2),
+    gpu(freshness=0.5, memory_freshness=0.5): Fraction(3, 4),
+    busy(freshness=0.5, memory_freshness=0.5): Fraction(1, 4),
+    busy(): Fraction(0),
+    gpu(is_foreign=True): Fraction(0),
+    gpu(is_excluded=True): Fraction(0),
+    gpu(penalty=0.5): Fraction(1),
+}
+"""Devices, and the chance that each is good."""
+
+devices = st.sampled_from(list(CHANCES))
+ratios = st.fractions(0, 1, max_denominator=20)
+
+
+@given(chances=st.lists(ratios, min_size=1, max_size=8), data=st.data())
+def test_the_chance_is_that_over_all_choices_of_the_kubelet(
+    chances: list[Fraction], data: st.DataObject
+) -> None:
+    needed = data.draw(st.integers(1, len(chances)))
+    withdrawn = data.draw(st.integers(0, len(chances) - needed))
+    known = [*chances[withdrawn:], *[Fraction(0)] * withdrawn]
+
+    found = chance_of_all(
+        np.array([[float(one) for one in known]]),
+        np.array([len(chances) - withdrawn]),
+        np.array([needed]),
+    )
+
+    choices = list(combinations(chances[withdrawn:], needed))
+    expected = sum(map(prod, choices)) / Fraction(len(choices))
+    assert abs(found[0] - float(expected)) < 1e-12
+
+
+@given(chances=st.lists(st.lists(ratios, min_size=6, max_size=6), min_size=2, max_size=9))
+def test_nodes_side_by_side_get_what_each_gets_alone(chances: list[list[Fraction]]) -> None:
+    columns = np.asfortranarray([[float(one) for one in row] for row in chances])
+    needed = np.arange(len(chances)) % 7
+    offered = np.full(len(chances), 6)
+
+    together = chance_of_all(columns, offered, needed)
+
+    for at, one in enumerate(together.tolist()):
+        alone = chance_of_all(columns[at : at + 1], offered[:1], needed[at : at + 1])
+        assert abs(alone[0] - one) < 1e-12
+
+
+def test_bands_begin_at_thirds_of_the_chance_of_each() -> None:
+    for needed in (1, 2, 4, 8, 16):
+        at = np.array([(1 / 3) ** needed, (2 / 3) ** needed])
+        counts = np.full(2, needed)
+
+        assert bands(at, counts).tolist() == [Band.UNKNOWN, Band.LIKELY]
+        assert bands(at * 0.999, counts).tolist() == [Band.UNLIKELY, Band.UNKNOWN]
+    assert bands(np.array([1.0]), np.array([0])).tolist() == [Band.UNLIKELY]
+
+
+@st.composite
+def whole(draw: st.DrawFn) -> Node:
+    """Draw a node of whole devices, some of them held."""
+    free = draw(st.lists(devices, min_size=1, max_size=6))
+    held = draw(st.integers(0, 3))
+    return node(
+        *free,
+        *[busy(used=1)] * held,
+        model_id=draw(st.integers(0, 2)),
+        suspicion=draw(st.sampled_from([0.0, 0.0, 0.25])),
+        free_millicores=draw(st.sampled_from([2000, 9000, 64_000])),
+    )
+
+
+@given(
+    fleet=st.lists(whole(), min_size=1, max_size=8),
+    count=st.integers(1, 4),
+    strategy=st.sampled_from(Strategy),
+    preferred=st.sampled_from([(), PREFERRED]),
+    millicores=st.sampled_from([0, 2000]),
+)
+def test_nodes_of_whole_devices_rank_as_the_order_is_written(
+    fleet: list[Node], count: int, strategy: Strategy, preferred: tuple[str, ...], millicores: int
+) -> None:
+    asked = request(
+        count, strategy=strategy, preferred_models=preferred, millicores=millicores * count
+    )
+    # kube-scheduler asks about no node with fewer free devices, or too little CPU.
+    named = {
+        f"node-{at}": one
+        for at, one in enumerate(fleet)
+        if len(free_of(one)) >= count and one.free_millicores >= millicores * count
+    }
+
+    order = ranking(decide_on(named, asked, models=MODELS))
+
+    for better, worse in pairwise(order):
+        assert digits(named[better], asked) >= digits(named[worse], asked)
+
+
+@given(
+    loads=st.lists(st.tuples(devices, st.integers(0, 9)), min_size=1, max_size=6),
+    strategy=st.sampled_from([Strategy.AUTO, Strategy.SPREAD]),
+)
+def test_nodes_of_shared_devices_rank_by_certainty_and_then_by_load(
+    loads: list[tuple[Gpu, int]], strategy: Strategy
+) -> None:
+    named = {f"node-{at}": shared(replace(one, used=used)) for at, (one, used) in enumerate(loads)}
+    asked = request(strategy=strategy)
+
+    decision = decide_on(named, asked)
+
+    order = ranking(decision)
+    for better, worse in pairwise(order):
+        assert digits(named[better], asked)[:3] >= digits(named[worse], asked)[:3]
+
+
+def free_of(described: Node) -> list[Gpu]:
+    return [one for one in described.gpus if not one.used]
+
+
+def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]:
+    """Return where a node stands: band, model, certainty and health, fit."""
+    landing, k = free_of(described), asked.count
+    if described.is_shared:
+        landing, k = list(described.gpus), 1
+    chances = [
+        Fraction(1) if described.is_shared and one.is_foreign else CHANCES[without_use(one)]
+        for one in landing
+    ]
+    all_good = sum((prod(some) for some in combinations(chances, k)), Fraction(0)) / comb(
+        len(landing), k
+    )
+    band = sum(all_good >= Fraction(third, 3) ** k for third in (1, 2))
+    penalties = sum((Fraction(one.penalty) for one in landing), Fraction(0)) / len(landing)
+    left = (1 - penalties) * (1 - Fraction(described.suspicion))
+    power = 1 if band == Band.LIKELY else k
+    steps = max(
+        step
+        for step in range(STEPS + 1)
+        if not step or all_good * left**power > ((step - Fraction(1, 2)) / STEPS) ** power
+    )
+    place = {"": 0, "nvidia h100": 2, "nvidia a100": 1}[MODELS[described.model_id]]
+    return band, place if asked.preferred_models else 0, steps, fit(described, landing, asked)
+
+
+def without_use(one: Gpu) -> Gpu:
+    """Return a device as nobody would hold it."""
+    return replace(one, used=0)
+
+
+def fit(described: Node, landing: list[Gpu], asked: GpuRequest) -> Fraction:
+    """Return how well the pod fits; the more, the better."""
+    if asked.strategy is Strategy.SPREAD:
+        idle = sum((CHANCES[one] for one in landing if not one.used), Fraction(0))
+        return Fraction(round(float(idle) * 4 + 1e-9))
+    room = len(landing) - asked.count
+    if asked.strategy is Strategy.AUTO and asked.millicores:
+        spare = described.free_millicores - asked.millicores
+        room = min(room, spare * asked.count // asked.millicores)
+    return Fraction(-room)

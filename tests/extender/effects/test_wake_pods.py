@@ -1,0 +1,257 @@
+"""Pods are woken one by one: no more than there came room for, in kube-scheduler's order."""
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from extender.core.inventory import PodRecord
+from extender.effects.wake_pods import PodWakes
+from extender.effects.wakeup import POD_ANNOTATION, Waker
+from extender.kube import KubeClient
+from extender.settings.wake import WakeTarget
+from tests.builders import GPU
+from tests.extender.effects.waking import EAGER, Clock, Leading, turn_idle, waits, waker
+from tests.extender.fake_kube import FakeKube, refusal
+from tests.worlds import World
+
+EACH = EAGER.model_copy(update={"target": WakeTarget.POD})
+PODS = "/api/v1/namespaces/ns/pods"
+
+
+def each(client: KubeClient, world: World, **named: Any) -> Waker:
+    return waker(client, world, EACH, **named)
+
+
+def woken(kube: FakeKube) -> list[str]:
+    """Return the names of the pods that were changed, in this order."""
+    return [path.removeprefix(f"{PODS}/") for _, path, _ in kube.writes]
+
+
+def gated(world: World, name: str = "p", **changes: Any) -> PodRecord:
+    """Let the watch show a pod that only our gate keeps from being tried."""
+    ours = {"is_unscheduled": False, "is_refused": False, "is_gated": True, "awaits_room": True}
+    return waits(world, name, **{**ours, **changes})
+
+
+def bound(world: World, record: PodRecord, node: str) -> None:
+    """Let the watch show that a pod has got a node."""
+    world.fleet.apply_pod(
+        replace(record, node=node, bound_at=world.clock.now, is_unscheduled=False, is_refused=False)
+    )
+
+
+async def test_only_the_pod_that_there_is_room_for_is_changed(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    for number in range(5):
+        waits(world, f"p{number}", created_at=float(number))
+    waking = each(client, world)
+    await waking.look()
+    assert kube.writes == []
+    turn_idle(world, "y")
+
+    for _ in range(3):
+        await waking.look()
+
+    ((method, path, body),) = kube.writes
+    assert (method, path) == ("PATCH", f"{PODS}/p0")
+    assert set(body) == {"metadata"}
+    text = body["metadata"]["annotations"][POD_ANNOTATION]
+    assert text.startswith("1 waiting pod may fit: ns/p0 on y; ")
+    assert (waking.counts.waiting, waking.counts.wakes) == (5, 1)
+
+
+async def test_our_gate_is_taken_from_the_pod_that_there_is_room_for(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    gated(world)
+    turn_idle(world, "y")
+
+    await each(client, world).look()
+
+    ((_, path, body),) = kube.writes
+    assert path == f"{PODS}/p"
+    assert body["spec"] == {"schedulingGates": []}
+
+
+async def test_a_gate_stays_where_pods_are_not_changed_and_the_log_says_so_once(
+    kube: FakeKube, client: KubeClient, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    gated(world, "p0")
+    gated(world, "p1")
+    turn_idle(world, "y")
+    waking = waker(client, world)
+
+    await waking.look()
+    await waking.look()
+
+    assert kube.writes == []
+    (warning,) = caplog.records
+    assert (warning.levelname, vars(warning)["remedy"]) == ("WARNING", "wake.target: pod")
+    assert waking.counts.waiting == 0
+
+
+async def test_priority_comes_before_age(kube: FakeKube, client: KubeClient, world: World) -> None:
+    waits(world, "young", created_at=30.0)
+    waits(world, "old", created_at=10.0)
+    waits(world, "urgent", created_at=40.0, priority=100)
+    gated(world, "gated", created_at=20.0)
+    waking = each(client, world)
+    for node in ("x", "y"):
+        turn_idle(world, node)
+    await waking.look()
+    assert woken(kube) == ["urgent", "old"]
+
+    world.add_node("z")
+    world.read_after(10)
+    await waking.look()
+
+    assert woken(kube)[2:] == ["gated"]
+
+
+async def test_a_pod_for_which_there_is_no_room_keeps_no_other_behind_it(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world, "large", priority=100, resources={GPU: 8})
+    waits(world, "small")
+    turn_idle(world, "y")
+
+    await each(client, world).look()
+
+    assert woken(kube) == ["small"]
+
+
+async def test_devices_of_a_node_are_counted_one_by_one(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    world.add_node("wide", 4)
+    world.bind("tenant", "wide", on=[world.card("wide")])
+    for number in range(6):
+        waits(world, f"p{number}", created_at=float(number))
+    world.read_after(10)
+
+    await each(client, world).look()
+
+    assert woken(kube) == ["p0", "p1", "p2"]
+
+
+async def test_a_busy_gpu_beside_an_idle_one_is_no_room(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    world.add_node("half", 2, replicas=2)
+    world.bind("tenant", "half", on=[world.card("half")])
+    world.card("half").values |= world.card("x").values
+    for number in range(9):
+        waits(world, f"p{number}", created_at=float(number))
+    world.read_after(200, times=2)
+
+    await each(client, world).look()
+
+    # Two replicas of the idle card; who comes third would share one with the first.
+    assert len(woken(kube)) < 4
+
+
+async def test_a_pod_that_came_makes_room_for_no_other_and_helped(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    first = waits(world, "p0", created_at=0.0)
+    waits(world, "p1", created_at=1.0)
+    waking = each(client, world)
+    turn_idle(world, "y")
+    await waking.look()
+
+    bound(world, first, "y")
+    await waking.look()
+
+    assert woken(kube) == ["p0"]
+    assert waking.helped == 1
+
+
+def test_a_node_that_no_pod_comes_to_is_tried_less_and_less_often_by_each_in_turn() -> None:
+    plan = PodWakes(
+        EACH.model_copy(update={"min_interval_seconds": 2.0, "max_interval_seconds": 30.0})
+    )
+    uids = [f"uid-{number}" for number in range(20)]
+    at, tried = list[float](), list[str]()
+    for tick in range(4 * 3600):
+        now = tick / 2
+        # What kube-scheduler has found by now: the node has too little CPU.
+        plan.note_waiting(uids, now, is_placed=lambda _: False, is_assumed=lambda _: False)
+        for node in plan.confirm("need", ["node"], now):
+            due = [uid for uid in uids if plan.may_try(uid, node, now)]
+            for uid in due[:1]:
+                plan.note_woken(uid, node)
+                at.append(now)
+                tried.append(uid)
+
+    apart = [after - before for before, after in pairwise(at)]
+    assert apart[:6] == [2.5, 4.5, 8.5, 16.5, 30.5, 30.5]
+    assert set(tried) == set(uids)
+
+
+async def test_a_pod_that_went_meanwhile_is_no_failure_and_frees_its_room(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world, "p0", created_at=0.0)
+    waits(world, "p1", created_at=1.0)
+    kube.faults["write"].append(refusal(404, "not found"))
+    turn_idle(world, "y")
+    waking = each(client, world)
+
+    await waking.look()
+    world.fleet.remove_pod("uid-p0", world.clock.now)
+    await waking.look()
+
+    assert woken(kube) == ["p0", "p1"]
+    assert waking.counts.failed == 0
+
+
+async def test_without_the_right_the_log_says_so_and_the_room_stays_free(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world)
+    kube.faults["write"].append(refusal(403, "forbidden"))
+    turn_idle(world, "y")
+    clock = Clock()
+    waking = each(client, world, clock=clock)
+
+    await waking.look()
+    assert waking.counts.failed == 1
+    assert len(world.fleet.ledger) == 0
+    await waking.look()
+    assert len(kube.writes) == 1
+
+    clock.now += EACH.min_interval_seconds
+    await waking.look()
+    assert woken(kube) == ["p", "p"]
+
+
+async def test_a_replica_that_does_not_lead_any_more_wakes_no_pod(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    waits(world)
+    turn_idle(world, "y")
+
+    await each(client, world, leading=Leading(leads=False)).look()
+
+    assert kube.writes == []
+    assert len(world.fleet.ledger) == 0
+
+
+def test_only_so_many_looks_in_a_row_are_convincing() -> None:
+    plan = PodWakes(EACH.model_copy(update={"confirmations": 2}))
+
+    looks = [plan.confirm("need", nodes, 0.0) for nodes in (["x"], ["x", "y"], ["y"], ["x", "y"])]
+
+    assert looks == [[], ["x"], ["y"], ["y"]]
+
+
+def test_what_no_pod_needs_is_forgotten() -> None:
+    plan = PodWakes(EACH.model_copy(update={"confirmations": 2}))
+    plan.confirm("need", ["x"], 0.0)
+
+    plan.keep_needs(set())
+
+    assert plan.confirm("need", ["x"], 0.0) == []

@@ -1,0 +1,189 @@
+"""Whose fault early failures are: the node's, or that of the owner of the pods."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.inventory import PodRecord
+from extender.core.policy import EarlyFailures
+from extender.core.readings import Signal
+from extender.fleet.failures import FailureLog
+from tests.builders import GPU, NOW
+from tests.worlds import World
+
+RULE = EarlyFailures(half_life_seconds=600, weight=0.5)
+MALADY, OWN_FAULT = 94.0, 31.0  # XIDs: a contained memory error; the program's page fault
+
+
+def failed(node: str, owner: str, name: str = "p", **changes: Any) -> PodRecord:
+    return PodRecord(uid=name, namespace="ns", name=name, node=node, owner=owner, **changes)
+
+
+def log_of(*pods: PodRecord) -> FailureLog:
+    log = FailureLog(RULE)
+    for pod in pods:
+        log.note(pod, NOW)
+    return log
+
+
+def test_pods_of_one_owner_alone_say_nothing_of_the_node() -> None:
+    log = log_of(*(failed("a", "Job train", f"p{number}") for number in range(6)))
+
+    assert log.suspicion(NOW) == {}
+    assert log.count("a") == 0
+
+
+def test_a_second_owner_on_the_node_counts_and_a_third_counts_more() -> None:
+    owners = ("Job train", "ReplicaSet serve", "")
+    pods = [failed("a", owner) for owner in owners]
+
+    assert log_of(*pods[:2]).suspicion(NOW) == {"a": pytest.approx(0.5)}
+    assert log_of(*pods).suspicion(NOW) == {"a": pytest.approx(0.75)}
+    assert log_of(*pods).count("a") == 3
+
+
+def test_owners_of_one_name_in_two_namespaces_are_two() -> None:
+    other = PodRecord(uid="o", namespace="other", name="o", node="a", owner="Job train")
+
+    assert log_of(failed("a", "Job train"), other).suspicion(NOW) == {"a": pytest.approx(0.5)}
+
+
+def test_an_owner_whose_pods_fail_on_several_nodes_is_at_fault_itself() -> None:
+    pods = [failed(node, "Job train") for node in ("a", "b")]
+    log = log_of(*pods, failed("a", "Job other"))
+
+    assert log.suspicion(NOW) == {}
+    assert log.count("a") == log.count("b") == 0
+
+
+def test_a_device_fault_counts_at_once_and_once_an_owner() -> None:
+    faults = [failed("a", "Job train", f"p{number}", is_device_fault=True) for number in range(6)]
+
+    assert log_of(*faults).suspicion(NOW) == {"a": pytest.approx(0.5)}
+    assert log_of(*faults).count("a") == 1
+
+
+def test_where_one_node_kills_a_whole_job_that_node_alone_is_at_fault() -> None:
+    others = [failed(node, "Job train", node) for node in ("b", "c", "d")]
+    log = log_of(*others, failed("a", "Job train", is_device_fault=True))
+
+    assert set(log.suspicion(NOW)) == {"a"}
+
+
+def test_an_owner_that_no_node_can_give_its_devices_is_at_fault_itself() -> None:
+    log = log_of(*(failed(node, "Job wide", node, is_device_fault=True) for node in ("a", "b")))
+
+    assert log.suspicion(NOW) == {}
+
+
+def test_failures_fade_and_those_of_a_device_from_the_last_one() -> None:
+    log = log_of(failed("a", "Job train", is_device_fault=True))
+    log.note(failed("a", "Job train", "next", is_device_fault=True), NOW + 600)
+
+    assert log.suspicion(NOW + 600) == {"a": pytest.approx(0.5)}
+    assert log.suspicion(NOW + 1200) == {"a": pytest.approx(1 - 0.5**0.5)}
+    assert log.suspicion(NOW + 1e5) == {}
+
+
+def test_other_failures_of_an_owner_fade_from_the_first_one() -> None:
+    log = log_of(failed("a", "Job one"), failed("a", "Job two"))
+    log.note(failed("a", "Job one", "next"), NOW + 1e5)
+
+    assert log.suspicion(NOW + 1e5) == {}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from("vwxyz"), st.booleans(), st.integers()),
+        max_size=30,
+    )
+)
+def test_blame_does_not_depend_on_how_often_an_owner_failed_on_a_node(
+    ends: Iterable[tuple[str, str, bool, int]],
+) -> None:
+    once = {(node, owner, is_fault) for node, owner, is_fault, _ in ends}
+    every = log_of(
+        *(failed(node, owner, str(n), is_device_fault=fault) for node, owner, fault, n in ends)
+    )
+    single = log_of(*(failed(node, owner, is_device_fault=fault) for node, owner, fault in once))
+
+    suspicion = every.suspicion(NOW)
+
+    assert suspicion == pytest.approx(dict(single.suspicion(NOW)))
+    assert all(0 < share < 1 for share in suspicion.values())
+    for node in suspicion:  # no node is suspected for owners that failed elsewhere too
+        here = {owner for at, owner, _ in once if at == node}
+        assert any(
+            {at for at, who, fault in once if who == owner and fault} == {node}
+            or {at for at, who, _ in once if who == owner} == {node}
+            for owner in here
+        )
+
+
+# --- in the fleet ---------------------------------------------------------------------------------
+
+
+def two_nodes() -> World:
+    """Return a world of two shared cards: one is unused, a tenant keeps the other at 28 %."""
+    world = World()
+    for name in ("calm", "lively"):
+        world.add_node(name, replicas=4)
+    world.bind("tenant", "lively", on=[world.card("lively")])
+    busy = dict.fromkeys((Signal.GPU_UTILIZATION, Signal.GRAPHICS_ACTIVE), 0.28)
+    world.card("lively").values.update(busy)
+    world.read_after(200, times=2)
+    assert world.rank().best == "calm"
+    assert world.rank().feasible == 2
+    return world
+
+
+def test_two_failed_pods_of_one_job_push_no_other_pod_to_a_busier_card() -> None:
+    world = two_nodes()
+    for name in ("train-1", "train-2"):
+        world.bind(name, "calm", owner="Job train", is_failed_early=True)
+        world.fleet.remove_pod(f"uid-{name}", NOW)
+    world.read_after(30, times=2)
+
+    assert world.rank().best == "calm"
+
+
+def test_a_job_that_fails_everywhere_changes_no_order() -> None:
+    world = two_nodes()
+    for name, node in (("train-1", "calm"), ("train-2", "lively")):
+        world.bind(name, node, owner="Job train", is_failed_early=True)
+        world.fleet.remove_pod(f"uid-{name}", NOW)
+    world.read_after(30, times=2)
+
+    assert world.rank().best == "calm"
+
+
+def test_a_failure_by_a_device_sends_the_next_pod_elsewhere() -> None:
+    world = two_nodes()
+    world.bind("train-1", "calm", is_failed_early=True, is_device_fault=True)
+    world.fleet.remove_pod("uid-train-1", NOW)
+    world.read_after(30, times=2)
+
+    assert world.rank().best == "lively"
+
+
+@pytest.mark.parametrize(
+    ("xid", "later_seconds", "counts"),
+    [(MALADY, 30, 1), (MALADY, 600, 0), (OWN_FAULT, 30, 0)],
+    ids=["at that time", "long after", "the program's own"],
+)
+def test_an_xid_at_that_time_makes_a_failure_one_of_a_device(
+    xid: float, later_seconds: float, counts: int
+) -> None:
+    world = two_nodes()
+    world.bind("train-1", "calm", owner="Job train", is_failed_early=True)
+    world.clock.now += later_seconds
+    world.card("calm").values[Signal.XID] = xid
+    world.read()
+
+    suspicion = world.fleet.snapshot().pools[GPU].batch.suspicion
+
+    assert world.fleet.early_failures("calm") == counts
+    assert sorted(suspicion > 0) == [False, bool(counts)]

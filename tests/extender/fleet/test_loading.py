@@ -1,0 +1,159 @@
+"""Young tenants count until they were seen at work; clocks that are wrong count for nothing."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.assessment import assess
+from extender.core.batches import current_batch
+from extender.core.evaluation import estimates
+from extender.core.inventory import PodPhase
+from extender.core.policy import Assumed, Policy
+from extender.core.readings import Signal
+from tests.builders import GPU, ask, ranking, request
+from tests.worlds import World, one_node, time_sliced
+
+MINUTE = 60.0
+
+
+def loading_beside_working(*, is_mapped: bool = True) -> World:
+    """Return a card with eight tenants that load, and one with a tenant at 12 %."""
+    world = time_sliced(2)
+    world.is_mapped = is_mapped
+    for number in range(8):
+        world.bind(f"loads-{number}", "node-0", on=[world.card("node-0")])
+    world.bind("works", "node-1", on=[world.card("node-1")])
+    world.card("node-1").values |= {Signal.GRAPHICS_ACTIVE: 0.12, Signal.GPU_UTILIZATION: 0.12}
+    return world
+
+
+def counted(world: World) -> float:
+    """Return the activity with which the node's first device counts."""
+    snapshot = world.fleet.snapshot()
+    batch = current_batch(snapshot.pools[GPU], snapshot.telemetry)
+    return float(assess(batch, ask().columns, estimates(world.policy)).utilization[0, 0])
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "unmapped"])
+@pytest.mark.parametrize("minutes", [1, 4, 10])
+def test_tenants_that_download_for_ten_minutes_are_not_the_idlest_card(
+    minutes: int, *, is_mapped: bool
+) -> None:
+    world = loading_beside_working(is_mapped=is_mapped)
+
+    world.read_after(30, minutes * 2)
+
+    assert ranking(world.rank())[0] == "node-1"
+
+
+def test_tenants_that_never_work_count_no_longer_than_the_limit() -> None:
+    world = loading_beside_working()
+
+    world.read_after(30, 31)
+
+    assert world.row("node-0").loading == (0,)
+    assert ranking(world.rank())[0] == "node-0"
+
+
+def test_a_tenant_that_was_seen_at_work_counts_as_it_is_measured() -> None:
+    world = one_node(1, replicas=4)
+    world.bind("a", on=[world.card()])
+    world.read_after(30, 6)
+    assert counted(world) == pytest.approx(0.1)
+
+    world.read_after(30, 6, GRAPHICS_ACTIVE=0.3)
+
+    assert counted(world) == pytest.approx(0.15, abs=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tenants=st.integers(1, 8), percent=st.integers(0, 100), each=st.sampled_from([0.05, 0.1]))
+def test_a_card_counts_with_what_is_measured_or_believed_of_its_tenants_whichever_is_more(
+    tenants: int, percent: int, each: float
+) -> None:
+    world = World(Policy(assumed=Assumed(utilization=each)))
+    world.add_node("node", 1, replicas=10)
+    world.read()
+    for number in range(tenants):
+        world.bind(f"p-{number}", on=[world.card()])
+    world.read_after(30, 10, GRAPHICS_ACTIVE=percent / 100, GPU_UTILIZATION=0.0)
+
+    assert counted(world) == pytest.approx(max(percent / 100, each * tenants), abs=1e-3)
+
+
+def test_where_nothing_is_believed_of_tenants_none_counts() -> None:
+    world = World(Policy(assumed=Assumed(loading_seconds=0.0)))
+    world.add_node("node", 1, replicas=10)
+    world.read()
+    world.bind("a", on=[world.card()])
+
+    world.read_after(30, 4)
+
+    assert counted(world) == 0.0
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+def started(world: World, *, clock: float, waits: float = 0.0) -> None:
+    """Let a pod be bound, and start after a while, on a node whose clock is off by so much."""
+    pod = world.bind("a", on=[world.card()], phase=PodPhase.PENDING, started_at=None)
+    world.clock.now += waits
+    running = replace(pod, phase=PodPhase.RUNNING, started_at=world.clock.now + clock)
+    world.fleet.apply_pod(running)
+
+
+@pytest.mark.parametrize("clock", [-3600.0, -300.0, 0.0, 300.0, 3600.0])
+@pytest.mark.parametrize("waits", [0.0, 300.0])
+def test_a_pod_has_its_warm_up_whatever_its_nodes_clock(clock: float, waits: float) -> None:
+    world = World(Policy(assumed=Assumed(loading_seconds=0.0)))
+    world.add_node("node", 1, replicas=4)
+    world.read()
+    started(world, clock=clock, waits=waits)
+
+    world.read_after(119)
+    assert world.row().assumed == (1,)
+
+    world.read_after(1)
+    assert world.row().assumed == (0,)
+
+
+def test_a_pod_that_runs_when_we_start_did_not_start_before_it_was_bound() -> None:
+    world = World(Policy(assumed=Assumed(loading_seconds=0.0)))
+    world.add_node("node", 1, replicas=4)
+    world.bind("a", on=[world.card()], started_at=world.clock.now - 3600)
+
+    world.read_after(119)
+
+    assert world.row().assumed == (1,)
+
+
+@pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0])
+def test_an_end_counts_as_now_whatever_the_nodes_clock(clock: float) -> None:
+    world = one_node(1)
+    pod = world.bind("a", on=[world.card()])
+    world.read_after(30, 10, GRAPHICS_ACTIVE=0.9)
+    world.clock.now += 5
+
+    world.end(pod, ended_at=world.clock.now + clock)
+    world.read(GRAPHICS_ACTIVE=0.9, measured_at=world.clock.now - 3)
+    world.read(GRAPHICS_ACTIVE=0.9, measured_at=world.clock.now - 2)
+    assert not world.believed(world.card(), "is_foreign")
+
+    world.read_after(30, GRAPHICS_ACTIVE=0.0)
+    assert ranking(world.rank(request(requires_idle=True))) == ["node"]
+
+
+@given(clock=st.floats(-1e9, 1e9), waits=st.floats(0, 1e5))
+def test_no_clock_makes_a_start_later_than_now(clock: float, waits: float) -> None:
+    world = World()
+    world.add_node("node", 1, replicas=4)
+    started(world, clock=clock, waits=waits)
+
+    (pod,) = world.fleet.pods_on("node")
+
+    at = world.fleet._clocks.started_at(pod)
+    assert at is not None
+    assert world.clock.now - 10 <= at <= world.clock.now

@@ -1,0 +1,216 @@
+"""Idle or busy by the last minutes, order by the hour; power orders and claims nothing."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.filtering import Code
+from extender.core.policy import Policy
+from extender.core.readings import Signal
+from tests.agent.replay import RECORDED
+from tests.builders import GIB, ranking, rejected, request
+from tests.worlds import World, one_node
+
+MINUTE = 60.0
+
+
+def on_a_shared_card(**values: float) -> World:
+    """Return a world with one time-sliced card whose tenant has run for an hour."""
+    world = one_node(1, replicas=4)
+    world.bind("tenant", on=[world.card()])
+    world.read_after(30, 120, **values)
+    return world
+
+
+def state_of(world: World) -> str:
+    decision = world.rank(request(requires_idle=True))
+    return "busy" if decision.codes[0] == Code.NOT_IDLE else "idle"
+
+
+# --- the band by the present ----------------------------------------------------------------------
+
+
+def test_a_shared_card_whose_tenant_went_idle_ten_minutes_ago_is_idle() -> None:
+    world = on_a_shared_card(GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
+    assert state_of(world) == "busy"
+
+    world.read_after(30, 20, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
+
+    assert state_of(world) == "idle"
+    assert world.believed(world.card(), "peak") == 0.0
+    assert world.believed(world.card(), "utilization") > 0.5
+
+
+def test_a_tenant_that_rests_for_a_minute_does_not_make_its_card_idle() -> None:
+    world = on_a_shared_card(GRAPHICS_ACTIVE=0.9, GPU_UTILIZATION=0.9)
+
+    world.read_after(30, 2, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
+
+    assert state_of(world) == "busy"
+
+
+def test_the_latest_reading_alone_makes_a_card_busy() -> None:
+    world = on_a_shared_card()
+
+    world.read_after(30, GRAPHICS_ACTIVE=0.9)
+
+    assert state_of(world) == "busy"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    past=st.lists(st.sampled_from([0.0, 0.2, 0.6, 1.0]), min_size=4, max_size=30),
+    recent=st.lists(st.sampled_from([0.0, 0.2, 0.6, 1.0]), min_size=20, max_size=20),
+    minutes=st.sampled_from([5, 8, 10]),
+)
+def test_what_was_before_the_last_minutes_says_nothing_of_idle_and_busy(
+    past: list[float], recent: list[float], minutes: int
+) -> None:
+    world = World(Policy(recent_seconds=minutes * MINUTE))
+    world.add_node("node", 1, replicas=4)
+    world.read()
+    world.bind("tenant", on=[world.card()])
+    for value in [*past, *recent]:
+        world.read_after(30, GRAPHICS_ACTIVE=value, GPU_UTILIZATION=0.0)
+
+    peak = world.believed(world.card(), "peak")
+
+    # The oldest part is partly over: between five sixths of the time and all of it count.
+    most = int(minutes * 2) + 1
+    means = [np.mean(recent[-count:]) for count in range(int(most * 5 / 6) - 2, most + 1)]
+    assert max(recent[-1], min(means)) - 1e-6 <= peak <= max(recent[-1], *means) + 1e-6
+
+
+def test_of_idle_cards_the_one_with_the_calmer_hour_comes_first() -> None:
+    world = World()
+    for name in ("a-was-busy", "b-was-calm"):
+        world.add_node(name, 1, replicas=4)
+    world.read()
+    for name in ("a-was-busy", "b-was-calm"):
+        world.bind(name, name, on=[world.card(name)])
+    world.read_after(30, 60)
+    world.card("a-was-busy").values[Signal.GRAPHICS_ACTIVE] = 0.8
+    world.read_after(30, 20)
+
+    world.read_after(30, 20, GRAPHICS_ACTIVE=0.0)
+
+    assert ranking(world.rank()) == ["b-was-calm", "a-was-busy"]
+
+
+# --- power ----------------------------------------------------------------------------------------
+
+AT_REST = {
+    "t4": (28.0, 70.0),
+    "a10": (62.0, 150.0),
+    "l4": (30.0, 72.0),
+    "h200-capped": (130.0, 300.0),
+    "half-of-its-limit": (150.0, 300.0),
+}
+"""Watts at rest and power limit of cards that were seen idle."""
+
+
+@pytest.mark.parametrize("name", AT_REST)
+def test_what_a_card_draws_at_rest_is_no_foreign_use_and_refuses_nothing(name: str) -> None:
+    watts, limit = AT_REST[name]
+    world = one_node(1)
+
+    world.read_after(30, 4, POWER=watts, POWER_LIMIT=limit)
+
+    decision = world.rank(request(requires_idle=True))
+    assert rejected(decision) == {}
+
+
+def test_power_alone_claims_no_use_even_at_the_limit() -> None:
+    world = one_node(1)
+
+    world.read_after(30, 4, POWER=700.0, POWER_LIMIT=700.0)
+
+    assert rejected(world.rank(request(requires_idle=True))) == {}
+    assert world.believed(world.card(), "utilization") == 1.0
+
+
+@pytest.mark.parametrize(
+    "agreeing",
+    [{"MEMORY_USED": 2 * GIB}, {"DRAM_ACTIVE": 0.3}, {"SM_ACTIVE": 0.3}],
+    ids=["memory", "memory-traffic", "multiprocessors"],
+)
+def test_power_with_another_sign_of_use_is_foreign_use(agreeing: dict[str, float]) -> None:
+    world = one_node(1)
+
+    world.read_after(30, 4, POWER=350.0, POWER_LIMIT=700.0, **agreeing)
+
+    assert rejected(world.rank()) == {"node": Code.FOREIGN_USE}
+
+
+def test_the_power_that_a_card_was_seen_to_draw_at_rest_is_its_rest() -> None:
+    world = one_node(1)
+    world.read_after(30, POWER=130.0, POWER_LIMIT=300.0)
+    assert world.believed(world.card(), "utilization") == pytest.approx(40 / 210)
+
+    world.bind("tenant", on=[world.card()])
+    world.read_after(30, 20)
+
+    assert world.believed(world.card(), "latest") == 0.0
+    world.read_after(30, POWER=215.0)
+    assert world.believed(world.card(), "latest") == pytest.approx(0.5, abs=0.04)
+
+
+def test_a_card_that_works_teaches_nothing_of_its_rest() -> None:
+    world = on_a_shared_card(GRAPHICS_ACTIVE=0.3, POWER=400.0, POWER_LIMIT=700.0)
+
+    world.read_after(30, 5, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
+
+    assert world.believed(world.card(), "latest") == pytest.approx((400 - 210) / 490)
+
+
+@pytest.mark.parametrize("load", ["idle", "loaded_but_idle_60GiB"])
+@pytest.mark.parametrize("limit", [300.0, 700.0])
+def test_a_real_card_at_rest_is_at_rest_whatever_its_limit(load: str, limit: float) -> None:
+    world = one_node(1)
+    world.bind("tenant", on=[world.card()])
+    for watts in RECORDED["h200"]["series"][load]["power_w"]:
+        world.read_after(30, POWER=watts, POWER_LIMIT=limit)
+
+    assert world.believed(world.card(), "latest") < 0.02
+
+
+# --- foreign use of shared cards ------------------------------------------------------------------
+
+
+def test_foreign_use_of_a_shared_card_ranks_and_refuses_nothing() -> None:
+    world = World()
+    for name in ("a-foreign", "b-calm"):
+        world.add_node(name, 1, replicas=4)
+    world.card("a-foreign").values |= {
+        Signal.GRAPHICS_ACTIVE: 0.6,
+        Signal.MEMORY_USED: 20 * GIB,
+        Signal.MEMORY_FREE: 60 * GIB,
+    }
+    world.read_after(30, 5)
+
+    assert world.believed(world.card("a-foreign"), "is_foreign")
+    assert ranking(world.rank()) == ["b-calm", "a-foreign"]
+    assert ranking(world.rank(request(requires_idle=True))) == ["b-calm"]
+    assert rejected(world.rank(request(memory_bytes=int(70 * GIB)))) == {
+        "a-foreign": Code.NO_MEMORY
+    }
+
+
+def test_foreign_use_that_pauses_between_two_readings_still_counts_for_its_hour() -> None:
+    world = one_node(1, replicas=4)
+    used = {"MEMORY_USED": 20 * GIB, "MEMORY_FREE": 60 * GIB}
+    for _ in range(20):
+        world.read_after(30, GRAPHICS_ACTIVE=0.8, **used)
+        world.read_after(30, GRAPHICS_ACTIVE=0.0)
+
+    assert world.believed(world.card(), "latest") == 0.0
+    assert world.believed(world.card(), "utilization") == pytest.approx(0.4, abs=0.03)
+
+
+def test_foreign_use_of_a_whole_card_refuses_it() -> None:
+    world = one_node(1)
+
+    world.read_after(30, 3, GRAPHICS_ACTIVE=0.6)
+
+    assert rejected(world.rank()) == {"node": Code.FOREIGN_USE}

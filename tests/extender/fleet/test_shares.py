@@ -1,0 +1,85 @@
+"""Whether cards are sold in shares: by evidence, and as long as that holds."""
+
+from dataclasses import replace
+
+from extender.core.readings import Signal
+from tests.builders import GIB, GPU, ranking, request
+from tests.extender.fleet.agents import Agents
+from tests.worlds import World, one_node
+
+ROOMY = {Signal.MEMORY_USED: 0.0, Signal.MEMORY_FREE: 80 * GIB}
+
+
+def unlabelled(cards: int = 4, offered: int = 8) -> World:
+    """Return a world with a node without labels that offers more than telemetry shows."""
+    counts = {GPU: offered}
+    return one_node(cards, allocatable=counts, capacity=counts, labels={})
+
+
+def shape(world: World) -> tuple[int, int]:
+    """Return how many devices the node has, and how many shares each."""
+    row = world.row()
+    return len(row.slots), row.replicas
+
+
+def test_cards_that_telemetry_does_not_show_are_no_shares_of_those_that_it_shows() -> None:
+    world = unlabelled()
+
+    assert shape(world) == (8, 1)
+    assert ranking(world.rank(request(memory_bytes=int(60 * GIB)))) == ["node"]
+
+
+def test_several_pods_on_one_card_are_evidence_that_lasts_when_they_are_gone() -> None:
+    world = unlabelled()
+    one, other = (world.bind(name, on=[world.card()]) for name in ("one", "other"))
+    world.read_after(30)
+    assert shape(world) == (4, 2)
+
+    world.end(one)
+    world.end(other)
+    world.read_after(30)
+
+    assert shape(world) == (4, 2)
+
+
+def test_where_a_node_offers_another_number_the_evidence_is_old() -> None:
+    world = unlabelled()
+    pods = [world.bind(name, on=[world.card()]) for name in ("one", "other")]
+    world.read_after(30)
+    for pod in pods:
+        world.end(pod)
+    whole = {GPU: 4}
+
+    world.fleet.apply_node(replace(world.fleet.nodes["node"], allocatable=whole, capacity=whole))
+    world.read_after(30)
+
+    assert shape(world) == (4, 1)
+
+
+def test_an_agent_on_the_node_sees_every_card_that_there_is() -> None:
+    world = unlabelled()
+
+    Agents(world).report()
+
+    assert shape(world) == (4, 2)
+
+
+def test_pods_that_share_a_card_through_a_claim_are_no_evidence() -> None:
+    world = unlabelled()
+    for name in ("one", "other"):
+        world.bind(name, on=[world.card()], resources={}, has_claims=True)
+
+    world.read_after(30)
+
+    assert shape(world)[1] == 1
+
+
+def test_sharing_that_was_switched_off_is_off_before_its_label() -> None:
+    world = one_node(8, replicas=4)
+    assert shape(world) == (8, 4)
+    whole = {GPU: 8}
+
+    world.fleet.apply_node(replace(world.fleet.nodes["node"], allocatable=whole, capacity=whole))
+
+    assert shape(world) == (8, 1)
+    assert not world.row().is_shared

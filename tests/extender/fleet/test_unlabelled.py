@@ -1,0 +1,129 @@
+"""Which devices are free where no source tells which pods hold them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.evaluation import Question
+from extender.core.explain import explain, gather
+from extender.core.filtering import Code
+from extender.core.landing import BY_USE
+from extender.core.readings import Signal
+from tests.builders import GIB, GPU, ask, ranking, rejected, request
+from tests.worlds import BUSY, World, one_node
+
+LOADED = {Signal.MEMORY_USED: 60 * GIB, Signal.MEMORY_FREE: 20 * GIB}
+
+
+def unmapped(cards: int, held: int, in_use: int, values: dict[Signal, float]) -> World:
+    """Return a node of which no source tells who holds what; the first cards are in use."""
+    world = one_node(cards)
+    world.is_mapped = False
+    if held:
+        world.bind("tenants", count=held)
+    for index in range(in_use):
+        world.card(index=index).values |= values
+    world.read_after(60, 5)
+    return world
+
+
+def landing_on(world: World, count: int = 1) -> tuple[list[int], int, float]:
+    """Return the devices that a pod may land on, how many are held, and the chance of idle ones."""
+    snapshot = world.fleet.snapshot()
+    question = Question(request=request(count), ask=ask(count), policy=world.policy, overlay={})
+    (verdict,) = explain(gather(snapshot, snapshot.pools[GPU], question, ["node"]))
+    cards = [at for at, device in enumerate(verdict.devices) if device.can_land]
+    return cards, verdict.taken, verdict.chance
+
+
+@pytest.mark.parametrize("values", [dict(BUSY), LOADED], ids=["busy", "loaded"])
+def test_the_idle_ones_are_free_where_as_many_are_in_use_as_pods_hold(
+    values: dict[Signal, float],
+) -> None:
+    world = unmapped(8, held=4, in_use=4, values=values)
+
+    assert landing_on(world, 4) == ([4, 5, 6, 7], 0, BY_USE)
+
+
+def test_a_tenant_that_leaves_its_device_unused_takes_one_of_the_idle_ones() -> None:
+    world = unmapped(8, held=4, in_use=3, values=dict(BUSY))
+
+    assert landing_on(world)[:2] == ([3, 4, 5, 6, 7], 1)
+
+
+def test_of_more_devices_in_use_than_pods_hold_some_may_be_landed_on() -> None:
+    world = unmapped(8, held=4, in_use=5, values=dict(BUSY))
+
+    cards, taken, chance = landing_on(world)
+
+    assert (len(cards), taken) == (4, 0)
+    assert chance == pytest.approx(3 / 4 * BY_USE)
+    assert rejected(world.rank(request(4))) == {"node": Code.FOREIGN_USE}
+
+
+def test_without_labels_a_node_with_idle_cards_beats_a_silent_one() -> None:
+    world = unmapped(8, held=4, in_use=4, values=dict(BUSY))
+    world.add_node("a-silent", 8)
+    for index in range(8):
+        world.remove_card("a-silent", index)
+    world.read_after(30)
+
+    assert ranking(world.rank()) == ["node", "a-silent"]
+
+
+def test_a_pod_that_requires_idle_devices_takes_no_guess() -> None:
+    world = unmapped(8, held=4, in_use=4, values=dict(BUSY))
+
+    assert rejected(world.rank(request(requires_idle=True))) == {"node": Code.NOT_IDLE}
+
+
+def test_where_the_mapping_tells_nothing_is_guessed() -> None:
+    world = one_node(4)
+    world.bind("a", on=[world.card()])
+    world.card(index=1).values |= BUSY
+    world.read_after(60, 5)
+
+    cards, _, chance = landing_on(world)
+
+    assert (cards, chance) == ([1, 2, 3], pytest.approx(2 / 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cards=st.integers(1, 8),
+    held=st.integers(0, 8),
+    in_use=st.integers(0, 8),
+    count=st.integers(1, 8),
+)
+def test_a_guess_leaves_the_devices_that_the_count_leaves(
+    cards: int, held: int, in_use: int, count: int
+) -> None:
+    held, in_use = min(held, cards), min(in_use, cards)
+    world = unmapped(cards, held, in_use, dict(BUSY))
+
+    may_land, taken, chance = landing_on(world, count)
+
+    assert 0 <= chance <= 1
+    if cards - held >= count:
+        assert len(may_land) - taken == cards - held
+        is_used = sum(card < in_use for card in may_land)
+        assert is_used == max(in_use - held, 0)
+
+
+def test_init_containers_with_more_devices_than_the_main_ones_leave_the_node_readable() -> None:
+    world = one_node(8)
+    world.bind("a", count=4, lasting={"nvidia.com/gpu": 2}, on=[world.card(), world.card(index=1)])
+    world.read_after(60, 5)
+
+    row = world.row()
+    assert (row.is_agreed, row.held, row.taken) == (True, 4, 2)
+    assert landing_on(world)[0] == [2, 3, 4, 5, 6, 7]
+
+
+def test_a_main_container_that_no_mapping_shows_still_makes_a_node_unreadable() -> None:
+    world = one_node(8)
+    world.bind("a", count=4, lasting={"nvidia.com/gpu": 2}, on=[world.card()])
+
+    world.read_after(60, 5)
+
+    assert not world.row().is_agreed

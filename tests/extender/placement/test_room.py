@@ -1,0 +1,448 @@
+"""What room a shared GPU has: what its tenants declared stays theirs, whatever is in use."""
+
+from dataclasses import replace
+
+import pytest
+
+from extender.core.filtering import Code
+from extender.core.inventory import PodRecord
+from extender.core.readings import Signal
+from tests.builders import GIB, rejected, request
+from tests.extender.fleet.agents import Agents
+from tests.worlds import Device, World
+
+REFUSED = {"node": Code.NO_MEMORY}
+LATER = 300.0
+"""Seconds after which every pod's warm-up is over."""
+
+
+def sliced(cards: int = 1, *, in_use: float = 0.0, replicas: int = 8) -> World:
+    """Return a world with one time-sliced node of 80 GiB cards, read before any pod came."""
+    world = World()
+    world.add_node("node", cards, replicas=replicas)
+    use(world, in_use)
+    return world
+
+
+def use(world: World, gib: float, seconds: float = 30.0, index: int = 0) -> None:
+    """Read a card of which so much is in use."""
+    card = world.card(index=index)
+    card.values.update({Signal.MEMORY_USED: gib * GIB, Signal.MEMORY_FREE: (80 - gib) * GIB})
+    world.read_after(seconds)
+
+
+def tenant(
+    world: World, name: str, declared: float | None = None, on: Device | None = None
+) -> PodRecord:
+    """Let a pod hold a share of the first card."""
+    memory = None if declared is None else int(declared * GIB)
+    return world.bind(name, on=[on or world.card()], memory_bytes=memory)
+
+
+def refused(world: World, gib: float, **asked: object) -> dict[str, int]:
+    """Return why a pod that asks for so much gets no node."""
+    return rejected(world.rank(request(memory_bytes=int(gib * GIB), **asked)))
+
+
+def room(world: World) -> float:
+    """Return the most that a pod may ask for, in GiB, to within a tenth."""
+    fits = [tenth / 10 for tenth in range(801) if not refused(world, tenth / 10)]
+    return max(fits)
+
+
+# --- what is declared -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loaded", [0.0, 20.0, 60.0])
+def test_what_a_pod_declared_is_its_own_for_its_whole_life(loaded: float) -> None:
+    world = sliced()
+    tenant(world, "late", 60)
+
+    use(world, loaded, LATER)
+
+    assert room(world) == pytest.approx(20)
+
+
+def test_what_a_pod_uses_beyond_what_it_declared_counts_too() -> None:
+    world = sliced()
+    tenant(world, "a", 10)
+
+    use(world, 30, LATER)
+
+    assert room(world) == pytest.approx(50)
+
+
+def test_a_pod_that_gives_memory_back_may_take_it_again() -> None:
+    world = sliced()
+    tenant(world, "a", 60)
+    use(world, 60, LATER)
+
+    use(world, 5)
+
+    assert room(world) == pytest.approx(20)
+
+
+def test_what_was_there_before_a_pod_came_is_not_that_pods() -> None:
+    world = sliced(in_use=40)
+    tenant(world, "late", 30)
+
+    use(world, 40, LATER)
+
+    assert room(world) == pytest.approx(10)
+    use(world, 70)
+    assert room(world) == pytest.approx(10)
+
+
+def test_memory_that_foreign_processes_give_back_is_room_again() -> None:
+    world = sliced(in_use=40)
+    tenant(world, "a", 20)
+    use(world, 60, LATER)
+
+    use(world, 20)
+
+    assert room(world) == pytest.approx(60)
+
+
+def test_a_pod_without_a_declaration_counts_with_an_even_share_until_it_is_measured() -> None:
+    world = sliced()
+    tenant(world, "declared", 30)
+    tenant(world, "other")
+    use(world, 0)
+    assert room(world) == pytest.approx(80 - 30 - 10)
+
+    use(world, 0, LATER)
+
+    assert room(world) == pytest.approx(50)
+
+
+def test_what_a_pod_without_a_declaration_took_before_another_came_is_its_own() -> None:
+    world = sliced()
+    tenant(world, "other")
+    use(world, 30, LATER)
+    tenant(world, "late", 40)
+
+    use(world, 30, LATER)
+
+    assert room(world) == pytest.approx(10)
+
+
+def test_what_grows_while_a_pod_without_a_declaration_starts_is_its_own() -> None:
+    world = sliced()
+    tenant(world, "late", 40)
+    use(world, 0, LATER)
+    tenant(world, "other")
+
+    use(world, 30, 60)
+    use(world, 30, LATER)
+
+    assert room(world) == pytest.approx(10)
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_pods_that_nobody_shows_count_where_they_would_be_put(is_mapped: bool) -> None:
+    world = sliced(2)
+    world.is_mapped = is_mapped
+    for name in "ab":
+        world.bind(name, memory_bytes=int(60 * GIB))
+
+    world.read_after(LATER)
+
+    assert room(world) == pytest.approx(20)
+
+
+def test_an_mps_share_has_its_cap_whatever_others_declared() -> None:
+    labels = {
+        "nvidia.com/gpu.memory": str(80 * 1024),
+        "nvidia.com/gpu.replicas": "4",
+        "nvidia.com/gpu.sharing-strategy": "mps",
+    }
+    world = World()
+    world.add_node("node", replicas=4, labels=labels)
+    tenant(world, "a", 20)
+
+    use(world, 0, LATER)
+
+    assert room(world) == pytest.approx(20)
+
+
+# --- what processes tell --------------------------------------------------------------------------
+
+
+def test_what_an_agent_knows_to_be_foreign_is_not_what_a_pod_declared() -> None:
+    world = sliced()
+    pod = tenant(world, "late", 30)
+    agents = Agents(world)
+    agents.pods = {world.card().info.key: (pod.key,)}
+
+    world.clock.now += LATER
+    agents.report(MEMORY_USED=40 * GIB, MEMORY_FREE=40 * GIB, foreign_bytes=40 * GIB)
+
+    assert room(world) == pytest.approx(10)
+    world.end(pod)
+    assert room(world) == pytest.approx(40)
+
+
+def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
+    world = sliced()
+    late, other = tenant(world, "late", 40), tenant(world, "other")
+    use(world, 30, LATER)
+    assert room(world) == pytest.approx(40)  # it may be what was declared
+
+    shares = [(world.card().info.key, late.uid, 0), (world.card().info.key, other.uid, 30 * GIB)]
+    world.fleet.note_shares("node", shares, world.clock.now)
+    use(world, 30)
+
+    assert room(world) == pytest.approx(10)
+
+
+def test_what_an_agent_tells_of_processes_is_of_the_reading_that_follows() -> None:
+    world = sliced()
+    late, other = tenant(world, "late", 40), tenant(world, "other")
+    use(world, 0, LATER)
+    agents, key = Agents(world), world.card().info.key
+    agents.pods = {key: (late.key, other.key)}
+    shares = [(key, late.uid, 0), (key, other.uid, int(30 * GIB))]
+
+    world.clock.now += 5
+    world.fleet.note_shares("node", shares, world.clock.now)
+    agents.report(MEMORY_USED=30 * GIB, MEMORY_FREE=50 * GIB, foreign_bytes=0.0)
+
+    assert room(world) == pytest.approx(10)
+
+
+def test_a_pod_with_several_shares_of_a_card_declared_as_much_of_each() -> None:
+    world = sliced()
+    pod = world.bind("two", count=2, on=[world.card()], memory_bytes=int(20 * GIB))
+    use(world, 40, LATER)
+
+    held = [(world.card().info.key, pod.uid, int(40 * GIB))]
+    world.fleet.note_shares("node", held, world.clock.now)
+
+    assert room(world) == pytest.approx(40)
+
+
+def test_processes_that_are_not_all_tell_nothing() -> None:
+    world = sliced()
+    late, other = tenant(world, "late", 40), tenant(world, "other")
+    use(world, 30, LATER)
+
+    key = world.card().info.key
+    world.fleet.note_shares("node", [(key, late.uid, 0), (key, other.uid, 0)], world.clock.now)
+    world.fleet.note_shares("node", [(key, other.uid, 30 * GIB)], world.clock.now)
+    use(world, 30)
+
+    assert room(world) == pytest.approx(40)
+
+
+def test_what_processes_of_pods_do_not_explain_is_foreign() -> None:
+    world = sliced()
+    pod = tenant(world, "a", 10)
+    use(world, 41, LATER)
+    assert room(world) == pytest.approx(39)  # it may have loaded what it declared
+
+    world.fleet.note_shares("node", [(world.card().info.key, pod.uid, int(GIB))], world.clock.now)
+
+    use(world, 41)
+    assert room(world) == pytest.approx(30)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_an_end_releases_what_the_pods_processes_held(is_deleted: bool) -> None:
+    world = sliced()
+    pod = tenant(world, "a")
+    use(world, 41, LATER)
+    held = [(world.card().info.key, pod.uid, int(30 * GIB))]
+    world.fleet.note_shares("node", held, world.clock.now)
+
+    world.clock.now += 5
+    if is_deleted:
+        world.fleet.remove_pod(pod.uid, world.clock.now)
+    else:
+        world.end(pod)
+
+    assert room(world) == pytest.approx(80 - 11)
+
+
+# --- pods that leave ------------------------------------------------------------------------------
+
+
+def test_what_foreign_processes_hold_is_known_though_a_pod_has_just_left() -> None:
+    world = sliced(in_use=40)
+    pod = tenant(world, "short", 1)
+    use(world, 41, LATER)
+
+    world.clock.now += 5
+    world.end(pod)
+
+    assert refused(world, 60) == REFUSED
+    assert not refused(world, 39)
+    use(world, 0)
+    assert not refused(world, 60)
+
+
+@pytest.mark.parametrize("declared", [1, None])
+def test_what_a_pod_is_not_known_to_have_held_is_not_released_by_its_end(
+    declared: float | None,
+) -> None:
+    world = sliced()
+    pod = tenant(world, "short", declared)
+    use(world, 41, LATER)  # a process outside Kubernetes came meanwhile
+
+    world.clock.now += 5
+    world.end(pod)
+
+    assert refused(world, 60) == REFUSED
+
+
+def test_what_a_pod_declared_is_released_by_its_end() -> None:
+    world = sliced()
+    pod = tenant(world, "a", 60)
+    use(world, 55, LATER)
+    assert refused(world, 40) == REFUSED
+
+    world.clock.now += 5
+    world.end(pod)
+
+    assert not refused(world, 79)
+
+
+def test_what_a_pod_that_stays_declared_stays_as_another_leaves() -> None:
+    world = sliced()
+    tenant(world, "stays", 60)
+    pod = tenant(world, "leaves", 15)
+    use(world, 15, LATER)
+    assert room(world) == pytest.approx(5)
+
+    world.end(pod)
+
+    assert room(world) == pytest.approx(20)
+    use(world, 0)
+    assert room(world) == pytest.approx(20)
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), [(60, 30, 20), (60, 40, 0)])
+def test_a_reading_after_an_end_says_whose_memory_was_given_back(
+    before: float, after: float, expected: float
+) -> None:
+    """Of 40 GiB in use by a pod that declared none and 20 of 40 declared, one part goes."""
+    world = sliced()
+    other = tenant(world, "other")
+    use(world, 40, LATER)
+    declared = tenant(world, "declared", 40)
+    use(world, before, LATER)
+
+    world.end(other if after == 30 else declared)
+    use(world, after if after == 40 else 20)
+
+    assert room(world) == pytest.approx(40 if after == 30 else 40 + expected)
+
+
+def test_a_whole_gpu_comes_back_as_it_was_before_its_pod_came() -> None:
+    world = World()
+    world.add_node("node", 1)
+    use(world, 0)
+    pod = tenant(world, "a")
+    use(world, 70, LATER)
+
+    world.clock.now += 5
+    world.end(pod)
+
+    assert not refused(world, 79)
+
+
+def test_a_whole_gpu_of_which_nothing_is_known_from_before_its_pod_waits_for_a_reading() -> None:
+    world = World()
+    world.add_node("node", 1)
+    pod = tenant(world, "a")
+    use(world, 41)
+    use(world, 41, LATER)
+
+    world.clock.now += 5
+    world.end(pod)
+
+    assert refused(world, 60) == REFUSED
+    assert not refused(world, 39)
+    use(world, 0)
+    assert not refused(world, 60)
+
+
+# --- nominations ----------------------------------------------------------------------------------
+
+
+def nominated(world: World, gib: float, **asked: object) -> dict[str, int]:
+    return refused(world, gib, nominated_node="node", **asked)
+
+
+def delete(world: World, pod: PodRecord) -> None:
+    world.fleet.apply_pod(replace(pod, is_deleting=True))
+
+
+def test_a_nomination_where_no_pod_leaves_is_no_pass() -> None:
+    world = sliced(in_use=20)
+    tenant(world, "a", 40)
+    use(world, 20, LATER)
+
+    assert nominated(world, 30) == REFUSED
+    assert not nominated(world, 20)
+
+
+def test_on_the_nominated_node_leaving_pods_release_what_is_theirs_and_no_more() -> None:
+    world = sliced()
+    tenant(world, "stays", 68)
+    small = tenant(world, "small", 2)
+    use(world, 2, LATER)
+
+    delete(world, small)
+
+    assert nominated(world, 40) == REFUSED
+    assert refused(world, 12) == REFUSED
+    assert not nominated(world, 12)
+
+
+def test_a_pod_that_has_just_ended_counts_for_the_nominated_pod_though_readings_show_it() -> None:
+    world = sliced()
+    tenant(world, "stays", 20)
+    victim = tenant(world, "victim", 40)
+    use(world, 60, LATER)
+    world.clock.now += 5
+    world.end(victim)
+
+    assert refused(world, 50) == REFUSED
+    assert not nominated(world, 50)
+    use(world, 60, 1)
+    assert not nominated(world, 50)
+    use(world, 60, 90)
+    assert nominated(world, 50) == REFUSED
+
+
+def test_what_another_pod_takes_after_an_end_is_not_released_by_it() -> None:
+    world = sliced()
+    tenant(world, "stays", 20)
+    victim = tenant(world, "victim", 40)
+    use(world, 60, LATER)
+    world.clock.now += 5
+    world.end(victim)
+    use(world, 20, 2)
+    tenant(world, "next", 40)
+
+    use(world, 60, 10)
+
+    assert nominated(world, 30) == REFUSED
+
+
+@pytest.mark.parametrize("is_deleting", [False, True])
+def test_a_pod_that_requires_idle_waits_on_its_nominated_node_unless_victims_leave(
+    is_deleting: bool,
+) -> None:
+    world = World()
+    world.add_node("node", 1)
+    use(world, 0)
+    pod = tenant(world, "a")
+    world.card().values[Signal.GRAPHICS_ACTIVE] = 0.9
+    use(world, 70, LATER)
+
+    if is_deleting:
+        delete(world, pod)
+
+    expected = {} if is_deleting else {"node": Code.NOT_IDLE}
+    assert rejected(world.rank(request(requires_idle=True, nominated_node="node"))) == expected

@@ -1,0 +1,142 @@
+"""What holds of a shared GPU's room, whatever pods and foreign processes do."""
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extender.core.inventory import PodRecord
+from extender.core.readings import Signal
+from extender.placement.placer import Victims
+from tests.builders import GIB, pod_ref, request
+from tests.worlds import World
+
+SIZE = 80
+
+
+@dataclass
+class Card:
+    """One time-sliced card of 80 GiB as it really is, and as readings show it.
+
+    Attributes:
+        foreign: GiB that processes outside Kubernetes hold.
+        pods: each pod, and GiB that it holds.
+    """
+
+    foreign: int = 0
+    pods: dict[str, tuple[PodRecord, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.world = World()
+        self.world.add_node("node", replicas=20)
+        self.read()
+
+    @property
+    def used(self) -> int:
+        return self.foreign + sum(held for _, held in self.pods.values())
+
+    @property
+    def declared(self) -> int:
+        return sum(int((pod.memory_bytes or 0) / GIB) for pod, _ in self.pods.values())
+
+    def read(self, seconds: float = 30.0) -> None:
+        used, card = self.used * GIB, self.world.card()
+        card.values.update({Signal.MEMORY_USED: used, Signal.MEMORY_FREE: SIZE * GIB - used})
+        self.world.read_after(seconds)
+
+    def start(self, name: str, declared: int | None, held: int) -> None:
+        memory = None if declared is None else int(declared * GIB)
+        pod = self.world.bind(name, on=[self.world.card()], memory_bytes=memory)
+        self.pods[name] = pod, min(held, SIZE - self.used)
+        self.read(300.0)
+
+    def end(self, name: str) -> None:
+        self.world.clock.now += 5.0
+        pod, _ = self.pods.pop(name)
+        self.world.end(pod)
+
+    def load(self, name: str, held: int) -> None:
+        pod, before = self.pods[name]
+        self.pods[name] = pod, min(held, SIZE - self.used + before)
+        self.read()
+
+    def room(self) -> float:
+        return (
+            float(
+                self.world.placer.explain_nodes(request(), ["node"])[0].devices[0].free_bytes or 0
+            )
+            / GIB
+        )
+
+    def fits_without(self, name: str, gib: int) -> bool:
+        asked = request(memory_bytes=int(gib * GIB))
+        victims = Victims(node="node", uids=frozenset({self.pods[name][0].uid}))
+        return bool(self.world.placer.accepts_without(pod_ref("new"), asked, [victims]))
+
+    def fits(self, gib: int) -> bool:
+        return self.world.rank(request(memory_bytes=int(gib * GIB))).best is not None
+
+
+amounts = st.integers(0, SIZE)
+declared = st.sampled_from([None, 5, 20, 40])
+
+
+@st.composite
+def cards(draw: st.DrawFn, *, declare: st.SearchStrategy[int | None] = declared) -> Card:
+    """Draw a card with foreign processes and pods that have come, loaded and given back."""
+    card = Card(foreign=draw(st.sampled_from([0, 0, 10, 40])))
+    for number in range(draw(st.integers(1, 3))):
+        asked = draw(declare)
+        most = SIZE if asked is None else asked
+        card.start(f"p{number}", asked, draw(st.integers(0, most)))
+        if draw(st.booleans()):
+            card.load(f"p{number}", draw(st.integers(0, most)))
+    return card
+
+
+@settings(max_examples=60, deadline=None)
+@given(cards())
+def test_room_never_exceeds_what_is_free_nor_what_declarations_leave(card: Card) -> None:
+    assert card.room() <= SIZE - card.used + 1e-6
+    assert card.room() <= max(SIZE - card.declared, 0) + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(cards(), st.data())
+def test_an_end_makes_no_more_room_than_the_pod_declared_or_held(
+    card: Card, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(card.pods)))
+    pod, held = card.pods[name]
+    before = card.room()
+
+    card.end(name)
+
+    most = max(held, (pod.memory_bytes or 0) / GIB)
+    assert card.room() <= before + most + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(cards(declare=st.sampled_from([5, 20, 40])), st.data())
+def test_preemption_says_what_filter_says_once_the_victim_is_gone(
+    card: Card, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(sorted(card.pods)))
+    gib = data.draw(st.integers(1, SIZE))
+    expected = card.fits_without(name, gib)
+
+    card.end(name)
+    card.read()
+
+    assert card.fits(gib) is expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(cards(), st.data())
+def test_a_nomination_alone_changes_nothing(card: Card, data: st.DataObject) -> None:
+    gib = data.draw(st.integers(1, SIZE))
+    asked = request(memory_bytes=int(gib * GIB))
+
+    nominated = card.world.rank(replace(asked, nominated_node="node"))
+
+    assert nominated.best == card.world.rank(asked).best

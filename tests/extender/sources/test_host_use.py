@@ -1,0 +1,104 @@
+"""What all pods of a node request of it, as lists and watches tell."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from extender.core.host_resources import NONE, HostResources
+from extender.core.resources import ResourceNames
+from extender.sources.host_use import HostUse, Placed
+from extender.sources.kube_shelf import Pace
+from extender.sources.kube_text import PodGlance
+from tests.extender.fake_kube import eventually, running_kube
+from tests.extender.sources.following import following
+
+ONE = HostResources(1000, 1 << 30)
+TWO = ONE.plus(ONE)
+
+
+class Told:
+    """Keeps the latest sum of each node."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, HostResources] = {}
+        self.use = HostUse(self.sums.__setitem__)
+
+
+async def test_a_list_corrects_what_the_watch_has_lost() -> None:
+    told = Told()
+    told.use.put("stays", Placed("a", ONE))
+    told.use.put("lost", Placed("a", ONE))
+    assert told.sums == {"a": TWO}
+
+    told.use.begin_list()
+    told.use.add_listed("stays", Placed("a", ONE))
+    told.use.add_listed("new", Placed("b", ONE))
+    told.use.add_listed("ended-meanwhile", Placed("b", ONE))
+    told.use.put("ended-meanwhile", None)
+    told.use.put("came-meanwhile", Placed("b", ONE))
+    await told.use.end_list(Pace())
+
+    assert told.sums == {"a": ONE, "b": TWO}
+
+
+async def test_a_list_that_breaks_off_changes_nothing() -> None:
+    told = Told()
+    told.use.put("pod", Placed("a", ONE))
+
+    told.use.begin_list()
+    told.use.abort_list()
+    told.use.put("pod", None)
+
+    assert told.sums == {"a": NONE}
+
+
+def pod(cpu: str, **more: object) -> dict[str, object]:
+    return {
+        "metadata": {"uid": "u", "name": "web", "resourceVersion": "7"},
+        "spec": {
+            "nodeName": "a",
+            "containers": [{"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}],
+        },
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        pytest.param(pod("1"), Placed("a", ONE), id="runs"),
+        pytest.param(pod("1", status={"phase": "Failed"}), None, id="has-failed"),
+        pytest.param({"metadata": {"uid": "u"}, "spec": {}}, None, id="on-no-node"),
+    ],
+)
+def test_a_glance_tells_what_a_pod_requests_though_it_has_no_gpu(
+    value: dict[str, object], expected: Placed | None
+) -> None:
+    noted: list[tuple[str, Placed | None]] = []
+    glance = PodGlance(
+        ResourceNames(),
+        ("dcgm-exporter",),
+        listed=lambda *placed: noted.append(placed),
+        watched=lambda *placed: noted.append(placed),
+    )
+
+    glance.may_matter(orjson.dumps(value))
+    for kind in ("ADDED", "DELETED"):
+        version = {"metadata": {"uid": "u", "name": "web", "resourceVersion": "7"}}
+        glance.idle_change(orjson.dumps({"type": kind, "object": value | version}))
+
+    assert noted == [("u", expected), ("u", expected), ("u", None)]
+
+
+async def test_pods_without_gpus_count_on_their_node_while_they_are_there(tmp_path: Path) -> None:
+    async with running_kube() as kube:
+        kube.put("pods", pod("1"))
+        async with following(kube, tmp_path) as (_, sink):
+            assert sink.requested == {"a": ONE}
+            assert sink.pods == {}
+
+            kube.put("pods", pod("2"))
+            await eventually(lambda: sink.requested["a"] == HostResources(2000, 1 << 30))
+            kube.delete("pods", "/web")
+            await eventually(lambda: sink.requested["a"] == NONE)
