@@ -63,7 +63,7 @@ async def test_it_places_one_pod_and_ends() -> None:
     async with cluster("--once") as process:
         output, _ = await process.communicate()
 
-    assert "pod example is on gpu-h100-01" in output.decode()
+    assert "pod example is on gpu-h200-01" in output.decode()
     assert process.returncode == 0
 
 
@@ -85,7 +85,7 @@ async def test_its_commands_work_as_printed_and_ctrl_c_leaves_nothing_behind() -
             " && ".join([*commands, wait, "kubectl describe pod example"]), stdout=PIPE
         )
         output, _ = await shell.communicate()
-        assert "assigned default/example to gpu-h100-01" in output.decode()
+        assert "assigned default/example to gpu-h200-01" in output.decode()
         assert processes_that_know(folder)
 
         process.send_signal(signal.SIGINT)

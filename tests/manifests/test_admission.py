@@ -282,6 +282,7 @@ async def test_a_webhook_whose_certificate_the_api_server_does_not_know_stops_no
     await admitting.until(DEFAULT)
 
 
+@pytest.mark.neighbours
 @pytest.mark.e2e
 @pytest.mark.timeout(180)
 async def test_the_api_server_asks_who_cert_managers_cainjector_has_it_trust(
@@ -333,6 +334,7 @@ async def test_the_webhook_adds_the_right_to_look_at_one_lease_and_no_other(
 
 
 @pytest.mark.parametrize("name", ["admission", "admission-cert-manager"])
+@pytest.mark.e2e
 def test_the_api_server_is_told_an_address_that_is_served_with_a_name_that_is_certified(
     name: str,
 ) -> None:
@@ -364,6 +366,7 @@ def test_the_api_server_is_told_an_address_that_is_served_with_a_name_that_is_ce
     assert webhook["timeoutSeconds"] <= 3
 
 
+@pytest.mark.e2e
 def test_pods_are_given_to_the_scheduler_that_is_shipped_and_let_on_its_nodes() -> None:
     settings = load_settings(None, {}).admission
     items = built(SECOND_SCHEDULER)

@@ -244,6 +244,7 @@ def test_agents_report_where_the_extender_listens_and_as_whom_it_expects() -> No
     assert f"{account['namespace']}/{account['name']}" in agents.service_accounts
 
 
+@pytest.mark.e2e
 def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["certs-job", "agent-reports"]))
     agents = extender_settings(variables("agent-reports", EXTENDER)).agents
@@ -270,6 +271,7 @@ def test_agents_report_over_tls_to_the_certificate_that_the_webhooks_have(tmp_pa
         assert f"--ca-namespace={AGENT_NAMESPACE}" in container["args"]
 
 
+@pytest.mark.e2e
 def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown(
     tmp_path: Path,
 ) -> None:
@@ -287,6 +289,7 @@ def test_over_tls_everybody_looks_where_the_certificate_of_the_webhooks_is_shown
     }
 
 
+@pytest.mark.e2e
 def test_plain_http_is_had_by_everybody_who_looks_where_it_is_asked_for(tmp_path: Path) -> None:
     together = built(with_components(tmp_path, ["service-monitor", "status-plain"]))
     settings = extender_settings(variables("status-plain", EXTENDER))
@@ -323,6 +326,7 @@ def test_the_api_server_reaches_the_status_port_from_where_the_right_to_the_prox
     assert network.subnet_of(ipaddress.ip_network("192.0.2.0/24")), "until it is set: nobody's"
 
 
+@pytest.mark.e2e
 def test_pods_of_a_node_reach_the_loads_of_its_gpus_and_nothing_else_of_the_agent(
     tmp_path: Path,
 ) -> None:

@@ -55,7 +55,7 @@ EXPECTED: Final = {
     "share-onnx": SHARED,
     "share-pytorch": SHARED,
     "share-tensorflow": SHARED,
-    "smoke": WHOLE,
+    "smoke": WHOLE | {"tainted"},
 }
 """Nodes that an example may be on, by the example's name."""
 

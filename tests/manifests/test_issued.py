@@ -109,6 +109,7 @@ async def as_the_guide_says(folder: Path, installation: Installation) -> None:
         await installation.plane.kubectl(*words)
 
 
+@pytest.mark.neighbours
 async def test_who_trusts_cert_managers_old_ca_knows_what_the_renewed_one_issues(
     installation: Installation, tmp_path: Path
 ) -> None:
