@@ -47,7 +47,7 @@ def agent_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
         raise AgentError(f"{url}: {error}") from error
     try:
         return parse_loads(json.loads(content))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise AgentError(f"{url}: no report of an agent: {error}") from error
 
 

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from extender.decoding import MalformedError, decode_with
+
 VERSION: Final = 1
 
 MAX_BYTES: Final = 1 << 20
@@ -249,14 +251,14 @@ def decode(content: bytes) -> Report:
     if len(content) > MAX_BYTES:
         raise ReportError(f"report of {len(content)} bytes: must be at most {MAX_BYTES} bytes")
     try:
-        version = _ENVELOPE.decode(content).version
+        version = decode_with(_ENVELOPE.decode, content).version
         if version != VERSION:
             raise ReportError(
                 f"report of version {version}: must be version {VERSION}: "
                 "agents and extender must be of the same release"
             )
-        report = _DECODER.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        report = decode_with(_DECODER.decode, content)
+    except MalformedError as error:
         raise ReportError(f"cannot read report: {error}") from error
     for name, column in report.signals.items():
         if len(column) != len(report.devices):
@@ -374,15 +376,15 @@ def decode_update(content: bytes | bytearray | memoryview) -> Update:
         ReportError: it is none, or of a version that this program does not understand.
     """
     try:
-        return _UPDATE_DECODER.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_with(_UPDATE_DECODER.decode, content)
+    except MalformedError as error:
         raise ReportError(_what_is_wrong(content, error)) from error
 
 
 def _what_is_wrong(content: bytes | bytearray | memoryview, error: Exception) -> str:
     try:
-        version = _UPDATE_ENVELOPE.decode(content).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        version = decode_with(_UPDATE_ENVELOPE.decode, content).version
+    except MalformedError:
         return f"cannot read update: {error}"
     if version == VERSION:
         return f"cannot read update: {error}"
@@ -395,6 +397,6 @@ def _what_is_wrong(content: bytes | bytearray | memoryview, error: Exception) ->
 def decode_farewell(content: bytes) -> str:
     """Return the reason of a farewell, "" where it cannot be read."""
     try:
-        return _FAREWELL_DECODER.decode(content).reason
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode_with(_FAREWELL_DECODER.decode, content).reason
+    except MalformedError:
         return ""

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from extender.decoding import MalformedError, decode_with
 from extender.remote import answers
 from extender.remote.advice import Advice
 from extender.remote.errors import ClientError, Failure
@@ -20,6 +21,9 @@ from extender.remote.ways import Login, UrlWay, Way
 __all__ = ["SERVICE", "Client", "ClientError", "Failure", "answers"]
 
 Kind = TypeVar("Kind", bound=answers.Answer)
+T = TypeVar("T")
+
+_ANYTHING: Final = msgspec.json.Decoder()
 
 SERVICE: Final = "idlegpu/idlegpu-extender:status"
 """Where the manifests have the extender answer: namespace/name:port."""
@@ -267,7 +271,7 @@ class Client:
 
     def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
         """Return any answer as plain JSON; parameters that are None are left out."""
-        return msgspec.json.decode(self._way.ask("GET", path, _params(asked)))
+        return _decode(_ANYTHING, self._way.ask("GET", path, _params(asked)), path)
 
     def text(self, path: str) -> str:
         """Return any answer as text, such as the metrics."""
@@ -282,14 +286,18 @@ def _params(asked: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _read(kind: type[Kind], body: bytes, path: str) -> Kind:
-    """Read an answer.
+    return _decode(msgspec.json.Decoder(kind), body, path)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, path: str) -> T:
+    """Decode an answer.
 
     Raises:
         ClientError: it is none.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_with(decoder.decode, body)
+    except MalformedError as error:
         raise ClientError(
             f"the answer for {path} cannot be read: {error}: is that an idlegpu extender, and not "
             "an older one?",

@@ -13,6 +13,7 @@ from typing import Final, Self
 import aiohttp
 import orjson
 
+from extender.decoding import MalformedError, decode_with
 from extender.kube_config import (
     SERVICE_ACCOUNT,
     KubeConfigError,
@@ -332,8 +333,8 @@ def parse_object(body: bytes, action: str) -> Mapping[str, object]:
         KubeError: it is none, as when a proxy answers in the API server's place.
     """
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        value = decode_with(orjson.loads, body)
+    except MalformedError as error:
         raise KubeError(f"cannot {action}: the answer is no JSON: {_show(body)}") from error
     if not isinstance(value, dict):
         raise KubeError(f"cannot {action}: the answer is no JSON object: {_show(body)}")
@@ -386,8 +387,8 @@ async def _check(response: aiohttp.ClientResponse, action: str) -> None:
 def _message(body: bytes) -> str:
     """Return the message of a Status object, else the start of what came instead."""
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        value = decode_with(orjson.loads, body)
+    except MalformedError:
         return _show(body)
     message = value.get("message") if isinstance(value, dict) else None
     return message if isinstance(message, str) and message else _show(body)

@@ -12,6 +12,7 @@ import orjson
 
 from extender.core.resources import MOST_CONTAINERS, count_containers
 from extender.core.untyped import items_of, mapping_of, text_of
+from extender.decoding import MalformedError, decode_with
 
 API_VERSION: Final = "admission.k8s.io/v1"
 KIND: Final = "AdmissionReview"
@@ -55,8 +56,8 @@ def decode_review(body: bytes) -> Review:
         ReviewError: it is none, or not of a pod that is created.
     """
     try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        document = decode_with(orjson.loads, body)
+    except MalformedError as error:
         raise ReviewError(f"cannot read AdmissionReview: {error}") from error
     review = mapping_of(document)
     request = mapping_of(review.get("request"))

@@ -15,6 +15,7 @@ import orjson
 
 from extender.certs.issuing import EXTENDER, SCHEDULER, CertsError, Files, trusted
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import decode_with
 from extender.kube import KubeClient, KubeError
 
 SIDES: Final = (EXTENDER, SCHEDULER)
@@ -193,7 +194,7 @@ class Secrets:
                 "data": {key: text for key, text in wanted.items() if text is not None},
             }
             answer = await self._send("POST", self._path, body, "create secrets")
-        self._held[name] = _held(mapping_of(orjson.loads(answer)))
+        self._held[name] = _held(mapping_of(decode_with(orjson.loads, answer)))
 
     async def _send(self, method: str, path: str, body: object, action: str) -> bytes:
         return await self._client.send(

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from extender.decoding import decode_with
 from extender.remote.errors import ClientError, Failure
+from extender.yaml_documents import yaml_documents
 
 Object = dict[str, Any]
 
@@ -49,8 +49,8 @@ def read_pods(file: str) -> list[Object]:
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-        documents = list(yaml.safe_load_all(text))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        documents = decode_with(yaml_documents, text)
+    except (OSError, ValueError) as error:
         cause = " ".join(str(error).split())
         raise ClientError(f"cannot read {file}: {cause}", Failure.BAD_QUESTION) from error
     pods = [pod for document in documents for pod in _pods_of(document)]

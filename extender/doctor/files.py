@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import yaml
 
+from extender.decoding import MalformedError, decode_with
 from extender.doctor.certificates import PEM, read_certificates
 from extender.doctor.exposition import parse_exposition
 from extender.doctor.pile import Pile
 from extender.remote.errors import ClientError, Failure
+from extender.yaml_documents import yaml_documents
 
 ALLOWED: Final = (
     "must be objects of the API server as JSON or YAML (nodes, pods, daemonsets, configmaps, "
@@ -62,13 +63,13 @@ def _add_text(pile: Pile, file: str, text: str) -> bool:
 def _documents(text: str) -> Iterator[object]:
     """Yield the documents of a text, none where it is neither JSON nor YAML."""
     try:
-        yield msgspec.json.decode(text)
+        yield decode_with(msgspec.json.decode, text)
         return
-    except msgspec.DecodeError:
+    except MalformedError:
         pass
     try:
-        yield from list(yaml.safe_load_all(text))
-    except yaml.YAMLError:
+        yield from decode_with(yaml_documents, text)
+    except MalformedError:
         return
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import yaml
-
 from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.decoding import MalformedError, decode_with
 from extender.doctor.certificates import read_secret
 from extender.doctor.facts import Certificate, Facts, Object, Right, Sample, Scheduler
 from extender.doctor.objects import key_of
 from extender.doctor.rbac import HOW, KINDS, read_rights
 from extender.doctor.rights import ACCOUNT
+from extender.yaml_documents import yaml_documents
 
 END_METRIC: Final = "idlegpu_certificate_end_timestamp_seconds"
 SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
@@ -145,8 +145,8 @@ class Pile:
             return
         for name, value in data.items():
             try:
-                documents = list(yaml.safe_load_all(text_of(value)))
-            except yaml.YAMLError:
+                documents = decode_with(yaml_documents, text_of(value))
+            except MalformedError:
                 continue  # a ConfigMap may hold anything
             for document in documents:
                 if isinstance(document, dict) and not text_of(document.get("kind")).endswith(

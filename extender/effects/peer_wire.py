@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from extender.decoding import MalformedError, decode_with
 from extender.placement.asked import PRIORITIZE, AnsweredQuestion
 
 T = TypeVar("T")
@@ -216,9 +217,9 @@ def _age(at: float, now: float) -> float:
 
 def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, what: str) -> T:
     try:
-        version = _VERSION.decode(body).version
+        version = decode_with(_VERSION.decode, body).version
         if version != VERSION:
             raise PeerError(f"cannot read {what}: $.version is {version}, must be {VERSION}")
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode_with(decoder.decode, body)
+    except MalformedError as error:
         raise PeerError(f"cannot read {what}: {error}") from error

@@ -17,6 +17,7 @@ from prometheus_client import Counter
 from extender.config import Settings
 from extender.core.tally import Tally
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import MalformedError, decode_with
 from extender.fleet.fleet import Fleet
 from extender.kube import KubeClient
 from extender.observe.answers import NOT_KEPT, error_answer, json_answer
@@ -194,8 +195,8 @@ class Access:
             if len(body) > MAX_BODY:
                 return error_answer(413, f"the body is larger than {MAX_BODY} bytes")
         try:
-            token = text_of(mapping_of(orjson.loads(body)).get("token")).strip()
-        except orjson.JSONDecodeError:
+            token = text_of(mapping_of(decode_with(orjson.loads, body)).get("token")).strip()
+        except MalformedError:
             return error_answer(400, 'the body is no JSON: send {"token": "..."}')
         if len(token) > MAX_COOKIE:
             return error_answer(

@@ -270,7 +270,7 @@ def _read_told(body: bytes) -> Told:
     What a long decision says of thousands of nodes stays as it is written: a `msgspec.Raw`.
 
     Raises:
-        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it cannot be read.
+        Exception: it cannot be read.
     """
     told = _WRITTEN.decode(body)
     return Told(

@@ -14,6 +14,7 @@ import orjson
 
 from extender.core.steps import Steps
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import MalformedError, decode_with
 from extender.observe.explain_node import NodeTold, in_short_or_full
 from extender.observe.explain_views import kept_view
 from extender.observe.parameters import QueryError
@@ -55,12 +56,14 @@ def read_told(body: bytes | None) -> Json:
     What it says of thousands of nodes goes to the caller as it is.
     """
     try:
-        told = _TOLD.decode(body or b"{}")
-        return {
-            name: raw if name in _LONG else msgspec.json.decode(raw) for name, raw in told.items()
-        }
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return decode_with(_read_told, body or b"{}")
+    except MalformedError:
         return {}
+
+
+def _read_told(body: bytes) -> Json:
+    told = _TOLD.decode(body)
+    return {name: raw if name in _LONG else msgspec.json.decode(raw) for name, raw in told.items()}
 
 
 def decided_at(view: Mapping[str, object]) -> float:

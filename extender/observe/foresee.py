@@ -14,6 +14,7 @@ from extender.core.request import GpuRequest, parse_pod_ref, parse_request
 from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_containers
 from extender.core.steps import let_go
 from extender.core.untyped import mapping_of
+from extender.decoding import MalformedError, decode_with
 from extender.fleet.fleet import Fleet
 from extender.observe.answers import document_answer, error_answer
 from extender.observe.explain_api import PATH
@@ -67,8 +68,8 @@ class Foresight:
             if len(body) > MAX_BODY:
                 return error_answer(413, f"the pod is larger than {MAX_BODY} bytes")
         try:
-            pod = mapping_of(orjson.loads(body))
-        except orjson.JSONDecodeError as error:
+            pod = mapping_of(decode_with(orjson.loads, body))
+        except MalformedError as error:
             return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
         if not mapping_of(pod.get("spec")).get("containers"):
             return error_answer(400, "the body is no pod: spec.containers must name its containers")

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
-
+from extender.decoding import MalformedError, decode_with
 from extender.observe.replicas import Replicas
 
 
@@ -30,7 +29,7 @@ class Form(Generic[Word]):
     """How what is told is read.
 
     Attributes:
-        decode: of the form's JSON; raises a `msgspec.DecodeError` where it is none.
+        decode: of the form's JSON; raises where it is none.
         version: the one that can be read.
     """
 
@@ -40,8 +39,8 @@ class Form(Generic[Word]):
     def read(self, body: bytes | None) -> Word | None:
         """Return what another replica told, None where it is nothing that can be read."""
         try:
-            told = self.decode(body or b"")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            told = decode_with(self.decode, body or b"")
+        except MalformedError:
             return None
         return told if told.version == self.version else None
 

@@ -30,6 +30,7 @@ from extender.core.snapshot import (
     Tenant,
 )
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import MalformedError, decode_with
 from extender.records.columns import TELEMETRY, VERSION, Column, RecordError, read_columns
 
 
@@ -113,8 +114,8 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Logged]:
     reader = _Reader()
     for number, text in enumerate(file, 1):
         try:
-            document = orjson.loads(text)
-        except orjson.JSONDecodeError as error:
+            document = decode_with(orjson.loads, text)
+        except MalformedError as error:
             if not text.endswith(b"\n") or not text.lstrip().startswith(b'{"kind":'):
                 continue
             raise RecordError(f"{name}:{number}: no JSON: {error}") from error

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from extender.decoding import MalformedError, decode_with
 from extender.kube_library import KUBECONFIG_ERRORS, Configuration, cause_of, config
 from extender.remote.errors import ClientError, Failure
 from extender.remote.ways import Login, Params, UrlWay
@@ -117,7 +118,7 @@ class Cluster:
         Raises:
             ClientError: the API server does not give it.
         """
-        return msgspec.json.decode(self._way.ask("GET", path, params))
+        return _read(self._way.ask("GET", path, params), path)
 
     def create(self, path: str, item: Mapping[str, object]) -> Any:  # noqa: ANN401 - an object
         """Create an object in a collection, and return it.
@@ -125,7 +126,7 @@ class Cluster:
         Raises:
             ClientError: the API server does not take it.
         """
-        return msgspec.json.decode(self._way.ask("POST", path, None, msgspec.json.encode(item)))
+        return _read(self._way.ask("POST", path, None, msgspec.json.encode(item)), path)
 
     def delete(self, path: str) -> None:
         """Delete an object; one that is gone is no failure.
@@ -162,6 +163,9 @@ class _Spec(msgspec.Struct):
 
 class _Service(msgspec.Struct):
     spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+_SERVICE_DECODER: Final = msgspec.json.Decoder(_Service)
 
 
 class _Address(NamedTuple):
@@ -246,10 +250,19 @@ class ServiceWay:
                 self._hint = f" (where that port speaks no TLS: --service {plain})"
             return address.proxy_path(HTTPS)
         try:
-            service = msgspec.json.decode(answer, type=_Service)
-        except msgspec.DecodeError:  # no API server answers: what is asked next says so
+            service = decode_with(_SERVICE_DECODER.decode, answer)
+        except MalformedError:  # no API server answers: what is asked next says so
             return address.proxy_path("")
         return address.proxy_path(HTTPS if address.speaks_tls(service) else "")
+
+
+def _read(body: bytes, path: str) -> Any:  # noqa: ANN401 - an object
+    try:
+        return decode_with(msgspec.json.decode, body)
+    except MalformedError as error:
+        raise ClientError(
+            f"the API server's answer for {path} cannot be read: {error}", Failure.FAULT
+        ) from error
 
 
 def _namespace(loader: Any) -> str:  # noqa: ANN401 - the library's

@@ -11,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 import urllib3
 
+from extender.decoding import MalformedError, decode_with
 from extender.remote.errors import ClientError, Failure
 
 Params = Mapping[str, str]
@@ -162,8 +163,8 @@ def message_of(body: bytes) -> str:
         ('no', 'x')
     """
     try:
-        told = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = decode_with(msgspec.json.decode, body)
+    except MalformedError:
         told = None
     if isinstance(told, dict):
         for name in ("error", "message"):

@@ -10,7 +10,9 @@ from typing import Final
 import yaml
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.decoding import MalformedError, decode_with
 from extender.settings.spec import ENVIRONMENT_PREFIX, Kind, Setting, is_secret
+from extender.yaml_documents import BoundedLoader
 
 Values = dict[str, object]
 """Values by name; a section is such a dictionary again."""
@@ -41,7 +43,7 @@ class Layer:
     problems: tuple[str, ...] = ()
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(BoundedLoader):
     """YAML's safe loader, but a name given twice is an error: one of the two would be lost."""
 
     @override
@@ -77,14 +79,11 @@ def parse_file(path: Path, content: bytes) -> Layer:
     """Parse what was read from the settings file."""
     try:
         text = content.decode("utf-8-sig")
-        document = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        document = decode_with(_load, text)
     except UnicodeDecodeError as error:
         return Layer(problems=(f"{path}: is no UTF-8 text: byte {error.start} is wrong",))
-    except yaml.YAMLError as error:
-        return Layer(problems=(f"{path}: {_explain(error)}",))
-    except (RecursionError, ValueError) as error:
-        # ValueError: a value that looks like a date, or a number too long to read.
-        return Layer(problems=(f"{path}: is no YAML that can be read: {error}",))
+    except MalformedError as error:
+        return Layer(problems=(f"{path}: {_reason(error)}",))
     if document is None:
         return Layer()
     if not isinstance(document, dict):
@@ -140,6 +139,10 @@ def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
     return kept
 
 
+def _load(text: str) -> object:
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
 def _explain(error: yaml.YAMLError) -> str:
     """Say what is wrong and where, without the line itself: it may hold a secret."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
@@ -162,15 +165,20 @@ def _parse(text: str, setting: Setting) -> object:
         return text
     example = "[a, b]" if setting.kind is Kind.LIST else "{name: value}"
     try:
-        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        value = decode_with(_load, text)
+    except MalformedError as error:
         shown = "" if is_secret(setting.name) else f": {_reason(error)}"
         raise ValueError(f"cannot be read{shown}: must be {setting.kind} like {example}") from error
     return value
 
 
-def _reason(error: Exception) -> str:
-    return _explain(error) if isinstance(error, yaml.YAMLError) else str(error)
+def _reason(error: MalformedError) -> str:
+    cause = error.__cause__
+    return (
+        _explain(cause)
+        if isinstance(cause, yaml.YAMLError)
+        else f"is no YAML that can be read: {error}"
+    )
 
 
 def _put(values: Values, path: tuple[str, ...], value: object) -> None:

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, Final
 
 import orjson
 
+from extender.decoding import decode_with
+
 _PREFIX: Final = struct.Struct(">QQ")
 PREFIX_BYTES: Final = _PREFIX.size
 
@@ -46,7 +48,7 @@ def decode_header(data: bytes) -> Mapping[str, Any]:
     Raises:
         ValueError: it is not one.
     """
-    header = orjson.loads(data)
+    header = decode_with(orjson.loads, data)
     if not isinstance(header, dict):
         raise ValueError(  # noqa: TRY004 - one exception for all that is no frame
             f"cannot read a frame: its header is {type(header).__name__}: not ours"

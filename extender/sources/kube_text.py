@@ -25,6 +25,7 @@ from extender.core.host_resources import (
 )
 from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of
+from extender.decoding import MalformedError, decode_with
 from extender.kube import KubeError, parse_object
 from extender.sources.host_use import Placed
 
@@ -156,8 +157,8 @@ class PodGlance:
     def may_matter(self, text: msgspec.Raw | bytes) -> bool:
         """Whether a pod of a list may matter."""
         try:
-            pod = _POD.decode(text)
-        except msgspec.DecodeError:
+            pod = decode_with(_POD.decode, text)
+        except MalformedError:
             return True
         self._listed(pod.metadata.uid, _placed(pod))
         return self._matters(pod)
@@ -165,8 +166,8 @@ class PodGlance:
     def idle_change(self, line: bytes) -> Change | None:
         """Return what an event of a watch says of a pod that does not matter, else None."""
         try:
-            event = _POD_EVENT.decode(line)
-        except msgspec.DecodeError:
+            event = decode_with(_POD_EVENT.decode, line)
+        except MalformedError:
             return None
         metadata = event.object.metadata
         if event.type not in _CHANGES or not metadata.version:
@@ -251,8 +252,8 @@ def read_page(body: bytes, action: str) -> Page:
         KubeError: it is none.
     """
     try:
-        found = _LIST.decode(body)
-    except msgspec.DecodeError:
+        found = decode_with(_LIST.decode, body)
+    except MalformedError:
         parse_object(body, action)  # raises where it is not even JSON
         found = _List()
     # Something else in JSON must not be taken for a cluster without objects.
@@ -268,6 +269,6 @@ def read_object(text: msgspec.Raw, action: str) -> Mapping[str, object]:
         KubeError: it is no JSON after all.
     """
     try:
-        return mapping_of(_ANYTHING.decode(text))
-    except msgspec.DecodeError:
+        return mapping_of(decode_with(_ANYTHING.decode, text))
+    except MalformedError:
         return parse_object(bytes(text), action)

@@ -16,6 +16,7 @@ import orjson
 
 from extender.core.readings import DeviceKey, Signal
 from extender.core.untyped import items_of, mapping_of, objects_of
+from extender.decoding import decode_with
 from extender.sources import promql
 from extender.sources.dcgm import Metric, convert
 from extender.sources.dcgm_devices import device_key, number
@@ -192,7 +193,7 @@ async def _ask(
                 raise ValueError(f"the answer is larger than {MOST_BYTES} bytes")
         if response.status != HTTPStatus.OK:
             raise ValueError(f"HTTP {response.status}")
-    document = mapping_of(orjson.loads(body))
+    document = mapping_of(decode_with(orjson.loads, body))
     return list(objects_of(mapping_of(document.get("data")).get("result")))
 
 

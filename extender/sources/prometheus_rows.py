@@ -8,6 +8,8 @@ from typing import Any, Final, Generic, TypeVar, overload
 import msgspec
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.decoding import MalformedError, decode_with
+
 Row = Mapping[str, Any]
 """One element of a result: `metric` (its labels) and `value` or `values`."""
 
@@ -81,13 +83,17 @@ def parse_document(body: bytes | bytearray) -> dict[str, Any]:
         ('success', [{'value': 1}])
     """
     try:
-        fields = _FIELDS.decode(body)
-        return {
-            name: _read_data(raw) if name == "data" else _ANYTHING.decode(raw)
-            for name, raw in fields.items()
-        }
-    except msgspec.DecodeError:
+        return decode_with(_read_document, body)
+    except MalformedError:
         return {}
+
+
+def _read_document(body: bytes | bytearray) -> dict[str, Any]:
+    fields = _FIELDS.decode(body)
+    return {
+        name: _read_data(raw) if name == "data" else _ANYTHING.decode(raw)
+        for name, raw in fields.items()
+    }
 
 
 def recognize_rows(

@@ -7,6 +7,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from extender.decoding import MalformedError, decode_with
+
 T = TypeVar("T")
 
 RawObject = dict[str, msgspec.Raw]
@@ -45,13 +47,11 @@ def decode(
         WireError: it is not JSON, or not what is allowed there.
     """
     try:
-        return decoder.decode(value)
-    except msgspec.ValidationError as error:
-        raise WireError(unfit(what, where, value, allowed)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_with(decoder.decode, value)
+    except MalformedError as error:
+        if isinstance(error.__cause__, msgspec.ValidationError):
+            raise WireError(unfit(what, where, value, allowed)) from error
         raise WireError(f"cannot read {what}: {where} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise WireError(f"cannot read {what}: {where} is nested too deeply") from error
 
 
 def object_of(value: msgspec.Raw | None, what: str, where: str) -> RawObject | None:

@@ -11,6 +11,7 @@ import msgspec
 from extender.core.names import NamesIn
 from extender.core.roll import Roll
 from extender.core.snapshot import Rows
+from extender.decoding import MalformedError, decode_with
 
 NAMES: Final = msgspec.json.Decoder(list[str])
 NAMES_KEY: Final = b',"NodeNames":'
@@ -29,8 +30,8 @@ def read_names(text: bytes, begin: int, end: int, roll: Roll) -> Sequence[str] |
     if found is not None:
         return found
     try:
-        return tuple(dict.fromkeys(NAMES.decode(memoryview(text)[begin:end])))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return tuple(dict.fromkeys(decode_with(NAMES.decode, memoryview(text)[begin:end])))
+    except MalformedError:
         return None
 
 

@@ -21,6 +21,7 @@ from extender.core.request import PodRef, parse_pod_ref
 from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.scoring import UNITS
 from extender.core.snapshot import Rows
+from extender.decoding import MalformedError, decode_with
 from extender.webhook.casing import POD, restore_case
 from extender.webhook.folded import (
     SHOWN,
@@ -371,8 +372,8 @@ def _names(value: msgspec.Raw | None) -> Sequence[str]:
 def _strange_names(value: msgspec.Raw) -> list[str]:
     """Return the names of a list that Go would not have written so."""
     try:
-        return NAMES.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode_with(NAMES.decode, value)
+    except MalformedError:
         # Once more, name by name: one is null, or is to be told.
         names = list_of(value, _ARGS, "$.NodeNames")
         return [

