@@ -32,6 +32,7 @@ from agent.push import Pusher
 from agent.sampler import Sampler
 from agent.tenants import TenantPolicy, Tenants
 from extender import memory
+from extender.supervision import keep
 
 logger = logging.getLogger(__name__)
 
@@ -139,10 +140,10 @@ class Agent:
     async def run(self) -> None:
         """Read and ask until cancelled; none of these ends by itself."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_tenants(), name="tenants")
-            group.create_task(self.sampler.run(), name="sampler")
+            group.create_task(keep("tenants", self._follow_tenants), name="tenants")
+            group.create_task(keep("sampler", self.sampler.run), name="sampler")
             if self.pusher is not None:
-                group.create_task(self.pusher.run(), name="reports")
+                group.create_task(keep("reports", self.pusher.run), name="reports")
 
     async def _follow_tenants(self) -> None:
         while True:
@@ -177,7 +178,6 @@ async def start(
                         serve_http(options.loads_host, options.loads_port, routes)
                     )
                 logger.info("serving", extra={"host": address[0], "port": address[1]})
-                # A background task that ends in a fault takes the agent down: it starts anew.
                 async with asyncio.TaskGroup() as group:
                     background = group.create_task(agent.run(), name="agent")
                     yield agent, address

@@ -48,6 +48,7 @@ from extender.reload import Reloader
 from extender.settings_file import SettingsFile
 from extender.sources.prometheus_plots import Plots
 from extender.stepping import in_turns
+from extender.supervision import keep
 from extender.tls import only_known
 from extender.trying import Trying
 from extender.webhook.handlers import Webhooks
@@ -321,32 +322,35 @@ class Extender:
             degraded["settings"] = self.reloader.problem
         return {**degraded, **self.trying.degraded(), **self.readiness.causes()}
 
+    async def _run_last_word(self) -> None:
+        await self.last_word.run(self.in_flight.give_way)
+
     async def run(self) -> None:
         """Follow the sources and write events until cancelled; none of these ends by itself."""
         async with asyncio.TaskGroup() as group:
             self.tasks.own(group)
-            group.create_task(self.garbage.run(), name="garbage")
+            group.create_task(keep("garbage", self.garbage.run), name="garbage")
             self.following.cluster.on_resources = self._decide_about
             self.following.start()
             self.following.tell_past_use(self.why.idleness)
-            group.create_task(self.preparing.lay_out(), name="layouts")
-            group.create_task(self.preparing.evaluate(), name="standings")
-            group.create_task(self.preparing.foresee(), name="newcomers")
-            group.create_task(self.events.run(), name="events")
-            group.create_task(self.placed.run(), name="placements")
-            group.create_task(self.unasked.run(), name="unasked")
-            group.create_task(self.last_word.run(self.in_flight.give_way), name="last word")
-            group.create_task(self.trying.run(), name="trying")
-            group.create_task(self.page.run(), name="page")
-            group.create_task(self.why.run(), name="idleness")
+            group.create_task(keep("layouts", self.preparing.lay_out), name="layouts")
+            group.create_task(keep("standings", self.preparing.evaluate), name="standings")
+            group.create_task(keep("newcomers", self.preparing.foresee), name="newcomers")
+            group.create_task(keep("events", self.events.run), name="events")
+            group.create_task(keep("placements", self.placed.run), name="placements")
+            group.create_task(keep("unasked", self.unasked.run), name="unasked")
+            group.create_task(keep("last word", self._run_last_word), name="last word")
+            group.create_task(keep("trying", self.trying.run), name="trying")
+            group.create_task(keep("page", self.page.run), name="page")
+            group.create_task(keep("idleness", self.why.run), name="idleness")
             if self.peers is not None:
-                group.create_task(self.peers.run(), name="peers")
+                group.create_task(keep("peers", self.peers.run), name="peers")
             if self.admission is not None:
-                group.create_task(self.admission.run(), name="admission")
+                group.create_task(keep("admission", self.admission.run), name="admission")
             if self.waker is not None:
                 self.tasks.start(WAKER, self.waker.run)
             if self.reloader is not None:
-                group.create_task(self.reloader.run(), name="settings")
+                group.create_task(keep("settings", self.reloader.run), name="settings")
 
 
 @asynccontextmanager
@@ -386,10 +390,9 @@ async def start(
             await doors.open()
             extender.addresses = doors.urls
             logger.info("serving", extra={"urls": extender.addresses})
-            # A background task that ends in a fault takes the extender down: it starts anew.
             async with asyncio.TaskGroup() as group:
                 background = group.create_task(extender.run(), name="extender")
-                following = group.create_task(doors.run(), name="certificates")
+                following = group.create_task(keep("certificates", doors.run), name="certificates")
                 yield extender
                 # aiohttp throws away what still arrives of a question once it cleans up: first no
                 # new connections, then the answers, then the end.

@@ -13,7 +13,7 @@ from extender.listening import Listener, spare_for
 from extender.observe.agents import AgentFigures
 from extender.observe.collector import SourceStatus
 from extender.settings.agents import Agents
-from extender.sources.agents.source import SOURCE, AgentSource, AgentStatus
+from extender.sources.agents.source import SOURCE, AddressError, AgentSource, AgentStatus
 from extender.sources.cluster import ClusterSource
 from extender.sources.identity import NodeIdentity, addresses_of
 from extender.sources.kube_kind import InventorySink
@@ -21,6 +21,7 @@ from extender.sources.kube_reflector import FollowSettings
 from extender.sources.past_use import PastUse, Watch
 from extender.sources.prometheus import PrometheusSource, PrometheusStatus
 from extender.stepping import GiveWay, in_turns, next_turn
+from extender.supervision import keep
 from extender.tls import ServerContext, follow_certificate
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
@@ -31,10 +32,7 @@ Run = Callable[[], Coroutine[None, None, None]]
 
 
 class Tasks:
-    """Background tasks by name, each of which may be ended and started anew.
-
-    A fault in one ends all.
-    """
+    """Background tasks by name, each of which may be ended and started anew."""
 
     def __init__(self) -> None:
         self._group: asyncio.TaskGroup | None = None
@@ -44,11 +42,11 @@ class Tasks:
         """Start tasks in this group from now on."""
         self._group = group
 
-    def start(self, name: str, run: Run) -> None:
-        """Start a task."""
+    def start(self, name: str, run: Run, fatal: tuple[type[Exception], ...] = ()) -> None:
+        """Start a task; see `keep`."""
         if self._group is None:
             raise RuntimeError("tasks are started before there is a group that owns them")
-        self._tasks[name] = self._group.create_task(run(), name=name)
+        self._tasks[name] = self._group.create_task(keep(name, run, fatal=fatal), name=name)
 
     async def stop(self, name: str) -> None:
         """End a task, if there is one, and wait until it has ended."""
@@ -154,7 +152,7 @@ class Following:
         if self.prometheus is not None:
             self._tasks.start(PROMETHEUS, self.prometheus.run)
         if self.agents is not None:
-            self._tasks.start(AGENTS, self.agents.run)
+            self._tasks.start(AGENTS, self.agents.run, fatal=(AddressError,))
         if self._agents_certificate is not None:
             self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
 

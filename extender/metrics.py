@@ -1,5 +1,6 @@
 """Counters and timings of the extender, in Prometheus' form; labels only from small sets."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from prometheus_client import (
@@ -9,6 +10,11 @@ from prometheus_client import (
     Histogram,
     disable_created_metrics,
 )
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+from typing_extensions import override  # in typing from Python 3.12 on
+
+from extender.supervision import FAULTS
 
 # When a counter was born is noise to whoever watches it: rate() sees a restart without it.
 disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
@@ -53,6 +59,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(_BackgroundFaults())
         self.requests = Counter(
             "idlegpu_requests",
             "Questions of kube-scheduler that were answered.",
@@ -173,3 +180,19 @@ class Metrics:
             "Whether the settings file is bad: the settings before it stay in force.",
             registry=self.registry,
         )
+
+
+class _BackgroundFaults(Collector):
+    """Tells how often background tasks failed."""
+
+    @override
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """Yield the counter."""
+        family = CounterMetricFamily(
+            "idlegpu_background_faults",
+            "Failures of background tasks; each of these tasks was started again.",
+            labels=["task"],
+        )
+        for task, count in FAULTS.items():
+            family.add_metric([task], count)
+        yield family

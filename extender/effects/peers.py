@@ -32,6 +32,7 @@ from extender.metrics import Metrics
 from extender.placement.asked import AnsweredQuestion
 from extender.settings.peers import Peers as PeersSettings
 from extender.settings.peers import split_address
+from extender.supervision import keep
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +225,9 @@ class Peers:
                 tls=self.tls,
                 faults=self.faults,
             )
-            self._tasks[address] = group.create_task(link.run(), name=f"peer {address[0]}")
+            self._tasks[address] = group.create_task(
+                keep("peer", link.run), name=f"peer {address[0]}"
+            )
         else:
             self._note_members(asked_at)
 

@@ -27,6 +27,7 @@ from extender.sources.kube_shelf import Pace, Shelf
 from extender.sources.kube_text import Change
 from extender.sources.pod_feed import PodFeed
 from extender.stepping import GiveWay, next_turn
+from extender.supervision import keep
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class ClusterSource:
         await self._pods.show_withheld(Pace(self._give_way))
         async with asyncio.TaskGroup() as group:
             for resource, reflector in self._reflectors.items():
-                group.create_task(reflector.run(), name=f"reflect {resource}")
+                group.create_task(keep(f"reflect {resource}", reflector.run), name=resource)
             group.create_task(self._tell_when_regained(), name="tell pods again")
 
     async def _tell_when_regained(self) -> None:

@@ -4,6 +4,7 @@ A protocol and no streams: a report costs two calls, and no task wakes for it.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, Protocol
@@ -22,6 +23,7 @@ from agent.report import (
     decode_update,
     frame,
 )
+from extender.seldom import SeldomLogger
 from extender.sources.agents.refusal import STATUS, Refusal, RefusedError
 from extender.sources.agents.states import AgentState
 from extender.sources.agents.tokens import Sender
@@ -33,6 +35,8 @@ MOST_CHUNKS: Final = 64
 MOST_UPDATES: Final = 16
 """Pieces of data, and updates, that are taken of one connection between two batches: what comes
 beyond waits, most of it in the sender's own memory."""
+
+faults = SeldomLogger(logging.getLogger(__name__))
 
 _BEARER: Final = b"bearer "
 
@@ -157,8 +161,8 @@ class Connection(asyncio.Protocol):
                     h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES
                 )
                 self._take_head(self._head, data)
-        except RefusedError as error:
-            self.refuse(error)
+        except Exception as error:  # noqa: BLE001 - one agent's input ends its own connection alone
+            self.fail(error)
 
     # --- the request ------------------------------------------------------------------------------
 
@@ -190,8 +194,8 @@ class Connection(asyncio.Protocol):
             self._switch(head)
             self._desk.granted(self)
             self._take_frames()
-        except RefusedError as error:
-            self.refuse(error)
+        except Exception as error:  # noqa: BLE001 - likewise
+            self.fail(error)
 
     def _switch(self, head: h11.Connection) -> None:
         head.next_event()  # the end of the request
@@ -262,11 +266,19 @@ class Connection(asyncio.Protocol):
         if self._is_switched:
             try:
                 self._take_frames()
-            except RefusedError as error:
-                self.refuse(error)
+            except Exception as error:  # noqa: BLE001 - likewise
+                self.fail(error)
         transport = self._transport
         if not self._is_paused and transport is not None and not transport.is_closing():
             transport.resume_reading()
+
+    def fail(self, error: Exception) -> None:
+        """End it because of an error; an unexpected one is a fault of ours, and logged in full."""
+        if not isinstance(error, RefusedError):
+            faults.error("fault", exc_info=error)
+            text = f"the extender failed on this report: {type(error).__name__}"
+            error = RefusedError(Refusal.FAULT, text)
+        self.refuse(error)
 
     def refuse(self, error: RefusedError) -> None:
         """Say why, and end it."""

@@ -35,6 +35,8 @@ class Refusal(StrEnum):
     SILENT = "silent"
     REPLACED = "replaced"
     """The node has opened another connection."""
+    FAULT = "fault"
+    """The report made our own code fail."""
     CLOSING = "closing"
     """The extender ends."""
 

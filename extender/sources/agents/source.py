@@ -60,6 +60,10 @@ class AgentStatus:
     last_at: float | None
 
 
+class AddressError(OSError):
+    """The address that agents report to cannot be used."""
+
+
 class AgentSource:
     """The agents' connections, and what they say; the desk of `Connection`.
 
@@ -134,13 +138,13 @@ class AgentSource:
         """Take reports until cancelled.
 
         Raises:
-            OSError: the address cannot be used.
+            AddressError: the address cannot be used.
         """
         host, port = self._settings.address
         try:
             await self.port.open()
         except OSError as error:
-            raise OSError(
+            raise AddressError(
                 f"cannot take reports on {host}:{port}: {error.strerror or error}: "
                 "set agents.listen to a free address of this machine"
             ) from error
@@ -269,7 +273,18 @@ class AgentSource:
                 self._quiet = {}
             states = list(waiting.values())
             for start in range(0, len(states), PIECE_NODES):
-                await self._hand_on_some(states[start : start + PIECE_NODES])
+                await self._hand_on_safely(states[start : start + PIECE_NODES])
+
+    async def _hand_on_safely(self, states: Sequence[AgentState]) -> None:
+        """Hand on what some agents said; what cannot be taken over costs its own agent alone."""
+        try:
+            await self._hand_on_some(states)
+        except Exception as error:  # noqa: BLE001 - any of them may be the cause
+            if len(states) > 1:
+                for state in states:
+                    await self._hand_on_safely([state])
+            elif (connection := self._of_node.get(states[0].node)) is not None:
+                connection.fail(error)
 
     async def _hand_on_some(self, states: Iterable[AgentState]) -> None:
         """Hand on what some agents said; those on nodes that are not known wait for these."""
@@ -325,4 +340,4 @@ class AgentSource:
             connection.resume()
 
 
-__all__ = ["SOURCE", "AgentSource", "AgentStatus"]
+__all__ = ["SOURCE", "AddressError", "AgentSource", "AgentStatus"]

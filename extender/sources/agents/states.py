@@ -18,6 +18,7 @@ from agent.report import (
     Layout,
     Update,
 )
+from extender.core.columns import within
 from extender.core.policy import Foreign
 from extender.core.readings import (
     Column,
@@ -36,6 +37,10 @@ MOST_DEVICES: Final = 256
 MOST_ROWS: Final = 256
 MOST_SHARES: Final = 8192
 """On a node: 64 pods on each of 128 devices."""
+
+MOST_VALUE: Final = 1e18
+"""No unit of a signal makes a larger number. Sums of such values stay finite, so that no agent can
+make a score that is no number."""
 
 HOLDERS_LAG_SECONDS: Final = 5.0
 """The agent asks the kubelet so often who holds what."""
@@ -135,8 +140,10 @@ class AgentState:
         elif update.layout is not None:
             self.pods, self.uids = None, {}
         self._shape, self.shares = shape, shares
-        self._values = np.frombuffer(update.values, dtype="<f8").reshape(shape.rows, count)
-        self.at = received_at - min(max(update.sent_at - update.at, 0.0), received_at)
+        values = np.frombuffer(update.values, dtype="<f8").reshape(shape.rows, count)
+        self._values = np.where(np.abs(values) <= MOST_VALUE, values, np.nan)
+        lag = update.sent_at - update.at
+        self.at = received_at - (min(lag, received_at) if lag > 0 else 0.0)  # it may be NaN
         self.is_news |= update.is_news
         self.problem = update.problem
 
@@ -264,10 +271,10 @@ def readings_of(
             nodes=tuple(state.node for state in states),
             news=frozenset(state.node for state in states if state.is_news),
             holders={state.node: state.holders() for state in states},
-            mean=matrix[_ROW_OF[MEAN]],
-            mean_square=matrix[_ROW_OF[MEAN_SQUARE]],
+            mean=within(matrix[_ROW_OF[MEAN]], 0.0, 1.0),
+            mean_square=within(matrix[_ROW_OF[MEAN_SQUARE]], 0.0, 1.0),
             is_foreign=is_foreign,
-            foreign_bytes=matrix[_ROW_OF[FOREIGN_MEMORY]],
+            foreign_bytes=np.maximum(matrix[_ROW_OF[FOREIGN_MEMORY]], 0.0),
             xid_age=matrix[_ROW_OF[XID_AGE]],
             devices=devices,
         ),

@@ -1,0 +1,61 @@
+"""Keep background tasks going: one that fails is logged, counted and started again."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from extender.seldom import Seldom
+
+FAULTS: Final[Counter[str]] = Counter()
+"""Failures since the start of the process, by task."""
+
+FIRST_SECONDS: Final = 1.0
+MOST_SECONDS: Final = 30.0
+"""Wait before a restart: doubled with each failure that follows soon after the last one."""
+
+HEALTHY_SECONDS: Final = 60.0
+"""A task that ran for so long begins anew with the shortest wait."""
+
+logger = logging.getLogger(__name__)
+
+_SELDOM: Final = Seldom()
+
+
+async def keep(
+    name: str,
+    run: Callable[[], Awaitable[None]],
+    *,
+    fatal: tuple[type[Exception], ...] = (),
+) -> None:
+    """Run a task until it returns or is cancelled; start it again whenever it fails.
+
+    A task that fails must not take the process down: what made it fail came from outside, and
+    would come again after a restart of the process.
+
+    Args:
+        name: what the task is called in logs and metrics.
+        run: starts the task.
+        fatal: exceptions that are raised and not retried: an address that is in use.
+    """
+    clock = asyncio.get_running_loop().time
+    seconds = FIRST_SECONDS
+    while True:
+        started = clock()
+        try:
+            await run()
+        except fatal:
+            raise
+        except Exception as error:
+            FAULTS[name] += 1
+            unlogged = _SELDOM.due(name, type(error).__name__)
+            if unlogged is not None:
+                extra = {"task": name, "also_unlogged": unlogged}
+                logger.exception("background task failed: starting it again", extra=extra)
+        else:
+            return
+        if clock() - started >= HEALTHY_SECONDS:
+            seconds = FIRST_SECONDS
+        await asyncio.sleep(seconds)
+        seconds = min(2 * seconds, MOST_SECONDS)
