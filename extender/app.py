@@ -316,6 +316,10 @@ class Extender:
         """Return what is wrong although questions are answered."""
         sources = list(self.following.states())
         degraded = {source.name: source.error for source in sources if source.error}
+        for source in sources:
+            if source.is_unreadable_in_part:
+                text = "some objects cannot be read, and are left out: the log names them"
+                degraded[f"{source.name} objects"] = text
         if self.following.prometheus is None and self.following.agents is None:
             degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"
         if self.reloader is not None and self.reloader.problem:

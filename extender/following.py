@@ -267,6 +267,8 @@ class Following:
                 last_success_at=status.last_event_at,
                 failures=status.errors,
                 error=status.last_error,
+                unreadable=status.unreadable,
+                is_unreadable_in_part=status.unreadable_since_list > 0,
             )
         if self.prometheus is not None:
             yield _prometheus_state(self.prometheus.status())

@@ -70,16 +70,14 @@ def read_quantities(cpu: object, memory: object) -> HostResources:
 
 
 def _scaled(value: object, scale: int) -> int:
-    if isinstance(value, str):
-        return _scaled_text(value, scale)
-    return 0 if value is None else _scaled_text(str(value), scale)
+    return _scaled_text(value, scale) if isinstance(value, str | int | float) else 0
 
 
 @lru_cache(maxsize=MAX_CACHED)
-def _scaled_text(text: str, scale: int) -> int:
+def _scaled_text(value: str | float, scale: int) -> int:
     """Return a quantity in so many parts of its unit, rounded up."""
     try:
-        return max(-int(-parse_quantity(text) * scale // 1), 0)
+        return max(-int(-parse_quantity(value) * scale // 1), 0)
     except ValueError:
         return 0
 

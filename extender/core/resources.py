@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from extender.core.quantity import parse_count
-from extender.core.untyped import items_of, mapping_of, objects_of
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 
 DEFAULT_NAMES: Final = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
 """What NVIDIA's device plugin offers; `nvidia.com/mig-*` covers the `.shared` forms as well."""
@@ -180,12 +180,12 @@ def has_claims(pod: Mapping[str, object]) -> bool:
     spec = mapping_of(pod.get("spec"))
     status = mapping_of(pod.get("status"))
     unneeded = {
-        claim.get("name")
+        text_of(claim.get("name"))
         for claim in objects_of(status.get("resourceClaimStatuses"))
         if not claim.get("resourceClaimName")
     }
     claims = objects_of(spec.get("resourceClaims"))
-    return any(claim.get("name") not in unneeded for claim in claims) or bool(
+    return any(text_of(claim.get("name")) not in unneeded for claim in claims) or bool(
         mapping_of(status.get("extendedResourceClaimStatus"))
     )
 
@@ -202,7 +202,7 @@ def has_gpu_claims(pod: Mapping[str, object]) -> bool:
     """
     status = mapping_of(mapping_of(pod.get("status")).get("extendedResourceClaimStatus"))
     return any(
-        mapping.get("resourceName") in _GPU_CLASS_RESOURCES
+        text_of(mapping.get("resourceName")) in _GPU_CLASS_RESOURCES
         for mapping in objects_of(status.get("requestMappings"))
     )
 

@@ -45,3 +45,13 @@ def text_of(value: object) -> str:
         ('a', '')
     """
     return value if isinstance(value, str) else ""
+
+
+def int_of(value: object) -> int:
+    """Return a JSON number that fits 64 bits, 0 for anything else.
+
+    Example:
+        >>> int_of(7), int_of("7"), int_of(10**30)
+        (7, 0, 0)
+    """
+    return value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else 0

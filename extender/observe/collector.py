@@ -31,6 +31,8 @@ class SourceStatus:
         partial_answers: answers since the start that the source itself called incomplete.
         restarts: how often its worker had to be started anew.
         is_partial: it is reached, and only parts of its last answer are missing.
+        unreadable: objects since the start that could not be read, and were left out.
+        is_unreadable_in_part: some of its last complete answer could not be read.
     """
 
     name: str
@@ -41,6 +43,8 @@ class SourceStatus:
     partial_answers: int = 0
     restarts: int = 0
     is_partial: bool = False
+    unreadable: int = 0
+    is_unreadable_in_part: bool = False
 
 
 class FleetCollector(Collector):
@@ -138,6 +142,11 @@ class FleetCollector(Collector):
             "Answers that the source itself called incomplete.",
             labels=["source"],
         )
+        unreadable = CounterMetricFamily(
+            "idlegpu_unreadable_objects",
+            "Objects of the API server that could not be read, and were left out.",
+            labels=["source"],
+        )
         restarts = CounterMetricFamily(
             "idlegpu_source_worker_restarts",
             "Times that the worker which asks the source had to be started anew.",
@@ -149,9 +158,10 @@ class FleetCollector(Collector):
             queries.add_metric([source.name], source.failed_queries)
             partial.add_metric([source.name], source.partial_answers)
             restarts.add_metric([source.name], source.restarts)
+            unreadable.add_metric([source.name], source.unreadable)
             if source.last_success_at is not None:
                 age.add_metric([source.name], max(now - source.last_success_at, 0.0))
-        yield from (up, age, failures, queries, partial, restarts)
+        yield from (up, age, failures, queries, partial, restarts, unreadable)
         measured = GaugeMetricFamily(
             "idlegpu_telemetry_age_seconds",
             "Time since the GPUs that the source shows were measured: median and oldest of them.",

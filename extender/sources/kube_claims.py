@@ -10,7 +10,7 @@ from sys import intern
 from typing import Final, NamedTuple
 
 from extender.core.inventory import ClaimedDevice
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 
 GPU_DRIVER: Final = "gpu.nvidia.com"
 """The DRA driver of NVIDIA's GPUs, as allocations and slices name it."""
@@ -111,11 +111,10 @@ def reduce_slice(raw: Mapping[str, object]) -> SliceRecord | None:
     if not uid or spec.get("driver") != GPU_DRIVER:
         return None
     pool = mapping_of(spec.get("pool"))
-    generation = pool.get("generation")
     return SliceRecord(
         uid=uid,
         pool=intern(text_of(pool.get("name"))),
-        generation=generation if isinstance(generation, int) else 0,
+        generation=int_of(pool.get("generation")),
         devices={device.name: device for device in map(_device, objects_of(spec.get("devices")))},
     )
 

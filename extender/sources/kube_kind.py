@@ -70,6 +70,8 @@ class FollowStatus:
         errors: attempts that failed.
         expired: watches or lists that the API server called too old (410).
         corrections: records that a list had to correct, for the watch had lost them.
+        unreadable: objects that our code failed on, and that were left out.
+        unreadable_since_list: those since the last complete list began.
     """
 
     is_listed: bool = False
@@ -82,6 +84,8 @@ class FollowStatus:
     errors: int = 0
     expired: int = 0
     corrections: int = 0
+    unreadable: int = 0
+    unreadable_since_list: int = 0
 
     @property
     def was_tried(self) -> bool:

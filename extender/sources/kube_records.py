@@ -39,7 +39,7 @@ from extender.core.scheduled import (
     scheduled_condition,
 )
 from extender.core.selection import Selection, read_selection
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_device_fault, is_failed_early, last_end
 from extender.sources.kube_models import wanted_model
 from extender.sources.kube_time import parse_time
@@ -91,7 +91,7 @@ def reduce_node(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord |
         addresses=tuple(
             text_of(address.get("address"))
             for address in objects_of(status.get("addresses"))
-            if address.get("type") in ADDRESSES_KEPT
+            if text_of(address.get("type")) in ADDRESSES_KEPT
             and text_of(address.get("address")) not in {"", name}
         ),
         allocatable=_shared_counts(read_counts(status.get("allocatable"), names)),
@@ -306,8 +306,7 @@ def _owner(metadata: Mapping[str, object]) -> str:
 
 def _priority(spec: Mapping[str, object]) -> int:
     """Return a pod's priority; the API server writes it into every pod that it creates."""
-    priority = spec.get("priority")
-    return priority if isinstance(priority, int) else 0
+    return int_of(spec.get("priority"))
 
 
 def _phase(status: Mapping[str, object]) -> PodPhase:

@@ -12,10 +12,14 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from extender.core.untyped import mapping_of, text_of
+from extender.decoding import shallow_json
 from extender.kube import KubeClient, KubeError, parse_object
+from extender.seldom import Seldom
 from extender.sources.kube_kind import Feed, FollowStatus, Kind
 from extender.sources.kube_shelf import Pace
 from extender.sources.kube_text import read_object, read_page
@@ -23,12 +27,20 @@ from extender.stepping import GiveWay, next_turn
 
 logger = logging.getLogger(__name__)
 
+Parsed = TypeVar("Parsed")
+
 MAX_FAILURES: Final = 3
 """After so many watches that said nothing the list is asked for anew: the version may be one that
 this API server does not know (etcd was restored)."""
 
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that says nothing and ends sooner is a failure: the API server keeps them for minutes."""
+
+MOST_PAGES: Final = 20_000
+"""Of one list: two million objects at the default page size."""
+
+MOST_UNREADABLE_LINES: Final = 10
+"""Objects that cannot be read and are logged, a minute."""
 
 _ABSENT: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
@@ -133,6 +145,7 @@ class Reflector:
         self._backoff = Backoff(settings.backoff_first_seconds, settings.backoff_max_seconds)
         self._is_outdated = False
         self._list_error = ""
+        self._seldom = Seldom(most=MOST_UNREADABLE_LINES)
 
     def change(self, settings: FollowSettings, *, is_outdated: bool) -> None:
         """Follow otherwise from the next `run` on; what is held stays.
@@ -205,6 +218,7 @@ class Reflector:
         """
         async with self._lock:
             self._feed.begin_list()
+            self.status.unreadable_since_list = 0
             try:
                 version = await self._take_pages()
             except (KubeError, asyncio.CancelledError):
@@ -226,7 +240,7 @@ class Reflector:
         action = f"list {self._resource}"
         pace = Pace(self._give_way)
         token = ""
-        while True:
+        for _ in range(MOST_PAGES):
             body = await self._client.get_text(
                 self._path,
                 {**self._selection, "limit": self._settings.page_size}
@@ -235,14 +249,24 @@ class Reflector:
                 timeout_seconds=self._settings.page_timeout_seconds,
                 limit_bytes=self._settings.page_limit_bytes,
             )
-            page = read_page(body, action)
+            page = await _parse(read_page, body, action)
             for item in page.items:
-                if self._feed.may_matter(item):
-                    self._feed.add_listed(read_object(item, action))
+                self._take_listed(item, action)
                 await pace.breathe()
             token = page.token
             if not token:
                 return page.version
+        raise KubeError(f"cannot {action}: it does not end after {MOST_PAGES} pages")
+
+    def _take_listed(self, item: msgspec.Raw, action: str) -> None:
+        """Take one object of a list; one that cannot be read costs that object alone."""
+        raw: Mapping[str, object] = {}
+        try:
+            if self._feed.may_matter(item):
+                raw = read_object(item, action)
+                self._feed.add_listed(raw)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._note_unreadable(raw, error)
 
     async def _watch(self) -> None:
         """Hand changes to the feed until the API server ends the watch.
@@ -280,7 +304,7 @@ class Reflector:
                     continue
                 change = self._feed.idle_change(line)
                 if change is None:
-                    self._take_event(parse_object(line, action), action)
+                    self._take_event(await _parse(parse_object, line, action), action)
                 else:
                     self._version = change.version
                 self._note_success()
@@ -297,10 +321,12 @@ class Reflector:
         """
         kind = event.get("type")
         raw = mapping_of(event.get("object"))
-        if kind in {"ADDED", "MODIFIED"}:
-            self._feed.put(raw)
-        elif kind == "DELETED":
-            self._feed.drop(raw)
+        if kind in {"ADDED", "MODIFIED", "DELETED"}:
+            take = self._feed.drop if kind == "DELETED" else self._feed.put
+            try:
+                take(raw)
+            except Exception as error:  # noqa: BLE001 - it costs this object alone
+                self._note_unreadable(raw, error)
         elif kind == "ERROR":
             code = raw.get("code")
             raise KubeError(
@@ -338,6 +364,20 @@ class Reflector:
             )
         status.is_absent, status.is_connected, status.last_error = True, False, ""
 
+    def _note_unreadable(self, raw: Mapping[str, object], error: Exception) -> None:
+        """Note an object that our code cannot take."""
+        metadata = mapping_of(raw.get("metadata"))
+        names = (text_of(metadata.get("namespace")), text_of(metadata.get("name")))
+        name = "/".join(filter(None, names)) or "an object without a name"
+        self.status.unreadable += 1
+        self.status.unreadable_since_list += 1
+        if self._seldom.due(name) is not None:
+            logger.error(
+                "cannot read an object: going on without it",
+                extra={"resource": self._resource, "object": name},
+                exc_info=error,
+            )
+
     def _note_failure(self, error: KubeError, *, is_cut_off: bool = True) -> None:
         """Note a failure; each new cause is logged once.
 
@@ -361,3 +401,18 @@ class Reflector:
             status.last_error = cause
         else:
             self._list_error = cause
+
+
+async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str) -> Parsed:
+    """Parse what the API server sent, without what nests too deeply for any decoder.
+
+    Raises:
+        KubeError: it cannot be parsed.
+    """
+    try:
+        return parse(body, action)
+    except KubeError:
+        shallow = await asyncio.to_thread(shallow_json, body)
+        if shallow == body:
+            raise
+        return parse(shallow, action)

@@ -28,7 +28,8 @@ def restore_case(value: object, shape: Shape) -> object:
     if not shape:
         return value
     if isinstance(value, list):
-        return [restore_case(item, shape) for item in value]
+        # No field is a list of lists, so that the recursion ends where the shape does.
+        return [restore_case(item, shape) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):
         return value
     names = {name.lower(): name for name in shape}

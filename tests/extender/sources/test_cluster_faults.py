@@ -1,8 +1,14 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
+from extender.core.inventory import NodeRecord
+from extender.core.resources import ResourceNames
+from extender.sources import cluster, kube_reflector
+from extender.sources.kube_records import reduce_node
 from extender.sources.kube_reflector import FollowSettings
 from tests.extender.fake_kube import (
     FakeKube,
@@ -15,7 +21,7 @@ from tests.extender.fake_kube import (
     status_object,
 )
 from tests.extender.kube_objects import node, pod
-from tests.extender.sources.following import following
+from tests.extender.sources.following import FAST, following
 
 
 @pytest.fixture
@@ -246,3 +252,59 @@ async def test_a_version_from_the_future_leads_to_a_new_list(
         kube.end_watches()
 
         await eventually(lambda: all(status.lists >= 2 for status in source.status.values()))
+
+
+async def test_what_nests_too_deeply_costs_neither_the_list_nor_the_watch(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    deep = orjson.dumps(node("deep"))[:-1] + b',"extra":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    page = b'{"kind":"NodeList","metadata":{"resourceVersion":"1000"},"items":[%b]}' % deep
+    kube.faults["list"].append(answer(page))  # nodes are asked for first
+    async with following(kube, tmp_path) as (source, sink):
+        assert list(sink.nodes) == ["deep"]
+
+        kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % deep.replace(b"deep", b"next"))
+        kube.put("nodes", node("last"))
+        await eventually(lambda: sorted(sink.nodes) == ["deep", "last", "next"])
+
+        assert source.status["nodes"].errors == 0
+
+
+async def test_an_object_that_our_code_fails_on_costs_that_object_alone(
+    kube: FakeKube,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def reduce(raw: Mapping[str, object], names: ResourceNames) -> NodeRecord | None:
+        record = reduce_node(raw, names)
+        if record is not None and record.name.startswith("bad"):
+            raise IndexError("a fault of ours")
+        return record
+
+    monkeypatch.setattr(cluster, "reduce_node", reduce)
+    kube.put("nodes", node("bad-1"))
+    kube.put("nodes", node("good-1"))
+    async with following(kube, tmp_path) as (source, sink):
+        kube.put("nodes", node("bad-2"))
+        kube.put("nodes", node("good-2"))
+
+        await eventually(lambda: sorted(sink.nodes) == ["good-1", "good-2"])
+
+        status = source.status["nodes"]
+        assert (status.unreadable, status.unreadable_since_list, status.errors) == (2, 2, 0)
+    named = [line.__dict__.get("object") for line in caplog.records]
+    assert [name for name in named if name] == ["bad-1", "bad-2"]
+
+
+async def test_a_list_without_an_end_is_given_up(
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_reflector, "MOST_PAGES", 3)
+    for number in range(7):
+        kube.put("nodes", node(f"n{number}"))
+    async with following(kube, tmp_path, replace(FAST, page_size=2), is_awaited=False) as (
+        source,
+        _,
+    ):
+        await eventually(lambda: "does not end" in source.status["nodes"].last_error)
