@@ -1,10 +1,18 @@
 """Pods that we answered for and that the API server does not show as bound yet."""
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import Final
 
 from extender.core.inventory import PodRecord
 from extender.core.snapshot import Tenant
+
+MOST_PODS: Final = 20_000
+"""Pods that are assumed at once: kube-scheduler binds some hundred a second."""
+
+MOST_ON_NODE: Final = 1_000
+"""Pods that are assumed on one node: kubelets run 110 unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +82,39 @@ class Ledger:
         """
         if assumption.uid in self._gone and assumption.expires_at is not None:
             return
+        is_new = assumption.uid not in self._by_uid
+        if is_new and assumption.expires_at is not None and self._is_full(assumption):
+            return
         self.drop(assumption.uid)
         self._by_uid[assumption.uid] = assumption
         for resource, tenant in _tenants(assumption):
             nodes = self._overlays.setdefault(resource, {})
             nodes[assumption.node] = (*nodes.get(assumption.node, ()), tenant)
 
+    def _is_full(self, assumption: Assumption) -> bool:
+        """Tell whether more is assumed than kube-scheduler can have placed meanwhile."""
+        return len(self._by_uid) >= MOST_PODS or any(
+            len(self._overlays.get(resource, {}).get(assumption.node, ())) >= MOST_ON_NODE
+            for resource, _ in assumption.resources
+        )
+
     def drop(self, uid: str) -> None:
         """Stop counting a pod: it is bound, gone, or cannot be scheduled."""
-        assumption = self._by_uid.pop(uid, None)
+        assumption = self._by_uid.get(uid)
         if assumption is not None:
+            self._drop_all([assumption])
+
+    def _drop_all(self, assumptions: Iterable[Assumption]) -> None:
+        """Stop counting pods, in time that grows with their number alone."""
+        gone: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        for assumption in assumptions:
+            del self._by_uid[assumption.uid]
             for resource, _ in assumption.resources:
-                _remove(self._overlays[resource], assumption.node, uid)
-                if not self._overlays[resource]:
-                    del self._overlays[resource]
+                gone[resource, assumption.node].add(assumption.uid)
+        for (resource, node), uids in gone.items():
+            _remove(self._overlays[resource], node, uids)
+            if not self._overlays[resource]:
+                del self._overlays[resource]
 
     def end(self, uid: str, until: float) -> None:
         """Stop counting a pod that is gone, and let no answer bring it back.
@@ -106,13 +133,13 @@ class Ledger:
         """Drop tentative pods whose time is up, and forget those gone for long."""
         while self._gone and self._gone[gone := next(iter(self._gone))] <= now:
             del self._gone[gone]
-        late = [
-            assumption.uid
-            for assumption in self._by_uid.values()
-            if assumption.expires_at is not None and assumption.expires_at <= now
-        ]
-        for uid in late:
-            self.drop(uid)
+        self._drop_all(
+            [
+                assumption
+                for assumption in self._by_uid.values()
+                if assumption.expires_at is not None and assumption.expires_at <= now
+            ]
+        )
 
     def get(self, uid: str) -> Assumption | None:
         """Return what is assumed of a pod."""
@@ -130,7 +157,7 @@ class Ledger:
         own = self._by_uid.get(without)
         if own is not None:
             for resource, _ in own.resources:
-                _remove(overlays[resource], own.node, without)
+                _remove(overlays[resource], own.node, {without})
         return {resource: nodes for resource, nodes in overlays.items() if nodes}
 
 
@@ -143,9 +170,9 @@ def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
         )
 
 
-def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uid: str) -> None:
-    """Take a pod off a node."""
-    left = tuple(tenant for tenant in nodes[node] if tenant.uid != uid)
+def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uids: Set[str]) -> None:
+    """Take pods off a node."""
+    left = tuple(tenant for tenant in nodes[node] if tenant.uid not in uids)
     if left:
         nodes[node] = left
     else:

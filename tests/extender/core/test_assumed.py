@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from extender.core import assumed
 from extender.core.assumed import Assumption, Ledger
 from extender.core.snapshot import Tenant
 from tests.builders import GPU
@@ -117,3 +118,24 @@ def test_a_ledger_that_is_empty_again_has_no_overlays() -> None:
 
     assert made.overlays(without="") == {}
     assert ledger(assumption("a")).overlays(without="a") == {}
+
+
+def test_more_pods_than_a_scheduler_can_place_are_not_counted() -> None:
+    made = Ledger()
+    for number in range(assumed.MOST_PODS + 1_000):
+        made.assume(assumption(f"p{number}", f"n{number % 50}"))
+
+    assert len(made) == assumed.MOST_PODS
+    made.expire(100.0)
+    assert (len(made), counted(made)) == (0, {})
+
+
+def test_no_node_gets_more_pods_than_a_kubelet_runs_unless_the_api_server_says_so() -> None:
+    made = Ledger()
+    for number in range(assumed.MOST_ON_NODE + 10):
+        made.assume(assumption(f"p{number}"))
+    made.assume(assumption("nominated", expires_at=None))
+
+    assert len(counted(made)["node"]) == assumed.MOST_ON_NODE + 1
+    made.assume(assumption("p0"))  # one that counts already may be answered again
+    assert len(counted(made)["node"]) == assumed.MOST_ON_NODE + 1
