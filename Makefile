@@ -8,8 +8,8 @@ export IDLEGPU_CACHE := $(CACHE)
 unexport PYTHONDONTWRITEBYTECODE
 
 UNIT := "not prometheus and not e2e and not gpu and not page"
-# Tests with real parts wait for most of their time: six of them keep two cores busy.
-REAL := -n 6 --dist loadfile
+# Tests with real parts wait half of their time, their servers compute in the other half.
+REAL := -n 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real neighbours prometheus page e2e e2e-installed tools neighbour-tools bench arm64 lock clean

@@ -45,11 +45,12 @@ from extender.placement.unasked import UnaskedPods
 from extender.preparing import Preparing
 from extender.readiness import Readiness
 from extender.reload import Reloader
+from extender.settings.tls import is_loopback
 from extender.settings_file import SettingsFile
 from extender.sources.prometheus_plots import Plots
 from extender.stepping import in_turns
 from extender.supervision import keep
-from extender.tls import only_known
+from extender.tls import only_known, only_secret
 from extender.trying import Trying
 from extender.webhook.handlers import Webhooks
 from extender.webhook.lost import noting_wrong_paths
@@ -87,7 +88,13 @@ class Extender:
         self.metrics.settings_loaded_at.set(clock())
         self.asked = AskedLog(self.fleet, clock=clock, monotonic=time.monotonic)
         self.peers = (
-            Peers(settings.peers, self.asked.take, self.metrics, listen=settings.listen_address[0])
+            Peers(
+                settings.peers,
+                self.asked.take,
+                self.metrics,
+                listen=settings.listen_address[0],
+                secret=settings.peer_secret(),
+            )
             if settings.peers.is_used
             else None
         )
@@ -278,6 +285,8 @@ class Extender:
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
             middlewares.insert(1, only_known(settings.tls))
+        elif settings.peer_secret() or not is_loopback(settings.listen_address[0]):
+            middlewares.insert(1, only_secret(settings.peer_secret()))
         routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
         routes += [*self.page.lost.peer_routes(), *self._unasked_table.peer_routes()]
         routes += [*self.api.decisions.peer_routes(), *self.why.peer_routes()]

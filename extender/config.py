@@ -212,7 +212,21 @@ class Settings(Section, BaseSettings):
                 f"listen ({self.listen}) is reached from other machines and there is no TLS: set "
                 "tls.*, or allow_plain where the network decides who asks"
             )
+        is_safe = self.tls.is_used or self.peer_secret() or is_loopback(self.listen_address[0])
+        if self.peers.is_used and not is_safe:
+            raise ValueError(
+                "peers without TLS need peers.secret_file: else whoever reaches the port can say "
+                "where pods were placed"
+            )
         return self
+
+    def peer_secret(self) -> str:
+        """Return what proves a replica; "" with TLS, where certificates do, and for nothing.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        return "" if self.tls.is_used else self.peers.secret()
 
     @classmethod
     @override

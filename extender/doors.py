@@ -12,7 +12,8 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 
 from extender.config import Settings
 from extender.listening import KEPT_BACK, Listener, spare_for
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS: Final = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
+
+LINGERING_SECONDS: Final = 2.0
+"""What a client still sends after its answer is read so long: an answer of 403 reaches it."""
 
 CLIENTS_HINT: Final = (
     "kube-scheduler must show a certificate that holds now, of a CA in tls.client_ca_file: set "
@@ -175,7 +179,22 @@ class Doors:
                 await runner.cleanup()
 
 
+@web.middleware
+async def _plain_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse compressed bodies: nobody sends them, and a small one may unpack to gigabytes."""
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() == "identity":
+        return await handler(request)
+    response = web.Response(
+        status=415,
+        text="compressed bodies are not read: send the body as it is\n",
+        headers={hdrs.ACCEPT_ENCODING: "identity"},
+    )
+    response.force_close()  # the rest of the body is not awaited
+    return response
+
+
 def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
+    app.middlewares.insert(0, _plain_bodies)
     return web.AppRunner(
         app,
         access_log=None,
@@ -183,6 +202,8 @@ def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
         keepalive_timeout=settings.keepalive_seconds,
         shutdown_timeout=LAST_WORDS_SECONDS,
         handler_cancellation=False,
+        auto_decompress=False,
+        lingering_time=LINGERING_SECONDS,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final, TextIO
 import orjson
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from extender.escaping import escape_json, escape_text
 from extender.log_writer import BackgroundHandler
 from extender.settings.log_choices import LogFormat, LogLevel
 
@@ -38,6 +39,11 @@ _LEVELS: Final[Mapping[LogLevel, int]] = {
 }
 _MAX_DEPTH: Final = 8
 """Deeper values are written as their repr."""
+
+_MAX_LINE: Final = 32_768
+_MAX_TRACEBACK: Final = 8_192
+_MAX_FIELD: Final = 2_048
+"""Characters: what one request has logged is bounded. Fields are shortened in long lines alone."""
 
 _JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 
@@ -82,7 +88,11 @@ class JsonFormatter(logging.Formatter):
         traceback = _traceback_of(self, record)
         if traceback:
             fields["traceback"] = traceback
-        return _dump(fields)
+        line = _dump(fields)
+        if len(line) > _MAX_LINE:
+            short = {name: _shorten(_text(value), _MAX_FIELD) for name, value in fields.items()}
+            line = _dump(short)
+        return line
 
 
 class TextFormatter(logging.Formatter):
@@ -94,7 +104,7 @@ class TextFormatter(logging.Formatter):
         start = f"{_time_of(record)} {record.levelname:<7} {record.name}: {_event_of(record)}"
         traceback = _traceback_of(self, record)
         line = f"{start}{fields}" + (f"\n{traceback}" if traceback else "")
-        return _printable(line)
+        return _shorten(_printable(line), _MAX_LINE)
 
 
 def _time_of(record: logging.LogRecord) -> str:
@@ -119,13 +129,17 @@ def _traceback_of(formatter: logging.Formatter, record: logging.LogRecord) -> st
         parts.append(formatter.formatException(record.exc_info))
     if record.stack_info:
         parts.append(record.stack_info)
-    return "\n".join(parts)
+    return _shorten("\n".join(parts), _MAX_TRACEBACK)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else _dump(value)
 
 
 def _dump(value: object) -> str:
     """Write JSON; what JSON does not know becomes its repr."""
     try:
-        return orjson.dumps(value, default=_repr, option=_JSON_OPTIONS).decode()
+        return escape_json(orjson.dumps(value, default=_repr, option=_JSON_OPTIONS).decode())
     except (TypeError, ValueError, RecursionError):
         # Text that is no UTF-8, whole numbers over 64 bits, keys of odd types, loops.
         return orjson.dumps(_plain(value, _MAX_DEPTH)).decode()
@@ -161,5 +175,13 @@ def _repr(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text that UTF-8 can hold: half of a surrogate pair is written as its escape."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Return text that UTF-8 can hold and that controls no terminal: the rest is escaped."""
+    return escape_text(text.encode("utf-8", "backslashreplace").decode())
+
+
+def _shorten(text: str, most: int) -> str:
+    """Return text without its middle where it is longer than so many characters."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} ... {len(text) - 2 * half} characters ... {text[-half:]}"

@@ -6,6 +6,7 @@ token.
 
 import asyncio
 import hashlib
+import hmac
 import logging
 import ssl
 import time
@@ -253,6 +254,22 @@ def only_known(settings: Tls) -> Middleware:
                 extra={"names": sorted(names), "allowed": sorted(allowed), "path": request.path},
             )
         return web.Response(status=403, text="this certificate's name is not allowed here\n")
+
+    return check
+
+
+def only_secret(secret: str) -> Middleware:
+    """Return what lets only those ask as a replica who know a secret; nobody where it is empty."""
+    expected = f"Bearer {secret}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path.startswith(PEERS_PATH):
+            given = request.headers.get("Authorization", "").encode(errors="replace")
+            if not secret or not hmac.compare_digest(given, expected):
+                text = "replicas without TLS must know peers.secret_file\n"
+                return web.Response(status=403, text=text)
+        return await handler(request)
 
     return check
 

@@ -17,7 +17,7 @@ case $program in
 extender) modules="extender agent/__init__.py agent/report.py" ;;
 agent) modules="agent extender/__init__.py extender/core extender/settings extender/log_writer.py
     extender/logs.py extender/memory.py extender/decoding.py extender/seldom.py
-    extender/supervision.py extender/yaml_documents.py" ;;
+    extender/escaping.py extender/supervision.py extender/yaml_documents.py" ;;
 *)
     echo "$program: must be extender or agent" >&2
     exit 2

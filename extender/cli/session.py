@@ -10,6 +10,7 @@ import click
 
 from extender.cli.words import Number
 from extender.client import SERVICE, Client, read_token
+from extender.escaping import escape_json
 from extender.remote.answers import Answer
 from extender.remote.errors import ClientError
 
@@ -174,7 +175,7 @@ def dump(document: object, output: str) -> str:
         import yaml
 
         return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
+    return escape_json(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()) + "\n"
 
 
 def output_option(command: Callable[P, None]) -> Callable[P, None]:

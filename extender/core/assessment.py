@@ -205,12 +205,14 @@ class _Room:
 
     Attributes:
         taken: ratio of it that tenants will use and that is not measured in use.
+        promised: ratio of it that tenants declared or are guessed to take, measured or not.
         full_bytes: as in `Assessment`.
         free_bytes: as in `Assessment`.
         declared_room_bytes: likewise.
     """
 
     taken: Ratios
+    promised: Ratios
     full_bytes: Ratios
     free_bytes: Ratios
     declared_room_bytes: Ratios
@@ -241,8 +243,10 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
     free = np.where(is_measured, telemetry.memory_free_bytes, full_bytes - others)
     room = np.minimum(free, full_bytes) - promised
     is_capped = batch.is_mps[:, None]
+    known_size = np.where(size > 0, size, np.inf)
     return _Room(
-        taken=(fading + guessed) / np.where(size > 0, size, np.inf),
+        taken=(fading + guessed) / known_size,
+        promised=(batch.declared_bytes + guessed) / known_size,
         full_bytes=full_bytes,
         free_bytes=np.maximum(np.where(is_capped, full_bytes, room - guessed), 0.0),
         declared_room_bytes=np.maximum(np.where(is_capped, full_bytes, room), 0.0),
@@ -269,7 +273,7 @@ def _load(batch: Batch, asks: Asks, estimates: Estimates, room: _Room) -> _Load:
         peak=np.minimum(np.maximum(telemetry.peak, least) + added, 1.0),
         memory_used=np.minimum(telemetry.memory_used + room.taken, 1.0),
         added=least + added,
-        taken=room.taken,
+        promised=room.promised,
     )
     idle_chance, is_idle = _idleness(batch, believed, asks)
     limit, neutral = asks.utilization, 1.0 - asks.memory
@@ -330,13 +334,13 @@ class _Believed:
         peak: utilization of the last minutes, assumed tenants counted in.
         memory_used: ratio of memory, likewise.
         added: the part of the utilization that is only assumed.
-        taken: the part of the memory that tenants will use.
+        promised: ratio of memory that tenants declared or are guessed to take, measured or not.
     """
 
     peak: Ratios
     memory_used: Ratios
     added: Ratios
-    taken: Ratios
+    promised: Ratios
 
 
 def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Flags]:
@@ -349,7 +353,7 @@ def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Fl
     is_calm = believed.peak < asks.utilization
     is_roomy = believed.memory_used < asks.memory
     is_filled = (believed.added > 0) & (believed.added >= asks.utilization)
-    is_full = (believed.taken > 0) & (believed.taken >= asks.memory)
+    is_full = (believed.promised > 0) & (believed.promised >= asks.memory)
     busy = np.maximum(
         np.where(is_calm, 0.0, np.maximum(telemetry.freshness, is_filled)),
         np.where(is_roomy, 0.0, np.maximum(telemetry.memory_freshness, is_full)),

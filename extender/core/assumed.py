@@ -1,7 +1,8 @@
 """Pods that we answered for and that the API server does not show as bound yet."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -170,7 +171,7 @@ def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
         )
 
 
-def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uids: Set[str]) -> None:
+def _remove(nodes: dict[str, tuple[Tenant, ...]], node: str, uids: AbstractSet[str]) -> None:
     """Take pods off a node."""
     left = tuple(tenant for tenant in nodes[node] if tenant.uid not in uids)
     if left:

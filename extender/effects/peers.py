@@ -80,6 +80,7 @@ class Peers:
             service's name stands for.
         monotonic: the clock of the questions.
         instance: who we are, different for each process.
+        secret: what all replicas know where there is no TLS, "" for nothing.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class Peers:
         listen: str = "",
         monotonic: Callable[[], float] = time.monotonic,
         instance: str = "",
+        secret: str = "",
     ) -> None:
         self.instance = instance or make_identity()
+        self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self.tls: Callable[[], ssl.SSLContext | None] = lambda: None
         """Returns how the others are asked by now, set before `run`; None for without TLS."""
         self.faults: Callable[[], Collection[str] | None] = lambda: None
@@ -181,7 +184,7 @@ class Peers:
     async def run(self) -> None:
         """Tell the others until cancelled."""
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     while True:

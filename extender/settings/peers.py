@@ -1,6 +1,7 @@
 """The settings of replicas that tell each other, and of noticing pods that were bound unasked."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -10,6 +11,9 @@ from extender.settings.section import Form, Section
 
 MAX_PORT: Final = 65535
 ADDRESS_FORM: Final = f"host:port with a port from 1 to {MAX_PORT}"
+
+LEAST_SECRET: Final = 16
+"""Characters."""
 
 _HOST: Final = re.compile(
     r"[0-9A-Za-z]([-.0-9A-Za-z]*[0-9A-Za-z])?\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
@@ -51,6 +55,11 @@ class Peers(Section):
     addresses: Annotated[tuple[str, ...], Form(f"a list of {ADDRESS_FORM}")] = Field(
         default=(), description="addresses of replicas, beside those of the service"
     )
+    secret_file: Path | None = Field(
+        default=None,
+        description="file with a secret that all replicas share, for replicas without TLS: who "
+        "does not know it is not heard; with TLS, certificates decide",
+    )
     interval_seconds: float = Field(
         default=0.01,
         ge=0.001,
@@ -79,6 +88,25 @@ class Peers(Section):
         for address in addresses:
             split_address(address)
         return addresses
+
+    def secret(self) -> str:
+        """Read the secret; "" where there is none.
+
+        Raises:
+            ValueError: the file cannot be read, or is empty.
+        """
+        if self.secret_file is None:
+            return ""
+        try:
+            secret = self.secret_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"peers.secret_file {self.secret_file}: {error}") from error
+        if len(secret) < LEAST_SECRET:
+            raise ValueError(
+                f"peers.secret_file {self.secret_file} holds {len(secret)} characters: must hold "
+                f"at least {LEAST_SECRET}, such as `openssl rand -hex 32` prints"
+            )
+        return secret
 
     @property
     def is_used(self) -> bool:

@@ -404,7 +404,7 @@ class Reflector:
 
 
 async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str) -> Parsed:
-    """Parse what the API server sent, without what nests too deeply for any decoder.
+    """Parse what the API server sent, without what is no UTF-8 or nests too deeply.
 
     Raises:
         KubeError: it cannot be parsed.
@@ -412,7 +412,11 @@ async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str
     try:
         return parse(body, action)
     except KubeError:
-        shallow = await asyncio.to_thread(shallow_json, body)
-        if shallow == body:
+        mended = await asyncio.to_thread(_mend, body)
+        if mended == body:
             raise
-        return parse(shallow, action)
+        return parse(mended, action)
+
+
+def _mend(body: bytes) -> bytes:
+    return shallow_json(body.decode(errors="replace").encode())

@@ -25,7 +25,15 @@ class WireError(ValueError):
 
 
 def fields_of(body: bytes, what: str) -> RawObject:
-    """Split the body at its top-level keys, folded."""
+    """Split the body at its top-level keys, folded.
+
+    Raises:
+        WireError: it is no object, or no UTF-8: parts of it are answered as they came.
+    """
+    try:
+        body.isascii() or body.decode()
+    except UnicodeDecodeError as error:
+        raise WireError(f"cannot read {what}: $ is not UTF-8: {error}") from error
     return fold(decode(_FIELDS, body, what, "$", "an object"))
 
 

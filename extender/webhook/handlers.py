@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 from aiohttp import web
-from aiohttp.hdrs import CONTENT_ENCODING
 
 from extender.core.annotations import KNOWN, AnnotationProblem
 from extender.core.filtering import Code
@@ -36,6 +35,11 @@ WarnAnnotation = Callable[[PodRef, AnnotationProblem], None]
 NO_SCORES: Final = b"[]"
 
 INTERNAL_ERROR: Final = "internal error: see the extender's log"
+
+BODY_BYTES: Final = 8 << 20
+NODE_BYTES: Final = 64 << 10
+"""No question about the nodes that there are is larger than the first of these and so much for each
+node, even where whole Node objects are sent."""
 
 BETWEEN_VERBS_SECONDS: Final = 0.02
 """kube-scheduler asks prioritize sooner after filter, where more than one node has passed."""
@@ -309,8 +313,10 @@ class Webhooks:
             OSError: the client is gone.
         """
         limit = request.client_max_size if self.max_body_bytes is None else self.max_body_bytes
-        length, is_packed = request.content_length, CONTENT_ENCODING in request.headers
-        if length is not None and length <= limit and not is_packed:
+        if self.is_ready():
+            limit = min(limit, BODY_BYTES + len(self.placer.fleet.nodes) * NODE_BYTES)
+        length = request.content_length
+        if length is not None and length <= limit:
             return await request.content.read()  # as it came: the other way copies it twice
         return await request.clone(client_max_size=limit).read()
 
@@ -325,7 +331,7 @@ class Webhooks:
                 body = await self._body(request)
             except web.HTTPRequestEntityTooLarge as error:
                 outcome, response = _malformed(
-                    verb, f"{_CANNOT_READ}: {error.text}: raise the setting max_body_bytes", 413
+                    verb, f"{_CANNOT_READ}: {error.text}: see the setting max_body_bytes", 413
                 )
             except web.RequestPayloadError as error:
                 outcome, response = _malformed(verb, f"{_CANNOT_READ}: {error}")

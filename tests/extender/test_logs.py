@@ -183,3 +183,22 @@ def test_warnings_of_python_become_log_lines(stream: io.StringIO) -> None:
     logging.getLogger("py.warnings").setLevel(logging.NOTSET)
 
     assert "old call" in stream.getvalue()
+
+
+def test_no_line_controls_a_terminal() -> None:
+    hostile = "\x1b[31m\x9b31m\x7f\u0085"
+
+    for formatter in (JsonFormatter(), TextFormatter()):
+        line = formatter.format(record("event " + hostile, pod=hostile, pods={hostile: [hostile]}))
+
+        assert line.isprintable()
+
+
+def test_a_line_is_bounded_and_keeps_its_beginnings_and_ends() -> None:
+    written = json.loads(JsonFormatter().format(record("event", pod="b" + "x" * 200_000 + "e")))
+
+    assert written["event"] == "event"
+    assert written["pod"].startswith("bx")
+    assert written["pod"].endswith("xe")
+    assert len(written["pod"]) < 3_000
+    assert len(TextFormatter().format(record("event", pod="x" * 200_000))) < 33_000

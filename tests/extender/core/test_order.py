@@ -6,13 +6,15 @@ from itertools import combinations, pairwise
 from math import comb, prod
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.certainty import STEPS, Band, bands, chance_of_all
-from extender.core.policy import Strategy
+from extender.core.policy import Strategy, Thresholds
 from extender.core.request import GpuRequest
 from tests.builders import (
+    GIB,
     Gpu,
     Node,
     busy,
@@ -190,3 +192,22 @@ def fit(described: Node, landing: list[Gpu], asked: GpuRequest) -> Fraction:
         spare = described.free_millicores - asked.millicores
         room = min(room, spare * asked.count // asked.millicores)
     return Fraction(-room)
+
+
+@pytest.mark.parametrize("memory_used", [0.0, 0.2, 0.9, 1.0])
+def test_declared_memory_that_fills_a_device_does_not_fade_with_an_old_reading(
+    memory_used: float,
+) -> None:
+    declared = Gpu(
+        memory_used=memory_used,
+        memory_free_bytes=None,
+        memory_total_bytes=80.0 * GIB,
+        memory_freshness=0.01,
+        freshness=0.0,
+        declared_bytes=80.0 * GIB,
+    )
+    asked = request(thresholds=Thresholds(utilization=0.3, memory=1.0))
+
+    decision = decide_on({"full": Node(gpus=(declared,), is_shared=True)}, asked)
+
+    assert decision.scores[0] < 1 / 3

@@ -264,8 +264,9 @@ async def test_what_nests_too_deeply_costs_neither_the_list_nor_the_watch(
         assert list(sink.nodes) == ["deep"]
 
         kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % deep.replace(b"deep", b"next"))
+        kube.say("nodes", line("ADDED", node("odd", zone="x")).replace(b'"x"', b'"\xff"'))
         kube.put("nodes", node("last"))
-        await eventually(lambda: sorted(sink.nodes) == ["deep", "last", "next"])
+        await eventually(lambda: sorted(sink.nodes) == ["deep", "last", "next", "odd"])
 
         assert source.status["nodes"].errors == 0
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Placer
-from extender.webhook import wire
+from extender.webhook import handlers, wire
 from tests.extender.fake_kube import eventually
 from tests.extender.served import (
     MIB,
@@ -184,7 +184,10 @@ async def test_a_question_over_one_mebibyte_is_answered(client: Client) -> None:
     assert (await response.json())["NodeNames"] == names
 
 
-async def test_sixty_mebibytes_of_whole_nodes_are_answered(client: Client) -> None:
+async def test_sixty_mebibytes_of_whole_nodes_are_answered(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "BODY_BYTES", 64 * MIB)  # as with a thousand nodes
     padding = "x" * (60 * MIB // 5000)
     head = f'{{"Pod":{json.dumps(pod())},"Nodes":{{"items":['
     nodes = [f'{{"metadata":{{"name":"n{at}"}},"x":"{padding}"}}' for at in range(5000)]

@@ -1,0 +1,95 @@
+"""What hostile bodies cost: compressed ones are not unpacked, and secrets are asked for first."""
+
+import gzip
+import io
+from collections.abc import AsyncIterator
+from itertools import product
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from extender.app import Extender, start
+from extender.config import Settings
+from extender.settings.api import Api
+from extender.settings.peers import Peers
+from tests.extender.fake_kube import FakeKube, eventually, running_kube
+from tests.extender.kube_objects import node
+
+SECRET = "s" * 32
+BOMB = gzip.compress(b" " * (16 << 20))
+
+
+@pytest.fixture
+async def extender(tmp_path: Path) -> AsyncIterator[Extender]:
+    secret = tmp_path / "secret"
+    secret.write_text(f"{SECRET}\n")
+    async with running_kube() as kube, start(settings_of(kube, tmp_path, secret)) as running:
+        await eventually(lambda: running.readiness.is_laid_out)
+        yield running
+
+
+def settings_of(kube: FakeKube, folder: Path, secret: Path) -> Settings:
+    kube.put("nodes", node("n"))
+    return Settings(
+        listen="127.0.0.1:0",
+        status_listen="127.0.0.1:0",
+        api=Api(allow_plain=True),
+        kubeconfig=kube.write_kubeconfig(folder / "kubeconfig"),
+        peers=Peers(addresses=("127.0.0.1:1",), secret_file=secret),
+    )
+
+
+PATHS = (
+    (0, "POST", "/filter"),
+    (0, "POST", "/v1/peers/asked"),
+    (0, "GET", "/nowhere"),
+    (1, "GET", "/healthz"),
+    (1, "GET", "/metrics"),
+    (1, "POST", "/v1/explain"),
+)
+ENCODINGS = ("gzip", "deflate", "br", "gzip, identity", "unknown")
+
+
+async def test_compressed_bodies_are_refused_unread(extender: Extender) -> None:
+    async with aiohttp.ClientSession() as session:
+        for (port, method, path), encoding in product(PATHS, ENCODINGS):
+            url = f"{extender.addresses[port]}{path}"
+            headers = {"Content-Encoding": encoding, "Authorization": f"Bearer {SECRET}"}
+            async with session.request(method, url, data=BOMB, headers=headers) as answer:
+                assert answer.status == 415
+                assert "send the body as it is" in await answer.text()
+
+
+async def test_a_body_larger_than_the_cluster_can_explain_is_refused(extender: Extender) -> None:
+    body = io.BytesIO(b" " * (9 << 20))
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{extender.addresses[0]}/filter", data=body) as answer,
+    ):
+        assert "Maximum request body size" in (await answer.json())["Error"]
+
+
+async def test_without_tls_replicas_must_know_the_secret(extender: Extender) -> None:
+    url = f"{extender.addresses[0]}/v1/peers/asked"
+    async with aiohttp.ClientSession() as session:
+        for given in ("", "Bearer ", "Bearer wrong", f"bearer {SECRET}", "\u00e9"):
+            async with session.post(url, data=b"{}", headers={"Authorization": given}) as answer:
+                assert answer.status == 403
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        async with session.post(url, data=b"{}", headers=headers) as answer:
+            assert answer.status == 400  # it is no message
+
+
+async def test_peers_without_tls_need_a_secret_where_others_reach_the_port() -> None:
+    with pytest.raises(ValueError, match=r"peers\.secret_file"):
+        Settings(listen="0.0.0.0:0", allow_plain=True, peers=Peers(addresses=("a:1",)))
+
+
+def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("short")
+    with pytest.raises(ValueError, match="must hold at least 16"):
+        Peers(secret_file=secret).secret()
+    with pytest.raises(ValueError, match="No such file"):
+        Peers(secret_file=tmp_path / "nowhere").secret()
