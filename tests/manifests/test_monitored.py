@@ -42,6 +42,8 @@ NOBODY_KNOWS_BEFOREHAND: Final = {
 STILL: Final = {
     "idlegpu_assumed_pods": "lasts milliseconds: hardly a scrape falls between choice and binding",
     "idlegpu_faults_total": "a fault of ours would be a bug",
+    "idlegpu_background_faults_total": "likewise",
+    "idlegpu_unreadable_objects_total": "likewise",
     "idlegpu_events_dropped_total": "takes more events than the API server lets through",
     "idlegpu_pods_bound_unjudged_total": "takes a replica that is silent, or gone",
     "idlegpu_source_failed_queries": "takes a Prometheus that answers some queries only",
