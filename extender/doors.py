@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_SECONDS: Final = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
 
+BODY_SECONDS: Final = 30.0
+"""A body has to come in so long: kube-scheduler waits for its answer one second."""
+
 LINGERING_SECONDS: Final = 2.0
 """What a client still sends after its answer is read so long: an answer of 403 reaches it."""
 
@@ -180,10 +183,19 @@ class Doors:
 
 
 @web.middleware
-async def _plain_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse compressed bodies: nobody sends them, and a small one may unpack to gigabytes."""
+async def _guard_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse compressed bodies, and end connections whose body does not come.
+
+    Nobody sends compressed ones, and a small one may unpack to gigabytes.
+    """
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() == "identity":
-        return await handler(request)
+        if request.content.is_eof():
+            return await handler(request)
+        timer = asyncio.get_running_loop().call_later(BODY_SECONDS, _end_late_body, request)
+        try:
+            return await handler(request)
+        finally:
+            timer.cancel()
     response = web.Response(
         status=415,
         text="compressed bodies are not read: send the body as it is\n",
@@ -193,8 +205,13 @@ async def _plain_bodies(request: web.Request, handler: Handler) -> web.StreamRes
     return response
 
 
+def _end_late_body(request: web.Request) -> None:
+    if not request.content.is_eof() and request.transport is not None:
+        request.transport.abort()
+
+
 def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
-    app.middlewares.insert(0, _plain_bodies)
+    app.middlewares.insert(0, _guard_body)
     return web.AppRunner(
         app,
         access_log=None,

@@ -1,5 +1,7 @@
 """What hostile bodies cost: compressed ones are not unpacked, and secrets are asked for first."""
 
+import asyncio
+import contextlib
 import gzip
 import io
 from collections.abc import AsyncIterator
@@ -8,7 +10,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from yarl import URL
 
+from extender import doors
 from extender.app import Extender, start
 from extender.config import Settings
 from extender.settings.api import Api
@@ -93,3 +97,18 @@ def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:
         Peers(secret_file=secret).secret()
     with pytest.raises(ValueError, match="No such file"):
         Peers(secret_file=tmp_path / "nowhere").secret()
+
+
+async def test_a_body_that_does_not_come_ends_its_connection(
+    extender: Extender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "BODY_SECONDS", 0.05)
+    for port, path in ((0, "/filter"), (0, "/v1/peers/asked"), (1, "/v1/explain")):
+        url = URL(extender.addresses[port])
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: Bearer {SECRET}\r\n"
+        writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
