@@ -1,0 +1,54 @@
+"""Whatever numbers an agent sends, its node's score is a number."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.report import Layout, Part, Update
+from extender.core.policy import Foreign, Strategy
+from extender.sources.agents.states import _ROWS, AgentState, readings_of
+from tests.builders import request
+from tests.worlds import one_node
+
+ODD = st.sampled_from(
+    [0.0, -0.0, 0.5, 1.0, -1.0, 1e12, 1e300, -1e300, 5e-324, math.inf, -math.inf, math.nan]
+)
+ROUNDS = 3
+
+
+@given(
+    values=st.lists(
+        st.lists(ODD | st.floats(), min_size=len(_ROWS), max_size=len(_ROWS)),
+        min_size=ROUNDS,
+        max_size=ROUNDS,
+    ),
+    times=st.lists(st.tuples(ODD, ODD), min_size=ROUNDS, max_size=ROUNDS),
+    is_shared=st.booleans(),
+)
+def test_whatever_an_agent_says_the_score_is_a_number(
+    values: list[list[float]], times: list[tuple[float, float]], is_shared: bool
+) -> None:
+    world = one_node(1, replicas=4) if is_shared else one_node(1)
+    world.read()
+    state = AgentState("node")
+    (device,) = world.devices.values()
+    for row, (at, sent_at) in zip(values, times, strict=True):
+        world.clock.now += 5.0
+        state.take(said(device.info.uuid, row, at, sent_at), world.clock.now)
+        with np.errstate(all="ignore"):
+            readings = readings_of([state], Foreign(), world.clock.now, 1)
+            world.fleet.apply_readings(readings)
+            decisions = [world.rank(request(strategy=strategy)) for strategy in Strategy]
+
+        assert not any(np.isinf(column).any() for column in readings.columns.values())
+        for decision in decisions:
+            assert ((decision.scores >= 0) & (decision.scores <= 1)).all()
+
+
+def said(uuid: str, row: Sequence[float], at: float, sent_at: float) -> Update:
+    layout = Layout(devices=(Part(uuid=uuid, index=0),), rows=_ROWS)
+    values = np.array(row, dtype="<f8").tobytes()
+    return Update(node="node", at=at, sent_at=sent_at, is_news=True, layout=layout, values=values)
