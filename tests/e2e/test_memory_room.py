@@ -123,7 +123,7 @@ async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(world: World
     await world.start(BRIEF)
     await tenant(world, card, 16)
     await world.covered(card)
-    large = asking("large", 10)
+    large = asking("expected", 10)
     assert NO_MEMORY in await refused(world, large)
 
     for _ in range(3):
