@@ -298,5 +298,5 @@ class Backend(Protocol):
     def process_rates(self, card: Card, since_microseconds: int) -> tuple[ProcessRate, ...]:
         """Return what processes did after a time; those that did nothing are absent."""
 
-    def events(self, cards: Sequence[Card]) -> EventSource:
-        """Begin to wait for the events of cards; a card without any is left out."""
+    def events(self, card: Card) -> EventSource:
+        """Begin to wait for the events of a card."""

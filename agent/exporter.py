@@ -144,8 +144,9 @@ class AgentCollector(Collector):
         )
         yield _gauge(
             "watches_xids",
-            "Whether XID errors are seen as they happen.",
-            [((), not sampler.watcher.problem)],
+            "Whether XID errors of a card are seen as they happen.",
+            [((uuid,), not problem) for uuid, problem in sampler.watcher.problems.items()],
+            ("uuid",),
         )
         if report is None:
             return

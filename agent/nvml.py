@@ -1,7 +1,6 @@
 """NVML through pynvml: the one module that imports it. Units are converted at this edge."""
 
 from collections.abc import Sequence
-from ctypes import c_void_p, cast
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from agent.backend import (
     XidEvent,
 )
 from agent.nvml_gpm import GpmMeter
-from agent.nvml_library import OLD_DRIVER, Library, number, text
+from agent.nvml_library import Library, number, text
 from agent.nvml_reads import READS
 
 SYS_PCI: Final = Path("/sys/bus/pci/devices")
@@ -226,9 +225,9 @@ class Nvml:
             for line in lines
         )
 
-    def events(self, cards: Sequence[Card]) -> "NvmlEvents":
-        """Begin to wait for the events of cards; a card without any is left out."""
-        return NvmlEvents(self._nvml, cards)
+    def events(self, card: Card) -> "NvmlEvents":
+        """Begin to wait for the events of a card."""
+        return NvmlEvents(self._nvml, card)
 
 
 class NvmlEvents:
@@ -236,20 +235,18 @@ class NvmlEvents:
 
     Args:
         nvml: the library.
-        cards: whose.
+        card: whose: a set of its own, for one card that fails must not cost the others theirs.
     """
 
-    def __init__(self, nvml: Library, cards: Sequence[Card]) -> None:
+    def __init__(self, nvml: Library, card: Card) -> None:
         self._nvml = nvml
-        # By address: a card that has fallen off the bus no longer tells its UUID.
-        self._uuids = {_address(card.handle): card.uuid for card in cards}
+        self._uuid = card.uuid
         self._set = nvml.ask("nvmlEventSetCreate")
-        for card in cards:
-            try:
-                nvml.ask("nvmlDeviceRegisterEvents", card.handle, _XID_EVENTS, self._set)
-            except NvmlError as error:
-                if error.code not in OLD_DRIVER | {Code.GpuIsLost}:
-                    raise
+        try:
+            nvml.ask("nvmlDeviceRegisterEvents", card.handle, _XID_EVENTS, self._set)
+        except BaseException:
+            self.close()
+            raise
 
     def wait(self, seconds: float) -> XidEvent | None:
         """Return the next event, None where none came in that time."""
@@ -259,12 +256,11 @@ class NvmlEvents:
             if error.code is Code.Timeout:
                 return None
             raise
-        uuid = self._uuids.get(_address(data.device))
-        if uuid is None or not data.eventType & _XID_EVENTS:
+        if not data.eventType & _XID_EVENTS:
             return None
         instance = int(data.gpuInstanceId)
         return XidEvent(
-            uuid=uuid,
+            uuid=self._uuid,
             gpu_instance_id=None if instance == _NO_INSTANCE else instance,
             xid=int(data.eventData),
         )
@@ -272,8 +268,3 @@ class NvmlEvents:
     def close(self) -> None:
         """Free the event set."""
         self._nvml.ask("nvmlEventSetFree", self._set)
-
-
-def _address(handle: Any) -> int | None:
-    """Return what tells handles apart: they are pointers, which compare by identity."""
-    return cast(handle, c_void_p).value

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from typing_extensions import override  # in typing from Python 3.12 on
 
+from agent.backend import Code, NvmlError
+
 T = TypeVar("T")
 
 _LOOK_SECONDS: Final = 0.25
@@ -84,6 +86,7 @@ class Lane:
             limit_seconds: after which it counts as hung; None for the usual limit.
 
         Raises:
+            NvmlError: it failed, in whichever way.
             GivenUpError: it returned, but nobody waits any more.
         """
         since = time.monotonic()
@@ -92,6 +95,12 @@ class Lane:
         self.names.add(name)
         try:
             return function(*arguments)
+        except NvmlError:
+            raise
+        except Exception as error:
+            # A driver that is newer than the bindings answers what they cannot read (IndexError,
+            # AttributeError): that costs one value of one card, and is named.
+            raise NvmlError(name, Code.Unknown, f"{type(error).__name__}: {error}") from error
         finally:
             with self._lock:
                 self.step = None

@@ -109,10 +109,10 @@ class ScriptedBackend:
         self.calls: Counter[tuple[str, str]] = Counter()
         self.is_started = False
         self.starts = 0
-        self.events_waiting: list[XidEvent | Code] = []
+        self.events_waiting: list[tuple[str, XidEvent | Code]] = []
         self.event_came = threading.Condition()
         self.event_seconds = 0.05
-        self.watched: tuple[str, ...] = ()
+        self.watched: set[str] = set()
 
     def _answer(self, call: str, uuid: str = GLOBAL) -> None:
         self.calls[call, uuid] += 1
@@ -219,35 +219,40 @@ class ScriptedBackend:
         rates = self._at(card.handle, "process_rates").rates
         return tuple(one for one in rates if one.at_microseconds > since_microseconds)
 
-    def events(self, cards: Sequence[Card]) -> "ScriptedEvents":
-        self._answer("events")
-        self.watched = tuple(card.uuid for card in cards)
-        return ScriptedEvents(self)
+    def events(self, card: Card) -> "ScriptedEvents":
+        self._answer("events", card.uuid)
+        self.watched.add(card.uuid)
+        return ScriptedEvents(self, card.uuid)
 
-    def happen(self, event: XidEvent | Code) -> None:
-        """Let an event come, or the wait fail."""
+    def happen(self, event: XidEvent | Code, uuid: str = "GPU-0") -> None:
+        """Let an event of a card come, or the wait for it fail."""
         with self.event_came:
-            self.events_waiting.append(event)
+            self.events_waiting.append((event.uuid if isinstance(event, XidEvent) else uuid, event))
             self.event_came.notify_all()
 
 
 class ScriptedEvents:
     """Waits for what the test lets happen."""
 
-    def __init__(self, backend: ScriptedBackend) -> None:
+    def __init__(self, backend: ScriptedBackend, uuid: str) -> None:
         self._backend = backend
+        self._uuid = uuid
 
     def wait(self, seconds: float) -> XidEvent | None:
-        self._backend._answer("wait")
+        self._backend._answer("wait", self._uuid)
+        waiting = self._backend.events_waiting
         with self._backend.event_came:
-            if not self._backend.events_waiting:
+            mine = next((one for one in waiting if one[0] == self._uuid), None)
+            if mine is None:
                 self._backend.event_came.wait(min(seconds, self._backend.event_seconds))
-            if not self._backend.events_waiting:
+                mine = next((one for one in waiting if one[0] == self._uuid), None)
+            if mine is None:
                 return None
-            event = self._backend.events_waiting.pop(0)
+            waiting.remove(mine)
+            event = mine[1]
         if isinstance(event, Code):
             raise NvmlError("wait", event)
         return event
 
     def close(self) -> None:
-        pass
+        self._backend.watched.discard(self._uuid)

@@ -1,6 +1,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
@@ -52,22 +53,69 @@ def test_events_are_delivered_as_they_happen(rig: Rig) -> None:
     assert [rig.events.get(timeout=10).xid for _ in range(2)] == [13, 79]
 
 
-def test_the_same_cards_are_followed_by_the_same_thread(rig: Rig) -> None:
-    for _ in range(3):
-        rig.watcher.follow(rig.cards())
-        until(lambda: rig.backend.calls["events", ""] > 0)
-
-    assert rig.backend.calls["events", ""] == 1
-
-
-def test_other_cards_are_followed_anew(rig: Rig) -> None:
+def test_the_same_card_is_followed_by_the_same_thread(rig: Rig) -> None:
     rig.watcher.follow(rig.cards())
-    until(lambda: rig.backend.watched == ("GPU-0", "GPU-1"))
+    until(lambda: rig.backend.watched == {"GPU-0", "GPU-1"})
     rig.backend.cards.pop()
 
-    rig.watcher.follow(rig.cards())
+    for _ in range(3):
+        rig.watcher.follow(rig.cards())
 
-    until(lambda: rig.backend.watched == ("GPU-0",))
+    until(lambda: rig.backend.watched == {"GPU-0"})
+    assert rig.backend.calls["events", "GPU-0"] == 1
+
+
+@pytest.mark.parametrize("code", [Code.Unknown, Code.NotSupported, Code.GpuIsLost])
+def test_a_card_that_cannot_be_waited_for_costs_the_others_nothing(rig: Rig, code: Code) -> None:
+    rig.backend.faults["events", "GPU-0"] = code
+    rig.watcher.follow(rig.cards())
+    rig.backend.happen(replace(EVENT, uuid="GPU-1"))
+
+    assert rig.events.get(timeout=10).uuid == "GPU-1"
+    until(lambda: code.name in rig.watcher.problems["GPU-0"])
+    assert "GPU-0, one of 1 of 2 GPUs" in rig.watcher.problem
+    assert rig.watcher.problems["GPU-1"] == ""
+
+    def is_followed_again() -> bool:
+        rig.watcher.follow(rig.cards())
+        return not rig.watcher.problem
+
+    del rig.backend.faults["events", "GPU-0"]
+    until(is_followed_again)
+    assert rig.backend.calls["events", "GPU-1"] == 1
+
+
+@pytest.mark.parametrize("call", ["events", "wait"])
+def test_a_card_that_hangs_costs_the_others_nothing(rig: Rig, call: str) -> None:
+    rig.backend.hangs.add((call, "GPU-0"))
+    rig.watcher.follow(rig.cards())
+    rig.backend.happen(replace(EVENT, uuid="GPU-1"))
+    assert rig.events.get(timeout=10).uuid == "GPU-1"
+
+    def is_overdue() -> bool:
+        rig.ahead += 1.0
+        return "has not ended for" in rig.watcher.problems["GPU-0"]
+
+    until(is_overdue)
+    until(lambda: rig.watcher.problems["GPU-1"] == "")
+    rig.backend.hangs.clear()
+    rig.backend.released.set()
+    until(lambda: not rig.watcher.problem)
+
+
+def test_what_no_version_of_us_knows_ends_one_cards_thread_alone(rig: Rig) -> None:
+    def fail(event: XidEvent) -> None:
+        if event.uuid == "GPU-0":
+            raise IndexError("a new kind of event")
+        rig.events.put(event)
+
+    rig.watcher._deliver = fail
+    rig.watcher.follow(rig.cards())
+    for uuid in ("GPU-0", "GPU-1"):
+        rig.backend.happen(replace(EVENT, uuid=uuid))
+
+    assert rig.events.get(timeout=10).uuid == "GPU-1"
+    until(lambda: "a new kind of event" in rig.watcher.problem)
 
 
 def test_a_wait_that_fails_says_so_and_is_begun_again(rig: Rig) -> None:
@@ -84,21 +132,11 @@ def test_a_wait_that_fails_says_so_and_is_begun_again(rig: Rig) -> None:
     assert rig.events.get(timeout=10) == EVENT
 
 
-def test_until_a_wait_has_ended_and_once_none_does_no_events_are_said_to_come(rig: Rig) -> None:
+def test_until_a_card_is_followed_no_events_are_said_to_come(rig: Rig) -> None:
     before = rig.watcher.problem
     rig.watcher.follow(rig.cards())
-    until(lambda: not rig.watcher.problem)
-
-    def is_overdue() -> bool:
-        rig.ahead += 1.0
-        return "has not ended for" in rig.watcher.problem
-
-    rig.backend.hangs.add(("wait", ""))
-    until(is_overdue)
 
     assert "no GPU is waited for" in before
-    rig.backend.hangs.clear()
-    rig.backend.released.set()
     until(lambda: not rig.watcher.problem)
 
 
@@ -106,11 +144,10 @@ def test_a_wait_that_ends_after_its_thread_was_left_behind_says_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.events._JOIN_SECONDS", 0.01)
-    rig.backend.hangs.add(("wait", ""))
+    rig.backend.hangs.add(("wait", "GPU-0"))
     rig.watcher.follow(rig.cards())
-    until(lambda: rig.backend.calls["wait", ""] == 1)
-    hung = rig.watcher._thread
-    assert hung is not None
+    until(lambda: rig.backend.calls["wait", "GPU-0"] == 1)
+    hung = rig.watcher._watches["GPU-0"].thread
 
     rig.watcher.stop()
     rig.backend.released.set()
@@ -119,23 +156,15 @@ def test_a_wait_that_ends_after_its_thread_was_left_behind_says_nothing(
     assert "no GPU is waited for" in rig.watcher.problem
 
 
-def test_cards_without_events_leave_a_reason_and_no_thread(rig: Rig) -> None:
-    rig.backend.faults["events", ""] = Code.NotSupported
-
-    rig.watcher.follow(rig.cards())
-
-    until(lambda: "NotSupported" in rig.watcher.problem)
-
-
 def test_a_stopped_watcher_delivers_no_more(rig: Rig) -> None:
     rig.watcher.follow(rig.cards())
-    until(lambda: rig.backend.watched != ())
+    until(lambda: len(rig.backend.watched) == 2)
     rig.watcher.stop()
 
     rig.backend.happen(EVENT)
 
     assert rig.events.empty()
-    assert rig.backend.events_waiting == [EVENT], "nobody took it"
+    assert rig.backend.events_waiting == [("GPU-0", EVENT)], "nobody took it"
 
 
 def test_a_closed_watcher_follows_nothing_any_more(rig: Rig) -> None:
@@ -143,13 +172,13 @@ def test_a_closed_watcher_follows_nothing_any_more(rig: Rig) -> None:
 
     rig.watcher.follow(rig.cards())
 
-    assert rig.backend.calls["events", ""] == 0
+    assert rig.backend.watched == set()
 
 
 def test_a_machine_without_cards_is_not_waited_for(rig: Rig) -> None:
     rig.watcher.follow([])
 
-    assert rig.backend.calls["events", ""] == 0
+    assert rig.backend.watched == set()
 
 
 def test_a_log_tells_cards_and_instances_apart() -> None:

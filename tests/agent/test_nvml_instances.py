@@ -2,6 +2,9 @@ import ctypes
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from agent.backend import NvmlError
 from tests.agent.replay import Replay, nvml_on, refuse
 
 
@@ -51,7 +54,7 @@ def test_an_xid_names_its_card_even_when_the_card_is_lost() -> None:
     replay._nvmlDeviceRegisterEvents = lambda *_: None
     nvml = nvml_on(replay)
     card = nvml.card(0)
-    source = nvml.events([card])
+    source = nvml.events(card)
     again = ctypes.cast(replay.handle, type(replay.handle))  # a handle of its own, same address
     replay._nvmlEventSetWait_v2 = lambda *_: event(again, 79)
     replay._nvmlDeviceGetUUID = refuse(15)
@@ -67,7 +70,7 @@ def test_waiting_in_vain_is_no_event_and_other_events_are_none() -> None:
     replay._nvmlEventSetCreate = lambda: "set"
     replay._nvmlDeviceRegisterEvents = lambda *_: None
     nvml = nvml_on(replay)
-    source = nvml.events([nvml.card(0)])
+    source = nvml.events(nvml.card(0))
     replay._nvmlEventSetWait_v2 = refuse(10)
     assert source.wait(0.0) is None
 
@@ -80,10 +83,25 @@ def test_an_xid_of_an_instance_names_it() -> None:
     replay._nvmlEventSetCreate = lambda: "set"
     replay._nvmlDeviceRegisterEvents = lambda *_: None
     nvml = nvml_on(replay)
-    source = nvml.events([nvml.card(0)])
+    source = nvml.events(nvml.card(0))
     replay._nvmlEventSetWait_v2 = lambda *_: event(replay.handle, 43, instance=5)
 
     found = source.wait(0.0)
 
     assert found is not None
     assert (found.xid, found.gpu_instance_id) == (43, 5)
+
+
+@pytest.mark.parametrize("code", [3, 15, 999])
+def test_a_card_that_cannot_be_registered_leaves_no_event_set(code: int) -> None:
+    freed: list[object] = []
+    replay = Replay()
+    replay._nvmlEventSetCreate = lambda: "set"
+    replay._nvmlEventSetFree = freed.append
+    replay._nvmlDeviceRegisterEvents = refuse(code)
+    nvml = nvml_on(replay)
+
+    with pytest.raises(NvmlError):
+        nvml.events(nvml.card(0))
+
+    assert freed == ["set"]

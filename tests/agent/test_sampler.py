@@ -322,9 +322,9 @@ async def test_an_xid_of_an_instance_is_that_instances(rig: Rig) -> None:
 
 async def test_events_that_cannot_be_waited_for_any_more_are_waited_for_again(rig: Rig) -> None:
     running = asyncio.create_task(rig.sampler.run())
-    await until(rig.sampler, lambda _: rig.backend.watched != ())
+    await until(rig.sampler, lambda _: len(rig.backend.watched) == 3)
     rig.backend.happen(Code.Unknown)
-    await until(rig.sampler, lambda _: rig.backend.calls["events", ""] > 1)
+    await until(rig.sampler, lambda _: rig.backend.calls["events", "GPU-0"] > 1)
 
     rig.backend.happen(XidEvent(uuid="GPU-1", gpu_instance_id=None, xid=43))
 

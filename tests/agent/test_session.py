@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.backend import Call, Code, ProcessList
+from agent.backend import Call, Code, ProcessList, Values
 from agent.problems import GONE, NO_GPU, hung_problem
 from agent.reading import DeviceReading, Pass
 from agent.worker import GivenUpError
@@ -344,7 +344,7 @@ def test_what_was_to_be_looked_at_closely_is_so_after_a_call_that_hung_as_well(r
 def test_events_of_all_cards_are_waited_for(rig: Rig) -> None:
     rig.read()
 
-    assert wait_for(lambda: rig.backend.watched == ("GPU-0", "GPU-1", "GPU-2"))
+    assert wait_for(lambda: rig.backend.watched == {"GPU-0", "GPU-1", "GPU-2"})
 
 
 def test_events_are_waited_for_anew_when_cards_change(rig: Rig) -> None:
@@ -352,7 +352,7 @@ def test_events_are_waited_for_anew_when_cards_change(rig: Rig) -> None:
     rig.backend.cards.pop()
     rig.reads(11)
 
-    assert wait_for(lambda: rig.backend.watched == ("GPU-0", "GPU-1"))
+    assert wait_for(lambda: rig.backend.watched == {"GPU-0", "GPU-1"})
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:
@@ -362,3 +362,24 @@ def wait_for(condition: Callable[[], bool]) -> bool:
             return True
         tick.wait(0.01)
     return False
+
+
+@pytest.mark.parametrize("error", [IndexError("value type 9"), AttributeError("sVal"), KeyError(7)])
+def test_what_a_newer_driver_answers_costs_one_value_and_is_named(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    read = rig.backend.read
+
+    def fail(call: Call, handle: object) -> Values:
+        if handle == "GPU-1" and call is Call.TEMPERATURE:
+            raise error
+        return read(call, handle)
+
+    monkeypatch.setattr(rig.backend, "read", fail)
+    found = by_uuid(rig.read())
+
+    assert [device.problem for device in found.values()] == [None] * 3
+    assert Signal.TEMPERATURE in found["GPU-0"].values
+    assert Signal.TEMPERATURE not in found["GPU-1"].values
+    assert Signal.POWER in found["GPU-1"].values
+    assert rig.session.failures[Call.TEMPERATURE.value, "Unknown"] == 1
