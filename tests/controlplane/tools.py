@@ -114,16 +114,16 @@ TOOLS: Final = {
         fitting=r"etcd Version: 3\.7\.",
         build_seconds=50,
     ),
-    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=280),
-    "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=65),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=250),
+    "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40),
     # A module of its own: it needs much that the others do not.
     "kube-controller-manager": _kubernetes(
         "kube-controller-manager",
         "--version",
-        build_seconds=65,
+        build_seconds=40,
         module=MODULES / "controllers",
     ),
-    "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=30),
+    "kubectl": _kubernetes("kubectl", "version", "--client", build_seconds=20),
     "kwok": Tool(
         program=GoProgram(
             module=MODULES / "kwok",
@@ -132,13 +132,13 @@ TOOLS: Final = {
         ),
         version_arguments=("--version",),
         fitting=r"kwok version v?0\.8\.",
-        build_seconds=60,
+        build_seconds=55,
     ),
     "cert-manager": Tool(
         program=GoProgram(module=MODULES / "certmanager", package=".", variables={}),
         version_arguments=("-help",),
         fitting=r"where /healthz answers",
-        build_seconds=90,
+        build_seconds=40,
         is_neighbour=True,
     ),
     # With its provider of simulated nodes, which makes Node objects and nothing else.
@@ -148,7 +148,7 @@ TOOLS: Final = {
         ),
         version_arguments=("--help",),
         fitting=r"-instance-types-file-path",
-        build_seconds=100,
+        build_seconds=80,
         is_neighbour=True,
     ),
     # Asks a Prometheus only where it finds the cluster's CA, which is in pods alone: here it looks
@@ -167,10 +167,10 @@ TOOLS: Final = {
         build_seconds=100,
         is_neighbour=True,
     ),
-    "prometheus": _prometheus("prometheus", 120),
-    "promtool": _prometheus("promtool", 40),
-    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 240),
-    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 60),
+    "prometheus": _prometheus("prometheus", 80),
+    "promtool": _prometheus("promtool", 30),
+    f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140),
+    f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20),
     "helm": Tool(
         program=GoProgram(
             module=MODULES / "helm",
@@ -179,7 +179,7 @@ TOOLS: Final = {
         ),
         version_arguments=("version", "--short"),
         fitting=r"\bv4\.\d+\.\d+",
-        build_seconds=60,
+        build_seconds=80,
     ),
 }
 
