@@ -62,15 +62,19 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
     Raises:
         OSError: the address cannot be used.
     """
-    connections: set[asyncio.Task[None]] = set()
+    connections: dict[asyncio.Task[None], _Connection] = {}
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(connections) >= MOST_CONNECTIONS:
-            writer.close()
-            return
-        task = asyncio.create_task(_Connection(reader, writer, routes).run(), name="http")
-        connections.add(task)
-        task.add_done_callback(connections.discard)
+            # The longest silent one gives way: idle connections keep neither kubelet nor
+            # Prometheus out.
+            silent = min(connections, key=lambda task: connections[task].heard_at)
+            del connections[silent]
+            silent.cancel()
+        connection = _Connection(reader, writer, routes)
+        task = asyncio.create_task(connection.run(), name="http")
+        connections[task] = connection
+        task.add_done_callback(lambda task: connections.pop(task, None))
 
     server = await asyncio.start_server(accept, host, port)
     try:
@@ -90,6 +94,9 @@ class _Connection:
         reader: what it sends.
         writer: what it is sent.
         routes: what answers each path.
+
+    Attributes:
+        heard_at: when the client last sent something, by the loop's clock.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class _Connection:
         self._writer = writer
         self._routes = routes
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_MOST_HEAD_BYTES)
+        self.heard_at = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
         """Answer until the client leaves, is silent for long, or says what cannot be read."""
@@ -136,6 +144,7 @@ class _Connection:
             if event is h11.NEED_DATA:
                 async with asyncio.timeout(limit):
                     self._protocol.receive_data(await self._reader.read(_READ_BYTES))
+                self.heard_at = asyncio.get_running_loop().time()
                 limit = REQUEST_SECONDS
             elif isinstance(event, h11.Request):
                 request = event

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from agent.backend import Code, Extra, Handle, Values
+from agent.backend import Code, Extra, Handle, NvmlError, Values
 from agent.nvml_library import Library
 from extender.core.readings import Signal
 
@@ -49,10 +49,15 @@ class GpmMeter:
         """
         sample = self._spare if self._spare is not None else self._nvml.ask("nvmlGpmSampleAlloc")
         older, self._older, self._spare = self._older, None, sample
-        if self._gpu_instance_id is None:
-            self._nvml.ask("nvmlGpmSampleGet", self._handle, sample)
-        else:
-            self._nvml.ask("nvmlGpmMigSampleGet", self._handle, self._gpu_instance_id, sample)
+        try:
+            if self._gpu_instance_id is None:
+                self._nvml.ask("nvmlGpmSampleGet", self._handle, sample)
+            else:
+                self._nvml.ask("nvmlGpmMigSampleGet", self._handle, self._gpu_instance_id, sample)
+        except NvmlError:
+            if older is not None:
+                self._nvml.ask("nvmlGpmSampleFree", older)
+            raise
         self._older, self._spare = sample, older
         return {} if older is None else self._between(older, sample)
 

@@ -102,6 +102,8 @@ class Library:
             except NvmlError as error:
                 if error.code not in OLD_DRIVER:
                     raise
+                if error.code is Code.NotSupported:  # said of this card: another one may know it
+                    return older()
         answer = older()
         self._outdated.add(name)
         return answer

@@ -150,23 +150,24 @@ async def test_a_silent_client_does_not_stay_for_ever(monkeypatch: pytest.Monkey
         writer.close()
 
 
-async def test_too_many_connections_are_turned_away_and_others_go_on(
+async def test_of_too_many_connections_the_longest_silent_one_gives_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
-    async with serve_http("127.0.0.1", 0, ROUTES) as address:
-        kept = [await asyncio.open_connection(*address) for _ in range(2)]
-        for reader, writer in kept:
+    async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(30):
+        silent, asking = [await asyncio.open_connection(*address) for _ in range(2)]
+        for reader, writer in (silent, asking, asking):
             writer.write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")
             await reader.readuntil(b"{}")
 
-        reader, writer = await asyncio.open_connection(*address)
-        async with asyncio.timeout(30):
-            assert await reader.read() == b""
-        kept[0][1].write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert await kept[0][0].readuntil(b"{}")
-        for _, writer_of in (*kept, (reader, writer)):
-            writer_of.close()
+        probe = await asyncio.open_connection(*address)
+
+        for reader, writer in (probe, asking):
+            writer.write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert await reader.readuntil(b"{}")
+        assert await silent[0].read() == b""
+        for _, writer in (silent, asking, probe):
+            writer.close()
 
 
 async def test_open_connections_end_with_the_server() -> None:

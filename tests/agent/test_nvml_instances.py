@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent.backend import NvmlError
+from agent.nvml_gpm import GpmMeter
 from tests.agent.replay import Replay, nvml_on, refuse
 
 
@@ -105,3 +106,37 @@ def test_a_card_that_cannot_be_registered_leaves_no_event_set(code: int) -> None
         nvml.events(nvml.card(0))
 
     assert freed == ["set"]
+
+
+def test_a_gpm_sample_that_cannot_be_taken_leaves_no_memory_behind() -> None:
+    replay = Replay()
+    taken, freed = iter("abcd"), []
+    replay._nvmlGpmSampleAlloc = lambda: next(taken)
+    replay._nvmlGpmSampleFree = freed.append
+    replay._nvmlGpmSampleGet = lambda *_: None
+    meter = GpmMeter(nvml_on(replay)._nvml, replay.handle, None)
+    assert meter.read() == {}
+
+    replay._nvmlGpmSampleGet = refuse(999)
+    for _ in range(2):
+        with pytest.raises(NvmlError):
+            meter.read()
+    meter.close()
+
+    assert sorted(freed) == ["a", "b"]
+
+
+def test_a_card_without_a_newer_call_does_not_take_it_from_the_others() -> None:
+    replay = Replay()
+    library = nvml_on(replay)._nvml
+
+    def ask(code: int | None) -> str:
+        def newer() -> str:
+            if code is not None:
+                raise NvmlError("new", code)
+            return "newer"
+
+        return library.newest("new", newer, lambda: "older")
+
+    assert [ask(3), ask(None)] == ["older", "newer"]  # not supported: by this card
+    assert [ask(13), ask(None)] == ["older", "older"]  # not in the driver: by none
