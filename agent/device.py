@@ -7,12 +7,15 @@ or, in the worker, `agent.device.device_for_worker(worker_id)`. Standard library
 """
 
 import argparse
+import contextlib
+import operator
 import os
 import shlex
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Number
 from pathlib import Path
 from typing import Final
 
@@ -121,23 +124,30 @@ def choose_device(
 
 
 def parse_worker_id(worker_id: object) -> int:
-    """Read a worker's number: an int, a numeric string, an object with `worker_id`, nothing for 0.
+    """Read a worker's number: an integer, a numeric string, an object with `worker_id`.
+
+    An integer is whatever `operator.index` takes, so NumPy's and PyTorch's too. None, "" and a
+    context that has no `worker_id` are worker 0: so read the frameworks that pass one.
 
     Raises:
-        ValueError: it is something else; the message names it.
+        ValueError: it is another value; the message names it.
 
     Example:
-        >>> parse_worker_id("3"), parse_worker_id(None)
-        (3, 0)
+        >>> parse_worker_id("3"), parse_worker_id(None), parse_worker_id(object())
+        (3, 0, 0)
     """
     value = getattr(worker_id, "worker_id", worker_id)
     if value is None or (isinstance(value, str) and not value.strip()):
         return 0
     number: int | None = None
-    if isinstance(value, int) and not isinstance(value, bool):
-        number = value
-    elif isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
-        number = int(value)
+    if isinstance(value, str):
+        if value.strip().isascii() and value.strip().isdigit():
+            number = int(value)
+    elif hasattr(value, "__index__") and not isinstance(value, bool):
+        with contextlib.suppress(TypeError):  # an array of several has it, too
+            number = operator.index(value)
+    elif not isinstance(value, bool | Number | bytes | bytearray | Iterable):
+        return 0
     if number is None or not 0 <= number <= _LARGEST_WORKER_ID:
         raise ValueError(
             f"worker id is {value!r}: must be a whole number from 0 on, "

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from agent.device import choose_device, main, parse_worker_id
@@ -81,6 +83,10 @@ def test_device_files_are_the_last_resort(tmp_path: Path) -> None:
         (SimpleNamespace(worker_id=3), 3),
         (SimpleNamespace(worker_id="3"), 3),
         (SimpleNamespace(worker_id=None), 0),
+        (SimpleNamespace(worker_id=np.int64(3)), 3),
+        (SimpleNamespace(), 0),
+        (np.uint8(3), 3),
+        (np.array(3), 3),
     ],
     ids=repr,
 )
@@ -91,7 +97,8 @@ def test_a_worker_id_is_a_number_or_something_that_has_one(given: object, number
 @pytest.mark.parametrize(
     "given",
     [
-        *(-1, 2**63, 1.0, True, [], {"worker_id": 1}, SimpleNamespace()),
+        *(-1, 2**63, 1.0, True, [], {"worker_id": 1}, b"1", Fraction(1), np.float64(1.0)),
+        np.array([1, 2]),
         *("-1", "worker-3", "1.0", "٣", "²", "9" * 30),
         SimpleNamespace(worker_id="a"),
     ],
