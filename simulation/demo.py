@@ -53,16 +53,16 @@ class Scene:
 SCENES = (
     Scene(
         title="a stock pod: nvidia.com/gpu: 1",
-        point="kube-scheduler counts free GPUs on six nodes; this node is really idle",
+        point="six nodes have free GPUs; here they are really idle, and few are left over",
         pods=("stock",),
         gpus={GPU: 1},
     ),
     Scene(
-        title="the same with idlegpu.io/strategy: pack",
-        point="the fullest node that still has idle GPUs, so that whole nodes stay free",
+        title="the same with idlegpu.io/strategy: spread",
+        point="the node with the most idle GPUs, so that the pod has few neighbours",
         pods=("notebook",),
         gpus={GPU: 1},
-        annotations={"idlegpu.io/strategy": "pack"},
+        annotations={"idlegpu.io/strategy": "spread"},
     ),
     Scene(
         title="4 GPUs, idlegpu.io/prefer-models: V100",
