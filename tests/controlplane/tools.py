@@ -114,7 +114,7 @@ TOOLS: Final = {
         fitting=r"etcd Version: 3\.7\.",
         build_seconds=50,
     ),
-    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=250),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=195),
     "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40),
     # A module of its own: it needs much that the others do not.
     "kube-controller-manager": _kubernetes(

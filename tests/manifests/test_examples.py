@@ -24,7 +24,15 @@ pytestmark = pytest.mark.timeout(180)
 
 FILES: Final = sorted(EXAMPLES.glob("*.yaml"))
 SETTINGS: Final = sorted((EXAMPLES / "settings").glob("*.yaml"))
-FIRST: Final = ("gpus-8", "gpus-4-a100", "gpu-v100", "gpu-by-instance-type", "gpu-a100")
+FIRST: Final = (
+    "gpus-8",
+    "gpus-4-a100",
+    "gpu-v100",
+    "gpu-by-instance-type",
+    "gpu-a100",
+    "gpu-by-label",
+    "gpu-by-model",
+)
 """Applied first: these need many GPUs or a certain model, which the others would take."""
 
 A100: Final = {"a100-40", "a100-80"}
