@@ -4,6 +4,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from aiohttp import web
 
 from extender.core.inventory import NodeRecord
 from extender.core.resources import ResourceNames
@@ -259,7 +260,12 @@ async def test_what_nests_too_deeply_costs_neither_the_list_nor_the_watch(
 ) -> None:
     deep = orjson.dumps(node("deep"))[:-1] + b',"extra":' + b"[" * 5000 + b"]" * 5000 + b"}"
     page = b'{"kind":"NodeList","metadata":{"resourceVersion":"1000"},"items":[%b]}' % deep
-    kube.faults["list"].append(answer(page))  # nodes are asked for first
+
+    async def list_deep_node(request: web.Request) -> web.StreamResponse:
+        is_of_nodes = request.match_info["resource"] == "nodes"
+        return await (answer(page)(request) if is_of_nodes else kube._list(request))
+
+    kube.faults["list"].extend([list_deep_node] * 2)  # nodes and pods are listed in any order
     async with following(kube, tmp_path) as (source, sink):
         assert list(sink.nodes) == ["deep"]
 
