@@ -126,8 +126,8 @@ def choose_device(
 def parse_worker_id(worker_id: object) -> int:
     """Read a worker's number: an integer, a numeric string, an object with `worker_id`.
 
-    An integer is whatever `operator.index` takes, so NumPy's and PyTorch's too. None, "" and a
-    context that has no `worker_id` are worker 0: so read the frameworks that pass one.
+    Every integer type that `operator.index` accepts will do, such as NumPy's. None, "" and a
+    context object without `worker_id` mean worker 0.
 
     Raises:
         ValueError: it is another value; the message names it.

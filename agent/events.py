@@ -70,7 +70,7 @@ class XidWatcher:
         return f"{problem} ({uuid}, one of {len(failing)} of {len(problems)} GPUs)"
 
     def follow(self, cards: Sequence[Card]) -> None:
-        """Wait for the events of these cards; where a wait has ended in an error, begin anew."""
+        """Wait for the events of these cards, and restart the threads that ended in an error."""
         with self._changing:
             if self._is_closed:
                 return

@@ -86,7 +86,7 @@ class Lane:
             limit_seconds: after which it counts as hung; None for the usual limit.
 
         Raises:
-            NvmlError: it failed, in whichever way.
+            NvmlError: it raised any exception.
             GivenUpError: it returned, but nobody waits any more.
         """
         since = time.monotonic()

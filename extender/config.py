@@ -215,8 +215,8 @@ class Settings(Section, BaseSettings):
         is_safe = self.tls.is_used or self.peer_secret() or is_loopback(self.listen_address[0])
         if self.peers.is_used and not is_safe:
             raise ValueError(
-                "peers without TLS need peers.secret_file: else whoever reaches the port can say "
-                "where pods were placed"
+                "peers without TLS need peers.secret_file: otherwise any client that reaches the "
+                "port can claim placements"
             )
         return self
 

@@ -11,7 +11,7 @@ MOST_SHOWN: Final = 300
 """Characters of a decoder's message that are kept: some quote the content."""
 
 MOST_DEPTH: Final = 128
-"""Objects of Kubernetes nest some twenty deep; what a driver lets users add may nest deeper."""
+"""Kubernetes objects nest about twenty levels deep. Parameters of a DRA driver may nest deeper."""
 
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
 
@@ -28,7 +28,7 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
         content: what another process sent.
 
     Raises:
-        MalformedError: the decoder failed, in whichever way.
+        MalformedError: the decoder raised any exception.
 
     Example:
         >>> decode_with(float, "1.5")
@@ -41,8 +41,8 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
         return decoder(content)
     except RecursionError as error:
         raise MalformedError("nested too deeply") from error
-    # Decoders have no common base class: msgspec.DecodeError is no ValueError, yaml raises
-    # KeyError for some tags, and no list of ours would stay complete.
+    # The libraries' exceptions share no base class: msgspec.DecodeError is not a ValueError, and
+    # yaml raises KeyError for some tags.
     except Exception as error:
         raise MalformedError(str(error)[:MOST_SHOWN] or type(error).__name__) from error
 
@@ -50,8 +50,8 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
 def shallow_json(content: bytes) -> bytes:
     """Return JSON in which each value that nests deeper than `MOST_DEPTH` is null.
 
-    Decoders give up on the whole content where one value nests too deeply. This takes a hundred
-    times as long as they do: for content that a decoder has refused.
+    A decoder refuses the whole content when one value nests too deeply. This function is about a
+    hundred times slower than a decoder, so call it only after a decoder has refused the content.
 
     Example:
         >>> shallow_json(b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}").count(b"["), MOST_DEPTH

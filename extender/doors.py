@@ -26,10 +26,10 @@ LAST_WORDS_SECONDS: Final = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
 
 BODY_SECONDS: Final = 30.0
-"""A body has to come in so long: kube-scheduler waits for its answer one second."""
+"""Time for a request body to arrive. kube-scheduler waits one second for its answer."""
 
 LINGERING_SECONDS: Final = 2.0
-"""What a client still sends after its answer is read so long: an answer of 403 reaches it."""
+"""Time to read the rest of a body after the answer, so that a refused client gets its answer."""
 
 CLIENTS_HINT: Final = (
     "kube-scheduler must show a certificate that holds now, of a CA in tls.client_ca_file: set "
@@ -186,7 +186,7 @@ class Doors:
 async def _guard_body(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse compressed bodies, and end connections whose body does not come.
 
-    Nobody sends compressed ones, and a small one may unpack to gigabytes.
+    No client needs compression, and a small body can unpack to gigabytes.
     """
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() == "identity":
         if request.content.is_eof():

@@ -1,4 +1,4 @@
-"""Escape what controls a terminal, in text that strangers had a part in."""
+"""Escape control characters in text that comes from outside and is shown in a terminal."""
 
 import re
 from typing import Final
@@ -20,7 +20,7 @@ def escape_text(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    r"""Return the same JSON with those control characters escaped that encoders leave as they are.
+    r"""Escape DEL and C1 in JSON: encoders leave them as they are.
 
     Example:
         >>> escape_json('{"a": "\x9b31m"}')

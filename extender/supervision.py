@@ -16,7 +16,7 @@ MOST_SECONDS: Final = 30.0
 """Wait before a restart: doubled with each failure that follows soon after the last one."""
 
 HEALTHY_SECONDS: Final = 60.0
-"""A task that ran for so long begins anew with the shortest wait."""
+"""After a run of this length the next wait is the shortest one again."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ async def keep(
 ) -> None:
     """Run a task until it returns or is cancelled; start it again whenever it fails.
 
-    A task that fails must not take the process down: what made it fail came from outside, and
-    would come again after a restart of the process.
+    A failing task must not end the process: its input came from outside, and would come again
+    after a restart of the process.
 
     Args:
         name: what the task is called in logs and metrics.

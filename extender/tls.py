@@ -259,7 +259,7 @@ def only_known(settings: Tls) -> Middleware:
 
 
 def only_secret(secret: str) -> Middleware:
-    """Return what lets only those ask as a replica who know a secret; nobody where it is empty."""
+    """Return a middleware that refuses replicas without the secret; "" refuses all of them."""
     expected = f"Bearer {secret}".encode()
 
     @web.middleware
