@@ -10,9 +10,10 @@ unexport PYTHONDONTWRITEBYTECODE
 UNIT := "not prometheus and not e2e and not gpu and not page"
 # Tests with real parts wait half of their time, their servers compute in the other half.
 REAL := -n 4 --dist loadfile
+PARTS := "(prometheus or page or e2e) and not neighbours"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real neighbours prometheus page e2e e2e-installed tools neighbour-tools bench arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -23,16 +24,17 @@ python:
 announce-%: python
 	@$(PYTHON) -m tests.announce $*
 
-# What the demo needs; the development tools come on top, for everything else.
+# What the demo needs; the development tools come on top, for everything else. --no-deps: the lock files
+# name everything, and pip would look for newer releases of what only an extra (coverage[toml]) asks for.
 $(VENV)/.runtime: requirements.txt pyproject.toml | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why (ONCE=1: end after the run)
@@ -69,8 +71,14 @@ tools: $(VENV)/.dev ## build Kubernetes, kubectl, helm, kwok and Prometheus into
 neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler and the oldest Kubernetes as well
 	@$(BIN)/python -m tests.controlplane.tools --neighbours
 
+# Servers written in Go collect garbage less often: tests need their CPU, not their memory.
+real repeated neighbours: export GOGC := 400
+
 real: tools ## all that need real parts: the next three at once
-	@$(BIN)/pytest $(REAL) -m "(prometheus or page or e2e) and not neighbours"
+	@$(BIN)/pytest $(REAL) -m $(PARTS)
+
+repeated: tools ## these tests ten times in a row (RUNS=...) beside two busy loops
+	@$(BIN)/python -m tests.repeated $(or $(RUNS),10) -- $(BIN)/pytest -q $(REAL) -m $(PARTS)
 
 neighbours: neighbour-tools
 	@$(BIN)/pytest $(REAL) -m neighbours
@@ -91,11 +99,17 @@ e2e-installed: tools ## its scenarios as the manifests say, with the default and
 test-gpu: tools ## the node agent on a machine with an NVIDIA GPU, alone and in a cluster; prints its figures
 	@$(BIN)/pytest -m gpu -s -v tests/agent tests/e2e/test_real_gpu.py
 
+mutants: $(VENV)/.dev ## which small faults the tests of a room let pass (ROOM=core)
+	@$(BIN)/python -m tests.mutants $(ROOM)
+
 cluster: tools ## leave the real control plane, Prometheus, extender and simulated fleet running
 	@$(BIN)/python -m tests.controlplane.cluster
 
 bench: tools ## measure speed, memory, start, ingest, soak and kube-scheduler's rate; writes bench/results
 	@$(BIN)/python -m bench
+
+fuzz: $(VENV)/.dev ## every decoder, guided by coverage, for MINUTES=10; Linux on x86-64 alone
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 
 arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12
 	@$(BIN)/python -m tests.images.arm64
