@@ -19,6 +19,8 @@ BENCHMARKS: Final = (
     "ingest",
     "rounds",
     "soak",
+    "abuse",
+    "faults",
     "scheduler",
     "wakeup",
     "agent",

@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from agent.foreign import Threshold
 from agent.options import ReportOptions
-from agent.push_news import Digests
-from agent.push_tls import client_context
-from agent.push_update import Updates
+from agent.push_digest import DigestBuilder
+from agent.push_handshake import client_context
+from agent.push_update import UpdateBuilder
 from agent.report import PATH, UPGRADE, Device, Foreign, Report, Tenant, frame
 from bench.backend_fleet import BenchFleet, FleetSpec
 from extender.core.policy import Thresholds
@@ -127,16 +127,16 @@ class Frames:
 
     def __init__(self, fleet: BenchFleet, number: int) -> None:
         rows = [row for some in fleet.nodes[number].devices.values() for row in some]
-        digests = Digests(ReportOptions(), Thresholds(), Threshold())
-        updates = Updates()
+        digest_builder = DigestBuilder(ReportOptions(), Thresholds(), Threshold())
+        updates = UpdateBuilder()
         made = []
         # Each is a pass ten seconds after the one before: so all but the first tell means.
         for turn, busy in enumerate(({}, {rows[0]: 0.95}, {rows[0]: 0.05}), start=1):
             report = msgspec.structs.replace(
                 report_of(fleet, number, busy), sequence=turn, at=10.0 * turn
             )
-            update = updates.make(
-                report, digests.of(report), is_news=turn > 1, sent_at=10.0 * turn + 0.01
+            update = updates.build(
+                report, digest_builder.build(report), is_news=turn > 1, sent_at=10.0 * turn + 0.01
             )
             made.append(update)
         self.first = frame(made[0])

@@ -123,8 +123,17 @@ class Scheduler:
     def __post_init__(self) -> None:
         """Connect, and learn the nodes' names."""
         self._connection = Connection(self.world.url)
-        self.world.connections.callback(self._connection.close)
+        self.world.connections.callback(self.close)
         self._names = names_json(self.world.nodes())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def reconnect(self) -> None:
+        """Ask over a new connection from now on."""
+        self.close()
+        self._connection = Connection(self.world.url)
 
     def prepare(self, count: int) -> None:
         """Create pods that wait to be placed; at most a few hundred at a time are realistic."""

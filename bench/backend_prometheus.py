@@ -91,7 +91,7 @@ METRICS: Final = {
     "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": _constant("0"),
     "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": _constant("0"),
 }
-"""What dcgm-exporter's default list and the README's additions come to."""
+"""What dcgm-exporter's default list and docs/install.md's additions come to."""
 
 
 class Prometheus:

@@ -72,16 +72,17 @@ def rows(pairs: Sequence[Pair]) -> list[Row]:
 def bounds(pairs: Sequence[Pair]) -> list[Bound]:
     """Return what the extender may cost at most, and what it did, where that was measured."""
     allowed = {DEFAULT_SHORTLIST: ALLOWED_LOSS, 1: 0.0}
-    groups = _by_shortlist(pairs)
     return [
         Bound(
-            what=f"share of kube-scheduler's rate lost with shortlist {shortlist}, median",
+            what=f"share of kube-scheduler's rate lost with shortlist {shortlist}, median of pairs",
             limit=limit,
-            measured=1.0 - median(pair.ratio for pair in groups[shortlist]),
+            measured=median(lost),
             unit="of it",
+            between=(min(lost), max(lost)),
         )
-        for shortlist, limit in allowed.items()
-        if shortlist in groups
+        for shortlist, group in _by_shortlist(pairs).items()
+        if (limit := allowed.get(shortlist)) is not None
+        for lost in [[1.0 - pair.ratio for pair in group]]
     ]
 
 

@@ -3,9 +3,10 @@
 `python -m bench.soak` lets pods be placed all the time while Prometheus is asked six times as often
 as by default, everything is listed anew every 100 seconds, nodes change, vanish and come back, and
 pods of every kind are created and deleted. Looked at: whether memory stays flat once the history of
-decisions is full, by medians and by the slope of all samples from then on; whether every task whose
-work shows from outside still does it at the end; and the slowest answer. A longer one (`--seconds
-1500 --name soak-long`) tells whether growth ends: the medians of each tenth of the time are kept.
+decisions is full, by medians and by the slope of all samples from then on, whose upper end must be
+allowed; how much memory it is at most; whether every task whose work shows from outside still does
+it at the end; and how long answers take. A longer one (`--seconds 1500 --name soak-long`) tells
+whether growth ends: the medians of each tenth of the time are kept.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bench.asking import Connection, Placed, Scheduler
+from bench.asking import Connection, Placed, Scheduler, percentile
 from bench.machine import Bound, report
 from bench.noise import noise_server
 from bench.processes import watching_memory
@@ -52,9 +53,13 @@ LIMIT_GROWTH_MIB: Final = 15.0
 """Memory that comes and goes with a round of readings is more than that; medians are compared."""
 LIMIT_SLOPE_MIB: Final = 90.0
 """An hour: 15 MiB in the ten minutes that an hour's work takes here."""
+LIMIT_P99_MS: Final = 20.0
+"""Twice what `bench.webhooks` allows: an hour's churn comes here in ten minutes."""
+LIMIT_RSS_MIB: Final = 1024.0
+"""Two thirds of what the pod of `manifests/` may use."""
 SLOPE_PARTS: Final = 10
-SURE_SPREADS: Final = 2.0
-"""Growth is sure that is left where so many times its spread is taken away."""
+SPREADS: Final = 2.0
+"""The slope may be so many times its spread larger or smaller."""
 HOUR_SECONDS: Final = 3600.0
 WARM_SHARE: Final = 0.4
 """By then the history of decisions is full."""
@@ -206,6 +211,11 @@ class Slope:
     each_hour: float
     spread: float
 
+    @property
+    def between(self) -> tuple[float, float]:
+        """The least and the most that it may be."""
+        return self.each_hour - SPREADS * self.spread, self.each_hour + SPREADS * self.spread
+
 
 def slope_of(series: Sequence[tuple[float, float]]) -> Slope:
     """Return the slope of samples of (seconds, MiB).
@@ -281,12 +291,20 @@ def main() -> int:
             what="growth of RSS once warm", limit=LIMIT_GROWTH_MIB, measured=end - warm, unit="MiB"
         ),
         Bound(
-            what="growth of RSS that is sure",
+            what="growth of RSS with time",
             limit=LIMIT_SLOPE_MIB,
-            measured=slope.each_hour - SURE_SPREADS * slope.spread,
+            measured=slope.each_hour,
             unit="MiB/h",
+            between=slope.between,
         ),
+        Bound(what="most RSS", limit=LIMIT_RSS_MIB, measured=peak.rss_mib, unit="MiB"),
         Bound(what="tasks lost", limit=0, measured=len(stopped), unit="tasks"),
+        Bound(
+            what="p99 of the answers",
+            limit=LIMIT_P99_MS,
+            measured=percentile(phase.answers_ms, 0.99),
+            unit="ms",
+        ),
         Bound(what="slowest answer", limit=LIMIT_MS, measured=max(phase.answers_ms), unit="ms"),
     ]
     is_met = report(

@@ -25,8 +25,8 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.foreign import Threshold
 from agent.options import ReportOptions
-from agent.push_news import Digests
-from agent.push_update import Updates
+from agent.push_digest import DigestBuilder
+from agent.push_update import UpdateBuilder
 from agent.report import Report, decode, decode_update, encode, frame
 from bench.agent import cpu_seconds
 from bench.agent_swarm import report_of
@@ -47,10 +47,10 @@ def bodies() -> tuple[bytes, bytes]:
     """Return a report as JSON, and the compact update that says it once a layout was said."""
     fleet = BenchFleet(FleetSpec(nodes=1, gpu_pods=0))
     said: Report = report_of(fleet, 0, {})
-    updates = Updates()
-    digest = Digests(ReportOptions(), Thresholds(), Threshold()).of(said)
-    updates.make(said, digest, is_news=True, sent_at=1.0)
-    return encode(said), frame(updates.make(said, digest, is_news=True, sent_at=2.0))[LENGTH:]
+    updates = UpdateBuilder()
+    digest = DigestBuilder(ReportOptions(), Thresholds(), Threshold()).build(said)
+    updates.build(said, digest, is_news=True, sent_at=1.0)
+    return encode(said), frame(updates.build(said, digest, is_news=True, sent_at=2.0))[LENGTH:]
 
 
 class Stream(asyncio.Protocol):

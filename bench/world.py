@@ -61,6 +61,7 @@ class World:
         backend_url: its base URL.
         extender: the extender's process; `start_extender` starts it.
         url: base URL of the extender.
+        status_url: likewise, for health, metrics and API.
         config: its settings file.
         settings: what was written there.
         started_at: when the extender was started, `time.perf_counter`.
@@ -72,6 +73,7 @@ class World:
     backend_url: str
     extender: ServerProcess
     url: str
+    status_url: str
     config: Path
     settings: Mapping[str, object]
     started_at: float = 0.0
@@ -196,7 +198,7 @@ class World:
         Raises:
             OSError: it gave none.
         """
-        return _exchange(self._connection(self.url), "GET", path, b"")
+        return _exchange(self._connection(self.status_url), "GET", path, b"")
 
     def memory(self) -> Memory:
         """Return the memory of the extender and all its child processes."""
@@ -293,6 +295,7 @@ def open_world(
         kubeconfig.write_text(kubeconfig_text(backend_url))
         config = folder / "extender.yaml"
         prometheus = {"url": f"{backend_url}/prometheus", **_section(settings, "prometheus")}
+        status = (settings or {}).get("status_listen") or f"127.0.0.1:{port}"
         settled = {
             "drain_seconds": 0,  # nobody waits for a Service here
             **(settings or {}),
@@ -331,7 +334,7 @@ def open_world(
                 *("--config", str(config)),
             ],
             folder=folder,
-            ready_url=f"http://127.0.0.1:{port}/readyz",
+            ready_url=f"http://{status}/readyz",
             environment=environment,
         )
         try:
@@ -342,6 +345,7 @@ def open_world(
                 backend_url=backend_url,
                 extender=extender,
                 url=f"http://127.0.0.1:{port}",
+                status_url=f"http://{status}",
                 config=config,
                 settings=settled,
             )

@@ -1,0 +1,361 @@
+"""How long filter takes while each port of the extender is misused.
+
+`python -m bench.abuse` asks filter and prioritize for one pod after the other, every tenth on a
+fresh connection as kube-scheduler does after a pause. Meanwhile a process at another address does
+one bad thing at a time to one port. The webhooks' port asks for no certificate here: with TLS
+nothing of this comes past the handshake.
+"""
+
+import argparse
+import asyncio
+import gzip
+import itertools
+import json
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from agent.report import PATH as REPORT_PATH
+from bench.asking import Connection, Placed, Scheduler, percentile
+from bench.machine import RESULTS, Bound, report
+from bench.noise import noise_server
+from bench.processes import watching_memory
+from bench.timing import Phase, ask_noise, place_and_free
+from bench.world import BenchError, FleetSpec, World, open_world
+from extender.admission.webhook import PATH as ADMISSION_PATH
+from tests.controlplane.process import free_port
+from tests.extender.certificates import issue
+
+ANSWER_MS: Final = 1000.0
+"""`httpTimeout` of the shipped scheduler configuration: a later answer is lost."""
+
+MOST_MIB: Final = 1536.0
+"""The memory limit of the pod in `manifests/`."""
+
+ABUSER: Final = "127.0.0.2"
+KEPT: Final = 50
+FRESH_EACH: Final = 10
+PAUSE_SECONDS: Final = 0.02
+SETTLE_SECONDS: Final = 3.0
+IDLE_CONNECTIONS: Final = 5000
+SLOW_CONNECTIONS: Final = 400
+BUSY_CONNECTIONS: Final = 16
+BOMBS: Final = 8
+BOMB_BYTES: Final = 300 << 20
+LARGE_BYTES: Final = 4 << 20
+KEY_PAIR: Final = (("cert", "crt"), ("key", "key"))
+NEVER_READ: Final = "answers never read"
+TOKEN: Final = "Authorization: Bearer " + "x" * 800 + "\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A port of the extender.
+
+    Attributes:
+        name: what it is for.
+        number: where it listens on 127.0.0.1.
+        path: what is asked there.
+        has_tls: it shows a certificate.
+        answers_at_length: a path with a long answer; "" where none is.
+    """
+
+    name: str
+    number: int
+    path: str
+    has_tls: bool = False
+    answers_at_length: str = ""
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Connect from the abuser's address."""
+        context = None
+        if self.has_tls:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.number, local_addr=(ABUSER, 0), ssl=context
+        )
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    def head(self, length: int, *, extra: str = "") -> bytes:
+        """Return the head of a POST."""
+        return (
+            f"POST {self.path} HTTP/1.1\r\nHost: it\r\nContent-Type: application/json\r\n{extra}"
+            f"Content-Length: {length}\r\n\r\n"
+        ).encode()
+
+
+async def send_bombs(port: Port) -> None:
+    """Send small bodies that unpack to hundreds of megabytes."""
+    body = gzip.compress(bytes(BOMB_BYTES), 9)
+    message = port.head(len(body), extra="Content-Encoding: gzip\r\n") + body
+    await _each(BOMBS, lambda: _ask(port, message))
+
+
+async def send_large(port: Port) -> None:
+    """Send bodies that are large, and JSON of very many small values."""
+    body = b'{"Pod":[' + b"{}," * (LARGE_BYTES // 3) + b"{}]}"
+    await _each(BOMBS, lambda: _ask(port, port.head(len(body)) + body))
+
+
+async def flood(port: Port) -> None:
+    """Ask nonsense as fast as it is answered, without a token."""
+    await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2) + b"{}"))
+
+
+async def flood_with_tokens(port: Port) -> None:
+    """Ask nonsense as fast as it is answered, with tokens that nobody issued."""
+    await _each(BUSY_CONNECTIONS, lambda: _ask(port, port.head(2, extra=TOKEN) + b"{}"))
+
+
+async def send_slow_heads(port: Port) -> None:
+    """Send a header byte by byte."""
+    await _each(SLOW_CONNECTIONS, lambda: _drip(port, f"POST {port.path} HTTP/1.1\r\nX: ".encode()))
+
+
+async def send_slow_bodies(port: Port) -> None:
+    """Announce a body of a megabyte and send it byte by byte."""
+    await _each(SLOW_CONNECTIONS, lambda: _drip(port, port.head(1 << 20)))
+
+
+async def connect_only(port: Port) -> None:
+    """Open thousands of connections and say nothing."""
+    await _each(IDLE_CONNECTIONS, lambda: _drip(port, b"", pause_seconds=3600.0))
+
+
+async def never_read(port: Port) -> None:
+    """Ask for long answers again and again and read none of them."""
+    message = f"GET {port.answers_at_length} HTTP/1.1\r\nHost: it\r\n\r\n".encode()
+
+    async def ask() -> None:
+        async with port.connect() as (_, writer):
+            while True:
+                writer.write(message)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    await _each(BUSY_CONNECTIONS, ask)
+
+
+ABUSES: Final[dict[str, Callable[[Port], Coroutine[Any, Any, None]]]] = {
+    "bombs": send_bombs,
+    "large bodies": send_large,
+    "flood": flood,
+    "flood with tokens": flood_with_tokens,
+    "slow heads": send_slow_heads,
+    "slow bodies": send_slow_bodies,
+    "idle connections": connect_only,
+    NEVER_READ: never_read,
+}
+
+
+async def _each(count: int, act: Callable[[], Awaitable[None]]) -> None:
+    """Act so many times at once, and again whenever one of them has ended."""
+
+    async def again() -> None:
+        while True:
+            try:
+                await act()
+            except OSError:  # refused, or the connection had to give way: that is how it should be
+                await asyncio.sleep(0.1)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(count):
+            group.create_task(again(), name=f"abuser {number}")
+
+
+async def _ask(port: Port, message: bytes) -> None:
+    async with port.connect() as (reader, writer):
+        while True:
+            writer.write(message)
+            await writer.drain()
+            if not await reader.read(1 << 16):
+                return
+
+
+async def _drip(port: Port, start: bytes, pause_seconds: float = 1.0) -> None:
+    async with port.connect() as (reader, writer):
+        writer.write(start)
+        while not reader.at_eof():
+            writer.write(b"x" if start else b"")
+            await writer.drain()
+            try:
+                async with asyncio.timeout(pause_seconds):
+                    await reader.read(1 << 16)
+            except TimeoutError:
+                continue
+
+
+@contextmanager
+def misusing(port: Port, abuse: str) -> Iterator[None]:
+    """Misuse a port from another process while the context is open."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "bench.abuse", "--abuse", abuse),
+            *("--port", json.dumps(asdict(port))),
+        ]
+    )
+    try:
+        time.sleep(SETTLE_SECONDS)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Phase, int]:
+    """Place pods as kube-scheduler does for so long; return the times, and how many were lost."""
+    phase, lost, running = Phase(""), 0, list[Placed]()
+    deadline = time.perf_counter() + seconds
+    for number in itertools.count(1):
+        try:
+            if number % FRESH_EACH == 0:
+                scheduler.reconnect()
+            phase.note(place_and_free(scheduler, KEPT, running))
+        except (OSError, BenchError) as error:
+            sys.stderr.write(f"lost: {error}\n")
+            lost += 1
+            scheduler.reconnect()
+        ask_noise(noise, phase)
+        time.sleep(PAUSE_SECONDS)
+        if time.perf_counter() > deadline:
+            break
+    scheduler.remove(running)
+    return phase, lost
+
+
+def open_ports(world: World, admission: int, agents: int) -> tuple[Port, ...]:
+    """Return the ports of an extender."""
+    port, status = (urlsplit(url).port or 0 for url in (world.url, world.status_url))
+    return (
+        Port(name="webhooks", number=port, path="/filter"),
+        Port(name="status", number=status, path="/v1/best", answers_at_length="/v1/nodes"),
+        Port(name="admission", number=admission, path=ADMISSION_PATH, has_tls=True),
+        Port(name="agents", number=agents, path=REPORT_PATH),
+    )
+
+
+def row(port: str, abuse: str, phase: Phase, lost: int, peak_mib: float) -> dict[str, object]:
+    """Return a row of the table."""
+    return {
+        "port": port,
+        "misused with": abuse,
+        "answers": len(phase.answers_ms),
+        "lost": lost,
+        "p50 ms": percentile(phase.answers_ms, 0.5),
+        "p99 ms": percentile(phase.answers_ms, 0.99),
+        "max ms": percentile(phase.answers_ms, 1.0),
+        "trivial p50 ms": percentile(phase.noise_ms, 0.5),
+        "trivial max ms": percentile(phase.noise_ms, 1.0),
+        "peak MiB": round(peak_mib),
+    }
+
+
+def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, object]]:
+    """Misuse one port after the other; return the rows of the table, the undisturbed one first."""
+    admission, agents, status = free_port(), free_port(), free_port()
+    with tempfile.TemporaryDirectory(prefix="idlegpu-abuse-") as name:
+        issue(Path(name))
+        files = {f"{kind}_file": f"{name}/extender/tls.{end}" for kind, end in KEY_PAIR}
+        settings = {
+            "status_listen": f"127.0.0.1:{status}",
+            "admission": {"listen": f"127.0.0.1:{admission}", **files},
+            "agents": {"listen": f"127.0.0.1:{agents}"},
+        }
+        spec = FleetSpec(nodes=nodes, gpu_pods=4 * nodes, other_pods=nodes)
+        with open_world(spec, settings=settings) as world, noise_server() as noise:
+            world.wait_ready()
+            world.wait_readings()
+            scheduler = Scheduler(world)
+            ask_for(seconds, scheduler, noise)
+            rows = [row("-", "nothing", *ask_for(seconds, scheduler, noise), 0.0)]
+            for port in open_ports(world, admission, agents):
+                for abuse in ABUSES:
+                    if only and abuse not in only:
+                        continue
+                    if abuse == NEVER_READ and not port.answers_at_length:
+                        continue
+                    with watching_memory(lambda: world.extender_pid) as peak, misusing(port, abuse):
+                        phase, lost = ask_for(seconds, scheduler, noise)
+                    rows.append(row(port.name, abuse, phase, lost, peak.rss_mib))
+                    sys.stderr.write(f"{rows[-1]}\n")
+            return rows
+
+
+def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
+    """Return what is promised: no answer is lost, none is late, and memory is bounded."""
+    misused = rows[1:]
+    return [
+        Bound(
+            what="answers lost",
+            limit=0,
+            measured=sum(row["lost"] for row in misused),
+            unit="answers",
+        ),
+        Bound(
+            what="slowest answer",
+            limit=ANSWER_MS,
+            measured=max(row["max ms"] for row in misused),
+            unit="ms",
+        ),
+        Bound(
+            what="memory of the extender",
+            limit=MOST_MIB,
+            measured=max(row["peak MiB"] for row in misused),
+            unit="MiB",
+        ),
+    ]
+
+
+def main() -> int:
+    """Measure, print and write the result; return 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.abuse", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each row")
+    parser.add_argument("--quick", action="store_true", help="100 nodes, 3 s; nothing is written")
+    parser.add_argument("--only", nargs="*", default=[], metavar="ABUSE")
+    parser.add_argument("--abuse", choices=ABUSES, help=argparse.SUPPRESS)
+    parser.add_argument("--port", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.abuse:
+        asyncio.run(ABUSES[options.abuse](Port(**json.loads(options.port))))
+        return 0
+    nodes, seconds = (100, 3.0) if options.quick else (options.nodes, options.seconds)
+    rows = measure(nodes, seconds, options.only)
+    is_met = report(
+        "abuse",
+        "Filter while ports are misused",
+        rows=rows,
+        bounds=bounds(rows),
+        notes=[
+            __doc__.strip(),
+            f"{nodes} nodes, {seconds:g} s a row. The abuser computes on the same cores: a trivial "
+            "server asked at the same time shows what that alone costs.",
+        ],
+        folder=None if options.quick or options.only else RESULTS,
+    )
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,546 @@
+"""What faults under load cost: pods left behind, pods on bad nodes, time until all is well again.
+
+`python -m bench.faults` runs the real etcd, kube-apiserver, kube-scheduler with the
+shipped configuration and TLS, Prometheus and kwok, and two replicas of the extender behind a
+Service. Pods that want one GPU come all the time and end after some seconds. All GPUs of one node
+are broken, and processes outside Kubernetes use those of another: no pod may land there. One fault
+after the other is brought about, kept for a while, and undone. Recovery is the time from then on
+until no pod waits that was created before, and one that is created after is bound.
+"""
+
+import argparse
+import asyncio
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from agent.reading import NodeReading
+from bench.machine import RESULTS, Bound, report
+from bench.processes import tree_of
+from bench.stepped_clock import VARIABLE
+from extender.certs.issuing import Files
+from simulation.agents import SimulatedAgent, run_agents
+from simulation.devices import Load as DeviceLoad
+from simulation.devices import Loss
+from simulation.models import GIB
+from tests.controlplane.client import ApiError
+from tests.controlplane.deployed import ExtenderServer, Manner, grant_rights
+from tests.controlplane.kubelets import ENDS_AFTER
+from tests.controlplane.objects import Object, pod
+from tests.controlplane.plane import EXTENDER, ControlPlane
+from tests.controlplane.service import Service, serving
+from tests.controlplane.waiting import wait_for
+from tests.e2e.agents import Tokens
+from tests.e2e.services import Services
+from tests.e2e.ways import Setup
+from tests.e2e.world import World, open_world
+from tests.extender.certificates import issue, reissue
+
+GOOD_NODES: Final = 4
+CARDS: Final = 8
+BETWEEN_PODS_SECONDS: Final = 0.25
+POD_SECONDS: Final = "3s"
+QUIET_SECONDS: Final = 5.0
+FAULT_SECONDS: Final = 15.0
+RECOVERY_SECONDS: Final = 120.0
+RECOVERY_LIMIT: Final = 60.0
+POLL_SECONDS: Final = 0.2
+STEP_SECONDS: Final = 600.0
+COMPACTIONS: Final = 3
+LONG_AGO_DAYS: Final = 4000.0
+NONSENSE: Final = ("NaN", "+Inf", "-1", "1e308", "9223372036854775794", "")
+UNREACHABLE: Final = (aiohttp.ClientError, ApiError, OSError, TimeoutError)
+
+
+@dataclass(slots=True, kw_only=True)
+class PodLoad:
+    """Pods that come all the time.
+
+    Attributes:
+        world: where.
+        created: names of all pods, by the time that they were created.
+        nodes: where each was bound, as far as it was seen.
+    """
+
+    world: World
+    created: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, str] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    async def create(self) -> str:
+        """Create a pod, however long the API server takes to accept it."""
+        name = f"pod-{next(self._numbers)}"
+        item = pod(name, annotations={ENDS_AFTER: POD_SECONDS})
+        while True:
+            try:
+                await self.world.client.create(item)
+            except ApiError as error:
+                if error.status == 409:  # the answer to an earlier try was lost
+                    break
+                await asyncio.sleep(POLL_SECONDS)
+            except UNREACHABLE:
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                break
+        self.created[name] = time.monotonic()
+        return name
+
+    async def go_on(self) -> None:
+        """Create pods, until cancelled."""
+        while True:
+            await self.create()
+            await asyncio.sleep(BETWEEN_PODS_SECONDS)
+
+    async def watch(self) -> None:
+        """Note where pods are bound, and delete those that have ended, until cancelled."""
+        while True:
+            with suppress(*UNREACHABLE):
+                await self._look()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _look(self) -> None:
+        for item in await self.world.client.list_pods():
+            name, node = item["metadata"]["name"], item["spec"].get("nodeName")
+            if name in self.created and node:
+                self.nodes[name] = node
+                if item["status"].get("phase") in {"Succeeded", "Failed"}:
+                    await self.world.client.delete({"kind": "Pod", **item})
+
+    def waiting(self, before: float) -> list[str]:
+        """Return the pods that were created before a moment and are not bound."""
+        return [name for name, at in self.created.items() if at < before and name not in self.nodes]
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """What faults are brought about on.
+
+    Attributes:
+        world: the cluster.
+        replicas: the two extenders.
+        tokens: of agents.
+        good: nodes that pods may land on.
+        certificates: folder of both sides' certificates.
+        files: what was issued first.
+        clock: file that steps the extenders' clocks.
+    """
+
+    world: World
+    replicas: Sequence[ExtenderServer]
+    tokens: Tokens
+    good: Sequence[str]
+    certificates: Path
+    files: Files
+    clock: Path
+
+    @asynccontextmanager
+    async def prometheus_hangs(self) -> AsyncIterator[None]:
+        """Prometheus accepts connections and answers nothing."""
+        process = self.world.services.prometheus.process
+        process.pause()
+        yield
+        process.resume()
+
+    @asynccontextmanager
+    async def prometheus_lies(self) -> AsyncIterator[None]:
+        """Every value that Prometheus answers is nonsense."""
+        real = self.world.services.prometheus.url
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", lambda request: _lie(request, real))
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        try:
+            await self._ask_prometheus(f"http://127.0.0.1:{port}")
+            yield
+        finally:
+            await self._ask_prometheus(real)
+            await runner.cleanup()
+
+    async def _ask_prometheus(self, url: str) -> None:
+        for replica in self.replicas:
+            settings = replica.settings
+            await replica.ensure({**settings, "prometheus": {**settings["prometheus"], "url": url}})
+
+    @asynccontextmanager
+    async def prometheus_forgets(self) -> AsyncIterator[None]:
+        """Prometheus is killed, loses its data, and is started again."""
+        prometheus = self.world.services.prometheus
+        prometheus.process.kill()
+        yield
+        await prometheus.start_anew()
+
+    @asynccontextmanager
+    async def api_server_dies(self) -> AsyncIterator[None]:
+        """kube-apiserver is killed, and started again."""
+        apiserver = self.world.services.plane.apiserver
+        apiserver.kill()
+        yield
+        await apiserver.start()
+
+    @asynccontextmanager
+    async def watches_expire(self) -> AsyncIterator[None]:
+        """What watches wait for is compacted away, and they begin anew: 410, again and again."""
+        plane = self.world.services.plane
+        etcd = plane.etcd.ready_url.removesuffix("/health")
+        async with aiohttp.ClientSession(etcd, raise_for_status=True) as session:
+            for _ in range(COMPACTIONS):
+                plane.apiserver.kill()
+                async with session.post("/v3/maintenance/status", json={}) as answer:
+                    revision = (await answer.json())["header"]["revision"]
+                compaction = {"revision": revision, "physical": True}
+                async with session.post("/v3/kv/compaction", json=compaction):
+                    pass
+                await plane.apiserver.start()
+                await asyncio.sleep(QUIET_SECONDS)
+        yield
+
+    @asynccontextmanager
+    async def agents_flap(self) -> AsyncIterator[None]:
+        """Agents of all good nodes come and go each second."""
+
+        async def flap() -> None:
+            while True:
+                async with self._agents(self.good):
+                    await asyncio.sleep(1.0)
+
+        async with _meanwhile(flap()):
+            yield
+
+    @asynccontextmanager
+    async def agents_lie(self) -> AsyncIterator[None]:
+        """Agents of half of the good nodes report nonsense."""
+        liars = self.good[::2]
+        async with self._agents(liars) as agents:
+            for agent in agents.values():
+                agent.is_dumb = True  # what it publishes from now on is ours
+
+            async def lie() -> None:
+                while True:
+                    for agent in agents.values():
+                        told = agent.look()
+                        signals = {
+                            name: tuple(random.choice((-1.0, 1e308, 2.0)) for _ in values)
+                            for name, values in told.signals.items()
+                        }
+                        agent.latest.publish(
+                            msgspec.structs.replace(told, signals=signals), NodeReading()
+                        )
+                    await asyncio.sleep(POLL_SECONDS)
+
+            async with _meanwhile(lie()):
+                yield
+
+    def _agents(
+        self, nodes: Sequence[str]
+    ) -> AbstractAsyncContextManager[Mapping[str, SimulatedAgent]]:
+        return run_agents(self.world.fleet, nodes, self.tokens.address, self.tokens.file)
+
+    @asynccontextmanager
+    async def replica_dies(self) -> AsyncIterator[None]:
+        """A replica is killed, and started again."""
+        process = self.replicas[1].process
+        await asyncio.to_thread(process.kill)
+        yield
+        await process.start()
+
+    @asynccontextmanager
+    async def replica_hangs(self) -> AsyncIterator[None]:
+        """A replica is stopped in the middle of what it does, and goes on later."""
+        process = self.replicas[1].process
+        process.pause()
+        yield
+        process.resume()
+
+    @asynccontextmanager
+    async def certificates_rotate(self) -> AsyncIterator[None]:
+        """The certificates of both sides are replaced each second."""
+
+        async def rotate() -> None:
+            while True:
+                await asyncio.to_thread(reissue, self.certificates, self.files)
+                await asyncio.sleep(1.0)
+
+        async with _meanwhile(rotate()):
+            yield
+
+    @asynccontextmanager
+    async def certificates_expire(self) -> AsyncIterator[None]:
+        """The certificates of both sides have expired; later there are new ones.
+
+        kube-scheduler is started anew, for connections that are open outlive their certificates.
+        """
+        authority = {name: text for name, text in self.files.items() if name.startswith("ca.")}
+        scheduler = self.world.services.scheduler
+        await scheduler.stop()
+        issue(self.certificates, days_ago=LONG_AGO_DAYS, files=authority)
+        await scheduler.start()
+        yield
+        reissue(self.certificates, self.files)
+
+    @asynccontextmanager
+    async def clock_is_ahead(self) -> AsyncIterator[None]:
+        """The extenders' clocks are stepped ten minutes ahead, and back."""
+        self.clock.write_text(str(STEP_SECONDS))
+        yield
+        self.clock.write_text("0")
+
+    @asynccontextmanager
+    async def clock_is_behind(self) -> AsyncIterator[None]:
+        """The extenders' clocks are stepped ten minutes back, and ahead."""
+        self.clock.write_text(str(-STEP_SECONDS))
+        yield
+        self.clock.write_text("0")
+
+    @asynccontextmanager
+    async def disk_is_full(self) -> AsyncIterator[None]:
+        """No file of the extenders can grow: neither their logs nor their decision logs."""
+        self._limit_files(1)
+        yield
+        self._limit_files(resource.RLIM_INFINITY)
+
+    def _limit_files(self, most_bytes: int) -> None:
+        for replica in self.replicas:
+            for pid in tree_of(replica.process.pid):
+                with suppress(ProcessLookupError):  # it has just ended
+                    limits = (most_bytes, resource.RLIM_INFINITY)
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+    @property
+    def faults(self) -> Mapping[str, Callable[[], AbstractAsyncContextManager[None]]]:
+        """All faults by name."""
+        return {
+            "nothing": self.nothing,
+            "Prometheus hangs": self.prometheus_hangs,
+            "Prometheus lies": self.prometheus_lies,
+            "Prometheus forgets": self.prometheus_forgets,
+            "API server dies": self.api_server_dies,
+            "watches expire (410)": self.watches_expire,
+            "agents flap": self.agents_flap,
+            "agents lie": self.agents_lie,
+            "a replica dies": self.replica_dies,
+            "a replica hangs": self.replica_hangs,
+            "certificates rotate": self.certificates_rotate,
+            "certificates expire": self.certificates_expire,
+            "clock 10 min ahead": self.clock_is_ahead,
+            "clock 10 min behind": self.clock_is_behind,
+            "disk full": self.disk_is_full,
+        }
+
+    @asynccontextmanager
+    async def nothing(self) -> AsyncIterator[None]:
+        """Nothing fails: what the load alone looks like."""
+        yield
+
+
+@asynccontextmanager
+async def _meanwhile(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a task while the context is open."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(act)
+        yield
+        task.cancel()
+
+
+async def _lie(request: web.Request, real: str) -> web.Response:
+    """Answer what the real Prometheus does, but with nonsense for each value."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(
+            request.method,
+            f"{real}{request.path_qs}",
+            data=await request.read(),
+            headers={"Content-Type": request.content_type},
+        ) as response,
+    ):
+        document = await response.json()
+    data = document.get("data")
+    for row in data.get("result", ()) if isinstance(data, dict) else ():
+        if "value" in row:
+            row["value"][1] = random.choice(NONSENSE)
+        for value in row.get("values", ()):
+            value[1] = random.choice(NONSENSE)
+    return web.json_response(document)
+
+
+@asynccontextmanager
+async def open_bench(folder: Path) -> AsyncIterator[Bench]:
+    """Run everything that faults are brought about on."""
+    certificates, clock = folder / "certificates", folder / "clock"
+    files = issue(certificates)
+    clock.write_text("0")
+    own = certificates / "extender"
+    plane = ControlPlane(folder / "plane")
+    plane.folder.mkdir()
+    await plane.start()
+    try:
+        await grant_rights(plane)
+        manner = Manner(
+            kubeconfig=plane.kubeconfig(EXTENDER),
+            settings={
+                "status_listen": "127.0.0.1:0",
+                "tls": {
+                    "cert_file": str(own / "tls.crt"),
+                    "key_file": str(own / "tls.key"),
+                    "client_ca_file": str(own / "ca.crt"),
+                },
+            },
+            command=(sys.executable, "-m", "bench.stepped_clock", "--config"),
+            environment={VARIABLE: str(clock), "IDLEGPU_API_ALLOW_PLAIN": "true"},
+        )
+        services = Services(plane, Setup(manner=manner, certificates=certificates))
+        async with AsyncExitStack() as stack:
+            stack.callback(services.stop)
+            world = await stack.enter_async_context(open_world(services, "fault"))
+            yield await _start(stack, world, folder, certificates, files, clock)
+    finally:
+        plane.stop()
+
+
+async def _start(
+    stack: AsyncExitStack, world: World, folder: Path, certificates: Path, files: Files, clock: Path
+) -> Bench:
+    services = world.services
+    good = [world.add(f"good-{number}", CARDS) for number in range(GOOD_NODES)]
+    broken, used = world.add("broken", CARDS), world.add("used", CARDS)
+    for index in range(CARDS):
+        world.fleet.kill_device(broken, index, Loss.XID_79)
+        world.fleet.set_foreign(used, index, DeviceLoad(utilization=0.8, memory_bytes=20 * GIB))
+    second = services.replica("second")
+    replicas = (services.extender, second)
+    stack.callback(second.process.kill)
+    service = Service(replicas, lag_seconds=1.0)
+    await stack.enter_async_context(serving(service))
+    tokens = Tokens(world.client, folder)
+    await tokens.prepare()
+    settings = {"peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]}}
+    asked = {"urlPrefix": f"https://{service.address}", "ignorable": False}
+    await world.start(
+        {**settings, **_decision_log(folder, 1), "agents": tokens.settings}, extender=asked
+    )
+    await second.ensure({**services.extender.settings, **_decision_log(folder, 2), "agents": {}})
+    await tokens.issue_all(good)
+    await world.wait_state(broken, 0, "unhealthy")
+    await world.wait_state(used, CARDS - 1, "foreign")
+
+    async def are_ready() -> bool:
+        return all(endpoint.is_ready for endpoint in service.endpoints)
+
+    await wait_for(are_ready, "both replicas are ready")
+    return Bench(
+        world=world,
+        replicas=replicas,
+        tokens=tokens,
+        good=good,
+        certificates=certificates,
+        files=files,
+        clock=clock,
+    )
+
+
+def _decision_log(folder: Path, number: int) -> Object:
+    return {"decision_log": {"path": str(folder / f"decisions-{number}.jsonl")}}
+
+
+async def measure(
+    load: PodLoad, good: Sequence[str], fault: AbstractAsyncContextManager[None], seconds: float
+) -> dict[str, object]:
+    """Bring a fault about under load; return what came of it."""
+    first = len(load.created)
+    async with _meanwhile(load.go_on()):
+        await asyncio.sleep(QUIET_SECONDS)
+        async with fault:
+            await asyncio.sleep(seconds)
+        undone = time.monotonic()
+        probe = await load.create()
+        while load.waiting(undone) or probe not in load.nodes:
+            if time.monotonic() > undone + RECOVERY_SECONDS:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+        recovered = time.monotonic()
+    await asyncio.sleep(QUIET_SECONDS)  # those that were created last are bound, too
+    created = list(load.created)[first:]
+    bad = [name for name in created if load.nodes.get(name, good[0]) not in good]
+    return {
+        "pods": len(created),
+        "left behind": len(load.waiting(undone)),
+        "on bad nodes": len(bad),
+        "recovery s": recovered - undone,
+    }
+
+
+async def run(only: Sequence[str], seconds: float) -> list[dict[str, object]]:
+    """Bring about one fault after the other; return the rows of the table."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="idlegpu-faults-") as name:
+        async with open_bench(Path(name)) as bench:
+            load = PodLoad(world=bench.world)
+            async with _meanwhile(load.watch()):
+                for fault, bring_about in bench.faults.items():
+                    if only and fault not in only:
+                        continue
+                    found = await measure(load, bench.good, bring_about(), seconds)
+                    rows.append({"fault": fault, **found})
+                    sys.stderr.write(f"{rows[-1]}\n")
+    return rows
+
+
+def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
+    """Return what is promised of every fault."""
+    return [
+        Bound(
+            what="pods left behind",
+            limit=0,
+            measured=sum(row["left behind"] for row in rows),
+            unit="pods",
+        ),
+        Bound(
+            what="pods on bad nodes",
+            limit=0,
+            measured=sum(row["on bad nodes"] for row in rows),
+            unit="pods",
+        ),
+        Bound(
+            what="longest recovery",
+            limit=RECOVERY_LIMIT,
+            measured=max(row["recovery s"] for row in rows),
+            unit="s",
+        ),
+    ]
+
+
+def main() -> int:
+    """Measure, print and write the result; return 1 where a bound was missed."""
+    parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__)
+    parser.add_argument("only", nargs="*", metavar="FAULT", help="nothing is written then")
+    parser.add_argument("--seconds", type=float, default=FAULT_SECONDS, help="that each lasts")
+    options = parser.parse_args()
+    rows = asyncio.run(run(options.only, options.seconds))
+    is_met = report(
+        "faults",
+        "Faults under load",
+        rows=rows,
+        bounds=bounds(rows),
+        notes=[__doc__.strip(), f"Each lasts {options.seconds:g} s."],
+        folder=None if options.only else RESULTS,
+    )
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""The extender with a clock that can be stepped: `python -m bench.stepped_clock OPTION...`.
+
+`time.time` is off by the seconds that the file named by `STEPPED_CLOCK` holds.
+"""
+
+import os
+import runpy
+import time
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "STEPPED_CLOCK"
+
+
+def main() -> None:
+    """Run the extender."""
+    file = Path(os.environ[VARIABLE])
+    real = time.time
+    time.time = lambda: real() + float(file.read_text())
+    runpy.run_module("extender", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
