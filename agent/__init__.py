@@ -1,1 +1,1 @@
-"""The node agent: reads GPUs through NVML. Not built yet."""
+"""The node agent: reads GPUs through NVML and reports their load, health and tenants."""

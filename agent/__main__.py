@@ -1,9 +1,9 @@
-"""Starts the command line, with what has to be set before anything is loaded."""
+"""Run the agent's command line; set environment variables that imports read before importing it."""
 
 import os
 import sys
 
-# Else numpy starts a thread for each core of the machine, and GPU machines have hundreds.
+# Otherwise NumPy starts one thread per CPU core, and GPU nodes have hundreds of cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from agent.command_line import main

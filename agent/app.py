@@ -1,4 +1,4 @@
-"""Joins the agent's parts; owns every background task."""
+"""Build the agent from its parts; own every background task."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,10 @@ from prometheus_client.exposition import choose_encoder
 from agent import report as contract
 from agent.backend import Backend
 from agent.dcgm_names import DcgmCollector
-from agent.device_load import REPORT_PATH
+from agent.device_holders import DeviceHolders
+from agent.device_load import REPORT_PATH, SIGNALS
 from agent.exporter import AgentCollector
-from agent.holdings import Holdings
 from agent.http import Address, Answer, Headers, Route, serve_http
-from agent.load_report import loads_of
 from agent.options import Options, ReportOptions
 from agent.pod_names import PodNames
 from agent.podresources import PodResourcesClient
@@ -39,32 +38,32 @@ logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 REFRESH_SECONDS: Final = 1.0
-"""The kubelet is asked when that is due; this often it is looked whether it is."""
+"""Interval of checks whether a kubelet call is due."""
 
-TIDY_AFTER: Final = 2
-"""After so many reports everything is loaded that is needed every second."""
+FREEZE_GC_AFTER: Final = 2
+"""Number of reports after which all objects of the steady state exist."""
 
 
 @contextlib.contextmanager
 def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Tenants]:
-    """Open what knows whose devices are.
+    """Build the source of tenants, and close it when the context ends.
 
     Args:
-        options: where to look.
-        clock: seconds that never jump: all that is measured here is how long ago something was.
+        options: paths of the kubelet's socket, `/proc` and the pod logs.
+        clock: monotonic clock in seconds.
     """
     with contextlib.ExitStack() as stack:
-        holdings = None
+        device_holders = None
         if options.kubelet_socket:
             kubelet = PodResourcesClient(Path(options.kubelet_socket))
-            holdings = Holdings(kubelet, clock=clock)
+            device_holders = DeviceHolders(kubelet, clock=clock)
         tenants = Tenants(
-            holdings=holdings,
+            device_holders=device_holders,
             processes=ProcessTable(Path(options.proc), clock=clock) if options.proc else None,
             names=PodNames(Path(options.pod_logs) if options.pod_logs else None, clock=clock),
             policy=TenantPolicy(
                 threshold=options.foreign,
-                # Processes of graphics are listed with what is slow.
+                # Graphics processes are listed only in slow reads.
                 list_seconds=options.cadence.slow_seconds + 2 * options.period_seconds,
             ),
             clock=clock,
@@ -73,13 +72,43 @@ def open_tenants(options: Options, clock: Clock = time.monotonic) -> Iterator[Te
         yield tenants
 
 
+def redacted_report(report: contract.Report) -> contract.Report:
+    """Copy a report without pods, processes and hardware details: pods of any tenant may read it.
+
+    Keeps only what `agent.device` reads: device ids, ages, and utilization and memory signals.
+
+    Example:
+        >>> held = contract.Device(
+        ...     uuid="GPU-0", allocated_to=(contract.Tenant(namespace="red", pod="a"),)
+        ... )
+        >>> redacted_report(contract.Report(node="gpu-7", at=1.0, devices=(held,))).devices == (
+        ...     contract.Device(uuid="GPU-0"),
+        ... )
+        True
+    """
+    return contract.Report(
+        node=report.node,
+        at=report.at,
+        devices=tuple(
+            contract.Device(
+                uuid=device.uuid,
+                gpu_instance_id=device.gpu_instance_id,
+                mig_uuids=device.mig_uuids,
+                age_seconds=device.age_seconds,
+            )
+            for device in report.devices
+        ),
+        signals={name: column for name, column in report.signals.items() if name in SIGNALS},
+    )
+
+
 class Agent:
     """The running agent.
 
     Args:
-        options: every setting.
+        options: all settings.
         backend: the driver's library.
-        tenants: what knows whose devices are.
+        tenants: source of tenants.
         clock: seconds since the epoch.
     """
 
@@ -100,7 +129,7 @@ class Agent:
         self._clock = clock
 
     def routes(self) -> dict[str, Route]:
-        """Return what is shown over HTTP, by path."""
+        """Return the HTTP handlers by path."""
         return {
             "/metrics": self._metrics,
             "/healthz": self._healthz,
@@ -108,7 +137,7 @@ class Agent:
         }
 
     def load_routes(self) -> dict[str, Route]:
-        """Return what is shown to pods of any tenant."""
+        """Return the HTTP handlers for pods of any tenant."""
         return {REPORT_PATH: self._loads}
 
     def _metrics(self, headers: Headers) -> Answer:
@@ -116,36 +145,36 @@ class Agent:
         return Answer(content_type=content_type, body=encode(self.registry))
 
     def _healthz(self, _: Headers) -> Answer:
-        """Tell whether the agent lives; where a new container would help, it does not."""
+        """Return 503 if the agent should be restarted, with its problem as the body."""
         report = self.sampler.latest.report
         problem = report.problem.text if report is not None and report.problem is not None else ""
         status = HTTPStatus.OK if self.sampler.is_alive else HTTPStatus.SERVICE_UNAVAILABLE
         return Answer(status=status, body=f"{problem or 'ok'}\n".encode())
 
     def _report(self, _: Headers) -> Answer:
-        return self._shown(self.sampler.latest.report)
+        return self._report_answer(self.sampler.latest.report)
 
     def _loads(self, _: Headers) -> Answer:
         report = self.sampler.latest.report
-        return self._shown(report if report is None else loads_of(report))
+        return self._report_answer(report if report is None else redacted_report(report))
 
-    def _shown(self, report: contract.Report | None) -> Answer:
+    def _report_answer(self, report: contract.Report | None) -> Answer:
         if report is None:
             return Answer(
-                status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"the first pass is not over yet\n"
+                status=HTTPStatus.SERVICE_UNAVAILABLE, body=b"the first pass has not finished yet\n"
             )
         content = contract.encode(report, sent_at=self._clock())
         return Answer(content_type="application/json", body=content)
 
     async def run(self) -> None:
-        """Read and ask until cancelled; none of these ends by itself."""
+        """Run all background tasks until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep("tenants", self._follow_tenants), name="tenants")
+            group.create_task(keep("tenants", self._refresh_tenants), name="tenants")
             group.create_task(keep("sampler", self.sampler.run), name="sampler")
             if self.pusher is not None:
                 group.create_task(keep("reports", self.pusher.run), name="reports")
 
-    async def _follow_tenants(self) -> None:
+    async def _refresh_tenants(self) -> None:
         while True:
             await self.tenants.refresh()
             await asyncio.sleep(REFRESH_SECONDS)
@@ -172,7 +201,8 @@ async def start(
                     serve_http(options.host, options.port, routes)
                 )
                 if options.loads_host:
-                    # Connections of its own: no pod keeps Prometheus and the kubelet out.
+                    # A separate server: pods must not take the connections of Prometheus and the
+                    # kubelet.
                     routes = agent.load_routes()
                     await stack.enter_async_context(
                         serve_http(options.loads_host, options.loads_port, routes)
@@ -194,22 +224,22 @@ async def serve(options: Options, backend: Backend) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopping.set)
     async with start(options, backend) as (agent, _):
-        tidying = asyncio.create_task(_tidy_once(agent), name="tidying")
+        freezing = asyncio.create_task(_freeze_gc_once(agent), name="tidying")
         await stopping.wait()
-        tidying.cancel()
+        freezing.cancel()
         logger.info("shutting down")
 
 
-async def _tidy_once(agent: Agent) -> None:
-    """Leave what was loaded to start with out of every search for garbage, and give memory back."""
-    await agent.sampler.latest.newer(TIDY_AFTER)
+async def _freeze_gc_once(agent: Agent) -> None:
+    """Exclude start-up objects from garbage collection, and return free memory to the system."""
+    await agent.sampler.latest.wait_newer(FREEZE_GC_AFTER)
     gc.collect()
     gc.freeze()
     memory.give_back()
 
 
-async def look_once(options: Options, backend: Backend) -> contract.Report:
-    """Return one report: what is counted between two passes needs the second."""
+async def sample_once(options: Options, backend: Backend) -> contract.Report:
+    """Return one report, from the second of two passes: rates need two readings."""
     with (
         open_tenants(options) as tenants,
         contextlib.closing(Sampler(backend, options, tenants)) as sampler,
@@ -222,19 +252,19 @@ async def look_once(options: Options, backend: Backend) -> contract.Report:
         return await sampler.sample()
 
 
-async def look_again(
+async def watch_reports(
     options: Options, backend: Backend, show: Callable[[contract.Report], None]
 ) -> None:
-    """Show every report until cancelled."""
+    """Call `show` with every report until cancelled."""
     with open_tenants(options) as tenants:
-        # Whoever only looks reports to nobody: the node's agent does.
+        # Do not report to the extender: the node's agent does.
         agent = Agent(replace(options, reports=ReportOptions()), backend, tenants)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(agent.run(), name="agent")
                 sequence = 0
                 while True:
-                    report = await agent.sampler.latest.newer(sequence)
+                    report = await agent.sampler.latest.wait_newer(sequence)
                     sequence = report.sequence
                     show(report)
         finally:

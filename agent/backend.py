@@ -1,22 +1,27 @@
-"""What the agent asks of a driver's library; `agent.nvml` asks NVML, tests ask scripts.
+"""The interface to the driver's library. `agent.nvml` implements it with NVML, tests with scripts.
 
-Calls block, and one to a lost card may never return: only `agent.worker` makes them.
+Calls block, and a call to a lost GPU may never return: make them only in a thread of
+`agent.worker`. A "card" is a physical GPU; an "instance" is a MIG device on a card.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 Values = Mapping[str, float]
-"""What was read, in base units: by name of `extender.core.readings.Signal`, or of `Extra`."""
+"""Measured values in base units, by name of `extender.core.readings.Signal` or of `Extra`."""
 
 Handle = object
-"""What the library knows a card or an instance by; dies when the layout or the driver changes."""
+"""The library's handle of a card or a MIG device; invalid after a MIG layout or driver change."""
+
+
+SWITCH: Final = "switch"
+"""NVLink peer id of an NVSwitch, in place of a card's UUID."""
 
 
 class Code(IntEnum):
-    """NVML's error codes that the agent tells apart; the names are NVML's."""
+    """NVML error codes that the agent distinguishes, by NVML's names."""
 
     Success = 0
     Uninitialized = 1
@@ -47,12 +52,12 @@ class Code(IntEnum):
 
 
 class NvmlError(Exception):
-    """A call failed.
+    """An NVML call failed.
 
     Attributes:
-        call: which.
-        code: NVML's number; one that `Code` lacks counts as `Code.Unknown`.
-        text: NVML's words.
+        call: name of the call.
+        code: NVML's error code; `Code.Unknown` for a number that `Code` does not list.
+        text: NVML's error message.
     """
 
     def __init__(self, call: str, code: int, text: str = "") -> None:
@@ -66,7 +71,7 @@ class NvmlError(Exception):
 
 
 class Extra(StrEnum):
-    """What is read besides the signals of a decision; the value names the unit."""
+    """Values that are exported but used in no decision; each name ends in its unit."""
 
     SM_OCCUPANCY = "sm_occupancy_ratio"
     SM_CLOCK = "sm_clock_hertz"
@@ -79,7 +84,7 @@ class Extra(StrEnum):
     NVLINK_RECOVERIES = "nvlink_recoveries_total"
     NVLINK_CRC_FLITS = "nvlink_crc_flit_errors_total"
     NVLINK_CRC_DATA = "nvlink_crc_data_errors_total"
-    # Since NVLink 5; see `agent.nvlink5`.
+    # NVLink 5 and later; see `agent.nvlink5`.
     NVLINK_MALFORMED = "nvlink_malformed_packets_total"
     NVLINK_OVERRUNS = "nvlink_buffer_overruns_total"
     NVLINK_RECEIVE_ERRORS = "nvlink_receive_errors_total"
@@ -102,7 +107,7 @@ class Extra(StrEnum):
 
 
 class Call(StrEnum):
-    """What is read of a card or an instance by one or few calls; the value names it in metrics."""
+    """Reads of a card or MIG device by one or a few NVML calls; the value is the metric label."""
 
     RATES = "utilization_rates"
     GPM = "gpm"
@@ -124,7 +129,7 @@ class Call(StrEnum):
 
 
 class ProcessList(StrEnum):
-    """The driver's lists of processes; one process may stand in several."""
+    """The driver's process lists; a process can be in more than one."""
 
     COMPUTE = "compute_processes"
     MPS = "mps_processes"
@@ -133,16 +138,16 @@ class ProcessList(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A card as the driver lists it.
+    """A physical GPU as the driver lists it.
 
     Attributes:
-        handle: what the library knows it by; a new one each time.
+        handle: the library's handle; a new one for each listing.
         index: the driver's index.
-        minor: number of its device file (`/dev/nvidia3`), None where unknown.
-        uuid: its identity.
-        model: as the driver writes it.
-        pci_bus_id: as NVML writes it (`00000000:1A:00.0`).
-        has_gpm: whether it counts activity itself (Hopper and later).
+        minor: minor number of the device file (3 for `/dev/nvidia3`), None if unknown.
+        uuid: UUID of the card.
+        model: product name from the driver.
+        pci_bus_id: PCI address in NVML's format (`00000000:1A:00.0`).
+        has_gpm: whether the card supports GPM, its own activity counters (Hopper and later).
     """
 
     handle: Handle = field(compare=False)
@@ -156,12 +161,12 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A MIG device; several on one GPU instance share its memory and engines.
+    """A MIG device. MIG devices on the same GPU instance share its memory and engines.
 
     Attributes:
-        handle: what the library knows it by; a new one each time.
-        uuid: as the kubelet names it.
-        gpu_instance_id: number of the GPU instance that it is on.
+        handle: the library's handle; a new one for each listing.
+        uuid: MIG UUID, which is also the kubelet's name for the device.
+        gpu_instance_id: id of the GPU instance that the MIG device is on.
         profile: profile of that GPU instance (`1g.10gb`).
     """
 
@@ -173,12 +178,12 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """A line of a process list.
+    """An entry of a process list.
 
     Attributes:
-        pid: on the machine.
-        memory_bytes: None where the driver does not say.
-        gpu_instance_id: None on a whole card.
+        pid: process id in the host's namespace.
+        memory_bytes: GPU memory of the process, None if the driver does not report it.
+        gpu_instance_id: GPU instance that the process runs on, None on a card without MIG.
     """
 
     pid: int
@@ -188,12 +193,12 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRate:
-    """What a process did lately.
+    """Utilization of a process over one sample period of the driver.
 
     Attributes:
-        pid: on the machine; the driver sometimes lists pids that never were.
-        at_microseconds: end of the driver's sample, since the epoch.
-        utilization_ratio: as the driver says, which may be beyond 1.
+        pid: process id in the host's namespace; the driver sometimes lists pids that never existed.
+        at_microseconds: end of the sample period, microseconds since the epoch.
+        utilization_ratio: SM utilization from the driver; may exceed 1.
     """
 
     pid: int
@@ -203,11 +208,11 @@ class ProcessRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A sample of the driver's buffer of utilization.
+    """An entry of the driver's utilization buffer.
 
     Attributes:
-        at_microseconds: since the epoch.
-        ratio: share of the time before it in which a kernel ran.
+        at_microseconds: end of the sample period, microseconds since the epoch.
+        ratio: share of the sample period in which a kernel ran.
     """
 
     at_microseconds: int
@@ -216,12 +221,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidEvent:
-    """A fault of the driver, as it happened.
+    """An XID error from the driver.
 
     Attributes:
-        uuid: of the card.
-        gpu_instance_id: None where it concerns the whole card.
-        xid: its number.
+        uuid: UUID of the card.
+        gpu_instance_id: the GPU instance affected, None for the whole card.
+        xid: the XID number.
     """
 
     uuid: str
@@ -231,11 +236,11 @@ class XidEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What a card hangs on; changes only with the machine.
+    """NUMA node and NVLink peers of a card; both are fixed by the hardware.
 
     Attributes:
-        numa_node: None where unknown.
-        nvlink_peers: UUIDs of cards at the other ends of its links, `switch` for an NVSwitch.
+        numa_node: NUMA node of the card's PCI slot, None if unknown.
+        nvlink_peers: UUIDs of the cards at the other end of the NVLinks, `switch` for an NVSwitch.
     """
 
     numa_node: int | None
@@ -243,60 +248,60 @@ class Topology:
 
 
 class EventSource(Protocol):
-    """Events of cards as they happen; used by a thread of its own."""
+    """The event queue of one card; used by one thread."""
 
     def wait(self, seconds: float) -> XidEvent | None:
-        """Return the next event, None where none came in that time.
+        """Wait for the next event and return it; None if none arrives within `seconds`.
 
         Raises:
-            NvmlError: it cannot be waited for.
+            NvmlError: waiting failed.
         """
 
     def close(self) -> None:
-        """Free what the library holds."""
+        """Free the library's resources."""
 
 
 class Backend(Protocol):
-    """The library; each call may raise `NvmlError`, and none may be made before `start`.
+    """The driver's library. Every call may raise `NvmlError`; call `start` first.
 
-    What the driver does not say of something is left out of what a call returns.
+    Returned values omit what the driver does not report.
     """
 
     def start(self) -> None:
         """Load and initialize the library."""
 
     def stop(self) -> None:
-        """Let go of the driver, so that it can be upgraded."""
+        """Release the driver, so that it can be upgraded."""
 
     def driver_version(self) -> str:
         """Return the driver's version."""
 
     def count(self) -> int:
-        """Return how many cards there are."""
+        """Return the number of cards."""
 
     def card(self, index: int) -> Card:
-        """Return a card by its index."""
+        """Return the card at an index."""
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
-        """Return the MIG devices of a card, None where MIG is off."""
+        """Return the MIG devices of a card, None if MIG is disabled."""
 
     def topology(self, card: Card, cards: Sequence[Card]) -> Topology:
-        """Return what a card hangs on; `cards` are all of them."""
+        """Return the NUMA node and NVLink peers of a card; `cards` lists all cards of the node."""
 
     def read(self, call: Call, handle: Handle) -> Values:
-        """Return what a call says of a card or an instance; `GPM` is asked by `read_gpm`."""
+        """Read values of a card or MIG device by one `Call`; for `Call.GPM` use `read_gpm`."""
 
     def read_gpm(self, card: Card, gpu_instance_id: int | None) -> Values:
-        """Return activity since the last such call; nothing the first time."""
+        """Return GPM activity since the previous call; {} on the first call."""
 
     def samples(self, card: Card, since_microseconds: int) -> tuple[Sample, ...]:
-        """Return the driver's samples of utilization after a time, oldest first."""
+        """Return the driver's utilization samples that are newer than a time, oldest first."""
 
     def processes(self, which: ProcessList, handle: Handle) -> tuple[ProcessUse, ...]:
-        """Return the processes of a card or an instance."""
+        """Return the entries of one process list of a card or MIG device."""
 
     def process_rates(self, card: Card, since_microseconds: int) -> tuple[ProcessRate, ...]:
-        """Return what processes did after a time; those that did nothing are absent."""
+        """Return process utilization since a time; idle processes are not listed."""
 
     def events(self, card: Card) -> EventSource:
-        """Begin to wait for the events of a card."""
+        """Register for the XID events of a card and return their source."""

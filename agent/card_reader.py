@@ -1,7 +1,8 @@
-"""Reads one card and its MIG instances: what each call says, what fails, what is not supported."""
+"""Read one card and its MIG instances; handle failed and unsupported calls."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -20,27 +21,26 @@ from agent.backend import (
     Topology,
     Values,
 )
-from agent.growth import Growth, Remapped
-from agent.process_rates import ProcessRates
+from agent.rates import CounterRates, ProcessRates, RemappedRows
 from agent.reading import DeviceReading
 from agent.report import Process
-from agent.worker import Lane
-from extender.core.readings import Signal
+from agent.worker import CallTracker
+from extender.core.readings import NO_INSTANCES, Signal
 
 T = TypeVar("T")
 
 SESSION_CODES: Final = frozenset(
     {Code.Uninitialized, Code.DriverNotLoaded, Code.LibraryNotFound, Code.LibRmVersionMismatch}
 )
-"""The whole library is cut off, not this card."""
+"""Errors of the whole NVML session, not of one card."""
 
 LOST_CODES: Final = frozenset({Code.GpuIsLost, Code.GpuNotFound})
 
-_NEVER: Final = frozenset(
+_UNSUPPORTED_CODES: Final = frozenset(
     {Code.NotSupported, Code.FunctionNotFound, Code.ArgumentVersionMismatch, Code.Deprecated}
 )
 _LAYOUT_CODES: Final = frozenset({Code.InvalidArgument, Code.NotFound, Code.Unknown})
-"""What handles of instances answer once the layout has changed."""
+"""Errors of instance handles after a change of the MIG layout."""
 
 _FAST: Final = (Call.POWER, Call.TEMPERATURE, Call.CLOCK_EVENTS)
 _SLOW: Final = (
@@ -56,28 +56,31 @@ _SLOW: Final = (
     Call.ENERGY,
 )
 RESET_REQUIRED: Final[Values] = MappingProxyType({Signal.RECOVERY_ACTION: 1.0})
-"""What an error that asks for a reset says of its card, as the driver numbers recovery actions."""
+"""Signals of a card whose error demands a reset; 1 is the recovery action "reset"."""
 
 _MEAN_OF_RATES: Final = 10
-"""Where the driver keeps no samples, so many readings stand for them."""
+"""Number of utilization readings to average where the driver keeps no samples."""
 
 _MEAN_SECONDS: Final = 15.0
-"""Older ones say nothing of now: they may be of a load that ended hours ago."""
+"""Maximum age of a reading in that average; older readings may be of a load that has ended."""
 
 _MICROSECONDS: Final = 1_000_000
-_LARGEST_RATIO: Final = 1.1
+_MAX_RATIO: Final = 1.1
 
 
 class CardReader:
-    """What is known of a card; used by the worker's thread.
+    """Reads one card and keeps its state between passes; used by the worker's thread.
 
     Args:
-        backend: the library.
+        backend: the driver's library.
         card: the card.
-        topology: what it hangs on.
-        instances: its MIG devices, None where MIG is off.
-        failures: counts failed calls by call and error, for all cards.
+        topology: NUMA node and NVLink peers of the card.
+        instances: its MIG devices, None if MIG is disabled.
+        failures: counter of failed calls by call and error, shared by all cards.
 
+    Attributes:
+        max_links: highest number of NVLinks that were up at one time.
+        expected_links: number of NVLinks that are up on other cards of the same model.
     """
 
     def __init__(
@@ -94,101 +97,103 @@ class CardReader:
         self._backend = backend
         self._failures = failures
         self._unsupported: set[tuple[str, int | None]] = set()
-        self._suspects: set[tuple[str, int | None]] = set()
-        self._cleared: set[tuple[str, int | None]] = set()
+        self._suspect_calls: set[tuple[str, int | None]] = set()
+        self._verified_calls: set[tuple[str, int | None]] = set()
         self._slow: dict[Call, Values] = {}
-        self._signs: dict[str, Values] = {}
+        self._signals_by_failed_call: dict[str, Values] = {}
         self._graphics: dict[int | None, tuple[ProcessUse, ...]] = {}
         self._rates = ProcessRates()
         self._samples_since = 0
         self._recent: deque[tuple[float, float]] = deque(maxlen=_MEAN_OF_RATES)
         self._last_error: NvmlError | None = None
         self._answers = 0
-        self._most_links = 0.0
-        self._growth = Growth()
-        self._grown: Values = {}
-        self._remapped = Remapped()
+        self.max_links = 0.0
+        self.expected_links = 0.0
+        self._counter_rates = CounterRates()
+        self._derived: Values = {}
+        self._remapped_rows = RemappedRows()
 
     @property
-    def is_outdated(self) -> bool:
-        """Whether calls failed as they do once the layout has changed."""
-        return bool(self._suspects)
+    def has_stale_handles(self) -> bool:
+        """Whether calls failed in a way that indicates a change of the MIG layout."""
+        return bool(self._suspect_calls)
 
-    def renew(self, card: Card, instances: Sequence[Instance] | None) -> None:
-        """Take fresh handles of the same card and layout.
+    def refresh_handles(self, card: Card, instances: Sequence[Instance] | None) -> None:
+        """Replace the handles after the MIG layout was found unchanged.
 
-        What failed was no sign of another layout, then. Where it fails with these handles, too, it
-        is left alone but for a try whenever what changes slowly is read.
+        The failed calls then had another cause. A call that fails again with the new handles is
+        skipped, and retried only in slow reads.
         """
         self.card, self.instances = card, instances
-        self._cleared |= self._suspects
-        self._suspects.clear()
+        self._verified_calls |= self._suspect_calls
+        self._suspect_calls.clear()
 
     def read(
-        self, lane: Lane, now: float, *, is_slow: bool, with_rates: bool
+        self, tracker: CallTracker, now: float, *, is_slow: bool, with_rates: bool
     ) -> tuple[DeviceReading, ...]:
         """Read the card.
 
         Args:
-            lane: makes the calls.
+            tracker: makes the calls.
             now: seconds since the epoch.
-            is_slow: also what costs more and changes slowly.
-            with_rates: also what each process does.
+            is_slow: also read slow-changing values, whose calls cost more.
+            with_rates: also read the utilization of each process.
 
         Raises:
-            NvmlError: the card cannot be read at all.
+            NvmlError: no call for the card succeeded.
         """
         self._answers, self._last_error = 0, None
         if is_slow:
-            self._unsupported -= self._cleared
+            self._unsupported -= self._verified_calls
         values: dict[str, float] = {}
         for call in _FAST:
-            values.update(self._read(lane, call) or {})
+            values.update(self._read(tracker, call) or {})
         if is_slow:
-            self._read_slow(lane, now)
-        for kept in self._slow.values():
-            values.update(kept)
-        values.update(self._grown)
+            self._read_slow(tracker, now)
+        for slow_values in self._slow.values():
+            values.update(slow_values)
+        values.update(self._derived)
+        if Extra.NVLINKS_UP in values:
+            # A link that was never up may be unconnected. A link that was up, or that is up on
+            # another card of the model, has failed.
+            most = max(self.max_links, self.expected_links)
+            values[Signal.NVLINKS_DOWN] = max(most - values[Extra.NVLINKS_UP], 0.0)
         devices: tuple[DeviceReading, ...]
         if self.instances is None:
-            devices = (self._read_whole(lane, now, values, (is_slow, with_rates)),)
+            devices = (self._read_whole(tracker, now, values, (is_slow, with_rates)),)
+        elif not self.instances:
+            devices = (self._read_without_instances(now, values),)
         else:
-            devices = tuple(self._read_instances(lane, now, values, is_slow=is_slow))
+            devices = tuple(self._read_instances(tracker, now, values, is_slow=is_slow))
         if not self._answers and self._last_error is not None:
             raise self._last_error
         return devices
 
-    def _read_slow(self, lane: Lane, now: float) -> None:
+    def _read_slow(self, tracker: CallTracker, now: float) -> None:
         for call in _SLOW if Call.THRESHOLDS in self._slow else (*_SLOW, Call.THRESHOLDS):
-            values = self._read(lane, call)
+            values = self._read(tracker, call)
             if values is None:
                 self._slow.pop(call, None)
             else:
                 self._slow[call] = values
-        counted = {**self._slow.get(Call.FIELDS, {}), **self._slow.get(Call.NVLINK_ERRORS, {})}
-        self._grown = {
-            **self._growth.rates(counted, now),
-            **self._remapped.lately(self._slow.get(Call.REMAPPED_ROWS, {}), now),
+        counters = {**self._slow.get(Call.FIELDS, {}), **self._slow.get(Call.NVLINK_ERRORS, {})}
+        self._derived = {
+            **self._counter_rates.rates(counters, now),
+            **self._remapped_rows.recent(self._slow.get(Call.REMAPPED_ROWS, {}), now),
         }
         if Call.NVLINKS in self._slow:
-            # Links that were never up may lead nowhere; one that was up has failed.
-            up = self._slow[Call.NVLINKS][Extra.NVLINKS_UP]
-            self._most_links = max(self._most_links, up)
-            self._slow[Call.NVLINKS] = {
-                Extra.NVLINKS_UP: up,
-                Signal.NVLINKS_DOWN: self._most_links - up,
-            }
+            self.max_links = max(self.max_links, self._slow[Call.NVLINKS][Extra.NVLINKS_UP])
 
     def _read_whole(
-        self, lane: Lane, now: float, shared: Values, due: tuple[bool, bool]
+        self, tracker: CallTracker, now: float, shared: Values, due: tuple[bool, bool]
     ) -> DeviceReading:
         is_slow, with_rates = due
         card = self.card
-        values = {**shared, **(self._read(lane, Call.MEMORY) or {})}
-        processes = self._processes(lane, [card.handle], None, is_slow=is_slow)
+        values = {**shared, **(self._read(tracker, Call.MEMORY) or {})}
+        processes = self._read_processes(tracker, [card.handle], None, is_slow=is_slow)
         if with_rates:
-            lines = self._try(
-                lane,
+            lines = self._call(
+                tracker,
                 "process_rates",
                 None,
                 self._backend.process_rates,
@@ -199,28 +204,40 @@ class CardReader:
                 self._rates.update(lines)
         if processes is not None:
             processes = self._rates.apply(processes)
-        gpm = self._read_gpm(lane, None)
+        gpm = self._read_gpm(tracker, None)
         source = (
             reading.GPM
             if Signal.GRAPHICS_ACTIVE in gpm
-            else self._utilization(lane, now, values, processes)
+            else self._utilization(tracker, now, values, processes)
         )
-        return self._reading({**values, **gpm, **self._signed()}, source, processes, now)
+        return self._reading({**values, **gpm, **self._error_signals()}, source, processes, now)
+
+    def _read_without_instances(self, now: float, shared: Values) -> DeviceReading:
+        """Read a card that has MIG enabled but no instance.
+
+        No pod can run on the card, but its health counts.
+        """
+        reading_ = self._reading({**shared, **self._error_signals()}, reading.NONE, None, now)
+        return replace(reading_, mig_profile=NO_INSTANCES)
 
     def _read_instances(
-        self, lane: Lane, now: float, shared: Values, *, is_slow: bool
+        self, tracker: CallTracker, now: float, shared: Values, *, is_slow: bool
     ) -> Iterable[DeviceReading]:
         by_id: dict[int, list[Instance]] = {}
         for instance in self.instances or ():
             by_id.setdefault(instance.gpu_instance_id, []).append(instance)
         for number, members in by_id.items():
             handles = [member.handle for member in members]
-            memory = self._read(lane, Call.MEMORY, handles[0], number) or {}
-            processes = self._processes(lane, handles, number, is_slow=is_slow)
-            gpm = self._read_gpm(lane, number)
+            memory = self._read(tracker, Call.MEMORY, handles[0], number) or {}
+            processes = self._read_processes(tracker, handles, number, is_slow=is_slow)
+            gpm = self._read_gpm(tracker, number)
             source = reading.GPM if Signal.GRAPHICS_ACTIVE in gpm else reading.NONE
             yield self._reading(
-                {**shared, **memory, **gpm, **self._signed()}, source, processes, now, members
+                {**shared, **memory, **gpm, **self._error_signals()},
+                source,
+                processes,
+                now,
+                members,
             )
 
     def _reading(
@@ -245,21 +262,23 @@ class CardReader:
 
     def _utilization(
         self,
-        lane: Lane,
+        tracker: CallTracker,
         now: float,
         values: dict[str, float],
         processes: Sequence[Process] | None,
     ) -> str:
-        """Read utilization where the card does not count it, and say what told it.
+        """Read utilization of a card without GPM into `values`, and return its source.
 
-        One reading is an alias of the load, so the mean of many counts; and where processes say
-        that they were busier than that, or nothing else tells, they are right. A process that is
-        merely there is no activity: a model that waits for work is idle.
+        A single reading aliases with the load, so the mean of many counts. The processes' total
+        replaces the mean if it is higher, or if there is no other source. A process alone is no
+        activity: a model that waits for requests is idle.
         """
-        values.update(self._read(lane, Call.RATES) or {})
+        values.update(self._read(tracker, Call.RATES) or {})
         since = self._samples_since or int((now - 1) * _MICROSECONDS)
-        samples = self._try(lane, "samples", None, self._backend.samples, self.card, since) or ()
-        ratios = [sample.ratio for sample in samples if 0 <= sample.ratio <= _LARGEST_RATIO]
+        samples = (
+            self._call(tracker, "samples", None, self._backend.samples, self.card, since) or ()
+        )
+        ratios = [sample.ratio for sample in samples if 0 <= sample.ratio <= _MAX_RATIO]
         source = reading.NONE
         if ratios:
             self._samples_since = samples[-1].at_microseconds
@@ -278,39 +297,53 @@ class CardReader:
             source = source or reading.PROCESSES
         return source
 
-    def _processes(
-        self, lane: Lane, handles: Sequence[Handle], instance: int | None, *, is_slow: bool
+    def _read_processes(
+        self,
+        tracker: CallTracker,
+        handles: Sequence[Handle],
+        instance: int | None,
+        *,
+        is_slow: bool,
     ) -> tuple[Process, ...] | None:
-        """Return the processes of a device, None where the driver does not list them."""
-        compute = self._list(lane, ProcessList.COMPUTE, handles, instance)
-        lines = [*(compute or ()), *(self._list(lane, ProcessList.MPS, handles, instance) or ())]
+        """Return the processes of a device; None if the driver does not list compute processes."""
+        compute = self._list_processes(tracker, ProcessList.COMPUTE, handles, instance)
+        lines = [
+            *(compute or ()),
+            *(self._list_processes(tracker, ProcessList.MPS, handles, instance) or ()),
+        ]
         if is_slow:
-            listed = self._list(lane, ProcessList.GRAPHICS, handles, instance)
+            listed = self._list_processes(tracker, ProcessList.GRAPHICS, handles, instance)
             self._graphics[instance] = listed or ()
         if compute is None:
             return None
-        known = {line.pid: line.memory_bytes for line in self._graphics.get(instance, ())}
+        memory_by_pid = {line.pid: line.memory_bytes for line in self._graphics.get(instance, ())}
         for line in lines:
-            known[line.pid] = max(known.get(line.pid) or 0, line.memory_bytes or 0) or (
-                line.memory_bytes
+            memory_by_pid[line.pid] = (
+                max(memory_by_pid.get(line.pid) or 0, line.memory_bytes or 0) or line.memory_bytes
             )
-        return tuple(Process(pid=pid, memory_bytes=known[pid]) for pid in sorted(known))
+        return tuple(
+            Process(pid=pid, memory_bytes=memory_by_pid[pid]) for pid in sorted(memory_by_pid)
+        )
 
-    def _list(
-        self, lane: Lane, which: ProcessList, handles: Sequence[Handle], instance: int | None
+    def _list_processes(
+        self,
+        tracker: CallTracker,
+        which: ProcessList,
+        handles: Sequence[Handle],
+        instance: int | None,
     ) -> tuple[ProcessUse, ...] | None:
         lists = [
-            self._try(lane, which.value, instance, self._backend.processes, which, handle)
+            self._call(tracker, which.value, instance, self._backend.processes, which, handle)
             for handle in handles
         ]
-        known = [lines for lines in lists if lines is not None]
-        return tuple(line for lines in known for line in lines) if known else None
+        listed = [lines for lines in lists if lines is not None]
+        return tuple(line for lines in listed for line in lines) if listed else None
 
-    def _read_gpm(self, lane: Lane, instance: int | None) -> Values:
+    def _read_gpm(self, tracker: CallTracker, instance: int | None) -> Values:
         if not self.card.has_gpm:
             return {}
-        values = self._try(
-            lane, Call.GPM.value, instance, self._backend.read_gpm, self.card, instance
+        values = self._call(
+            tracker, Call.GPM.value, instance, self._backend.read_gpm, self.card, instance
         )
         return {
             name: min(value, 1.0) if name.endswith("_ratio") else value
@@ -318,52 +351,64 @@ class CardReader:
         }
 
     def _read(
-        self, lane: Lane, call: Call, handle: Handle | None = None, instance: int | None = None
-    ) -> Values | None:
-        """Return what a call says of the card or an instance, None where it fails."""
-        target = self.card.handle if handle is None else handle
-        return self._try(lane, call.value, instance, self._backend.read, call, target)
-
-    def _try(
         self,
-        lane: Lane,
+        tracker: CallTracker,
+        call: Call,
+        handle: Handle | None = None,
+        instance: int | None = None,
+    ) -> Values | None:
+        """Return the values of one call for the card or an instance; None if the call fails."""
+        target = self.card.handle if handle is None else handle
+        return self._call(tracker, call.value, instance, self._backend.read, call, target)
+
+    def _call(
+        self,
+        tracker: CallTracker,
         name: str,
         instance: int | None,
         function: Callable[..., T],
         *arguments: object,
     ) -> T | None:
-        """Make a call, unless it is known to be in vain; None where it fails for itself.
+        """Make a call unless it is known to be unsupported; None if it fails.
 
         Raises:
-            NvmlError: the card or the whole library is cut off.
+            NvmlError: the card is lost, or the whole session has failed.
         """
         if (name, instance) in self._unsupported:
             return None
         try:
-            answer = lane.call(self.card.uuid, name, function, *arguments)
+            answer = tracker.call(self.card.uuid, name, function, *arguments)
         except NvmlError as error:
             self._failed(error, name, instance)
             return None
         self._answers += 1
-        self._signs.pop(name, None)
+        self._signals_by_failed_call.pop(name, None)
         return answer
 
     def _failed(self, error: NvmlError, name: str, instance: int | None) -> None:
         self._failures[name, error.code.name] += 1
         if error.code in SESSION_CODES or error.code in LOST_CODES:
             raise error
-        if error.code in _NEVER:
+        if error.code in _UNSUPPORTED_CODES:
             self._unsupported.add((name, instance))
             return
         self._last_error = error
         if error.code is Code.CorruptedInforom:
-            self._signs[name] = {Signal.INFOROM_CORRUPTED: 1.0}
+            self._signals_by_failed_call[name] = {Signal.INFOROM_CORRUPTED: 1.0}
         elif error.code is Code.ResetRequired:
-            self._signs[name] = RESET_REQUIRED
+            self._signals_by_failed_call[name] = RESET_REQUIRED
         elif instance is not None and error.code in _LAYOUT_CODES:
-            known = self._unsupported if (name, instance) in self._cleared else self._suspects
-            known.add((name, instance))
+            calls = (
+                self._unsupported
+                if (name, instance) in self._verified_calls
+                else self._suspect_calls
+            )
+            calls.add((name, instance))
 
-    def _signed(self) -> Values:
-        """Return what failed calls say of the card."""
-        return {name: value for signs in self._signs.values() for name, value in signs.items()}
+    def _error_signals(self) -> Values:
+        """Return the signals that failed calls imply, such as a required reset."""
+        return {
+            name: value
+            for signs in self._signals_by_failed_call.values()
+            for name, value in signs.items()
+        }

@@ -1,4 +1,4 @@
-"""The command line: serve, look once, or check the settings."""
+"""The command line: serve, print one report, watch reports, or check the settings."""
 
 import argparse
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from agent import options as coded
+from agent import options as agent_options
 from agent.options import Options
 from agent.report import Report, encode
 
@@ -28,29 +28,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: arguments, those of the process unless given.
+        argv: arguments; None for those of the process.
 
     Returns:
-        Exit status: 0, 1 where it cannot serve, 2 where arguments or settings are bad, 3 where
-        `--once` or `--watch` finds no GPU that it can read.
+        Exit status: 0 for success, 1 if serving failed, 2 for bad arguments or settings, 3 if
+            `--once` or `--watch` finds no readable GPU.
     """
     arguments = _build_parser().parse_args(argv)
     if arguments.check_config:
         return _configure("--check", "--config", str(arguments.check_config)).returncode
     if arguments.settings_table:
         return _configure("--table").returncode
-    told = _configure(*_config(arguments.config), capture=True)
-    if told.returncode:
-        return told.returncode
-    options = coded.decode(told.stdout)
+    configured = _configure(*_config(arguments.config), capture=True)
+    if configured.returncode:
+        return configured.returncode
+    options = agent_options.decode(configured.stdout)
     if arguments.dcgm_names:
         options = dataclasses.replace(options, dcgm_names=True)
     if not (arguments.watch or arguments.once or arguments.json):
         return _serve(options)
-    logging.disable()  # what is wrong stands in the report
+    logging.disable()  # the report contains the problems
     if not Path(options.kubelet_socket).parent.is_dir():  # no Kubernetes here
         options = dataclasses.replace(options, kubelet_socket="")
-    return _watch(options) if arguments.watch else _look(options, as_json=arguments.json)
+    return _watch(options) if arguments.watch else _print_once(options, as_json=arguments.json)
 
 
 def _config(path: Path | None) -> tuple[str, ...]:
@@ -58,14 +58,14 @@ def _config(path: Path | None) -> tuple[str, ...]:
 
 
 def _configure(*arguments: str, capture: bool = False) -> subprocess.CompletedProcess[bytes]:
-    """Have another process read the settings: `agent.config` says why."""
+    """Run `agent.config` in another process, to save memory in this one."""
     command = [sys.executable, "-m", "agent.config", *arguments]
     return subprocess.run(command, stdout=subprocess.PIPE if capture else None, check=False)
 
 
 def _serve(options: Options) -> int:
-    """Serve until a signal ends it."""
-    # Only now: the other commands are quick without what serving needs.
+    """Serve until a signal arrives."""
+    # Imported here to keep the other commands fast.
     from agent.app import serve
     from agent.nvml import Nvml
     from extender import logs
@@ -88,12 +88,12 @@ def _serve(options: Options) -> int:
     return EXIT_OK
 
 
-def _look(options: Options, *, as_json: bool) -> int:
+def _print_once(options: Options, *, as_json: bool) -> int:
     """Print one report."""
-    from agent.app import look_once
+    from agent.app import sample_once
     from agent.nvml import Nvml
 
-    report = asyncio.run(look_once(options, Nvml()))
+    report = asyncio.run(sample_once(options, Nvml()))
     if as_json:
         sys.stdout.write(encode(report).decode() + "\n")
     else:
@@ -107,7 +107,7 @@ def _watch(options: Options) -> int:
     """Show every report in place until Ctrl-C."""
     from rich.live import Live  # large
 
-    from agent.app import look_again
+    from agent.app import watch_reports
     from agent.nvml import Nvml
     from agent.table import render  # large
 
@@ -119,7 +119,7 @@ def _watch(options: Options) -> int:
             live.update(render(report), refresh=True)
 
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(look_again(options, Nvml(), show))
+            asyncio.run(watch_reports(options, Nvml(), show))
     return _status(shown[0]) if shown else EXIT_NO_GPU
 
 

@@ -1,7 +1,7 @@
-"""Every setting of the agent: unit, default, bounds. Nothing else reads the environment.
+"""Define every setting of the agent: unit, default, bounds. Only this module reads the environment.
 
-What reads and checks settings takes 11 MiB and is needed once. So the agent has a process of its
-own do it (`python -m agent.config`), and takes its answer.
+Reading and checking the settings takes 11 MiB of memory and happens once. So the agent runs
+`python -m agent.config` in another process, and decodes its output.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from agent import options
 from agent.foreign import Threshold
 from agent.options import Options, ReportOptions
 from agent.session import Cadence
-from agent.verdict import Judgement
+from agent.verdict import VerdictPolicy
 from extender.settings import decision, service
 from extender.settings.changes import show_value
 from extender.settings.layers import Layer, Values, read_environment, read_file, without
@@ -43,92 +43,93 @@ _ALWAYS_SHOWN: Final = frozenset(
 
 
 class ConfigError(ValueError):
-    """The settings cannot be used; the message has a line for each problem."""
+    """The settings are invalid; the message has one line for each problem."""
 
 
 class Foreign(Section):
-    """From where on use that no pod accounts for is called foreign."""
+    """Limits above which use that no pod accounts for is foreign."""
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=_DEFAULT.foreign.memory_bytes,
-        description="more memory than this in use on a GPU that no pod holds is foreign use; so is "
-        "that much beyond the memory of its holders' processes",
+        description="foreign use starts above this memory in use on a free GPU, or on a held GPU "
+        "above this memory beyond that of its holders' processes",
     )
     utilization: Percent = Field(
-        default=_DEFAULT.foreign.utilization * 100, description="so is more activity than this"
+        default=_DEFAULT.foreign.utilization * 100,
+        description="foreign use starts above this activity of a free GPU",
     )
 
     def value(self) -> Threshold:
-        """Return what the agent takes."""
+        """Return the settings as the agent uses them."""
         return Threshold(memory_bytes=self.memory, utilization=self.utilization / 100)
 
 
 class Reports(Section):
-    """How the extender is told."""
+    """Settings of reports to the extender."""
 
     service: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default=_DEFAULT.reports.service,
-        description="host:port of a headless Service of all replicas of the extender: each is told "
-        "what this node's GPUs do; empty: none",
+        description="host:port of a headless Service of all replicas of the extender, which all "
+        "receive the reports of this node; empty: send no reports",
     )
     token_file: Path = Field(
         default=Path(_DEFAULT.reports.token_file),
-        description="file with the projected service-account token that proves which node this "
-        "is; read anew for each connection",
+        description="file with the projected service-account token that authenticates this node; "
+        "read again for each connection",
     )
     ca_file: Path | None = Field(
         default=None,
-        description="report over TLS, to an extender whose certificate is of one of the CAs in "
-        "this file; read anew for each connection; null: without TLS",
+        description="report over TLS, to an extender whose certificate is signed by a CA in this "
+        "file; read again for each connection; null: without TLS",
     )
     server_name: str = Field(
         default=_DEFAULT.reports.server_name,
-        description="name that the certificate must have; empty: that of the service",
+        description="name that the certificate must have; empty: the name of the service",
     )
     allow_plain: bool = Field(
         default=_DEFAULT.reports.allow_plain,
-        description="report without TLS to other machines, too: the token crosses the network in "
-        "the clear",
+        description="allow reports without TLS to other machines: the token crosses the network "
+        "unencrypted",
     )
     heartbeat_seconds: float = Field(
         default=_DEFAULT.reports.heartbeat_seconds,
         ge=1,
         le=60,
-        description="where nothing changes, that is told this often",
+        description="interval of reports without changes",
     )
     utilization_step: Percent = Field(
         default=_DEFAULT.reports.utilization_step * 100,
-        description="a change of a GPU's activity by so much is told at once; so are new tenants, "
-        "a GPU that becomes idle or busy, foreign use and ill health",
+        description="report a change of a GPU's activity by this much at once; new tenants, a GPU "
+        "that becomes idle or busy, foreign use and ill health are always reported at once",
     )
     memory_step: Percent = Field(
         default=_DEFAULT.reports.memory_step * 100,
-        description="so is a change of its memory in use by this share of it",
+        description="report a change of a GPU's memory in use by this share of its memory at once",
     )
     resolve_seconds: float = Field(
         default=_DEFAULT.reports.resolve_seconds,
         ge=0.1,
         le=300,
-        description="the service's addresses are looked up this often",
+        description="interval of DNS look-ups of the service",
     )
     timeout_seconds: float = Field(
         default=_DEFAULT.reports.timeout_seconds,
         ge=0.1,
         le=60,
-        description="limit for a connection to be granted, and for a report to leave",
+        description="time limit for opening a connection, and for sending a report",
     )
     reconnect_seconds: float = Field(
         default=_DEFAULT.reports.reconnect_seconds,
         ge=0.1,
         le=60,
-        description="a connection that is lost is opened anew within this time, at random: all "
-        "agents lose it together",
+        description="a lost connection is reopened after a random delay of at most this time, "
+        "because all agents lose it together",
     )
     max_backoff_seconds: float = Field(
         default=_DEFAULT.reports.max_backoff_seconds,
         ge=1,
         le=600,
-        description="longest wait before the next try after failures",
+        description="longest delay between connection attempts after failures",
     )
 
     @field_validator("service")
@@ -139,7 +140,7 @@ class Reports(Section):
         return service
 
     def value(self) -> ReportOptions:
-        """Return what the agent takes."""
+        """Return the settings as the agent uses them."""
         return ReportOptions(
             service=self.service,
             token_file=str(self.token_file),
@@ -166,9 +167,9 @@ class Settings(Section):
     )
     loads_listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default="",
-        description="host:port of the GPUs' loads alone, in plain HTTP, for IDLEGPU_AGENT_URL of "
-        "any pod: no pod and no process is in them; in a pod 0.0.0.0:9403 or [::]:9403; empty: "
-        "nowhere",
+        description="host:port of a report with the GPUs' loads only, without pods and processes, "
+        "in plain HTTP, for IDLEGPU_AGENT_URL of any pod; in a pod 0.0.0.0:9403 or [::]:9403; "
+        "empty: do not serve it",
     )
     node: str = Field(
         default="",
@@ -176,68 +177,66 @@ class Settings(Section):
         "machine's host name",
     )
     period_seconds: float = Field(
-        default=_DEFAULT.period_seconds, ge=0.25, le=60, description="time between two passes"
+        default=_DEFAULT.period_seconds,
+        ge=0.25,
+        le=60,
+        description="interval of passes over the GPUs",
     )
     slow_seconds: float = Field(
         default=_DEFAULT.cadence.slow_seconds,
         ge=1,
         le=600,
-        description="what costs more and changes slowly (health, clocks, MIG layout) is read this "
-        "often",
+        description="interval of reads of slow-changing values (health, clocks, MIG layout), which "
+        "cost more",
     )
     process_seconds: float = Field(
         default=_DEFAULT.cadence.process_seconds,
         ge=1,
         le=600,
-        description="what each process does is read this often",
+        description="interval of reads of process utilization",
     )
     call_seconds: float = Field(
         default=_DEFAULT.call_seconds,
         ge=0.1,
         le=60,
-        description="a call of NVML that takes longer is given up, and its GPU left alone until "
-        "it returns",
+        description="time limit of an NVML call; the agent abandons a call that takes longer, and "
+        "skips its GPU until the call returns, and for a minute at least",
     )
     start_seconds: float = Field(
         default=_DEFAULT.cadence.start_limit_seconds,
         ge=1,
         le=600,
-        description="the same for starting NVML, which takes seconds without persistence mode",
+        description="time limit for starting NVML, which takes seconds without persistence mode",
     )
     retry_seconds: float = Field(
         default=_DEFAULT.cadence.retry_seconds,
         ge=1,
         le=600,
-        description="a driver that is not there is looked for at least this often",
-    )
-    hung_calls: int = Field(
-        default=_DEFAULT.hung_calls,
-        ge=1,
-        le=16,
-        description="so many calls may be given up at once before nothing is read any more",
+        description="longest interval of attempts to start NVML without a driver",
     )
     liveness_seconds: float = Field(
         default=_DEFAULT.liveness_seconds,
         ge=5,
         le=3600,
-        description="/healthz fails once the GPUs cannot be read for so long for a cause that a "
-        "new container may mend; a driver that is not there is none",
+        description="/healthz fails after the GPUs have been unreadable for this time for a cause "
+        "that a new container may fix; a missing driver is no such cause",
     )
     dcgm_names: bool = Field(
         default=_DEFAULT.dcgm_names,
-        description="export the metrics of dcgm-exporter, too, for dashboards and alerts",
+        description="also export the metrics of dcgm-exporter, for dashboards and alerts",
     )
     kubelet_socket: Path | None = Field(
         default=Path(_DEFAULT.kubelet_socket),
-        description="socket of the kubelet's pod-resources API; null: do not ask who holds what",
+        description="socket of the kubelet's pod-resources API; null: holders of GPUs stay unknown",
     )
     proc: Path | None = Field(
         default=Path(_DEFAULT.proc),
-        description="where the machine's processes are seen; null: do not look whose they are",
+        description="mount point of the host's /proc; null: pods of processes stay unknown",
     )
     pod_logs: Path | None = Field(
         default=Path(_DEFAULT.pod_logs),
-        description="directory whose entries name the node's pods; null: none",
+        description="the kubelet's directory of pod logs, from which pod names are read; null: pod "
+        "names stay unknown",
     )
     reports: Reports = Reports()
     thresholds: decision.Thresholds = decision.Thresholds()
@@ -253,7 +252,7 @@ class Settings(Section):
         return listen
 
     def value(self) -> Options:
-        """Return what the agent takes."""
+        """Return the settings as the agent uses them."""
         host, port = split_address(self.listen)
         loads_host, loads_port = split_address(self.loads_listen) if self.loads_listen else ("", 0)
         return Options(
@@ -270,13 +269,14 @@ class Settings(Section):
                 retry_seconds=self.retry_seconds,
             ),
             call_seconds=self.call_seconds,
-            hung_calls=self.hung_calls,
             liveness_seconds=self.liveness_seconds,
             dcgm_names=self.dcgm_names,
             kubelet_socket=str(self.kubelet_socket or ""),
             proc=str(self.proc or ""),
             pod_logs=str(self.pod_logs or ""),
-            judgement=Judgement(thresholds=self.thresholds.value(), health=self.health.value()),
+            verdict_policy=VerdictPolicy(
+                thresholds=self.thresholds.value(), health=self.health.value()
+            ),
             foreign=self.foreign.value(),
             reports=self.reports.value(),
             log_level=self.log.level,
@@ -285,19 +285,19 @@ class Settings(Section):
 
 
 def all_settings() -> dict[tuple[str, ...], Setting]:
-    """Return every setting by path, as people read about it."""
+    """Return the description of every setting by path."""
     return list_settings(Settings, PREFIX)
 
 
 def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """Return the settings: the environment's before the file's before the defaults.
+    """Load the settings; the environment overrides the file, the file overrides the defaults.
 
     Args:
         path: the settings file, None for none.
-        environ: variables by name; those that start with IDLEGPU_AGENT_ count.
+        environ: environment variables; only names that start with IDLEGPU_AGENT_ are used.
 
     Raises:
-        ConfigError: with every problem that was found.
+        ConfigError: the settings are invalid; lists all problems.
     """
     settings = all_settings()
     file = read_file(path) if path is not None else Layer()
@@ -328,10 +328,10 @@ def describe_settings(settings: Settings) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Read the settings for the agent, or show them.
+    """Print the settings: encoded for the agent, for people, or as a table.
 
     Returns:
-        Exit status: 0, or 2 where settings are bad.
+        Exit status: 0, or 2 for invalid settings.
     """
     parser = argparse.ArgumentParser(prog="python -m agent.config", description=__doc__)
     parser.add_argument("--config", type=Path, metavar="FILE")
@@ -354,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _merged(under: Values, over: Values) -> Values:
-    """Return values with others put over them; sections, which hold no sections, name by name."""
+    """Merge two levels of settings; `over` overrides `under` name by name."""
     merged = dict(under)
     for name, value in over.items():
         below = merged.get(name)

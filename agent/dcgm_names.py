@@ -1,6 +1,6 @@
-"""The metrics of dcgm-exporter under its names, for dashboards and alerts that know only those.
+"""Metrics under dcgm-exporter's names, for existing dashboards and alerts.
 
-Names, units and labels are those of dcgm-exporter up to 4.8; see `extender.sources.dcgm`.
+Names, units and labels follow dcgm-exporter up to 4.8; see `extender.sources.dcgm`.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from agent.exporter import tenants_of
 from agent.nvlink5 import LINK_COUNTERS
 from agent.reading import DeviceReading
 from agent.report import Device
-from agent.sampler import Latest
+from agent.sampler import LatestReport
 from extender.core.readings import Signal
 
 _PER_MIB: Final = 1 / (1 << 20)
@@ -28,11 +28,11 @@ class _Metric:
     """A metric of dcgm-exporter.
 
     Attributes:
-        name: its name.
-        sources: what tells it, best first.
-        factor: makes its unit of a base unit.
-        text: its help.
-        is_shared: a share of it can be said to be a pod's: repeated for each tenant.
+        name: name of the metric.
+        sources: signals or extras that provide the value, best first.
+        factor: factor from the base unit to the metric's unit.
+        text: help text.
+        is_shared: repeat the sample for each holder of a shared device.
     """
 
     name: str
@@ -264,49 +264,72 @@ _LABELS: Final = (
     "pod",
     "vgpu",
 )
+_INSTANCE: Final = _LABELS.index("GPU_I_ID")
+"""Index of the instance label; the profile's label precedes it."""
 
-_NOBODY: Final = ("", "", "", "")
+_NO_HOLDER: Final = ("", "", "", "")
+
+_ONE_PER_CARD: Final = frozenset(
+    {
+        Signal.POWER,
+        Signal.POWER_LIMIT,
+        Extra.ENERGY,
+        Signal.TEMPERATURE,
+        Signal.MEMORY_TEMPERATURE,
+    }
+)
 
 
 class DcgmCollector(Collector):
-    """Tells the latest report under dcgm-exporter's names.
+    """Exports the latest report under dcgm-exporter's names.
 
-    A device with one tenant carries it everywhere. Of a device with several, what can be said to
-    be a tenant's is repeated for each of them with the device's value, as dcgm-exporter's
-    `--kubernetes-virtual-gpus` does; the rest (power, temperature) stands once, so that sums hold.
-    What was measured long ago is left out: Prometheus would take it for new.
+    A device with one holder has the holder's labels on all samples. On a shared device, samples of
+    utilization and memory repeat for each holder with the device's value, as with dcgm-exporter's
+    `--kubernetes-virtual-gpus`; other samples (power, temperature) appear once, so that sums are
+    right. Power, energy and temperature of a card with MIG instances appear once, although
+    dcgm-exporter repeats them; health appears with each instance, as in dcgm-exporter. Stale values
+    are left out, because Prometheus would take them for current ones.
 
     Args:
         latest: the latest report.
         clock: seconds since the epoch.
     """
 
-    def __init__(self, latest: Latest, clock: Callable[[], float]) -> None:
+    def __init__(self, latest: LatestReport, clock: Callable[[], float]) -> None:
         self._latest = latest
         self._clock = clock
 
     @override
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Make the metrics."""
+        """Yield all metric families that have samples."""
         report = self._latest.report
         if report is None:
             return
         rows = []
         xids = report.signals.get(Signal.XID, (None,) * len(report.devices))
         fresh = self._latest.are_fresh(self._clock())
-        found = zip(report.devices, self._latest.found.devices, fresh, xids, strict=True)
-        for device, reading, is_fresh, xid in found:
+        rows_of_report = zip(
+            report.devices, self._latest.node_reading.devices, fresh, xids, strict=True
+        )
+        for device, reading, is_fresh, xid in rows_of_report:
             measured = reading.values if is_fresh else {}
             values = measured if xid is None else {**measured, Signal.XID: xid}
             labels = _labels(device, reading, (report.node, report.driver_version))
             rows.append((labels, _holders(device), values))
         for metric in _METRICS:
             family = GaugeMetricFamily(metric.name, metric.text, labels=_LABELS)
+            samples: dict[tuple[str, ...], float] = {}
             for labels, holders, values in rows:
                 value = _value(metric, values)
-                for holder in holders if metric.is_shared or len(holders) == 1 else (_NOBODY,):
-                    if value is not None:
-                        family.add_metric((*labels, *holder), value)
+                if value is None:
+                    continue
+                if labels[_INSTANCE] and not _ONE_PER_CARD.isdisjoint(metric.sources):
+                    samples[*_card_labels(labels), *_NO_HOLDER] = value
+                    continue
+                for holder in holders if metric.is_shared or len(holders) == 1 else (_NO_HOLDER,):
+                    samples[*labels, *holder] = value
+            for names, value in samples.items():
+                family.add_metric(names, value)
             if family.samples:
                 yield family
 
@@ -331,11 +354,19 @@ def _labels(device: Device, reading: DeviceReading, where: tuple[str, str]) -> t
     )
 
 
+def _card_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels of an instance's card: profile and instance id are empty."""
+    return (*labels[: _INSTANCE - 1], "", "", *labels[_INSTANCE + 1 :])
+
+
 def _holders(device: Device) -> tuple[tuple[str, str, str, str], ...]:
-    """Return container, namespace, pod and share of each tenant; one of nobody where it is free."""
+    """Return (container, namespace, pod, share) of each holder.
+
+    A free device returns one tuple of empty labels.
+    """
     holders = tuple(
         (one.container, one.namespace, one.pod, replica)
         for one in tenants_of(device)
         for replica in one.replicas or ("",)
     )
-    return holders or (_NOBODY,)
+    return holders or (_NO_HOLDER,)

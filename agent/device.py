@@ -1,9 +1,10 @@
-"""Says which CUDA device a worker of a container should take.
+"""Choose the CUDA device for a worker process of a container.
 
-    DEVICE=$(python -m agent.device --worker-id "$WORKER_ID")      # cuda:1
-    eval "$(python -m agent.device --worker-id "$WORKER_ID" --env)"  # then it is alone, as cuda:0
+    DEVICE=$(python -m agent.device --worker-id "$WORKER_ID")        # cuda:1
+    eval "$(python -m agent.device --worker-id "$WORKER_ID" --env)"  # only this GPU, as cuda:0
 
-or, in the worker, `agent.device.device_for_worker(worker_id)`. Standard library only, no CUDA.
+In the worker itself: `agent.device.device_for_worker(worker_id)`. Standard library only; does not
+initialize CUDA.
 """
 
 import argparse
@@ -19,10 +20,9 @@ from numbers import Number
 from pathlib import Path
 from typing import Final
 
-from agent.device_leases import Assigned, LeaseFile, assign
-from agent.device_load import AgentError, agent_loads
-from agent.device_probe import Machine, find_cards
-from agent.device_process import holder_of, is_alive, is_kin
+from agent.device_leases import Assignment, LeaseFile, assign, holder_of, is_alive, is_related
+from agent.device_load import AgentError, fetch_loads
+from agent.device_probe import ProbePaths, find_cards
 from agent.device_visible import Device, Visible, visible_devices
 from agent.proc_stat import process_stat
 
@@ -37,23 +37,23 @@ _FILE_NAME: Final = "idlegpu-devices.json"
 _TEMPORARY: Final = Path("/tmp")  # noqa: S108 - not TMPDIR: each worker may have another
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - writable where a container's root is not
 _DEFAULT_DEADLINE_SECONDS: Final = 2.0
-_LARGEST_WORKER_ID: Final = 2**63 - 1
+_MAX_WORKER_ID: Final = 2**63 - 1
 _USAGE_ERROR: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The device of a worker.
+    """The device chosen for a worker.
 
     Attributes:
-        device: as PyTorch and others name it: `cuda:1`, or `cpu` where there is no GPU.
+        device: device string of PyTorch and other frameworks: `cuda:1`, or `cpu` without a GPU.
         index: n of `cuda:<n>`, None for `cpu`.
-        uuid: of the GPU or MIG device, "" for `cpu` or where it cannot be found out.
-        selector: what `CUDA_VISIBLE_DEVICES` must be for a process to see this device alone (as
-            `cuda:0`); "" hides all.
-        needs_selector: `device` holds only with `CUDA_VISIBLE_DEVICES` so set: CUDA shows a process
-            one MIG instance at most.
-        message: what was chosen and why, one line.
+        uuid: UUID of the GPU or MIG device, "" for `cpu` or if unknown.
+        selector: value of `CUDA_VISIBLE_DEVICES` that shows a process only this device, as
+            `cuda:0`; "" hides all.
+        needs_selector: `device` is valid only with `CUDA_VISIBLE_DEVICES` set to `selector`,
+            because CUDA shows a process at most one MIG instance.
+        message: the device and the reason for the choice, in one line.
     """
 
     device: str
@@ -70,19 +70,19 @@ def device_for_worker(
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> str:
-    """Return the device that this process should use: `cuda:1`, or `cpu` where there is no GPU.
+    """Return the device that this process should use: `cuda:1`, or `cpu` without a GPU.
 
-    Call it before CUDA is used. Among several MIG instances it sets `CUDA_VISIBLE_DEVICES` of this
-    process, which is the only way to reach one of them.
+    Call it before CUDA is initialized. To select one of several MIG instances it sets
+    `CUDA_VISIBLE_DEVICES` of this process, because there is no other way.
 
     Args:
-        worker_id: an int, a numeric string, or an object with such a `worker_id`; None and "" are
+        worker_id: an int, a numeric string, or an object with such a `worker_id`; None and "" mean
             worker 0.
-        environment: instead of this process's; then none is set.
-        quiet: do not say on stderr what was chosen and why.
+        environment: replaces this process's environment, which is then not modified.
+        quiet: do not write the choice to stderr.
 
     Raises:
-        ValueError: `worker_id` is none.
+        ValueError: `worker_id` is not a worker id.
     """
     choice = choose_device(worker_id, environment=environment)
     if choice.needs_selector and environment is None:
@@ -97,40 +97,44 @@ def choose_device(
     *,
     environment: Mapping[str, str] | None = None,
     pid: int | None = None,
-    machine: Machine | None = None,
+    probe_paths: ProbePaths | None = None,
 ) -> Choice:
-    """Choose the device of a worker, and remember it for as long as the worker lives.
+    """Choose the device of a worker, and lease it while the worker runs.
 
     Args:
         worker_id: as for `device_for_worker`.
-        environment: instead of this process's.
-        pid: of the process that will use the device, where that is not this one.
-        machine: where GPUs are looked for.
+        environment: replaces this process's environment.
+        pid: process that will use the device; None for this process.
+        probe_paths: library and paths by which GPUs are found.
 
     Raises:
-        ValueError: `worker_id` or a setting in the environment cannot be read.
+        ValueError: `worker_id` or a setting in the environment is invalid.
     """
     worker = parse_worker_id(worker_id)
     environment = os.environ if environment is None else environment
     deadline_seconds = _deadline_seconds(environment)
-    found = find_cards(environment, machine=machine or Machine(), deadline_seconds=deadline_seconds)
+    found = find_cards(
+        environment, paths=probe_paths or ProbePaths(), deadline_seconds=deadline_seconds
+    )
     visible = visible_devices(found.cards, environment)
-    notes = [found.doubt] if found.doubt else []
+    notes = [found.order_warning] if found.order_warning else []
     if not visible.devices:
-        return _no_gpu(worker, visible)
+        return _cpu_choice(worker, visible)
     devices = _with_loads(visible.devices, environment, deadline_seconds, notes)
-    assigned = _agree(worker, os.getpid() if pid is None else pid, devices, environment, notes)
-    return _choice(worker, assigned, len(devices), environment, notes)
+    assigned = _lease_device(
+        worker, os.getpid() if pid is None else pid, devices, environment, notes
+    )
+    return _gpu_choice(worker, assigned, len(devices), environment, notes)
 
 
 def parse_worker_id(worker_id: object) -> int:
-    """Read a worker's number: an integer, a numeric string, an object with `worker_id`.
+    """Parse a worker id: an integer, a numeric string, or an object with `worker_id`.
 
-    Every integer type that `operator.index` accepts will do, such as NumPy's. None, "" and a
-    context object without `worker_id` mean worker 0.
+    Accepts every integer type with `__index__`, such as NumPy's. None, "" and a context object
+    without `worker_id` mean worker 0.
 
     Raises:
-        ValueError: it is another value; the message names it.
+        ValueError: any other value; the message contains it.
 
     Example:
         >>> parse_worker_id("3"), parse_worker_id(None), parse_worker_id(object())
@@ -144,11 +148,11 @@ def parse_worker_id(worker_id: object) -> int:
         if value.strip().isascii() and value.strip().isdigit():
             number = int(value)
     elif hasattr(value, "__index__") and not isinstance(value, bool):
-        with contextlib.suppress(TypeError):  # an array of several has it, too
+        with contextlib.suppress(TypeError):  # arrays have __index__, too
             number = operator.index(value)
     elif not isinstance(value, bool | Number | bytes | bytearray | Iterable):
         return 0
-    if number is None or not 0 <= number <= _LARGEST_WORKER_ID:
+    if number is None or not 0 <= number <= _MAX_WORKER_ID:
         raise ValueError(
             f"worker id is {value!r}: must be a whole number from 0 on, "
             "or an object with such a worker_id"
@@ -173,25 +177,25 @@ def _with_loads(
     deadline_seconds: float,
     notes: list[str],
 ) -> tuple[Device, ...]:
-    """Add what the agent knows: it sees activity of MIG instances, and over a whole second."""
+    """Replace loads by the agent's, which cover MIG instances and a whole second."""
     url = environment.get(AGENT_URL, "").strip()
     if not url or len(devices) == 1:
         return devices
     try:
-        loads = agent_loads(url, deadline_seconds)
+        loads = fetch_loads(url, deadline_seconds)
     except AgentError as error:
         notes.append(f"the agent does not answer: {error}")
         return devices
     return tuple(replace(one, load=loads.get(one.id, one.load)) for one in devices)
 
 
-def _agree(
+def _lease_device(
     worker: int,
     pid: int,
     devices: Sequence[Device],
     environment: Mapping[str, str],
     notes: list[str],
-) -> Assigned:
+) -> Assignment:
     holder = holder_of(pid)
     failures = []
     for path in _lease_files(environment, holder.namespace):
@@ -203,7 +207,7 @@ def _agree(
                     holder=holder,
                     devices=devices,
                     is_alive=lambda other: is_alive(other, namespace=holder.namespace),
-                    is_kin=lambda other: is_kin(other, holder),
+                    is_related=lambda other: is_related(other, holder),
                 )
                 held.write(assigned.leases)
                 return assigned
@@ -214,37 +218,41 @@ def _agree(
         (),
         worker=worker,
         holder=holder,
-        devices=[replace(device, load=None) for device in devices],  # then by number: all do
+        # Without loads, every worker chooses by its number, so that the choices differ.
+        devices=[replace(device, load=None) for device in devices],
         is_alive=lambda _: False,
-        is_kin=lambda _: False,
+        is_related=lambda _: False,
     )
 
 
 def _lease_files(environment: Mapping[str, str], namespace: int) -> Iterator[Path]:
-    """Yield where the workers of this container meet: /tmp is its own, where it can be written."""
+    """Yield candidate paths of the lease file.
+
+    /tmp belongs to the container alone, but may be read-only.
+    """
     named = environment.get(LEASE_FILE, "").strip()
     if named:
         yield Path(named)
         return
     yield _TEMPORARY / _FILE_NAME
-    # All containers of a pod have the same one, and each its own processes.
+    # All containers of a pod may share /dev/shm, so the pid namespace is part of the name.
     yield _SHARED_MEMORY / f"{namespace}-{_FILE_NAME}"
 
 
-def _no_gpu(worker: int, visible: Visible) -> Choice:
+def _cpu_choice(worker: int, visible: Visible) -> Choice:
     return Choice(
         device=CPU,
         index=None,
         uuid="",
         selector="",
         needs_selector=False,
-        message=f"worker {worker}: {CPU} ({visible.why_none})",
+        message=f"worker {worker}: {CPU} ({visible.reason})",
     )
 
 
-def _choice(
+def _gpu_choice(
     worker: int,
-    assigned: Assigned,
+    assigned: Assignment,
     count: int,
     environment: Mapping[str, str],
     notes: Sequence[str],
@@ -261,8 +269,8 @@ def _choice(
         )
         if part
     )
-    others = f"{assigned.sharers} other{'s' * (assigned.sharers > 1)}"
-    shared = f", shared with {others}" if assigned.sharers else ""
+    others = f"{assigned.sharer_count} other{'s' * (assigned.sharer_count > 1)}"
+    shared = f", shared with {others}" if assigned.sharer_count else ""
     message = f"worker {worker}{of}: {name} (of {count}; {identity}), {assigned.reason}{shared}"
     if device.needs_selector:
         message += f", with CUDA_VISIBLE_DEVICES={device.selector}"
@@ -277,10 +285,10 @@ def _choice(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a worker's device; the exit status is 2 where the question is wrong."""
+    """Print a worker's device; return 2 for invalid arguments, else 0."""
     options = _parser().parse_args(arguments)
     try:
-        pid = _user_of_the_answer() if options.pid is None else _running(options.pid)
+        pid = _caller_pid() if options.pid is None else _running(options.pid)
         choice = choose_device(options.worker_id, pid=pid)
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
@@ -307,10 +315,10 @@ def _answer(choice: Choice, form: str) -> str:
     return choice.device
 
 
-def _user_of_the_answer() -> int:
-    """Return who called: the shell, which becomes the worker or starts it, outlives this program.
+def _caller_pid() -> int:
+    """Return the parent's pid: the calling shell outlives this process.
 
-    A shell that executes its last command keeps its number, and so does the worker.
+    The shell starts the worker or becomes the worker by `exec`, which keeps the pid.
     """
     return os.getppid() or os.getpid()
 
@@ -329,12 +337,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the process that will use the device, whose end frees it (the calling process)",
     )
     form = parser.add_mutually_exclusive_group()
-    for name, said in (
+    for name, help_text in (
         ("index", "print 1 instead of cuda:1, nothing where there is no GPU"),
         ("uuid", "print the UUID, for CUDA_VISIBLE_DEVICES"),
         ("env", "print a line for eval that leaves this device alone visible, as cuda:0"),
     ):
-        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=said)
+        form.add_argument(
+            f"--{name}", dest="form", action="store_const", const=name, help=help_text
+        )
     parser.set_defaults(form="device")
     parser.add_argument("--quiet", action="store_true", help="say nothing on stderr")
     return parser

@@ -1,7 +1,7 @@
-"""Who of a container's workers has which device: the rule (pure), and the file that they share.
+"""Assign devices to a container's workers: the rule (pure), and the lease file that workers share.
 
-The file is locked while a worker chooses, for a millisecond; what it says of a worker counts while
-that worker lives, and is remembered afterwards so that it gets its device back.
+A worker locks the file for about a millisecond while it chooses. A lease counts while its worker
+runs, and is kept afterwards so that a restarted worker gets its device back.
 """
 
 import contextlib
@@ -16,28 +16,30 @@ from pathlib import Path
 from typing import Final
 
 from agent.device_visible import Device
+from agent.proc_stat import PROC, process_stat
 
 VERSION: Final = 1
-MOST_LEASES: Final = 256
-"""So many are remembered; the oldest of workers that have ended are forgotten first."""
+MAX_LEASES: Final = 256
+"""Maximum number of leases in the file; the oldest leases of ended workers are dropped first."""
 
-_LARGEST_FILE_BYTES: Final = 1 << 20
+_MAX_FILE_BYTES: Final = 1 << 20
 
 _LOCK_DEADLINE_SECONDS: Final = 10.0
 _LOCK_PAUSE_SECONDS: Final = 0.005
 _LOAD_STEPS: Final = 10
-"""Devices whose load differs by less than a tenth are equally idle; else noise would decide."""
+"""Loads are compared in tenths; otherwise noise would decide between equally idle devices."""
+_MAX_ANCESTORS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process for which a device was chosen.
+    """Identity of the process that holds a lease.
 
     Attributes:
-        pid: its number.
-        started: its start in clock ticks; tells it from a later process of the same number.
-        namespace: number of the process namespace that `pid` is of: another container has another,
-            and so has the same container after its restart.
+        pid: process id.
+        started: start time in clock ticks; distinguishes it from a later process with the same pid.
+        namespace: inode of the pid namespace; differs between containers, and between two runs of
+            the same container.
     """
 
     pid: int
@@ -47,12 +49,12 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A worker's device.
+    """The assignment of a device to a worker.
 
     Attributes:
-        worker: its number.
+        worker: the worker's number.
         device: id of the device.
-        holder: the process.
+        holder: the worker's process.
     """
 
     worker: int
@@ -61,27 +63,27 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assigned:
-    """What a worker gets.
+class Assignment:
+    """Result of `assign` for one worker.
 
     Attributes:
-        device: the device.
-        leases: all that are to be remembered, this one last.
-        reason: why this device, to show people.
-        sharers: how many other workers have it.
-        workers: how many workers live, with this one.
+        device: the assigned device.
+        leases: all leases to write to the file, the new one last.
+        reason: why this device was chosen, for display.
+        sharer_count: number of other workers on the device.
+        workers: number of running workers, including this one.
     """
 
     device: Device
     leases: tuple[Lease, ...]
     reason: str
-    sharers: int
+    sharer_count: int
     workers: int
 
 
 IsAlive = Callable[[Holder], bool]
-IsKin = Callable[[Holder], bool]
-"""Whether a process is the caller, or an ancestor or descendant: the same worker, then."""
+IsRelated = Callable[[Holder], bool]
+"""Whether a process is the caller, its ancestor or its descendant: all count as the same worker."""
 
 
 def assign(
@@ -91,60 +93,72 @@ def assign(
     holder: Holder,
     devices: Sequence[Device],
     is_alive: IsAlive,
-    is_kin: IsKin,
-) -> Assigned:
+    is_related: IsRelated,
+) -> Assignment:
     """Choose a device for a worker.
 
-    It keeps the one that it has. Otherwise it gets one that the fewest living workers have: its
-    own from before if that is one of them, else one that no ended worker may come back to, the
-    idlest, and of equally idle ones number `worker % len(devices)` or the next.
+    A running worker keeps its device. Otherwise the device with the fewest running workers is
+    chosen; among equals the worker's previous device, then a device without a lease of an ended
+    worker, then the least loaded one, then the first from number `worker % len(devices)` on.
+
+    Processes of another pid namespace cannot be observed: they may belong to another container of
+    the pod, or to this container before a restart. Their devices count as taken while other devices
+    are free; if all are taken, a worker takes over the device of its own number.
 
     Args:
-        leases: what is remembered.
-        worker: its number.
-        holder: the process that asks, or that is asked for.
-        devices: those that it may get; at least one.
-        is_alive: whether a process still runs; False for another process namespace.
-        is_kin: whether a process that runs is this worker under another number.
+        leases: leases in the file.
+        worker: the worker's number.
+        holder: the worker's process.
+        devices: devices to choose from; at least one.
+        is_alive: whether a process of this pid namespace still runs.
+        is_related: whether a running process is this worker under another pid.
     """
-    alive = {lease for lease in leases if is_alive(lease.holder)}
-    own = _own(leases, alive, worker, holder, is_kin)
-    others = alive - {own}
+    unobservable = {lease for lease in leases if lease.holder.namespace != holder.namespace}
+    alive = {lease for lease in leases if lease not in unobservable and is_alive(lease.holder)}
+    own_lease = _find_lease(leases, alive, worker, holder, is_related)
+    others = (alive | unobservable) - ({own_lease} - unobservable)
     taken = Counter(lease.device for lease in others)
     least = min(taken[device.id] for device in devices)
     by_id = {device.id: device for device in devices}
-    before = by_id.get(own.device) if own is not None else None
-    if before is not None and own in alive:
-        device, reason = before, "as before"
-    elif before is not None and taken[before.id] == least:
-        device, reason = before, "its own again"
+    previous = by_id.get(own_lease.device) if own_lease is not None else None
+    if previous is not None and own_lease in alive:
+        device, reason = previous, "as before"
+    elif previous is not None and taken[previous.id] == least:
+        device, reason = previous, "its own again"
+        others.discard(own_lease)
     else:
-        ended = {lease.device for lease in leases if lease not in alive and lease != own}
+        ended = {
+            lease.device
+            for lease in leases
+            if lease not in alive | unobservable and lease != own_lease
+        }
         device, reason = _choose(devices, worker, taken, ended)
     lease = Lease(worker=worker, device=device.id, holder=holder)
-    return Assigned(
+    return Assignment(
         device=device,
-        leases=_remembered([one for one in leases if one != own], alive, lease),
+        leases=_leases_to_keep(
+            [one for one in leases if one != own_lease or one in others], alive, lease
+        ),
         reason=reason,
-        sharers=taken[device.id],
+        sharer_count=sum(one.device == device.id for one in others),
         workers=len(others) + 1,
     )
 
 
-def _own(
-    leases: Sequence[Lease], alive: set[Lease], worker: int, holder: Holder, is_kin: IsKin
+def _find_lease(
+    leases: Sequence[Lease], alive: set[Lease], worker: int, holder: Holder, is_related: IsRelated
 ) -> Lease | None:
-    """Return the worker's lease; one of the same number that lives and is no kin is another's."""
-    same = [lease for lease in leases if lease.worker == worker]
-    for lease in same:
+    """Return the worker's lease; a running unrelated process with the same number keeps its own."""
+    same_number = [lease for lease in leases if lease.worker == worker]
+    for lease in same_number:
         if lease.holder == holder:
             return lease
-    for lease in same:
-        if lease in alive and is_kin(lease.holder):
+    for lease in same_number:
+        if lease in alive and is_related(lease.holder):
             return lease
-    ended = [lease for lease in same if lease not in alive]
-    here = [lease for lease in ended if lease.holder.namespace == holder.namespace]
-    return (here or ended)[-1] if ended else None
+    ended = [lease for lease in same_number if lease not in alive]
+    same_namespace = [lease for lease in ended if lease.holder.namespace == holder.namespace]
+    return (same_namespace or ended)[-1] if ended else None
 
 
 def _choose(
@@ -166,7 +180,7 @@ def _choose(
 
 
 def _busy_steps(device: Device) -> tuple[int, int]:
-    """Return activity and memory in use in tenths; half where unknown."""
+    """Return utilization and memory in use in tenths; 5 if unknown."""
     load = device.load
     ratios = (
         None if load is None else load.utilization_ratio,
@@ -176,26 +190,32 @@ def _busy_steps(device: Device) -> tuple[int, int]:
     return busy, full
 
 
-def _remembered(others: Sequence[Lease], alive: set[Lease], own: Lease) -> tuple[Lease, ...]:
-    """Keep living workers, and the newest of the ended, one for each number and namespace."""
+def _leases_to_keep(
+    others: Sequence[Lease], alive: set[Lease], own_lease: Lease
+) -> tuple[Lease, ...]:
+    """Keep leases of running workers, and the newest ended ones for each number and namespace."""
     newest = {(one.worker, one.holder.namespace): one for one in others if one not in alive}
-    room = max(0, MOST_LEASES - 1 - len(alive))
+    room = max(0, MAX_LEASES - 1 - len(alive))
     kept = alive | set(list(newest.values())[-room:] if room else ())
-    return (*(one for one in others if one in kept), own)
+    return (*(one for one in others if one in kept), own_lease)
 
 
 class LeaseFile:
-    """The file that the workers of a container share; made when first used, by whichever user."""
+    """The lease file of a container; created on first use, by any user.
+
+    Args:
+        path: path of the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @contextlib.contextmanager
     def locked(self) -> Iterator["LockedLeases"]:
-        """Hold the file alone.
+        """Lock the file and yield its content.
 
         Raises:
-            OSError: it cannot be made, or somebody holds it for long.
+            OSError: the file cannot be created, or another process holds the lock for too long.
         """
         descriptor = self._open()
         try:
@@ -205,10 +225,8 @@ class LeaseFile:
             os.close(descriptor)
 
     def _open(self) -> int:
-        """Open without creating first: others' files in a sticky /tmp may not be opened to create.
-
-        Never through a link: that could make us write into any file.
-        """
+        # Open before creating: O_CREAT fails on another user's file in a sticky /tmp. Never follow
+        # a link: it could make us write to any file.
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         for _ in range(2):
             with contextlib.suppress(FileNotFoundError):
@@ -216,35 +234,35 @@ class LeaseFile:
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(self._path, flags | os.O_CREAT | os.O_EXCL, 0o666)
                 with contextlib.suppress(OSError):
-                    os.fchmod(descriptor, 0o666)  # workers may run as several users
+                    os.fchmod(descriptor, 0o666)  # workers may run as different users
                 return descriptor
         return os.open(self._path, flags)
 
 
 class LockedLeases:
-    """The content of the file while it is held."""
+    """Content of the lease file while it is locked."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def read(self) -> tuple[Lease, ...]:
-        """Return what is remembered; nothing where the file is new, torn, or none of ours."""
-        return parse_leases(os.pread(self._descriptor, _LARGEST_FILE_BYTES, 0))
+        """Return the leases; () if the file is new, truncated, or in another format."""
+        return parse_leases(os.pread(self._descriptor, _MAX_FILE_BYTES, 0))
 
     def write(self, leases: Sequence[Lease]) -> None:
-        """Replace what is remembered, in place: the file may belong to another user."""
+        """Replace the content in place: the file may belong to another user."""
         content = render_leases(leases)
         os.pwrite(self._descriptor, content, 0)
         os.ftruncate(self._descriptor, len(content))
 
 
 def render_leases(leases: Sequence[Lease]) -> bytes:
-    """Write leases as JSON."""
+    """Encode leases as JSON."""
     return json.dumps({"version": VERSION, "leases": [asdict(one) for one in leases]}).encode()
 
 
 def parse_leases(content: bytes) -> tuple[Lease, ...]:
-    """Read leases; () where the content is no such file, and without those that are not leases."""
+    """Decode leases from JSON; () if the format is unknown. Skips malformed entries."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -280,3 +298,45 @@ def _lock(descriptor: int, path: Path) -> None:
             if time.monotonic() >= until:
                 raise TimeoutError(f"{path} is held by another process for too long") from error
             time.sleep(_LOCK_PAUSE_SECONDS)
+
+
+def holder_of(pid: int, proc: Path = PROC) -> Holder:
+    """Return the identity of a process; `started` is 0 if the process has ended."""
+    stat = process_stat(pid, proc)
+    return Holder(
+        pid=pid,
+        started=0 if stat is None else stat.started_ticks,
+        namespace=process_namespace(proc),
+    )
+
+
+def process_namespace(proc: Path = PROC) -> int:
+    """Return the inode of our pid namespace, 0 if the kernel has none."""
+    with contextlib.suppress(OSError):
+        return os.stat(proc / "self" / "ns" / "pid").st_ino  # noqa: PTH116 - follows the magic link
+    return 0
+
+
+def is_alive(holder: Holder, *, namespace: int, proc: Path = PROC) -> bool:
+    """Return whether a process runs; False for another namespace, which cannot be observed."""
+    if holder.namespace != namespace:
+        return False
+    stat = process_stat(holder.pid, proc)
+    return stat is not None and stat.started_ticks == holder.started
+
+
+def is_related(one: Holder, other: Holder, proc: Path = PROC) -> bool:
+    """Return whether two running processes are the same, or one is an ancestor of the other."""
+    return one.pid in _ancestors(other.pid, proc) or other.pid in _ancestors(one.pid, proc)
+
+
+def _ancestors(pid: int, proc: Path) -> set[int]:
+    """Return the pids of a process and its ancestors."""
+    ancestors: set[int] = set()
+    for _ in range(_MAX_ANCESTORS):
+        stat = process_stat(pid, proc)
+        if stat is None:
+            break
+        ancestors.add(pid)
+        pid = stat.parent
+    return ancestors

@@ -1,4 +1,4 @@
-"""Asks the node's agent how busy devices are; a container sees only what it may by itself."""
+"""Fetch device loads from the node's agent; a container itself sees only part of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,26 @@ _ACTIVITY: Final = ("graphics_active_ratio", "sm_active_ratio", "gpu_utilization
 _USED: Final = "memory_used_bytes"
 _TOTAL: Final = "memory_total_bytes"
 SIGNALS: Final = (*_ACTIVITY, _USED, _TOTAL)
-"""What is read of a report, besides the devices' UUIDs."""
+"""Signals that are read from a report, besides the devices' UUIDs."""
 
-_LARGEST_ANSWER_BYTES: Final = 1 << 20
+_MAX_ANSWER_BYTES: Final = 1 << 20
 
 
 class AgentError(Exception):
-    """The agent did not answer, or what it said is no report."""
+    """The agent did not answer, or its answer is no report."""
 
 
-def agent_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
-    """Return how busy each device of the node is, by UUID of card or MIG device.
+def fetch_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
+    """Fetch the load of each device of the node, by UUID of the card or MIG device.
 
     Args:
-        url: where the agent serves its report as JSON; without a path, the agent's own.
-        deadline_seconds: the agent is given up after so long without a byte.
+        url: URL of the agent's JSON report; without a path, `REPORT_PATH` is added.
+        deadline_seconds: timeout of each socket operation.
 
     Raises:
-        AgentError: no answer, or not a report.
+        AgentError: no answer, or no report.
     """
-    from urllib.request import Request, urlopen  # noqa: PLC0415 - 30 ms, only where it is asked
+    from urllib.request import Request, urlopen  # noqa: PLC0415 - takes 30 ms, seldom needed
 
     if not url.startswith(("http://", "https://")):
         raise AgentError(f"{url}: must start with http:// or https://")
@@ -42,7 +42,7 @@ def agent_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
             Request(url, headers={"Accept": "application/json"}),  # noqa: S310 - likewise
             timeout=deadline_seconds,
         ) as answer:
-            content = answer.read(_LARGEST_ANSWER_BYTES)
+            content = answer.read(_MAX_ANSWER_BYTES)
     except (OSError, ValueError) as error:
         raise AgentError(f"{url}: {error}") from error
     try:
@@ -52,14 +52,14 @@ def agent_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
 
 
 def parse_loads(report: Mapping[str, object]) -> dict[str, Load]:
-    """Read the loads from a report: columns of signals, one row for each device."""
+    """Parse the loads from a report: columns of signals, one row for each device."""
     devices, signals = report["devices"], report["signals"]
     if not isinstance(devices, list) or not isinstance(signals, dict):
         raise TypeError("devices must be a list, signals an object")
     loads: dict[str, Load] = {}
     for row, device in enumerate(devices):
         load = _load(signals, row)
-        # A card with instances is not listed itself, so its UUID stands for none of them.
+        # An instance has its parent card's UUID, which does not identify it.
         names = device.get("mig_uuids") or [device["uuid"]]
         loads.update((str(name), load) for name in names)
     return loads

@@ -1,26 +1,29 @@
-"""Finds the GPUs of this container: by the driver's library, else by what the kernel shows.
+"""Find the GPUs of this container through the driver's library, or from files of the kernel.
 
-Never starts CUDA in this process: that would fix its devices and break a later fork.
+Uses NVML through `ctypes`: a container has the driver's library, but seldom a Python binding. The
+dozen calls used here are unchanged since driver 450. Never initializes CUDA in this process, which
+would fix its devices and break a later fork.
 """
 
 import contextlib
+import ctypes
 import json
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.device_nvml import LIBRARY, DeviceNvmlError, nvml_cards
-from agent.device_visible import Card, Instance
+from agent.device_visible import Card, Instance, Load
 
 _ORDER_DEADLINE_SECONDS: Final = 10.0
-"""CUDA takes up to seconds to start on a machine with many cards."""
+"""CUDA initialization takes seconds on a node with many cards."""
 
-_ASK_CUDA: Final = """
+_CUDA_ORDER_SCRIPT: Final = """
 import ctypes, json
 cuda = ctypes.CDLL("libcuda.so.1")
 count = ctypes.c_int()
@@ -33,16 +36,160 @@ for ordinal in range(count.value):
     found.append(bytes(uuid).hex())
 print(json.dumps(found))
 """
+LIBRARY: Final = "libnvidia-ml.so.1"
+
+_UUID_BYTES: Final = 96
+_NAME_BYTES: Final = 96
+_INVALID_ARGUMENT: Final = 2
+
+
+class DeviceNvmlError(Exception):
+    """The driver's library is missing, or a required call failed."""
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+_Handle = ctypes.c_void_p
+
+
+class _Library:
+    def __init__(self, path: str) -> None:
+        try:
+            self._calls = ctypes.CDLL(path)
+        except OSError as error:
+            raise DeviceNvmlError(str(error)) from error
+
+    def call(self, name: str, *arguments: object) -> int:
+        """Make a call and return NVML's code, 0 for success."""
+        try:
+            function: Callable[..., int] = getattr(self._calls, name)
+        except AttributeError as error:
+            raise DeviceNvmlError(f"the driver has no {name}") from error
+        return function(*arguments)
+
+    def need(self, name: str, *arguments: object) -> None:
+        """Make a call that must succeed."""
+        code = self.call(name, *arguments)
+        if code:
+            raise DeviceNvmlError(f"{name} failed with NVML error {code}")
+
+    def number(self, name: str, handle: _Handle) -> int | None:
+        """Return a number of a device, None if it has none."""
+        value = ctypes.c_uint()
+        return None if self.call(name, handle, ctypes.byref(value)) else value.value
+
+    def text(self, name: str, handle: _Handle, size: int) -> str:
+        """Return a text of a device, "" if it has none."""
+        value = ctypes.create_string_buffer(size)
+        if self.call(name, handle, value, ctypes.c_uint(size)):
+            return ""
+        return value.value.decode(errors="replace")
+
+
+def nvml_cards(library: str = LIBRARY) -> tuple[Card, ...]:
+    """Return the GPUs of this container with their loads, ordered by PCI address.
+
+    May block as long as the driver does: call it with a deadline.
+
+    Raises:
+        DeviceNvmlError: there is no driver, or a required call failed.
+    """
+    nvml = _Library(library)
+    with _initialized(nvml):
+        count = ctypes.c_uint()
+        nvml.need("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return tuple(_card(nvml, handle) for handle in _handles(nvml, count.value))
+
+
+@contextmanager
+def _initialized(nvml: _Library) -> Iterator[None]:
+    nvml.need("nvmlInit_v2")
+    try:
+        yield
+    finally:
+        nvml.call("nvmlShutdown")
+
+
+def _handles(nvml: _Library, count: int) -> Iterator[_Handle]:
+    for index in range(count):
+        handle = _Handle()
+        # NVML counts cards that are lost or that the container may not open; CUDA skips them.
+        if nvml.call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)):
+            continue
+        yield handle
+
+
+def _card(nvml: _Library, handle: _Handle) -> Card:
+    return Card(
+        uuid=nvml.text("nvmlDeviceGetUUID", handle, _UUID_BYTES),
+        minor=nvml.number("nvmlDeviceGetMinorNumber", handle),
+        model=nvml.text("nvmlDeviceGetName", handle, _NAME_BYTES),
+        load=_load(nvml, handle),
+        instances=_instances(nvml, handle),
+    )
+
+
+def _instances(nvml: _Library, handle: _Handle) -> tuple[Instance, ...] | None:
+    current, pending = ctypes.c_uint(), ctypes.c_uint()
+    code = nvml.call("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
+    if code or not current.value:
+        return None
+    found = []
+    for place in range(nvml.number("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        instance = _Handle()
+        code = nvml.call(
+            "nvmlDeviceGetMigDeviceHandleByIndex",
+            handle,
+            ctypes.c_uint(place),
+            ctypes.byref(instance),
+        )
+        if code == _INVALID_ARGUMENT:
+            break
+        if code == 0:  # else the slot is empty, or the instance belongs to another container
+            found.append(_instance(nvml, instance))
+    return tuple(found)
+
+
+def _instance(nvml: _Library, handle: _Handle) -> Instance:
+    return Instance(
+        uuid=nvml.text("nvmlDeviceGetUUID", handle, _UUID_BYTES),
+        gpu_instance_id=nvml.number("nvmlDeviceGetGpuInstanceId", handle),
+        compute_instance_id=nvml.number("nvmlDeviceGetComputeInstanceId", handle),
+        load=_load(nvml, handle),
+    )
+
+
+def _load(nvml: _Library, handle: _Handle) -> Load | None:
+    rates, memory = _Utilization(), _Memory()
+    has_rates = nvml.call("nvmlDeviceGetUtilizationRates", handle, ctypes.byref(rates)) == 0
+    has_memory = nvml.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)) == 0
+    if not has_rates and not has_memory:
+        return None
+    return Load(
+        utilization_ratio=min(rates.gpu, 100) / 100 if has_rates else None,
+        memory_used_ratio=memory.used / memory.total if has_memory and memory.total else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Where a container's GPUs are looked for.
+class ProbePaths:
+    """Library and paths by which a container's GPUs are found.
 
     Attributes:
         library: the driver's library.
-        proc_gpus: the driver's list of GPUs; NVIDIA's runtime leaves those of the container.
-        dev: holds `nvidia0`, `nvidia1` and so on.
+        proc_gpus: the driver's list of GPUs; NVIDIA's runtime shows only the container's GPUs
+            there.
+        dev: directory of `nvidia0`, `nvidia1` and so on.
     """
 
     library: str = LIBRARY
@@ -51,51 +198,50 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What was found.
+class ProbeResult:
+    """The GPUs found.
 
     Attributes:
-        cards: in CUDA's order, as far as that is known.
-        doubt: why the order may be another, "" where it is known.
+        cards: GPUs in CUDA's order, if the order is known.
+        order_warning: why the order may differ from CUDA's, "" if it is known.
     """
 
     cards: tuple[Card, ...]
-    doubt: str = ""
+    order_warning: str = ""
 
 
 def find_cards(
-    environment: Mapping[str, str], *, machine: Machine, deadline_seconds: float
-) -> Found:
-    """Return the GPUs of this container, () where there are none.
+    environment: Mapping[str, str], *, paths: ProbePaths, deadline_seconds: float
+) -> ProbeResult:
+    """Return the GPUs of this container, () if there are none.
 
     Args:
-        environment: `CUDA_DEVICE_ORDER`, and what the container was given.
-        machine: where to look.
-        deadline_seconds: the driver's library is given up after so long; then nobody knows how
-            busy they are.
+        environment: `CUDA_DEVICE_ORDER` and `NVIDIA_VISIBLE_DEVICES` are used.
+        paths: library and paths by which GPUs are found.
+        deadline_seconds: time limit of the driver's library; loads are unknown after a timeout.
     """
-    cards = _by_library(machine.library, deadline_seconds)
+    cards = _probe_nvml(paths.library, deadline_seconds)
     if cards is None:
-        cards = _by_kernel(machine, environment)
-    return _in_cudas_order(cards, environment)
+        cards = _probe_kernel(paths, environment)
+    return _in_cuda_order(cards, environment)
 
 
-def _by_library(library: str, deadline_seconds: float) -> tuple[Card, ...] | None:
-    """Ask in a thread of its own: a call to a lost card may never return."""
+def _probe_nvml(library: str, deadline_seconds: float) -> tuple[Card, ...] | None:
+    """Query NVML in a separate thread, because a call to a lost card may never return."""
     found: list[tuple[Card, ...]] = []
 
-    def ask() -> None:
+    def probe() -> None:
         with contextlib.suppress(DeviceNvmlError):
             found.append(nvml_cards(library))
 
-    thread = threading.Thread(target=ask, name="nvml", daemon=True)
+    thread = threading.Thread(target=probe, name="nvml", daemon=True)
     thread.start()
     thread.join(deadline_seconds)
     return found[0] if found else None
 
 
-def _by_kernel(machine: Machine, environment: Mapping[str, str]) -> tuple[Card, ...]:
-    cards = tuple(_from_proc(machine.proc_gpus)) or tuple(_from_dev(machine.dev))
+def _probe_kernel(paths: ProbePaths, environment: Mapping[str, str]) -> tuple[Card, ...]:
+    cards = tuple(_from_proc(paths.proc_gpus)) or tuple(_from_dev(paths.dev))
     given = environment.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
     instances = [name.partition("::")[0] for name in given if name.startswith("MIG-")]
     if cards and instances:
@@ -132,35 +278,37 @@ def _from_dev(directory: Path) -> list[Card]:
     return []
 
 
-def _in_cudas_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> Found:
-    """Put cards of different models into CUDA's order, fastest first unless set otherwise.
+def _in_cuda_order(cards: tuple[Card, ...], environment: Mapping[str, str]) -> ProbeResult:
+    """Sort cards of different models into CUDA's order, which is fastest first by default.
 
-    How CUDA ranks models is not documented, so CUDA is asked, in a process of its own. Cards of
-    one model keep the order of their PCI addresses.
+    CUDA's ranking of models is not documented, so a separate process queries CUDA. Cards of one
+    model keep the order of their PCI addresses.
     """
     is_by_address = environment.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
     if is_by_address or len({card.model for card in cards}) <= 1:
-        return Found(cards=cards)
-    order = _ask_cuda(environment)
+        return ProbeResult(cards=cards)
+    order = _query_cuda_order(environment)
     places = {uuid: place for place, uuid in enumerate(order)}
-    if not all(_plain(card.uuid) in places for card in cards):
-        return Found(
+    if not all(_normalize_uuid(card.uuid) in places for card in cards):
+        return ProbeResult(
             cards=cards,
-            doubt="models differ and CUDA cannot be asked for its order: "
+            order_warning="models differ and CUDA cannot be asked for its order: "
             "set CUDA_DEVICE_ORDER=PCI_BUS_ID",
         )
-    return Found(cards=tuple(sorted(cards, key=lambda card: places[_plain(card.uuid)])))
+    return ProbeResult(
+        cards=tuple(sorted(cards, key=lambda card: places[_normalize_uuid(card.uuid)]))
+    )
 
 
-def _plain(uuid: str) -> str:
+def _normalize_uuid(uuid: str) -> str:
     return uuid.partition("-")[2].replace("-", "").lower()
 
 
-def _ask_cuda(environment: Mapping[str, str]) -> Sequence[str]:
-    hidden = {"CUDA_VISIBLE_DEVICES"}  # it selects from the order that is asked for
+def _query_cuda_order(environment: Mapping[str, str]) -> Sequence[str]:
+    hidden = {"CUDA_VISIBLE_DEVICES"}  # it would select and reorder devices
     try:
         asked = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _ASK_CUDA],
+            [sys.executable, "-I", "-S", "-c", _CUDA_ORDER_SCRIPT],
             env={name: value for name, value in environment.items() if name not in hidden},
             capture_output=True,
             text=True,

@@ -1,8 +1,8 @@
-"""Works out which devices CUDA shows a process, as CUDA reads its environment. Pure.
+"""Determine the devices that CUDA shows a process, from the process's environment. Pure.
 
-CUDA's rules, which this follows: entries of `CUDA_VISIBLE_DEVICES` count until the first that is
-not valid; an entry given twice leaves nothing; indices count in CUDA's own order; identifiers may
-be shortened while they mean one device. A process is shown one MIG instance at most.
+Follows CUDA's rules: entries of `CUDA_VISIBLE_DEVICES` count up to the first invalid entry; a
+duplicate entry hides all devices; indices are in CUDA's order; a UUID may be shortened to a unique
+prefix. CUDA shows a process at most one MIG instance.
 """
 
 import re
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_INDEX: Final = re.compile(r"\s*\+?(\d+)")  # CUDA reads as far as there are digits: "1abc" is 1
-_OLD_MIG: Final = re.compile(r"MIG-(GPU-[0-9a-f-]+)/(\d+)/(\d+)", re.IGNORECASE)
+_INDEX: Final = re.compile(r"\s*\+?(\d+)")  # CUDA reads leading digits: "1abc" is 1
+_LEGACY_MIG: Final = re.compile(r"MIG-(GPU-[0-9a-f-]+)/(\d+)/(\d+)", re.IGNORECASE)
 _EVERYTHING: Final = frozenset({"", "all", "void"})
 _SHARE: Final = "::"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a device is.
+    """Load of a device.
 
     Attributes:
-        utilization_ratio: 0 to 1, None where unknown.
-        memory_used_ratio: of its memory, 0 to 1, None where unknown.
+        utilization_ratio: 0 to 1, None if unknown.
+        memory_used_ratio: share of its memory in use, 0 to 1, None if unknown.
     """
 
     utilization_ratio: float | None = None
@@ -34,9 +34,9 @@ class Instance:
     """A MIG device of a card.
 
     Attributes:
-        uuid: its identity, `MIG-…`.
-        gpu_instance_id, compute_instance_id: how older drivers named it; None where unknown.
-        load: None where unknown.
+        uuid: MIG UUID, `MIG-…`.
+        gpu_instance_id, compute_instance_id: ids in the names of older drivers; None if unknown.
+        load: None if unknown.
     """
 
     uuid: str
@@ -47,14 +47,14 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A GPU that the container has.
+    """A GPU of the container.
 
     Attributes:
-        uuid: its identity, "" where it cannot be found out.
-        minor: number of its `/dev/nvidia<n>`, the same inside and outside of containers.
-        model: "" where unknown.
-        load: None where unknown.
-        instances: its MIG devices; None where it is not partitioned.
+        uuid: UUID of the card, "" if unknown.
+        minor: n of `/dev/nvidia<n>`, the same inside and outside of containers.
+        model: "" if unknown.
+        load: None if unknown.
+        instances: MIG devices of the card; None if MIG is disabled.
     """
 
     uuid: str
@@ -66,15 +66,16 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a worker can be given: a card or a MIG instance.
+    """A card or MIG instance that a worker can use.
 
     Attributes:
-        id: its UUID, or `#<n>` by CUDA's index where that is unknown.
-        index: what a program calls it: n of `cuda:<n>`.
-        selector: what `CUDA_VISIBLE_DEVICES` must be for a process to see it alone, as `cuda:0`.
-        minor: of its card.
-        load: None where unknown.
-        needs_selector: CUDA does not show it unless `CUDA_VISIBLE_DEVICES` is that.
+        id: UUID, or `#<n>` by CUDA's index if the UUID is unknown.
+        index: n of `cuda:<n>`.
+        selector: value of `CUDA_VISIBLE_DEVICES` that shows a process only this device, as
+            `cuda:0`.
+        minor: minor number of the card.
+        load: None if unknown.
+        needs_selector: CUDA shows the device only if `CUDA_VISIBLE_DEVICES` is `selector`.
     """
 
     id: str
@@ -87,46 +88,46 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visible:
-    """The devices that a worker may choose from.
+    """Devices that a worker can choose from.
 
     Attributes:
-        devices: in CUDA's order.
-        why_none: why there are none, "" where there are.
+        devices: devices in CUDA's order.
+        reason: why there are no devices, "" if there are some.
     """
 
     devices: tuple[Device, ...]
-    why_none: str = ""
+    reason: str = ""
 
 
 def visible_devices(cards: Sequence[Card], environment: Mapping[str, str]) -> Visible:
-    """Return the devices that CUDA shows a process of this container with this environment.
+    """Return the devices that CUDA shows a process of this container.
 
     Args:
-        cards: all that the container has, in CUDA's order.
-        environment: `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES` are read.
+        cards: all GPUs of the container in CUDA's order.
+        environment: `CUDA_VISIBLE_DEVICES` and `NVIDIA_VISIBLE_DEVICES` are used.
 
     Example:
         >>> cards = [Card(uuid="GPU-a"), Card(uuid="GPU-b")]
-        >>> seen = visible_devices(cards, {"CUDA_VISIBLE_DEVICES": "1,0"})
-        >>> [(device.id, device.index) for device in seen.devices]
+        >>> visible = visible_devices(cards, {"CUDA_VISIBLE_DEVICES": "1,0"})
+        >>> [(device.id, device.index) for device in visible.devices]
         [('GPU-b', 0), ('GPU-a', 1)]
     """
     if not cards:
-        return Visible(devices=(), why_none="no GPU is found")
+        return Visible(devices=(), reason="no GPU is found")
     if environment.get("NVIDIA_VISIBLE_DEVICES", "").strip().lower() == "none":
-        return Visible(devices=(), why_none="NVIDIA_VISIBLE_DEVICES is none")
+        return Visible(devices=(), reason="NVIDIA_VISIBLE_DEVICES is none")
     every = tuple(slot for number, card in enumerate(cards) for slot in _slots(number, card))
     if not every:
-        return Visible(devices=(), why_none="the GPU is partitioned and has no MIG instance")
+        return Visible(devices=(), reason="the GPU is partitioned and has no MIG instance")
     listed = environment.get("CUDA_VISIBLE_DEVICES")
-    shown = every if listed is None else _listed(listed, cards)
+    shown = every if listed is None else _parse_visible(listed, cards)
     if not shown:
-        return Visible(devices=(), why_none=f"CUDA_VISIBLE_DEVICES is {listed!r}")
-    return Visible(devices=_allotted(_devices(cards, shown), environment))
+        return Visible(devices=(), reason=f"CUDA_VISIBLE_DEVICES is {listed!r}")
+    return Visible(devices=_filter_given(_devices(cards, shown), environment))
 
 
 _Slot = tuple[int, int]
-"""Number of the card, and of the instance on it: `_WHOLE` for a card without."""
+"""(number of the card, number of the instance on it); `_WHOLE` for a card without instances."""
 _WHOLE: Final = -1
 
 
@@ -136,8 +137,8 @@ def _slots(number: int, card: Card) -> tuple[_Slot, ...]:
     return tuple((number, place) for place in range(len(card.instances)))
 
 
-def _listed(listed: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
-    """Read `CUDA_VISIBLE_DEVICES`; the first entry says whether indices or which UUIDs follow."""
+def _parse_visible(listed: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
+    """Parse `CUDA_VISIBLE_DEVICES`; all entries must be of the first one's kind (index or UUID)."""
     entries = [entry.strip() for entry in listed.split(",")]
     kind = _kind(entries[0])
     shown: list[_Slot] = []
@@ -156,9 +157,9 @@ def _kind(entry: str) -> str:
 
 
 def _find(entry: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
-    """Return what one entry means; an index or UUID of a partitioned card means its instances."""
+    """Resolve one entry; an index or UUID of a card with instances means all of its instances."""
     if entry.startswith("GPU-"):
-        found = [number for number, card in enumerate(cards) if _begins(card.uuid, entry)]
+        found = [number for number, card in enumerate(cards) if _has_prefix(card.uuid, entry)]
         return _slots(found[0], cards[found[0]]) if len(found) == 1 else ()
     if entry.startswith("MIG-"):
         instances = _instances(entry, cards)
@@ -170,34 +171,34 @@ def _find(entry: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
 
 
 def _instances(entry: str, cards: Sequence[Card]) -> tuple[_Slot, ...]:
-    old = _OLD_MIG.fullmatch(entry)
+    old = _LEGACY_MIG.fullmatch(entry)
     return tuple(
         (number, place)
         for number, card in enumerate(cards)
         for place, instance in enumerate(card.instances or ())
-        if _begins(instance.uuid, entry)
+        if _has_prefix(instance.uuid, entry)
         or (
             old is not None
-            and _begins(card.uuid, old[1])
+            and _has_prefix(card.uuid, old[1])
             and (instance.gpu_instance_id, instance.compute_instance_id)
             == (int(old[2]), int(old[3]))
         )
     )
 
 
-def _begins(uuid: str, entry: str) -> bool:
+def _has_prefix(uuid: str, entry: str) -> bool:
     return bool(uuid) and uuid.lower().startswith(entry.lower())
 
 
 def _devices(cards: Sequence[Card], shown: Sequence[_Slot]) -> tuple[Device, ...]:
-    is_one_at_a_time = len(shown) > 1 and any(place != _WHOLE for _, place in shown)
+    needs_selector = len(shown) > 1 and any(place != _WHOLE for _, place in shown)
     return tuple(
         _device(
             cards[number],
             place,
             number,
-            index=0 if is_one_at_a_time else index,
-            alone=is_one_at_a_time,
+            index=0 if needs_selector else index,
+            alone=needs_selector,
         )
         for index, (number, place) in enumerate(shown)
     )
@@ -215,11 +216,13 @@ def _device(card: Card, place: int, number: int, *, index: int, alone: bool) -> 
     )
 
 
-def _allotted(devices: tuple[Device, ...], environment: Mapping[str, str]) -> tuple[Device, ...]:
-    """Leave what the container was given: a privileged one sees all devices of the machine.
+def _filter_given(
+    devices: tuple[Device, ...], environment: Mapping[str, str]
+) -> tuple[Device, ...]:
+    """Keep the devices allocated to the container: a privileged container sees all of the node's.
 
-    `NVIDIA_VISIBLE_DEVICES` names UUIDs (of shares with `::n`) where a device plugin writes it.
-    Indices are the machine's and say nothing inside; what fits no device is not of this place.
+    `NVIDIA_VISIBLE_DEVICES` contains UUIDs (of shares with `::n`) if a device plugin sets it. Its
+    indices are the node's and mean nothing inside; a list that matches no device is ignored.
     """
     listed = environment.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     if listed.lower() in _EVERYTHING:

@@ -1,4 +1,4 @@
-"""XID errors as they happen: threads that wait for them, and what is remembered of them."""
+"""Wait for XID errors in one thread per card, and keep the latest of each."""
 
 import logging
 import threading
@@ -11,26 +11,26 @@ from agent.backend import Backend, Card, EventSource, XidEvent
 logger = logging.getLogger(__name__)
 
 WAIT_SECONDS: Final = 1.0
-"""One wait; so long it takes at most until a thread that is told to stop does."""
+"""Duration of one wait, and so the longest time until a stopped thread ends."""
 
 _JOIN_SECONDS: Final = 3.0
 _OVERDUE_SECONDS: Final = 10.0
-"""A wait that lasts so much longer than it should hangs in the driver."""
+"""A wait that exceeds its duration by this much hangs in the driver."""
 
-_PROBLEM: Final = "no XID errors are seen as they happen"
-_NOT_WAITING: Final = f"{_PROBLEM}: no GPU is waited for yet"
+_PROBLEM: Final = "XID errors are not watched"
+_NOT_WAITING: Final = f"{_PROBLEM}: no GPU is watched yet"
 
 
 class XidWatcher:
-    """Waits for the events of each card in a thread of its own.
+    """Waits for the events of each card in a separate thread.
 
-    A card that cannot be waited for, or that hangs in the driver, costs the others nothing.
+    A card whose events fail, or whose wait hangs in the driver, does not affect the others.
 
     Args:
-        backend: the library.
-        deliver: takes an event; called in a card's thread.
-        wait_seconds: length of one wait.
-        monotonic: seconds that never jump.
+        backend: the driver's library.
+        deliver: callback for each event; called in the card's thread.
+        wait_seconds: duration of one wait.
+        monotonic: monotonic clock in seconds.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class XidWatcher:
         self._wait_seconds = wait_seconds
         self._monotonic = monotonic
         self._watches: dict[str, _CardWatch] = {}
-        self._changing = threading.Lock()  # passes follow and stop, the loop closes
+        self._lock = threading.Lock()  # the worker watches and stops, the event loop closes
         self._is_closed = False
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why no events of a card come, by UUID; "" where they would."""
-        watches = self._watches.items()  # replaced as a whole, and never changed
+        """Why no events are received, by UUID of the card; "" while events are received."""
+        watches = self._watches.items()  # the dict is replaced as a whole, never modified
         return {uuid: watch.problem for uuid, watch in watches}
 
     @property
     def problem(self) -> str:
-        """Why no events come of all cards or of some, "" where they would."""
+        """Why events of some or all cards are not received, "" if all are."""
         problems = self.problems
         if not problems:
             return _NOT_WAITING
@@ -69,55 +69,65 @@ class XidWatcher:
             return problem
         return f"{problem} ({uuid}, one of {len(failing)} of {len(problems)} GPUs)"
 
-    def follow(self, cards: Sequence[Card]) -> None:
-        """Wait for the events of these cards, and restart the threads that ended in an error."""
-        with self._changing:
+    def watch(self, cards: Sequence[Card], unchanged: Collection[str] = ()) -> None:
+        """Watch these cards, and restart threads that ended with an error.
+
+        Args:
+            cards: the cards to watch.
+            unchanged: UUIDs of cards that could not be listed: their threads stay as they are.
+        """
+        with self._lock:
             if self._is_closed:
                 return
             before = self._watches
-            kept = {
-                card.uuid: before[card.uuid]
-                for card in cards
-                if card.uuid in before and before[card.uuid].is_for(card)
+            by_uuid = {card.uuid: card for card in cards}
+            unchanged_watches = {
+                uuid: watch
+                for uuid, watch in before.items()
+                if uuid in unchanged or (uuid in by_uuid and watch.is_for(by_uuid[uuid]))
             }
-            _stop([watch for uuid, watch in before.items() if uuid not in kept])
+            problems = self.problems  # read before threads are stopped
+            # A card has at most one thread: a hung thread is not replaced until it has ended.
+            unchanged_watches |= _stop(
+                {uuid: watch for uuid, watch in before.items() if uuid not in unchanged_watches}
+            )
             self._watches = {
-                card.uuid: kept.get(card.uuid) or self._begin(card, before.get(card.uuid))
+                card.uuid: self._start_watch(card, problems.get(card.uuid, _NOT_WAITING))
                 for card in cards
-            }
+                if card.uuid not in unchanged_watches
+            } | unchanged_watches
 
-    def _begin(self, card: Card, before: "_CardWatch | None") -> "_CardWatch":
+    def _start_watch(self, card: Card, problem: str) -> "_CardWatch":
         return _CardWatch(
             self._backend,
             card,
             self._deliver,
             wait_seconds=self._wait_seconds,
             monotonic=self._monotonic,
-            problem=before.problem if before is not None else _NOT_WAITING,
+            problem=problem,
         )
 
     def stop(self) -> None:
-        """End all threads; one that hangs in the driver is left behind."""
-        with self._changing:
-            watches, self._watches = self._watches, {}
-            _stop(watches.values())
+        """Stop all threads; abandon a thread that hangs in the driver."""
+        with self._lock:
+            self._watches = _stop(self._watches)
 
     def close(self) -> None:
-        """End all threads for good: a pass that is still under way starts no other."""
+        """Stop all threads for good: a pass that is still running starts no new ones."""
         self._is_closed = True
         self.stop()
 
 
 class _CardWatch:
-    """Waits for the events of one card, from the start on.
+    """Waits for the events of one card; starts its thread at construction.
 
     Args:
-        backend: the library.
-        card: whose.
-        deliver: takes an event.
-        wait_seconds: length of one wait.
-        monotonic: seconds that never jump.
-        problem: why no events of it came before; one that lasts is logged once.
+        backend: the driver's library.
+        card: the card.
+        deliver: callback for each event.
+        wait_seconds: duration of one wait.
+        monotonic: monotonic clock in seconds.
+        problem: the card's previous problem; an unchanged problem is not logged again.
     """
 
     def __init__(
@@ -136,43 +146,45 @@ class _CardWatch:
         self._wait_seconds = wait_seconds
         self._monotonic = monotonic
         self._problem = problem
-        self._waits_since = monotonic()
+        self._wait_started_at = monotonic()
         self.stopping = threading.Event()
+        self.is_abandoned = False
         self.thread = threading.Thread(target=self._run, name=f"xid {card.index}", daemon=True)
         self.thread.start()
 
     @property
     def problem(self) -> str:
-        """Why no events come, "" where they would: the last wait ended, or will in time."""
-        seconds = self._monotonic() - self._waits_since
+        """Why no events are received, "" while waits return in time."""
+        seconds = self._monotonic() - self._wait_started_at
         if self.thread.is_alive() and seconds > self._wait_seconds + _OVERDUE_SECONDS:
             wait = f"a wait of {self._wait_seconds:g} s has not ended for {seconds:.0f} s"
             return f"{_PROBLEM}: {wait}"
-        return self._problem
+        return _NOT_WAITING if self.stopping.is_set() else self._problem
 
     def is_for(self, card: Card) -> bool:
-        """Whether this waits for a card, and has not ended."""
-        return self.thread.is_alive() and card == self._card
+        """Return whether this thread still waits for the same card and handle."""
+        return self.thread.is_alive() and not self.stopping.is_set() and card == self._card
 
     def _run(self) -> None:
         try:
             self._listen(self._backend.events(self._card))
-        except Exception as error:  # noqa: BLE001 - the thread of one card ends, and says why
+        except Exception as error:  # noqa: BLE001 - the thread ends and records the error
             if not self.stopping.is_set():
                 self._fail(error)
 
     def _listen(self, source: EventSource) -> None:
         try:
             while not self.stopping.is_set():
-                self._waits_since = self._monotonic()
+                self._wait_started_at = self._monotonic()
                 event = source.wait(self._wait_seconds)
-                if self.stopping.is_set():  # another thread may wait by now, and tell how it fares
+                if self.stopping.is_set():  # a new thread may already report the card's state
                     return
                 self._problem = ""
                 if event is not None:
                     self._deliver(event)
         finally:
-            source.close()
+            if not self.is_abandoned:  # an abandoned handle may be of an earlier NVML session
+                source.close()
 
     def _fail(self, error: Exception) -> None:
         problem = f"{_PROBLEM}: {error}"
@@ -182,23 +194,26 @@ class _CardWatch:
         self._problem = problem
 
 
-def _stop(watches: Collection[_CardWatch]) -> None:
-    """End threads; one that hangs in the driver is left behind."""
-    for watch in watches:
+def _stop(watches: Mapping[str, _CardWatch]) -> dict[str, _CardWatch]:
+    """Stop threads; return those that hang in the driver and will end when their call returns."""
+    for watch in watches.values():
         watch.stopping.set()
     deadline = time.monotonic() + _JOIN_SECONDS
-    for watch in watches:
-        watch.thread.join(max(deadline - time.monotonic(), 0.0))
+    for watch in watches.values():
+        if not watch.is_abandoned:
+            watch.thread.join(max(deadline - time.monotonic(), 0.0))
+        watch.is_abandoned = watch.thread.is_alive()
+    return {uuid: watch for uuid, watch in watches.items() if watch.is_abandoned}
 
 
 class XidLog:
-    """What XIDs each device had, and when last; changed and read by the loop.
+    """Latest time of each XID error by device; used on the event loop only.
 
-    Of each XID the latest counts alone: a card's fault is not forgotten for the many that its
-    applications have after it.
+    Keeps the latest event of every XID number, so that frequent application errors do not displace
+    a hardware error of the card.
 
     Attributes:
-        counts: how many there were, by UUID of the card and number.
+        counts: number of events by (UUID of the card, XID).
     """
 
     def __init__(self) -> None:
@@ -206,15 +221,20 @@ class XidLog:
         self.counts: dict[tuple[str, int], int] = {}
 
     def add(self, event: XidEvent, at: float) -> None:
-        """Remember an event, which came at a time (seconds since the epoch)."""
+        """Record an event.
+
+        Args:
+            event: the event.
+            at: time of the event, seconds since the epoch.
+        """
         last = self._last.setdefault(event.uuid, {})
-        last.pop(event, None)  # the latest stands last
+        last.pop(event, None)  # re-insert, so that the latest event comes last
         last[event] = at
         key = (event.uuid, event.xid)
         self.counts[key] = self.counts.get(key, 0) + 1
 
     def of(self, uuid: str, gpu_instance_id: str) -> tuple[tuple[float, int], ...]:
-        """Return when which XIDs last concerned a device, oldest first."""
+        """Return (time, number) of the latest event of each XID on a device, oldest first."""
         return tuple(
             (at, event.xid)
             for event, at in self._last.get(uuid, {}).items()

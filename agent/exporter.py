@@ -1,7 +1,8 @@
-"""Metrics for Prometheus: what is known of the devices, and how the agent itself fares.
+"""Prometheus metrics of the devices and of the agent itself, built from the latest report.
 
-Made anew for each scrape of the latest report; a device that is not read has no samples. Nor has
-one whose reading has grown old: Prometheus would take what was measured then for new.
+Each scrape builds the metrics again. Unreadable and stale devices have no samples, because
+Prometheus would take old values for current ones. Values of a card (power, temperature, health)
+appear once per card, not per MIG instance.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from agent.backend import Extra
 from agent.nvlink5 import LINK_COUNTERS
-from agent.reading import DeviceReading
+from agent.reading import INSTANCE_SIGNALS, DeviceReading
 from agent.report import Device, Report, Tenant
 from agent.sampler import Sampler
 from extender.core.readings import Signal
@@ -34,11 +35,11 @@ _HELP: Final[Mapping[str, str]] = {
     Signal.MEMORY_FREE: "Free memory.",
     Signal.MEMORY_RESERVED: "Memory that the driver reserves.",
     Signal.MEMORY_TOTAL: "All memory.",
-    Signal.POWER: "Power draw of the card; of its card for a MIG instance.",
+    Signal.POWER: "Power draw.",
     Signal.POWER_LIMIT: "Power limit that is enforced.",
     Signal.TEMPERATURE: "Temperature of the chip.",
     Signal.MEMORY_TEMPERATURE: "Temperature of the memory.",
-    Signal.CLOCK_EVENT_REASONS: "Bit mask of what holds the clocks back, as NVML numbers it.",
+    Signal.CLOCK_EVENT_REASONS: "Bit mask of NVML's clock event reasons.",
     Signal.ROW_REMAP_FAILURE: "Whether remapping of a memory row failed.",
     Signal.ROW_REMAP_PENDING: "Whether a remapped memory row waits for a reset.",
     Signal.UNCORRECTABLE_REMAPPED_ROWS: "Memory rows remapped for uncorrectable errors.",
@@ -47,11 +48,11 @@ _HELP: Final[Mapping[str, str]] = {
     Signal.RETIRED_PAGES_PENDING: "Whether memory pages wait to be retired.",
     Signal.RETIRED_PAGES_SINGLE_BIT: "Memory pages retired for correctable errors.",
     Signal.RETIRED_PAGES_DOUBLE_BIT: "Memory pages retired for uncorrectable errors.",
-    Signal.RECOVERY_ACTION: "What the driver asks for, as NVML numbers it; 0 for nothing.",
+    Signal.RECOVERY_ACTION: "Recovery action, as NVML numbers it; 0 for none.",
     Signal.FABRIC_MANAGER_STATUS: "State of the NVLink fabric as DCGM numbers it; 3 is good.",
     Signal.SRAM_THRESHOLD_EXCEEDED: "Whether SRAM errors are beyond their threshold.",
     Signal.FABRIC_HEALTH: "Health of the NVLink fabric: 1 good, 2 unhealthy, 3 limited.",
-    Signal.NVLINKS_DOWN: "NVLinks that were up and are not any more.",
+    Signal.NVLINKS_DOWN: "NVLinks that were up, or are of other cards of the model, and are not.",
     Signal.INFOROM_CORRUPTED: "Whether the infoROM is damaged.",
     Signal.PCIE_REPLAY_RATE: "PCIe packets sent again, over the last 5 minutes.",
     Signal.NVLINK_REPLAY_RATE: "NVLink packets sent again, over the last 5 minutes.",
@@ -84,15 +85,15 @@ Family = GaugeMetricFamily | CounterMetricFamily
 
 
 def tenants_of(device: Device) -> tuple[Tenant, ...]:
-    """Return the containers that hold a device, as far as is known."""
+    """Return the known holders of a device, () if unknown."""
     return device.allocated_to or ()
 
 
 class AgentCollector(Collector):
-    """Tells the latest report, and how the agent fares.
+    """Exports the latest report and metrics of the agent itself.
 
     Args:
-        sampler: the agent's loop.
+        sampler: the agent's main loop.
         clock: seconds since the epoch.
     """
 
@@ -102,26 +103,26 @@ class AgentCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Family]:
-        """Make the metrics."""
-        yield from self._own()
+        """Yield all metric families."""
+        yield from self._agent_metrics()
         report = self._sampler.latest.report
         if report is None:
             return
         latest = self._sampler.latest
         fresh = latest.are_fresh(self._clock())
-        yield from _signals(report, latest.found.devices, fresh)
+        yield from _signals(report, latest.node_reading.devices, fresh)
         yield from _states(report, fresh)
         yield from _tenants(report, fresh)
         yield from _info(report)
 
-    def _own(self) -> Iterator[Family]:
+    def _agent_metrics(self) -> Iterator[Family]:
         sampler = self._sampler
         report = sampler.latest.report
         yield _counter("passes", "Passes over the GPUs.", [((), sampler.passes)])
         yield _counter("pass_seconds", "Time that the passes took.", [((), sampler.pass_seconds)])
         yield _counter(
             "library_seconds",
-            "Part of it that was spent in the driver's library.",
+            "Time that the passes spent in the driver's library.",
             [((), sampler.library_seconds)],
         )
         yield _counter(
@@ -173,17 +174,25 @@ def _signals(
         if is_fresh
     ]
     for name, text in _HELP.items():
-        values = [
-            (labels, reading.values[name]) for labels, reading in rows if name in reading.values
-        ]
+        values = {
+            labels if name in INSTANCE_SIGNALS else _card_labels(labels): reading.values[name]
+            for labels, reading in rows
+            if name in reading.values
+        }
         if not values:
             continue
         make = _counter if name.endswith("_total") else _gauge
-        yield make(name.removesuffix("_total"), text, values, _DEVICE_LABELS)
+        yield make(name.removesuffix("_total"), text, values.items(), _DEVICE_LABELS)
+
+
+def _card_labels(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the card's labels: card values appear once for all instances, so sums are right."""
+    uuid, instance, index, *_ = labels
+    return (uuid, "", index, "", "", "") if instance else labels
 
 
 def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
-    """Say of each device how old its values are, and what is made of them."""
+    """Yield age, verdict and problem of each device."""
     rows = [(labels_of(device), device) for device in report.devices]
     yield _gauge(
         "device_age_seconds",
@@ -224,7 +233,7 @@ def _states(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
 
 
 def _tenants(report: Report, fresh: Iterable[bool]) -> Iterator[Family]:
-    """Say who holds each device, who uses it, and what nobody accounts for."""
+    """Yield holders, users and foreign use of each device."""
     yield _gauge(
         "device_tenant",
         "A container that holds the device, or a share of it.",
@@ -295,7 +304,7 @@ def _identity(device: Device) -> tuple[str, str, str]:
 
 
 def labels_of(device: Device) -> tuple[str, ...]:
-    """Return a device's labels; its tenant is named where it has just one."""
+    """Return the labels of a device, with its holder if it has exactly one."""
     holders = {(one.namespace, one.pod, one.container) for one in tenants_of(device)}
     return (*_identity(device), *(holders.pop() if len(holders) == 1 else ("", "", "")))
 

@@ -1,4 +1,4 @@
-"""Judges what is used of a device that no pod accounts for. Pure: values in, values out."""
+"""Detect foreign use: memory or activity on a device that no pod accounts for. Pure functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from enum import Enum, auto
 from agent.report import Foreign, Process
 
 
-class Blame(Enum):
-    """Whose a process is, as far as its device is concerned."""
+class Attribution(Enum):
+    """Whether a pod that holds the device accounts for a process on it."""
 
     ACCOUNTED = auto()
-    """Of a pod that holds the device, or of the system that serves everybody."""
+    """The process belongs to a pod that holds the device, or is a system program."""
     FOREIGN = auto()
     UNKNOWN = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """From where on use is worth the name: a context that does nothing takes memory, too.
+    """Limits above which unexplained use is foreign use; an idle CUDA context also takes memory.
 
     Attributes:
-        memory_bytes: more memory than this in use on a device that nobody holds is foreign use, or
-            beyond that of the processes on one that is held.
-        utilization: so is more activity than this, 0 to 1.
+        memory_bytes: limit of memory in use on a free device, or beyond that of the processes on a
+            held device.
+        utilization: limit of activity, 0 to 1.
     """
 
     memory_bytes: int = 1 << 30
@@ -32,17 +32,16 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known of the use of one device.
+    """What is known about the use of one device.
 
     Attributes:
-        memory_used_bytes: without what the driver reserves; None where unknown.
-        utilization_ratio: 0 to 1, None where unknown.
-        is_held: by a pod; None where it is not known.
-        is_settled: the kubelet was asked since the use began, and the last tenant has been gone
-            for a while: what is in use without a holder then is nobody's.
-        is_listed: the processes have been listed since the memory that none of them accounts for
-            came to be in use.
-        processes: those that use it, and whose they are; None where they are not listed.
+        memory_used_bytes: memory in use without the driver's reserved memory; None if unknown.
+        utilization_ratio: 0 to 1, None if unknown.
+        is_held: whether a pod holds the device; None if unknown.
+        is_settled: the kubelet has answered since the use began, and the last holder ended a while
+            ago; use of a free device is then foreign.
+        is_listed: the driver has listed its processes since the unexplained memory appeared.
+        processes: processes on the device with their attribution; None if they are not listed.
     """
 
     memory_used_bytes: int | None
@@ -50,21 +49,27 @@ class Evidence:
     is_held: bool | None
     is_settled: bool
     is_listed: bool
-    processes: tuple[tuple[Process, Blame], ...] | None
+    processes: tuple[tuple[Process, Attribution], ...] | None
 
 
 def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
-    """Return what is used that no pod accounts for; None where that cannot be told.
+    """Return the use of a device that no pod accounts for; None if it cannot be determined.
 
-    A process that is known to be foreign is, however little it uses. Without one, a device that
-    nobody holds is judged by what is in use of it, and one that is held by whether all its
-    processes are known to be its holders', and by the memory that these leave unexplained.
+    A process known to be foreign counts, however little it uses. Without such a process, use of a
+    free device above the threshold is foreign. On a held device, memory is foreign if all processes
+    are accounted for and leave more memory than the threshold unexplained.
+
+    Args:
+        evidence: what is known about the device.
+        threshold: limits below which use is ignored.
     """
     processes = evidence.processes or ()
-    foreign = tuple(process for process, blame in processes if blame is Blame.FOREIGN)
-    used = memory_not_accounted(evidence.memory_used_bytes, processes)
-    shows_use = used is None or shows(used, evidence.utilization_ratio, threshold)
-    if evidence.is_held is False and shows_use and used is not None and evidence.is_settled:
+    foreign = tuple(
+        process for process, attribution in processes if attribution is Attribution.FOREIGN
+    )
+    used = unaccounted_memory_bytes(evidence.memory_used_bytes, processes)
+    exceeds_threshold = used is None or exceeds(used, evidence.utilization_ratio, threshold)
+    if evidence.is_held is False and exceeds_threshold and used is not None and evidence.is_settled:
         return Foreign(
             memory_bytes=max(used, _memory(foreign)),
             utilization_ratio=evidence.utilization_ratio,
@@ -81,34 +86,37 @@ def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
     is_explained = (
         evidence.is_held is True
         and evidence.processes is not None
-        and all(blame is Blame.ACCOUNTED for _, blame in evidence.processes)
+        and all(attribution is Attribution.ACCOUNTED for _, attribution in evidence.processes)
     )
     if is_explained and used is not None and used > threshold.memory_bytes:
         return _unlisted(evidence, used)
-    return Foreign() if is_explained or not shows_use else None
+    return Foreign() if is_explained or not exceeds_threshold else None
 
 
 def _unlisted(evidence: Evidence, used: int) -> Foreign | None:
-    """Return what the holders' processes do not explain; None where more than they may use it."""
+    """Return the memory that the holders' processes leave unexplained.
+
+    None if a process may be missing from the driver's list.
+    """
     known = [process.memory_bytes is not None for process, _ in evidence.processes or ()]
     is_foreign = bool(known) and all(known) and evidence.is_settled and evidence.is_listed
     return Foreign(memory_bytes=used) if is_foreign else None
 
 
-def shows(memory_bytes: int, utilization_ratio: float | None, threshold: Threshold) -> bool:
-    """Say whether a device is used at all; unknown activity says nothing."""
+def exceeds(memory_bytes: int, utilization_ratio: float | None, threshold: Threshold) -> bool:
+    """Return whether memory or activity exceeds the threshold; unknown activity does not."""
     return memory_bytes > threshold.memory_bytes or (
         utilization_ratio is not None and utilization_ratio > threshold.utilization
     )
 
 
-def memory_not_accounted(
-    memory_used_bytes: int | None, processes: Sequence[tuple[Process, Blame]]
+def unaccounted_memory_bytes(
+    memory_used_bytes: int | None, processes: Sequence[tuple[Process, Attribution]]
 ) -> int | None:
-    """Return memory in use beyond that of accounted processes, None where use is unknown."""
+    """Return memory in use beyond that of accounted processes; None if memory in use is unknown."""
     if memory_used_bytes is None:
         return None
-    accounted = (one for one, blame in processes if blame is Blame.ACCOUNTED)
+    accounted = (one for one, attribution in processes if attribution is Attribution.ACCOUNTED)
     return max(0, memory_used_bytes - _memory(tuple(accounted)))
 
 

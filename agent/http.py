@@ -1,6 +1,6 @@
-"""A small HTTP server for what the agent shows: GET, and answers that are ready at once.
+"""A small HTTP server for GET requests that are answered without waiting.
 
-aiohttp would take 16 of the 60 MiB that the agent may take; h11 knows the protocol in half of one.
+aiohttp would take 16 MiB of the agent's limit of 60 MiB; h11 takes half a MiB.
 """
 
 import asyncio
@@ -17,23 +17,24 @@ import h11
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS: Final = 120.0
-"""An idle connection is kept so long: Prometheus scrapes every 15 to 60 s."""
+"""Idle time after which a connection is closed; Prometheus scrapes every 15 to 60 s."""
 
 REQUEST_SECONDS: Final = 10.0
-"""A request has to arrive, and its answer to leave, in so long."""
+"""Time limit for receiving a request, and for sending its response."""
 
-MOST_CONNECTIONS: Final = 64
+MAX_CONNECTIONS: Final = 64
+"""Limit of open connections; above it the longest silent one is closed."""
 _READ_BYTES: Final = 16 << 10
-_MOST_HEAD_BYTES: Final = 16 << 10
+_MAX_HEAD_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is answered.
+    """A response.
 
     Attributes:
         status: HTTP status.
-        content_type: of the body.
+        content_type: media type of the body.
         body: the body.
     """
 
@@ -43,7 +44,7 @@ class Answer:
 
 
 Headers = Mapping[str, str]
-"""Headers of a request by their name in lower case."""
+"""Request headers by lower-case name."""
 
 Route = Callable[[Headers], Answer]
 
@@ -52,12 +53,12 @@ Address = tuple[str, int]
 
 @asynccontextmanager
 async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> AsyncIterator[Address]:
-    """Serve while the context is open; yield the address.
+    """Serve routes while the context is open; yield the bound address.
 
     Args:
-        host: to listen on.
-        port: to listen on, 0 for any.
-        routes: what answers each path.
+        host: address to listen on.
+        port: port to listen on, 0 for any free port.
+        routes: handler of each path.
 
     Raises:
         OSError: the address cannot be used.
@@ -65,10 +66,10 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
     connections: dict[asyncio.Task[None], _Connection] = {}
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(connections) >= MOST_CONNECTIONS:
-            # The longest silent one gives way: idle connections keep neither kubelet nor
-            # Prometheus out.
-            silent = min(connections, key=lambda task: connections[task].heard_at)
+        if len(connections) >= MAX_CONNECTIONS:
+            # Close the connection that has been silent longest: idle connections must not keep
+            # the kubelet or Prometheus out.
+            silent = min(connections, key=lambda task: connections[task].last_received_at)
             del connections[silent]
             silent.cancel()
         connection = _Connection(reader, writer, routes)
@@ -88,15 +89,15 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
 
 
 class _Connection:
-    """One connection of a client, which may ask several times.
+    """One client connection; serves several requests in sequence.
 
     Args:
-        reader: what it sends.
-        writer: what it is sent.
-        routes: what answers each path.
+        reader: receives requests.
+        writer: sends responses.
+        routes: handler of each path.
 
     Attributes:
-        heard_at: when the client last sent something, by the loop's clock.
+        last_received_at: event-loop time at which the client last sent data.
     """
 
     def __init__(
@@ -108,11 +109,11 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._routes = routes
-        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_MOST_HEAD_BYTES)
-        self.heard_at = asyncio.get_running_loop().time()
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self.last_received_at = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
-        """Answer until the client leaves, is silent for long, or says what cannot be read."""
+        """Serve requests until the client disconnects, times out, or sends malformed HTTP."""
         with contextlib.suppress(OSError, TimeoutError):
             try:
                 while await self._answer_next():
@@ -121,7 +122,7 @@ class _Connection:
                 self._writer.close()
 
     async def _answer_next(self) -> bool:
-        """Answer one request; tell whether another may follow."""
+        """Serve one request; return whether another may follow."""
         try:
             request = await self._next_request()
             if request is None:
@@ -130,13 +131,13 @@ class _Connection:
         except h11.RemoteProtocolError as error:
             if self._protocol.our_state is h11.ERROR:
                 return False
-            await self._send(_text(HTTPStatus(error.error_status_hint), str(error)), b"GET")
+            await self._send(_text_answer(HTTPStatus(error.error_status_hint), str(error)), b"GET")
             return False
         await self._send(answer, request.method)
         return self._protocol.our_state is h11.DONE and self._protocol.their_state is h11.DONE
 
     async def _next_request(self) -> h11.Request | None:
-        """Read a request to its end, None where the client has left."""
+        """Receive a complete request; None if the client has disconnected."""
         request = None
         limit = IDLE_SECONDS
         while True:
@@ -144,7 +145,7 @@ class _Connection:
             if event is h11.NEED_DATA:
                 async with asyncio.timeout(limit):
                     self._protocol.receive_data(await self._reader.read(_READ_BYTES))
-                self.heard_at = asyncio.get_running_loop().time()
+                self.last_received_at = asyncio.get_running_loop().time()
                 limit = REQUEST_SECONDS
             elif isinstance(event, h11.Request):
                 request = event
@@ -156,17 +157,17 @@ class _Connection:
     def _answer(self, request: h11.Request) -> Answer:
         path = request.target.decode("ascii", "replace").partition("?")[0]
         if request.method not in {b"GET", b"HEAD"}:
-            return _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is allowed")
+            return _text_answer(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is allowed")
         route = self._routes.get(path)
         if route is None:
             known = ", ".join(sorted(self._routes))
-            return _text(HTTPStatus.NOT_FOUND, f"nothing is at {path}: there are {known}")
+            return _text_answer(HTTPStatus.NOT_FOUND, f"nothing is at {path}: there are {known}")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
         try:
             return route(headers)
-        except Exception:  # the other answers, and the agent's work, go on
+        except Exception:  # one failed request must not stop the agent
             logger.exception("request failed", extra={"path": path})
-            return _text(HTTPStatus.INTERNAL_SERVER_ERROR, "the agent failed: see its log")
+            return _text_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "the agent failed: see its log")
 
     async def _send(self, answer: Answer, method: bytes) -> None:
         head = h11.Response(
@@ -185,5 +186,5 @@ class _Connection:
             await self._writer.drain()
 
 
-def _text(status: int, text: str) -> Answer:
+def _text_answer(status: int, text: str) -> Answer:
     return Answer(status=status, body=f"{text}\n".encode())

@@ -1,6 +1,6 @@
-"""The counters of errors that NVML keeps of NVLink 5 and later, link by link; DCGM's names too.
+"""NVML's error counters of NVLink 5 and later, per link, with DCGM's names.
 
-Such links do not answer the counters of the generations before, nor those these.
+NVLink 5 does not support the counters of earlier generations, and earlier ones not these.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from agent.backend import Extra
 
 @dataclass(frozen=True, slots=True)
 class LinkCounter:
-    """A counter.
+    """An error counter of a link.
 
     Attributes:
-        name: as the agent calls it.
-        dcgm: as DCGM does, up to 4.8.
-        text: what it counts.
+        name: the agent's name of the counter.
+        dcgm: DCGM's name, up to DCGM 4.8.
+        text: help text of the metric.
     """
 
     name: Extra
@@ -36,7 +36,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         207: LinkCounter(
             Extra.NVLINK_OVERRUNS,
             "DCGM_FI_DEV_NVLINK_COUNT_RX_BUFFER_OVERRUN_ERRORS",
-            "Packets dropped on receipt over NVLink for want of room.",
+            "Packets dropped on receipt over NVLink for lack of buffer space.",
         ),
         208: LinkCounter(
             Extra.NVLINK_RECEIVE_ERRORS,
@@ -46,7 +46,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         209: LinkCounter(
             Extra.NVLINK_REMOTE_ERRORS,
             "DCGM_FI_DEV_NVLINK_COUNT_RX_REMOTE_ERRORS",
-            "Packets received over NVLink that the other end marked bad.",
+            "Packets received over NVLink that the other end marked as bad.",
         ),
         210: LinkCounter(
             Extra.NVLINK_GENERAL_ERRORS,
@@ -76,9 +76,9 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         215: LinkCounter(
             Extra.NVLINK_RECOVERIES_BEGUN,
             "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
-            "Recoveries of NVLinks, whatever came of them.",
+            "Recoveries of NVLinks, successful or not.",
         ),
-        # 216 to 218 are bit error rates that NVIDIA has withdrawn; 220 and 222 count nothing.
+        # 216 to 218 are withdrawn bit error rates; 220 and 222 are not counters.
         219: LinkCounter(
             Extra.NVLINK_EFFECTIVE_ERRORS,
             "DCGM_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
@@ -91,7 +91,7 @@ LINK_COUNTERS: Final[Mapping[int, LinkCounter]] = MappingProxyType(
         ),
     }
 )
-"""By NVML's number of the field, whose scope is the link."""
+"""Counters by NVML field id; each field is read per link."""
 
 RECOVERIES: Final = tuple(LINK_COUNTERS[field].name for field in (213, 214, 215))
 ERRORS: Final = tuple(

@@ -1,15 +1,18 @@
-"""NVML through pynvml: the one module that imports it. Units are converted at this edge."""
+"""NVML through pynvml, the only module that imports it. Converts all values to base units."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import pynvml
 
 from agent.backend import (
+    SWITCH,
     Call,
     Card,
     Code,
+    Extra,
     Handle,
     Instance,
     NvmlError,
@@ -21,35 +24,108 @@ from agent.backend import (
     Values,
     XidEvent,
 )
-from agent.nvml_gpm import GpmMeter
-from agent.nvml_library import Library, number, text
-from agent.nvml_reads import READS
+from agent.nvml_calls import READS, Library, number, text
+from extender.core.readings import Signal
 
 SYS_PCI: Final = Path("/sys/bus/pci/devices")
-
-SWITCH: Final = "switch"
-"""Stands for the other end of an NVLink that is no card."""
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _XID_EVENTS: Final = 0x8
 _UTILIZATION_SAMPLES: Final = 1
 _NOTHING_NEW: Final = frozenset({Code.NotFound, Code.NoData, Code.Success})
-"""How calls for what is new since a time say that nothing is; success is what pynvml raises where
-sizing the answer already succeeds."""
+"""Errors of calls that return data since a time, when there is none. pynvml raises Success if the
+sizing call already succeeds."""
 
 _PROCESS_LISTS: Final = {
     ProcessList.COMPUTE: "nvmlDeviceGetComputeRunningProcesses",
     ProcessList.MPS: "nvmlDeviceGetMPSComputeRunningProcesses",
     ProcessList.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses",
 }
+_MIB: Final = float(1 << 20)
+_METRICS: Final[Mapping[int, tuple[str, float]]] = MappingProxyType(
+    {
+        1: (Signal.GRAPHICS_ACTIVE, 0.01),
+        2: (Signal.SM_ACTIVE, 0.01),
+        3: (Extra.SM_OCCUPANCY, 0.01),
+        5: (Signal.TENSOR_ACTIVE, 0.01),
+        10: (Signal.DRAM_ACTIVE, 0.01),
+        20: (Extra.PCIE_SENT, _MIB),
+        21: (Extra.PCIE_RECEIVED, _MIB),
+        60: (Extra.NVLINK_RECEIVED, _MIB),
+        61: (Extra.NVLINK_SENT, _MIB),
+    }
+)
+"""Signal or extra of each GPM metric id, with the factor to its base unit."""
+
+
+class GpmMeter:
+    """The last two GPM samples of a card or a GPU instance.
+
+    GPM, the GPU's own activity counters, exists on Hopper and later.
+
+    Args:
+        nvml: the library.
+        handle: handle of the card.
+        gpu_instance_id: None for the whole card.
+    """
+
+    def __init__(self, nvml: Library, handle: Handle, gpu_instance_id: int | None) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._gpu_instance_id = gpu_instance_id
+        self._older: Any = None
+        self._spare: Any = None
+
+    def read(self) -> Values:
+        """Take a sample and return the activity since the previous one; {} on the first call.
+
+        Raises:
+            NvmlError: no sample could be taken; the next call counts as the first again.
+        """
+        sample = self._spare if self._spare is not None else self._nvml.call("nvmlGpmSampleAlloc")
+        older, self._older, self._spare = self._older, None, sample
+        try:
+            if self._gpu_instance_id is None:
+                self._nvml.call("nvmlGpmSampleGet", self._handle, sample)
+            else:
+                self._nvml.call("nvmlGpmMigSampleGet", self._handle, self._gpu_instance_id, sample)
+        except NvmlError:
+            if older is not None:
+                self._nvml.call("nvmlGpmSampleFree", older)
+            raise
+        self._older, self._spare = sample, older
+        return {} if older is None else self._between(older, sample)
+
+    def _between(self, older: Any, newer: Any) -> Values:
+        module = self._nvml.module
+        question = module.c_nvmlGpmMetricsGet_t()
+        question.version = module.NVML_GPM_METRICS_GET_VERSION
+        question.sample1, question.sample2 = older, newer
+        question.numMetrics = len(_METRICS)
+        for at, metric in enumerate(_METRICS):
+            question.metrics[at].metricId = metric
+        answer = self._nvml.call("nvmlGpmMetricsGet", question)
+        values: dict[str, float] = {}
+        for at, (name, factor) in enumerate(_METRICS.values()):
+            item = answer.metrics[at]
+            if item.nvmlReturn == Code.Success and item.value >= 0:  # false for NaN, too
+                values[name] = item.value * factor
+        return values
+
+    def close(self) -> None:
+        """Free the samples."""
+        for sample in (self._older, self._spare):
+            if sample is not None:
+                self._nvml.call("nvmlGpmSampleFree", sample)
+        self._older = self._spare = None
 
 
 class Nvml:
-    """NVML as a backend; events are waited for by a thread of their own.
+    """NVML as a `Backend`; separate threads wait for its events.
 
     Args:
-        module: pynvml, or what stands in for it.
-        sys_pci: where the kernel lists PCI devices.
+        module: pynvml, or a test's substitute.
+        sys_pci: the kernel's directory of PCI devices.
     """
 
     def __init__(self, module: Any = pynvml, sys_pci: Path = SYS_PCI) -> None:
@@ -57,60 +133,66 @@ class Nvml:
         self._sys_pci = sys_pci
         self._meters: dict[tuple[str, int | None], GpmMeter] = {}
         self._layouts: dict[str, list[tuple[str, int]] | None] = {}
+        self._starts = 0
 
     def start(self) -> None:
         """Load and initialize NVML."""
-        self._nvml.forget()
-        self._nvml.ask("nvmlInit")
+        self._nvml.reset()
+        self._nvml.call("nvmlInit")
+        self._starts += 1
 
     def stop(self) -> None:
-        """Shut NVML down; what cannot be given back any more is gone with the driver."""
+        """Shut NVML down, once for each start."""
         self._meters.clear()  # NVML frees the samples when it shuts down
-        self._nvml.ask("nvmlShutdown")
+        # NVML counts initializations and holds the driver open until each is undone. An abandoned
+        # `start` may have succeeded later, so count every one.
+        starts, self._starts = self._starts, 0
+        for _ in range(starts):
+            self._nvml.call("nvmlShutdown")
 
     def driver_version(self) -> str:
         """Return the driver's version."""
-        return text(self._nvml.ask("nvmlSystemGetDriverVersion"))
+        return text(self._nvml.call("nvmlSystemGetDriverVersion"))
 
     def count(self) -> int:
-        """Return how many cards there are."""
-        return int(self._nvml.ask("nvmlDeviceGetCount"))
+        """Return the number of cards."""
+        return int(self._nvml.call("nvmlDeviceGetCount"))
 
     def card(self, index: int) -> Card:
-        """Return a card by its index."""
-        handle = self._nvml.ask("nvmlDeviceGetHandleByIndex", index)
-        uuid = text(self._nvml.ask("nvmlDeviceGetUUID", handle))
-        minor = self._nvml.ask_supported("nvmlDeviceGetMinorNumber", uuid, handle)
-        gpm = self._nvml.ask_supported("nvmlGpmQueryDeviceSupport", uuid, handle)
+        """Return the card at an index."""
+        handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index)
+        uuid = text(self._nvml.call("nvmlDeviceGetUUID", handle))
+        minor = self._nvml.call_supported("nvmlDeviceGetMinorNumber", uuid, handle)
+        gpm = self._nvml.call_supported("nvmlGpmQueryDeviceSupport", uuid, handle)
         return Card(
             handle=handle,
             index=index,
             minor=None if minor is None else int(minor),
             uuid=uuid,
-            model=text(self._nvml.ask("nvmlDeviceGetName", handle)),
-            pci_bus_id=text(self._nvml.ask("nvmlDeviceGetPciInfo", handle).busId),
+            model=text(self._nvml.call("nvmlDeviceGetName", handle)),
+            pci_bus_id=text(self._nvml.call("nvmlDeviceGetPciInfo", handle).busId),
             has_gpm=gpm is not None and bool(gpm.isSupportedDevice),
         )
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
-        """Return the MIG devices of a card, None where MIG is off."""
+        """Return the MIG devices of a card, None if MIG is disabled."""
         found = self._instances(card)
         layout = None if found is None else [(one.uuid, one.gpu_instance_id) for one in found]
         if layout != self._layouts.get(card.uuid, layout):
-            # Samples from before are of other instances.
+            # The samples are of the previous instances.
             for key in [key for key in self._meters if key[0] == card.uuid]:
                 self._meters.pop(key).close()
         self._layouts[card.uuid] = layout
         return found
 
     def _instances(self, card: Card) -> tuple[Instance, ...] | None:
-        mode = self._nvml.ask_supported("nvmlDeviceGetMigMode", card.uuid, card.handle)
+        mode = self._nvml.call_supported("nvmlDeviceGetMigMode", card.uuid, card.handle)
         if mode is None or not mode[0]:
             return None
         found = []
-        for index in range(int(self._nvml.ask("nvmlDeviceGetMaxMigDeviceCount", card.handle))):
+        for index in range(int(self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", card.handle))):
             try:
-                handle = self._nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, index)
+                handle = self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, index)
             except NvmlError as error:
                 if error.code is Code.NotFound:
                     continue  # a gap
@@ -122,33 +204,32 @@ class Nvml:
 
     def _instance(self, handle: Handle) -> Instance:
         # "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb": a compute instance on a 3g.20gb GPU instance.
-        profile = text(self._nvml.ask("nvmlDeviceGetName", handle)).rpartition(" MIG ")[2]
+        profile = text(self._nvml.call("nvmlDeviceGetName", handle)).rpartition(" MIG ")[2]
         compute, dot, rest = profile.partition(".")
         return Instance(
             handle=handle,
-            uuid=text(self._nvml.ask("nvmlDeviceGetUUID", handle)),
-            gpu_instance_id=int(self._nvml.ask("nvmlDeviceGetGpuInstanceId", handle)),
+            uuid=text(self._nvml.call("nvmlDeviceGetUUID", handle)),
+            gpu_instance_id=int(self._nvml.call("nvmlDeviceGetGpuInstanceId", handle)),
             profile=rest if dot and compute.endswith("c") else profile,
         )
 
     def topology(self, card: Card, cards: Sequence[Card]) -> Topology:
-        """Return what a card hangs on."""
+        """Return the NUMA node and NVLink peers of a card."""
         by_bus_id = {other.pci_bus_id.lower(): other.uuid for other in cards}
         peers: dict[str, None] = {}
         for link in range(self._nvml.module.NVML_NVLINK_MAX_LINKS):
             try:
-                if not self._nvml.ask("nvmlDeviceGetNvLinkState", card.handle, link):
+                if not self._nvml.call("nvmlDeviceGetNvLinkState", card.handle, link):
                     continue
-                remote = self._nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", card.handle, link)
+                remote = self._nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", card.handle, link)
             except NvmlError:
                 break  # no more links, or none at all
             peers[by_bus_id.get(text(remote.busId).lower(), SWITCH)] = None
         return Topology(numa_node=self._numa_node(card), nvlink_peers=tuple(peers))
 
     def _numa_node(self, card: Card) -> int | None:
-        address = card.pci_bus_id.lower()[
-            -len("0000:00:00.0") :
-        ]  # the kernel writes a short domain
+        # The kernel writes the PCI domain with 4 digits, NVML with 8.
+        address = card.pci_bus_id.lower()[-len("0000:00:00.0") :]
         try:
             node = int((self._sys_pci / address / "numa_node").read_text())
         except (OSError, ValueError):
@@ -156,11 +237,11 @@ class Nvml:
         return node if node >= 0 else None
 
     def read(self, call: Call, handle: Handle) -> Values:
-        """Return what a call says of a card or an instance."""
+        """Read values of a card or MIG device by one `Call`."""
         return READS[call](self._nvml, handle)
 
     def read_gpm(self, card: Card, gpu_instance_id: int | None) -> Values:
-        """Return activity since the last such call; nothing the first time."""
+        """Return GPM activity since the previous call; {} on the first call."""
         key = (card.uuid, gpu_instance_id)
         meter = self._meters.get(key)
         if meter is None:
@@ -168,9 +249,9 @@ class Nvml:
         return meter.read()
 
     def samples(self, card: Card, since_microseconds: int) -> tuple[Sample, ...]:
-        """Return the driver's samples of utilization after a time, oldest first."""
+        """Return the driver's utilization samples that are newer than a time, oldest first."""
         try:
-            value_type, samples = self._nvml.ask(
+            value_type, samples = self._nvml.call(
                 "nvmlDeviceGetSamples", card.handle, _UTILIZATION_SAMPLES, since_microseconds
             )
         except NvmlError as error:
@@ -187,14 +268,14 @@ class Nvml:
         return tuple(sorted(found, key=lambda sample: sample.at_microseconds))
 
     def processes(self, which: ProcessList, handle: Handle) -> tuple[ProcessUse, ...]:
-        """Return the processes of a card or an instance."""
+        """Return the entries of one process list of a card or MIG device."""
         try:
-            lines = self._nvml.ask(_PROCESS_LISTS[which], handle)
+            lines = self._nvml.call(_PROCESS_LISTS[which], handle)
         except NvmlError as error:
             if error.code is not Code.InsufficientSize:
                 raise
-            # More processes started between sizing the answer and asking for it.
-            lines = self._nvml.ask(_PROCESS_LISTS[which], handle)
+            # More processes started between the sizing call and the call for the list.
+            lines = self._nvml.call(_PROCESS_LISTS[which], handle)
         return tuple(
             ProcessUse(
                 pid=int(line.pid),
@@ -207,9 +288,9 @@ class Nvml:
         )
 
     def process_rates(self, card: Card, since_microseconds: int) -> tuple[ProcessRate, ...]:
-        """Return what processes did after a time; those that did nothing are absent."""
+        """Return process utilization since a time; idle processes are not listed."""
         try:
-            lines = self._nvml.ask(
+            lines = self._nvml.call(
                 "nvmlDeviceGetProcessUtilization", card.handle, since_microseconds
             )
         except NvmlError as error:
@@ -226,32 +307,34 @@ class Nvml:
         )
 
     def events(self, card: Card) -> "NvmlEvents":
-        """Begin to wait for the events of a card."""
+        """Register for the XID events of a card and return their source."""
         return NvmlEvents(self._nvml, card)
 
 
 class NvmlEvents:
-    """XID errors as they happen.
+    """Event set for the XID errors of one card.
+
+    Each card has its own set, so that a failing card does not block the events of others.
 
     Args:
         nvml: the library.
-        card: whose: a set of its own, for one card that fails must not cost the others theirs.
+        card: the card.
     """
 
     def __init__(self, nvml: Library, card: Card) -> None:
         self._nvml = nvml
         self._uuid = card.uuid
-        self._set = nvml.ask("nvmlEventSetCreate")
+        self._set = nvml.call("nvmlEventSetCreate")
         try:
-            nvml.ask("nvmlDeviceRegisterEvents", card.handle, _XID_EVENTS, self._set)
+            nvml.call("nvmlDeviceRegisterEvents", card.handle, _XID_EVENTS, self._set)
         except BaseException:
             self.close()
             raise
 
     def wait(self, seconds: float) -> XidEvent | None:
-        """Return the next event, None where none came in that time."""
+        """Wait for the next XID event and return it; None if none arrives within `seconds`."""
         try:
-            data = self._nvml.ask("nvmlEventSetWait_v2", self._set, int(seconds * 1000))
+            data = self._nvml.call("nvmlEventSetWait_v2", self._set, int(seconds * 1000))
         except NvmlError as error:
             if error.code is Code.Timeout:
                 return None
@@ -267,4 +350,4 @@ class NvmlEvents:
 
     def close(self) -> None:
         """Free the event set."""
-        self._nvml.ask("nvmlEventSetFree", self._set)
+        self._nvml.call("nvmlEventSetFree", self._set)

@@ -1,6 +1,6 @@
-"""What the settings say, as the running agent takes it: frozen, checked, and small.
+"""The agent's settings as frozen data, validated and small.
 
-`agent.config` makes it of files and variables, in a process of its own.
+`agent.config` builds them from files and environment variables in another process.
 """
 
 from collections.abc import Mapping
@@ -11,27 +11,26 @@ import msgspec
 
 from agent.foreign import Threshold
 from agent.session import Cadence
-from agent.verdict import Judgement
+from agent.verdict import VerdictPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """How the extender is told.
+    """Settings of reports to the extender.
 
     Attributes:
-        service: host:port of all its replicas, "" for none.
-        token_file: what proves who we are; read anew for each connection.
-        ca_file: CAs that the extender's certificate may be of, "" for no TLS; read anew for each
-            connection.
-        server_name: that the certificate must have, "" for the service's.
-        allow_plain: send without TLS to other machines, too.
-        heartbeat_seconds: where nothing changes, that is told so often.
-        utilization_step: a change of activity by so much is told at once, 0 to 1.
-        memory_step: so is a change of memory in use by this share of it.
-        resolve_seconds: the service's addresses are looked up so often.
-        timeout_seconds: limit for a connection to be granted, and for an update to leave.
-        reconnect_seconds: the first new try comes within so long.
-        max_backoff_seconds: longest wait before the next one after failures.
+        service: host:port of the headless Service of all replicas, "" for none.
+        token_file: service-account token that authenticates the node; read for each connection.
+        ca_file: CAs of the extender's certificate, "" for no TLS; read for each connection.
+        server_name: name that the certificate must have, "" for the service's name.
+        allow_plain: allow reports without TLS to other machines.
+        heartbeat_seconds: interval of reports without news.
+        utilization_step: change of activity that is reported at once, 0 to 1.
+        memory_step: change of the share of memory in use that is reported at once, 0 to 1.
+        resolve_seconds: interval of DNS look-ups of the service.
+        timeout_seconds: time limit for opening a connection, and for sending an update.
+        reconnect_seconds: longest delay before the first reconnect.
+        max_backoff_seconds: longest delay between connection attempts after failures.
     """
 
     service: str = ""
@@ -50,28 +49,27 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Every setting.
+    """All settings.
 
     Attributes:
-        host: address that /metrics, /healthz and the report are served on.
-        port: likewise.
-        loads_host: address that the loads alone are served on, "" for nowhere.
-        loads_port: likewise.
+        host: address of /metrics, /healthz and the report.
+        port: port of the same.
+        loads_host: address of the loads-only report, "" for none.
+        loads_port: port of the same.
         node: name of the node.
-        period_seconds: between two passes.
-        cadence: how often what is read in a pass.
-        call_seconds: a call of NVML that takes longer is given up.
-        hung_calls: so many may be given up at once.
-        liveness_seconds: /healthz fails once nothing could be read for so long.
-        dcgm_names: export the metrics of dcgm-exporter, too.
-        kubelet_socket: of the pod-resources API, "" for none.
-        proc: where the machine's processes are seen, "" for nowhere.
-        pod_logs: directory that names the machine's pods, "" for none.
-        judgement: when a device is idle, and when it is ill.
-        foreign: from where on use that no pod accounts for is foreign.
-        reports: how the extender is told.
-        log_level: least level written.
-        log_format: for whom lines are.
+        period_seconds: interval of passes.
+        cadence: intervals of reads.
+        call_seconds: time limit of an NVML call.
+        liveness_seconds: /healthz fails after the GPUs have been unreadable for so long.
+        dcgm_names: also export the metrics of dcgm-exporter.
+        kubelet_socket: socket of the pod-resources API, "" for none.
+        proc: mount point of the host's /proc, "" for none.
+        pod_logs: the kubelet's directory of pod logs, "" for none.
+        verdict_policy: when a device is idle, and when it is unhealthy.
+        foreign: limits above which unexplained use is foreign.
+        reports: settings of reports to the extender.
+        log_level: lowest level of log messages.
+        log_format: format of log messages.
     """
 
     host: str = "127.0.0.1"
@@ -82,13 +80,12 @@ class Options:
     period_seconds: float = 1.0
     cadence: Cadence = field(default_factory=Cadence)
     call_seconds: float = 5.0
-    hung_calls: int = 3
     liveness_seconds: float = 60.0
     dcgm_names: bool = False
     kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     proc: str = "/proc"
     pod_logs: str = "/var/log/pods"
-    judgement: Judgement = field(default_factory=Judgement)
+    verdict_policy: VerdictPolicy = field(default_factory=VerdictPolicy)
     foreign: Threshold = field(default_factory=Threshold)
     reports: ReportOptions = field(default_factory=ReportOptions)
     log_level: str = "info"
@@ -96,9 +93,9 @@ class Options:
 
     @property
     def stale_seconds(self) -> float:
-        """So long after it was made a reading is not exported any more.
+        """Age in seconds from which a reading is stale and not exported.
 
-        That is some passes, one of them held up by a call that hangs.
+        Three passes, one of them delayed by a hung call.
         """
         return 3 * self.period_seconds + self.call_seconds
 
@@ -114,10 +111,10 @@ _DECODER: Final = msgspec.json.Decoder(Options)
 
 
 def encode(options: Options) -> bytes:
-    """Write options for another process of this program."""
+    """Encode options for another process of this program."""
     return _ENCODER.encode(options)
 
 
 def decode(content: bytes) -> Options:
-    """Read what `encode` wrote."""
+    """Decode the output of `encode`."""
     return _DECODER.decode(content)

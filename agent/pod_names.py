@@ -1,7 +1,7 @@
-"""Finds a pod's name by its UID in the kubelet's log directory: no API server, no permission.
+"""Find pod names by UID in the kubelet's log directory; needs no API server and no RBAC permission.
 
-The kubelet keeps a directory `<namespace>_<name>_<uid>` for every pod of its node there. Only the
-names of these directories are read, never a log.
+The kubelet keeps a directory `<namespace>_<name>_<uid>` for every pod of its node. Only the names
+of these directories are read, never a log file.
 """
 
 import re
@@ -12,17 +12,15 @@ from typing import Final
 
 POD_LOGS: Final = Path("/var/log/pods")
 _SECONDS_BETWEEN_READS: Final = 1.0
-_SECONDS_A_UID_COUNTS: Final = (
-    5.0  # as often as the kubelet is asked; to read 250 pods takes 0.4 ms
-)
+_SECONDS_A_UID_COUNTS: Final = 5.0  # the interval of kubelet calls; reading 250 pods takes 0.4 ms
 
 _MANIFEST_HASH: Final = re.compile(r"[0-9a-f]{32}")
-"""What the kubelet calls a static pod by: its mirror in the API server has another UID."""
+"""UID of a static pod on its node; its mirror pod in the API server has another UID."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodName:
-    """A pod, as people call it."""
+    """Namespace and name of a pod."""
 
     namespace: str
     pod: str
@@ -31,8 +29,12 @@ class PodName:
 class PodNames:
     """Names of this node's pods by UID, and UIDs by name.
 
-    The directory is read again when an unknown one comes. A UID has one name for ever, but a
-    StatefulSet makes pods of the same name again: for UIDs it is read again before long anyway.
+    An unknown UID or name triggers a new read of the directory. The name of a UID never changes.
+    But a StatefulSet recreates pods under the same name, so UIDs are read again periodically.
+
+    Args:
+        directory: the kubelet's log directory; None to look up nothing.
+        clock: monotonic time in seconds.
     """
 
     def __init__(self, directory: Path | None = POD_LOGS, *, clock: Callable[[], float]) -> None:
@@ -43,15 +45,16 @@ class PodNames:
         self._read_at: float | None = None
 
     def name(self, uid: str) -> PodName | None:
-        """Return a pod's name; None where the directory is not mounted, or has no such pod."""
+        """Return the name of a pod; None if the directory is missing or does not list the UID."""
         if uid not in self._names:
             self._read_after(_SECONDS_BETWEEN_READS)
         return self._names.get(uid)
 
     def uid(self, name: PodName) -> str:
-        """Return a pod's UID in the API server.
+        """Return the UID of a pod in the API server.
 
-        It is "" where it is unknown, several pods had that name, or the pod is static.
+        Returns "" if the UID is unknown, if several pods have had the name, or if the pod is
+        static.
         """
         is_known = name in self._uids
         self._read_after(_SECONDS_A_UID_COUNTS if is_known else _SECONDS_BETWEEN_READS)
@@ -59,7 +62,7 @@ class PodNames:
         return uids[0] if len(uids) == 1 and not _MANIFEST_HASH.fullmatch(uids[0]) else ""
 
     def _read_after(self, seconds: float) -> None:
-        """Read the directory if that was last done so long ago."""
+        """Read the directory if the last read is at least `seconds` ago."""
         now = self._clock()
         if self._directory is None or (self._read_at is not None and now - self._read_at < seconds):
             return

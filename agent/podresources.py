@@ -1,7 +1,7 @@
-"""Asks the kubelet which container of which pod holds which device (pod-resources API, v1).
+"""Client of the kubelet's pod-resources API (v1): the containers that hold each device.
 
-Needs the directory of the kubelet's socket mounted, not the socket: a restarted kubelet makes a
-new one. No process namespace, no API server and no permission is needed.
+Mount the directory of the kubelet's socket, not the socket: a restarted kubelet creates a new one.
+The API needs no process namespace, no access to the API server and no RBAC permission.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Status
 from grpclib.encoding.base import CodecBase
@@ -20,11 +20,12 @@ from h2.exceptions import H2Error
 from typing_extensions import override
 
 from agent import podresources_v1_pb2 as v1
+from extender.decoding import MalformedError, decode_with
 
 DEFAULT_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 DEFAULT_DEADLINE_SECONDS: Final = 2.0
-LARGEST_ANSWER_BYTES: Final = 64 << 20
-"""A full node of 250 pods answers about 50 KiB; this much is a fault, or somebody else's socket."""
+MAX_ANSWER_BYTES: Final = 64 << 20
+"""Limit of an answer: a node with 250 pods answers about 50 KiB, so a larger answer is a fault."""
 
 _REMEDIES: Final = MappingProxyType(
     {
@@ -42,18 +43,18 @@ _STATUS_REMEDIES: Final = MappingProxyType(
 
 
 class PodResourcesError(Exception):
-    """The kubelet did not answer: the message names the call, the socket, cause and remedy."""
+    """The kubelet did not answer; the message names call, socket, cause and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClaim:
-    """What a ResourceClaim (Dynamic Resource Allocation) gave a container.
+    """A device that a ResourceClaim (Dynamic Resource Allocation) allocated to a container.
 
     Attributes:
-        driver: such as `gpu.nvidia.com`.
-        pool: usually the node's name.
-        device: the driver's name for it, such as `gpu-0`.
-        cdi_devices: such as `k8s.gpu.nvidia.com/device=gpu-0`.
+        driver: name of the DRA driver, such as `gpu.nvidia.com`.
+        pool: resource pool, usually the node's name.
+        device: the driver's name for the device, such as `gpu-0`.
+        cdi_devices: CDI device names, such as `k8s.gpu.nvidia.com/device=gpu-0`.
         claim: `namespace/name` of the ResourceClaim.
     """
 
@@ -66,14 +67,14 @@ class DeviceClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One device, or share of one, that the kubelet gave to one container.
+    """A device, or a share of a device, that the kubelet allocated to one container.
 
     Attributes:
-        namespace, pod, container: who holds it; the kubelet does not say the pod's UID.
-        resource: such as `nvidia.com/gpu`; for a claim, the driver's name.
-        device_id: as the device plugin calls it (`GPU-…`, `GPU-…::3`, `MIG-…`, `nvidia0/gi1`),
-            or the claim's device.
-        claim: set where a ResourceClaim gave it.
+        namespace, pod, container: the holder; the kubelet does not report the pod's UID.
+        resource: resource name such as `nvidia.com/gpu`; for a claim, the name of the DRA driver.
+        device_id: the device plugin's id (`GPU-…`, `GPU-…::3`, `MIG-…`, `nvidia0/gi1`), or the
+            claim's device.
+        claim: the ResourceClaim that allocated the device, None for a device plugin.
     """
 
     namespace: str
@@ -85,11 +86,13 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """One device, or share of one, that the kubelet may hand out, held or not.
+class AllocatableDevice:
+    """A device, or a share of a device, that the kubelet can allocate, held or free.
 
     Attributes:
-        numa_nodes: where it is attached, as the device plugin says; empty where it does not.
+        resource: resource name such as `nvidia.com/gpu`.
+        device_id: the device plugin's id.
+        numa_nodes: NUMA nodes from the device plugin, () if it reports none.
     """
 
     resource: str
@@ -98,18 +101,18 @@ class Offer:
 
 
 class PodResources(Protocol):
-    """What the tenants need of the kubelet."""
+    """The calls of the pod-resources API that the agent makes."""
 
     async def list(self) -> tuple[Allocation, ...]:
-        """Who holds what."""
+        """Return the current allocations."""
         ...
 
-    async def allocatable(self) -> tuple[Offer, ...]:
-        """What may be handed out."""
+    async def allocatable(self) -> tuple[AllocatableDevice, ...]:
+        """Return the devices that the kubelet can allocate."""
         ...
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         ...
 
 
@@ -117,7 +120,12 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 class PodResourcesClient:
-    """A client of one kubelet; connects when first asked, and anew after every failure.
+    """Client of one kubelet; connects on the first call, and again after every failure.
+
+    Args:
+        socket: path of the kubelet's socket.
+        deadline_seconds: time limit of a call.
+        max_answer_bytes: larger answers are rejected.
 
     Example:
         client = PodResourcesClient(DEFAULT_SOCKET)
@@ -129,26 +137,26 @@ class PodResourcesClient:
         socket: Path = DEFAULT_SOCKET,
         *,
         deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
-        largest_answer_bytes: int = LARGEST_ANSWER_BYTES,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self._socket = socket
         self._deadline_seconds = deadline_seconds
-        self._codec = _BoundedCodec(largest_answer_bytes)
+        self._codec = _BoundedCodec(max_answer_bytes)
         self._channel: Channel | None = None
 
     async def list(self) -> tuple[Allocation, ...]:
-        """Every device that a container of this node holds.
+        """Return every device that a container of this node holds.
 
-        Kubelets before Kubernetes 1.34 name the devices of ended pods too, until they are removed.
+        Kubelets before Kubernetes 1.34 also list devices of ended pods until the pods are removed.
 
         Raises:
-            PodResourcesError: no answer within the deadline, or none that can be read.
+            PodResourcesError: no answer within the deadline, or an answer that cannot be decoded.
         """
         answer = await self._ask("List", v1.ListPodResourcesRequest(), v1.ListPodResourcesResponse)
         return tuple(_allocations(answer))
 
-    async def allocatable(self) -> tuple[Offer, ...]:
-        """Every healthy device, or share of one, that device plugins registered at the kubelet.
+    async def allocatable(self) -> tuple[AllocatableDevice, ...]:
+        """Return every healthy device, or share, that device plugins registered with the kubelet.
 
         Raises:
             PodResourcesError: as for `list`.
@@ -159,7 +167,7 @@ class PodResourcesClient:
             v1.AllocatableResourcesResponse,
         )
         return tuple(
-            Offer(
+            AllocatableDevice(
                 resource=devices.resource_name,
                 device_id=device_id,
                 numa_nodes=tuple(node.ID for node in devices.topology.nodes),
@@ -169,7 +177,7 @@ class PodResourcesClient:
         )
 
     def close(self) -> None:
-        """End the connection; the next question opens another."""
+        """Close the connection; the next call opens a new one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -196,23 +204,23 @@ class PodResourcesClient:
             raise self._failed(call, error.strerror or str(error), _remedy(error)) from error
         except (StreamTerminatedError, H2Error, ProtocolError) as error:
             raise self._failed(call, f"connection lost: {error}", None) from error
-        except (DecodeError, _TooLargeError, NotImplementedError) as error:
+        except (MalformedError, _TooLargeError, NotImplementedError) as error:
             raise self._failed(call, f"unreadable answer: {error}", None) from error
         finally:
             if not answered:
-                self.close()  # what is left of a broken or late call must not reach the next one
+                self.close()  # the rest of a broken or late answer must not reach the next call
 
     def _failed(self, call: str, cause: str, remedy: str | None) -> PodResourcesError:
-        said = f"cannot ask the kubelet ({call}, {self._socket}): {cause}"
-        return PodResourcesError(f"{said}: {remedy}" if remedy else said)
+        message = f"cannot ask the kubelet ({call}, {self._socket}): {cause}"
+        return PodResourcesError(f"{message}: {remedy}" if remedy else message)
 
 
 class _TooLargeError(Exception):
-    """An answer beyond all sense."""
+    """An answer exceeds the size limit."""
 
 
 class _BoundedCodec(CodecBase):
-    """Protocol buffers, refused above a size before they are unpacked to many times as much."""
+    """Protocol Buffers codec that rejects large messages before decoding multiplies their size."""
 
     __content_subtype__ = "proto"
 
@@ -227,7 +235,7 @@ class _BoundedCodec(CodecBase):
     def decode(self, data: bytes, message_type: type[Message]) -> Message:
         if len(data) > self._largest_bytes:
             raise _TooLargeError(f"{len(data)} bytes, at most {self._largest_bytes} are read")
-        return message_type.FromString(data)
+        return decode_with(message_type.FromString, data)
 
 
 def _remedy(error: OSError) -> str | None:

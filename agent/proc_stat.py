@@ -1,4 +1,4 @@
-"""Reads `/proc/<pid>/stat`: who a process is, and whether it still runs. Standard library only."""
+"""Read `/proc/<pid>/stat`: name, parent and start time of a process. Standard library only."""
 
 import os
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from typing import Final
 
 PROC: Final = Path("/proc")
 
-_LARGEST_BYTES: Final = 1 << 16
+_MAX_BYTES: Final = 1 << 16
 _PARENT_FIELD: Final = 1
 _START_TIME_FIELD: Final = 19
-"""`starttime`, field 22 of the file, counted after the command (field 2), as all here."""
+"""Index of `starttime` (field 22 of the file) after the command, which is field 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStat:
-    """What the kernel says of a running process.
+    """State of a running process from the kernel.
 
     Attributes:
-        name: its command, at most 15 characters.
-        parent: number of its parent, 0 where that is outside of this process namespace.
-        started_ticks: its start, in clock ticks since the machine's; tells it from a later process
-            of the same number, and stays when it executes another program.
+        name: the command, at most 15 characters.
+        parent: pid of the parent, 0 if the parent is outside this pid namespace.
+        started_ticks: start time in clock ticks since boot. Distinguishes the process from a later
+            process with the same pid; does not change on `exec`.
     """
 
     name: str
@@ -30,32 +30,32 @@ class ProcessStat:
 
 
 def small_file(path: str) -> str | None:
-    """Return a file of at most 64 KiB; None where it cannot be read: gone, hidden, or no Linux.
+    """Return the first 64 KiB of a file as text; None if it cannot be read.
 
-    By the bare system calls: it is done for every process of every device each second, and takes
-    a third of the time that way.
+    Uses bare system calls, which take a third of the time of `open`: the agent reads such files
+    every second for every process on every GPU.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return os.read(descriptor, _LARGEST_BYTES).decode(errors="replace")
-    except OSError:  # the process ended after it was opened
+        return os.read(descriptor, _MAX_BYTES).decode(errors="replace")
+    except OSError:  # the process ended after the file was opened
         return None
     finally:
         os.close(descriptor)
 
 
 def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
-    """Return what is known of a process; None where it has ended, or there is no `/proc`.
+    """Return the state of a process; None if it has ended or `/proc` is missing.
 
-    A zombie has ended: it runs no more, and holds nothing.
+    A zombie counts as ended: it does not run and holds no resources.
     """
     stat = small_file(f"{proc}/{pid}/stat")
     if stat is None:
         return None
-    command, _, rest = stat.rpartition(")")  # a command may itself hold parentheses and spaces
+    command, _, rest = stat.rpartition(")")  # a command may contain parentheses and spaces
     fields = rest.split()
     if len(fields) <= _START_TIME_FIELD or fields[0] in "ZX":
         return None

@@ -1,7 +1,7 @@
-"""Finds the pods of processes by the process numbers that the driver gives.
+"""Find the pods of processes by the host pids that the driver reports.
 
-The driver counts processes as the machine does. So a container without hostPID cannot look them
-up, or worse, finds others that have the same number: then nothing is known of any.
+A container without hostPID has its own pid numbers: a host pid would match no process, or the wrong
+one. The agent then treats the pods of all processes as unknown.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.cgroup import UNKNOWN_HOME, Home, is_private_namespace, parse_cgroup
+from agent.cgroup import UNKNOWN_LOCATION, ProcessLocation, is_private_namespace, parse_cgroup
 from agent.proc_stat import PROC, process_stat, small_file
 
 _KTHREADD: Final = "Name:\tkthreadd"
@@ -18,28 +18,32 @@ _NO_PARENT: Final = "PPid:\t0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """One process of the machine.
+    """Identity and location of one process of the host.
 
     Attributes:
-        pid: its number on the machine.
-        started_ticks: its start, in clock ticks since the machine's; tells it from a later process
-            of the same number.
-        name: its command, at most 15 characters.
-        home: where it runs.
-        first_seen: when it was first looked up, by the caller's clock.
+        pid: process id in the host's namespace.
+        started_ticks: start time in clock ticks since boot; distinguishes the process from a later
+            process with the same pid.
+        name: the command, at most 15 characters.
+        location: the pod or host service that the process runs in.
+        first_seen: time of the first look-up, by the caller's clock.
     """
 
     pid: int
     started_ticks: int
     name: str
-    home: Home
+    location: ProcessLocation
     first_seen: float
 
 
 class ProcessTable:
-    """Looks processes up, and remembers them while the driver names them.
+    """Looks up processes in `/proc`, and caches them while the driver lists them.
 
-    One thread at a time may use it.
+    Use it from one thread at a time.
+
+    Args:
+        proc: mount point of the host's `/proc`.
+        clock: time in seconds for `ProcessFacts.first_seen`.
     """
 
     def __init__(self, proc: Path = PROC, *, clock: Callable[[], float]) -> None:
@@ -48,11 +52,11 @@ class ProcessTable:
         self._known: dict[int, ProcessFacts] = {}
         self._has_private_namespace = is_private_namespace(small_file(f"{proc}/self/cgroup") or "")
 
-    def sees_machine(self) -> bool:
-        """Say whether this `/proc` shows the machine's own processes (hostPID, or no container).
+    def sees_host(self) -> bool:
+        """Return whether this `/proc` shows the host's processes (hostPID, or not in a container).
 
-        Process 2 of a machine is the kernel's `kthreadd`; no container has one. It also is not
-        seen where `/proc` hides the processes of others (`hidepid`).
+        Process 2 of a host is the kernel's `kthreadd`; no container has it. A `/proc` mounted with
+        `hidepid` does not show it either.
         """
         status = small_file(f"{self._proc}/2/status")
         if status is None:
@@ -61,14 +65,12 @@ class ProcessTable:
         return _KTHREADD in lines and _NO_PARENT in lines
 
     def look_up(self, pids: Iterable[int]) -> dict[int, ProcessFacts] | None:
-        """Return what is known of these processes; those that have ended are left out.
+        """Return the running processes among `pids`; None if `/proc` does not show the host's.
 
-        None where this `/proc` does not show the machine's own.
-
-        What is not asked for any more is forgotten. A number that the kernel gave to another
-        process meanwhile is looked up anew.
+        The cache drops processes that are not asked for. A pid that the kernel has reused is looked
+        up again.
         """
-        if not self.sees_machine():
+        if not self.sees_host():
             self._known = {}
             return None
         self._known = {pid: facts for pid in set(pids) if (facts := self._facts(pid)) is not None}
@@ -84,13 +86,13 @@ class ProcessTable:
         text = small_file(f"{self._proc}/{pid}/cgroup")
         after = process_stat(pid, self._proc)
         if text is None or after is None or after.started_ticks != before.started_ticks:
-            return None  # it ended, or another took its number, while it was read
+            return None  # the process ended, or its pid was reused, between the reads
         return ProcessFacts(
             pid=pid,
             started_ticks=before.started_ticks,
             name=before.name,
-            home=parse_cgroup(text, has_private_namespace=self._has_private_namespace)
+            location=parse_cgroup(text, has_private_namespace=self._has_private_namespace)
             if text
-            else UNKNOWN_HOME,
+            else UNKNOWN_LOCATION,
             first_seen=self._clock(),
         )

@@ -1,8 +1,9 @@
-"""Opens a stream of updates to one address: one HTTP request that carries the token."""
+"""Open a stream of updates to the extender: TLS, and one HTTP Upgrade request with the token."""
 
 import asyncio
 import base64
 import binascii
+import ipaddress
 import json
 import ssl
 from dataclasses import dataclass
@@ -12,20 +13,83 @@ from typing import Final
 
 import h11
 
+from agent.options import ReportOptions
 from agent.report import PATH, UPGRADE
 
 Address = tuple[str, int]
 
 _READ_BYTES: Final = 16 << 10
-_MOST_REASON_BYTES: Final = 1 << 10
-_MOST_TOKEN_BYTES: Final = 16 << 10
+_MAX_REASON_BYTES: Final = 1 << 10
+_MAX_TOKEN_BYTES: Final = 16 << 10
+
+
+class UnsafeError(OSError):
+    """Sending the token would expose it: no TLS, or an untrusted certificate."""
+
+
+def client_context(options: ReportOptions) -> ssl.SSLContext | None:
+    """Load the CA file and return a TLS context for the extender; None without TLS.
+
+    Raises:
+        UnsafeError: the CA file cannot be used.
+    """
+    if not options.ca_file:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(cafile=options.ca_file)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise UnsafeError(
+            f"cannot use reports.ca_file {options.ca_file}: {error.args[-1]}: must contain the "
+            "CAs of the extender's certificate in PEM"
+        ) from error
+    return context
+
+
+def server_name(options: ReportOptions) -> str:
+    """Return the name that the extender's certificate must have.
+
+    Example:
+        >>> server_name(ReportOptions(service="idlegpu-agents.idlegpu.svc:9401"))
+        'idlegpu-agents.idlegpu.svc'
+    """
+    return options.server_name or options.service.rpartition(":")[0].strip("[]")
+
+
+def tls_error(error: ssl.SSLError, options: ReportOptions) -> OSError:
+    """Return an error that describes a TLS failure and its remedy."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return UnsafeError(
+            f"the extender's certificate is not trusted: {error.verify_message}: reports.ca_file "
+            f"({options.ca_file}) must contain its CA, and it must be valid for "
+            f"reports.server_name ({server_name(options)})"
+        )
+    return OSError(
+        f"no TLS with the extender: {error.reason or error}: does it take reports over TLS "
+        "(agents.cert_file)?"
+    )
+
+
+def check_plain(address: str, options: ReportOptions) -> None:
+    """Check that a connection without TLS is allowed to an address.
+
+    Raises:
+        UnsafeError: the address is another machine, and `allow_plain` is off.
+    """
+    if options.allow_plain or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return
+    raise UnsafeError(
+        f"{address} is another machine and there is no TLS: token and reports would be sent in the "
+        "clear: set reports.ca_file, or reports.allow_plain if the network protects them"
+    )
 
 
 class RefusedError(Exception):
-    """The extender does not take our updates; the message is its own.
+    """The extender refused the connection or ended it; the message is the extender's reason.
 
     Attributes:
-        status: as HTTP numbers it; 0 where it took them until now.
+        status: HTTP status; 0 if the extender ended an open stream.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -35,11 +99,11 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """What proves who we are.
+    """Service-account token of the agent.
 
     Attributes:
         text: the token.
-        expires_at: seconds since the epoch, None where it does not say.
+        expires_at: expiry from the token's `exp` claim, seconds since the epoch; None without one.
     """
 
     text: str
@@ -47,10 +111,10 @@ class Token:
 
 
 def read_token(path: Path) -> Token:
-    """Read the token.
+    """Read the token from its file.
 
     Raises:
-        OSError: it cannot be read, or is none; the message says what to do.
+        OSError: the file cannot be read or holds no token; the message says what to do.
     """
     try:
         content = path.read_bytes()
@@ -59,14 +123,14 @@ def read_token(path: Path) -> Token:
             f"cannot read token {path}: {error.strerror or error}: is a projected service-account "
             "token mounted there?"
         ) from error
-    text = content[: _MOST_TOKEN_BYTES + 1].strip()
-    if not text or len(text) > _MOST_TOKEN_BYTES or not all(33 <= byte < 127 for byte in text):  # noqa: PLR2004 - printable ASCII
-        raise OSError(f"cannot read token {path}: it holds no token")
+    text = content[: _MAX_TOKEN_BYTES + 1].strip()
+    if not text or len(text) > _MAX_TOKEN_BYTES or not all(33 <= byte < 127 for byte in text):  # noqa: PLR2004 - printable ASCII
+        raise OSError(f"cannot read token {path}: the file holds no token")
     return Token(text=text.decode("ascii"), expires_at=expiry_of(text.decode("ascii")))
 
 
 def expiry_of(token: str) -> float | None:
-    """Return when a JSON web token expires, as it says itself; None where it does not."""
+    """Return the expiry from a JSON web token's `exp` claim, seconds since the epoch, or None."""
     parts = token.split(".")
     try:
         claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
@@ -77,11 +141,11 @@ def expiry_of(token: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A connection on which updates are taken.
+    """An open stream to the extender.
 
     Attributes:
-        reader: the extender's last words, if it has any.
-        writer: takes frames.
+        reader: receives the extender's farewell.
+        writer: sends frames.
     """
 
     reader: asyncio.StreamReader
@@ -96,18 +160,18 @@ async def open_stream(
     tls: ssl.SSLContext | None = None,
     name: str = "",
 ) -> Stream:
-    """Connect, and have the stream granted; there is no time limit.
+    """Connect and request the stream; the caller sets a time limit.
 
     Args:
         address: IP address and port.
-        host: the service's name and port.
-        token: proves who we are; it is sent once the other side has proved who it is.
-        tls: None: without.
-        name: with TLS, that its certificate must have.
+        host: the service's name and port, for the Host header.
+        token: sent only after the TLS handshake has verified the extender.
+        tls: TLS context, None for plain TCP.
+        name: name that the certificate must have.
 
     Raises:
-        OSError: the connection cannot be made, or broke.
-        RefusedError: the extender says no, and why.
+        OSError: the connection failed.
+        RefusedError: the extender refused the stream.
     """
     reader, writer = await asyncio.open_connection(
         *address, ssl=tls, server_hostname=name if tls is not None else None
@@ -140,13 +204,13 @@ async def _ask(
         await writer.drain()
         status, reason = await _answer(reader, protocol)
     except h11.ProtocolError as error:
-        raise ConnectionError(f"the answer is no HTTP: {error}") from error
+        raise ConnectionError(f"the answer is not HTTP: {error}") from error
     if status != HTTPStatus.SWITCHING_PROTOCOLS:
         raise RefusedError(f"status {status}: {reason or 'no reason given'}", status)
 
 
 async def _answer(reader: asyncio.StreamReader, protocol: h11.Connection) -> tuple[int, str]:
-    """Return status and text of the answer."""
+    """Return the status and the body text of the HTTP response."""
     status, body = 0, bytearray()
     while True:
         event = protocol.next_event()
@@ -162,25 +226,25 @@ async def _answer(reader: asyncio.StreamReader, protocol: h11.Connection) -> tup
             status = event.status_code
         elif isinstance(event, h11.Data):
             body += event.data
-            if len(body) > _MOST_REASON_BYTES:
-                return status, _shown(body)
+            if len(body) > _MAX_REASON_BYTES:
+                return status, _one_line(body)
         else:
-            return status, _shown(body)
+            return status, _one_line(body)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> bytes:
-    """Return the head of an answer, and nothing beyond: frames may follow at once.
+    """Read the head of the response and no further: frames may follow at once.
 
     Raises:
-        ConnectionError: it has no end.
+        ConnectionError: the head has no end.
     """
     try:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:
         return error.partial
     except asyncio.LimitOverrunError as error:
-        raise ConnectionError("the answer is no HTTP: its head has no end") from error
+        raise ConnectionError("the answer is not HTTP: its head has no end") from error
 
 
-def _shown(body: bytearray) -> str:
-    return " ".join(bytes(body[:_MOST_REASON_BYTES]).decode(errors="replace").split())
+def _one_line(body: bytearray) -> str:
+    return " ".join(bytes(body[:_MAX_REASON_BYTES]).decode(errors="replace").split())

@@ -1,11 +1,11 @@
-"""Makes the updates of one connection: what was said on it already is left out."""
+"""Build the updates of one connection; leave out what the connection has already carried."""
 
 import math
 import struct
 from collections.abc import Sequence
 from typing import Final
 
-from agent.push_news import Digest
+from agent.push_digest import Digest
 from agent.report import (
     AGE,
     FOREIGN_MEMORY,
@@ -24,9 +24,9 @@ from agent.report import (
 from extender.core.readings import Signal
 
 MEAN_SECONDS: Final = 5.0
-"""Means are over so long at least: each counts as one reading in the extender's window."""
+"""Minimum period of a mean; each mean counts as one reading in the extender's window."""
 SHARES_SECONDS: Final = 60.0
-"""Who holds how much of a shared device's memory is told so often: for advice a minute will do."""
+"""Interval of memory shares of shared devices; the extender's advice needs no more."""
 
 _SIGNALS: Final = tuple(signal.value for signal in Signal)
 _REST: Final = (AGE, XID_AGE, FOREIGN_MEMORY, FOREIGN_UTILIZATION, MEAN, MEAN_SQUARE)
@@ -34,8 +34,8 @@ _REST: Final = (AGE, XID_AGE, FOREIGN_MEMORY, FOREIGN_UTILIZATION, MEAN, MEAN_SQ
 Number = float | None
 
 
-class Updates:
-    """Makes updates; a new connection needs a new one."""
+class UpdateBuilder:
+    """Builds updates for one connection."""
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
@@ -44,14 +44,14 @@ class Updates:
         self._shares_at = -math.inf
         self._totals: dict[tuple[str, str], tuple[int, float, float]] = {}
 
-    def make(self, report: Report, digest: Digest, *, is_news: bool, sent_at: float) -> Update:
-        """Return the update that says a report; it must be sent, and nothing else in its place.
+    def build(self, report: Report, digest: Digest, *, is_news: bool, sent_at: float) -> Update:
+        """Build the update for a report; the caller must send it, and in this order.
 
         Args:
             report: the report.
-            digest: its digest.
-            is_news: whether it may change a decision.
-            sent_at: seconds since the epoch.
+            digest: digest of the report.
+            is_news: whether the report may change a decision.
+            sent_at: time of sending, seconds since the epoch.
         """
         names, columns = self._columns(report, digest)
         layout = Layout(
@@ -77,7 +77,7 @@ class Updates:
         return update
 
     def _shares(self, report: Report) -> tuple[tuple[int, str, int], ...]:
-        """Return who holds how much memory of the devices that several pods share, now and then."""
+        """Return (device number, pod UID, memory in bytes) of shared devices when due, else ()."""
         if report.at - self._shares_at < SHARES_SECONDS:
             return ()
         self._shares_at = report.at
@@ -91,7 +91,7 @@ class Updates:
     def _columns(
         self, report: Report, digest: Digest
     ) -> tuple[tuple[str, ...], list[Sequence[Number]]]:
-        """Return every row that has a value, and its name."""
+        """Return the names and columns of all rows that have values."""
         devices = report.devices
         means = self._means(report, digest)
         foreign = [device.foreign for device in devices]
@@ -107,7 +107,7 @@ class Updates:
         return (*names, *_REST), [*(report.signals[name] for name in names), *rest]
 
     def _means(self, report: Report, digest: Digest) -> list[tuple[Number, Number]]:
-        """Return mean activity of each device since it was last told, and that of its square."""
+        """Return each device's mean activity since the last sent mean, and the mean square."""
         if report.at - self._means_at < MEAN_SECONDS:
             return [(None, None)] * len(report.devices)
         means: list[tuple[Number, Number]] = []
@@ -115,7 +115,7 @@ class Updates:
             count, total, square = digest.totals.get(device.key, (0, 0.0, 0.0))
             passes, before, squares = self._totals.get(device.key, (0, 0.0, 0.0))
             if not self._totals or count <= passes:
-                means.append((None, None))  # of the time before this connection nothing is told
+                means.append((None, None))  # no mean over the time before this connection
                 continue
             new = count - passes
             means.append(((total - before) / new, max((square - squares) / new, 0.0)))
@@ -124,9 +124,9 @@ class Updates:
 
 
 def _shares_of(device: Device) -> dict[str, int]:
-    """Return what each pod's processes hold of a device's memory, by UID; {} where not all do tell.
+    """Return the memory in bytes of each pod on the device, by UID; {} if it is not fully known.
 
-    A pod that holds a share and has no process on the device holds none of its memory.
+    A pod that holds a share and has no process on the device uses none of its memory.
     """
     used_by = device.used_by
     if used_by is None or any(
@@ -154,10 +154,10 @@ def _part(device: Device) -> Part:
 
 
 def _pods(device: Device) -> tuple[tuple[str, str, str], ...] | None:
-    """Return the pods on a device: those that hold it, else those whose processes use it.
+    """Return the pods on a device: its holders, else the pods of its processes; None if unknown.
 
-    A pod that holds a device and runs no process on it is not seen in the second way, and processes
-    whose place is unknown may be anybody's.
+    Processes show no holder that runs none, and processes of unknown location may belong to any
+    pod.
     """
     if device.allocated_to is not None:
         found = {(one.namespace, one.pod, one.uid) for one in device.allocated_to}

@@ -1,29 +1,52 @@
-"""What one pass over the cards found, before anything is made of it."""
+"""Values read in one pass over the cards, before they are evaluated."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from agent.backend import Card, Topology, Values
+from agent.backend import Card, Extra, Topology, Values
 from agent.report import Problem, Process
+from extender.core.readings import Signal
 
 GPM, SAMPLES, RATES, PROCESSES, NONE = "gpm", "samples", "rates", "processes", ""
-"""What tells the activity of a device, best first."""
+"""Sources of a device's utilization, best first: GPM, the driver's samples, single readings,
+process utilization, none."""
+
+INSTANCE_SIGNALS: Final = frozenset(
+    {
+        Signal.MEMORY_USED,
+        Signal.MEMORY_FREE,
+        Signal.MEMORY_RESERVED,
+        Signal.MEMORY_TOTAL,
+        Signal.GRAPHICS_ACTIVE,
+        Signal.SM_ACTIVE,
+        Signal.TENSOR_ACTIVE,
+        Signal.DRAM_ACTIVE,
+        Extra.SM_OCCUPANCY,
+        Extra.PCIE_SENT,
+        Extra.PCIE_RECEIVED,
+        Extra.NVLINK_SENT,
+        Extra.NVLINK_RECEIVED,
+    }
+)
+"""Signals measured per MIG instance; all others (power, temperature, health) are the card's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReading:
-    """What was read of a device: a card, or a MIG instance.
+    """Values of one device: a card, or a MIG instance.
 
     Attributes:
-        card: the card that it is, or is on.
-        topology: what the card hangs on.
+        card: the card, or the instance's card.
+        topology: NUMA node and NVLink peers of the card.
         gpu_instance_id: "" for a whole card.
-        mig_uuids: UUIDs of its MIG devices.
-        mig_profile: "" for a whole card.
-        values: what was read, what belongs to its card included.
-        source: what tells its activity.
-        processes: None where the driver does not say.
-        measured_at: seconds since the epoch, None where it never was.
-        problem: why values are missing or old.
+        mig_uuids: UUIDs of the MIG devices on the instance.
+        mig_profile: "" for a whole card, `NO_INSTANCES` for a card with MIG enabled and no
+            instance.
+        values: values read, including the card's values for an instance.
+        source: source of the utilization.
+        processes: processes on the device, None if the driver lists none.
+        measured_at: seconds since the epoch, None if never measured.
+        problem: why values are missing or stale, None if all is well.
     """
 
     card: Card
@@ -39,15 +62,15 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """What one pass found.
+class NodeReading:
+    """Values of all devices of the node in one pass.
 
     Attributes:
-        driver_version: "" where there is no driver.
-        devices: every device that is there, or was and is gone.
-        problem: why nothing, or not everything, is seen.
-        needs_restart: what was seen before is lost to this process for good, or calls of it hang
-            and no card can be read.
+        driver_version: "" without a driver.
+        devices: every device, including devices that have disappeared.
+        problem: why devices or values are missing, None if all is well.
+        needs_restart: the process has lost access to the GPUs for good, and a new container may
+            regain it. Hung calls do not count.
     """
 
     driver_version: str = ""

@@ -1,8 +1,8 @@
-"""The report of a node: the contract between agent and extender, and what `--json` prints.
+"""The report of a node: the contract between agent and extender, and the output of `--json`.
 
-Says what was measured, never what to make of it elsewhere. Numbers stand in columns, one for each
-signal, because both ends think in columns and names are then written once. A reader ignores fields
-that it does not know; a change that old readers would misunderstand raises `VERSION`.
+Reports measurements, not scheduling decisions. Values are columns, one for each signal, because
+both sides process columns, and names are then written once. A reader ignores unknown fields; a
+change that old readers would misinterpret raises `VERSION`.
 """
 
 from collections.abc import Mapping
@@ -16,36 +16,36 @@ from extender.decoding import MalformedError, decode_with
 VERSION: Final = 1
 
 MAX_BYTES: Final = 1 << 20
-"""No honest report is larger: 16 cards of 7 instances with a dozen processes each take 200 KiB."""
+"""Size limit of a report: 16 cards with 7 instances and a dozen processes each take 200 KiB."""
 
 
 class ReportError(ValueError):
-    """A report that cannot be read; the message says what is wrong with it."""
+    """A report cannot be decoded; the message says why."""
 
 
 class Place(StrEnum):
-    """Where a process runs, as far as the agent can tell."""
+    """Kind of location that a process runs in."""
 
     POD = "pod"
     HOST = "host"
-    """In no pod: of the machine itself, or of a container that Kubernetes did not make."""
+    """Outside pods: on the host, or in a container that Kubernetes did not create."""
     UNKNOWN = "unknown"
-    """The agent does not see the machine's processes (hostPID is not given), or it is gone."""
+    """The agent cannot see the host's processes (no hostPID), or the process has ended."""
 
 
 class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of the report; what has its default value is left out when it is written."""
+    """A part of the report; fields with default values are omitted when encoded."""
 
 
 class Tenant(_Record, frozen=True, kw_only=True):
-    """A container that holds a device, as the kubelet says.
+    """A container that holds a device, from the kubelet.
 
     Attributes:
-        namespace: of its pod.
-        pod: name of its pod.
-        container: its name.
-        uid: UID of its pod, "" where unknown (the kubelet's answer has none).
-        replicas: names of the shares that it holds, () where the device is not shared.
+        namespace: namespace of the pod.
+        pod: name of the pod.
+        container: name of the container.
+        uid: UID of the pod, "" if unknown (the kubelet does not report it).
+        replicas: names of the shares that the container holds, () if the device is not shared.
     """
 
     namespace: str
@@ -56,18 +56,18 @@ class Tenant(_Record, frozen=True, kw_only=True):
 
 
 class Process(_Record, frozen=True, kw_only=True):
-    """A process that uses a device, as the driver says.
+    """A process that uses a device, from the driver.
 
     Attributes:
-        pid: its number on the machine (not in its container).
-        name: its command, "" where unknown.
-        memory_bytes: what it holds of the device's memory, None where the driver does not say.
-        utilization_ratio: its share of the device's time lately, 0 to 1, None where unknown.
-        place: where it runs.
-        uid: UID of its pod, "" where it is in none or that is unknown.
-        namespace: of its pod, "" likewise.
-        pod: name of its pod, "" likewise.
-        container: name of its container, or its id where the name is unknown, "" likewise.
+        pid: process id in the host's namespace, not in the container's.
+        name: command of the process, "" if unknown.
+        memory_bytes: GPU memory of the process, None if the driver does not report it.
+        utilization_ratio: recent share of the device's time, 0 to 1, None if unknown.
+        place: kind of location that the process runs in.
+        uid: UID of the pod, "" outside pods or if unknown.
+        namespace: namespace of the pod, "" outside pods or if unknown.
+        pod: name of the pod, "" outside pods or if unknown.
+        container: name of the container, its id if the name is unknown, "" outside pods.
     """
 
     pid: int
@@ -82,12 +82,12 @@ class Process(_Record, frozen=True, kw_only=True):
 
 
 class Foreign(_Record, frozen=True, kw_only=True):
-    """What is used of a device that no pod accounts for; all of it zero where there is nothing.
+    """Use of a device that no pod accounts for; all zero if there is none.
 
     Attributes:
-        memory_bytes: memory of it.
-        utilization_ratio: activity of it, 0 to 1, None where unknown.
-        pids: processes of it that are known.
+        memory_bytes: foreign memory in use.
+        utilization_ratio: foreign activity, 0 to 1, None if unknown.
+        pids: known foreign processes.
     """
 
     memory_bytes: int = 0
@@ -96,15 +96,16 @@ class Foreign(_Record, frozen=True, kw_only=True):
 
 
 class Verdict(_Record, frozen=True, kw_only=True):
-    """What the agent makes of a device, with its own settings; for people.
+    """The agent's evaluation of a device by its own settings; for display.
 
     Attributes:
-        is_idle: None where it is not known.
-        reason: why it is idle, is not, or is not known to be.
-        action: what the signs of ill health mean, as `health.*` names it, "" where there are none.
-        cause: the gravest of these signs, "" likewise.
-        stress_ratio: how hot or throttled it is, 0 to 1: it counts less by that, and is not ill.
-        stress_cause: why, "" where it is not.
+        is_idle: None if unknown.
+        reason: why the device is idle, is not idle, or is unknown.
+        action: health action from `health.*` settings, "" for a healthy device.
+        cause: the most severe sign of ill health, "" for a healthy device.
+        stress_ratio: heat or throttling, 0 to 1; lowers the device's score without making it
+            unhealthy.
+        stress_cause: cause of the stress, "" without stress.
     """
 
     is_idle: bool | None = None
@@ -116,11 +117,11 @@ class Verdict(_Record, frozen=True, kw_only=True):
 
 
 class Problem(_Record, frozen=True, kw_only=True):
-    """Why something is not seen.
+    """Why data is missing.
 
     Attributes:
-        code: NVML's name for it (`DriverNotLoaded`), or ours (`Hung`): one of few, for metrics.
-        text: what failed, why, and what to do.
+        code: NVML's name of the error (`DriverNotLoaded`), or the agent's (`Hung`); a metric label.
+        text: what failed, the cause, and the remedy.
     """
 
     code: str
@@ -130,25 +131,28 @@ class Problem(_Record, frozen=True, kw_only=True):
 class Device(_Record, frozen=True, kw_only=True):
     """A card, or a MIG instance; a card with instances is not listed itself.
 
+    A card with MIG enabled and no instance is listed: its health counts, although no pod can use
+    it.
+
     Attributes:
-        uuid: UUID of the card; of the parent card for an instance.
+        uuid: UUID of the card; for an instance, of its parent card.
         gpu_instance_id: "" for a whole card.
-        mig_uuids: UUIDs of its MIG devices, as the kubelet names them; one for each compute
-            instance, () for a whole card.
-        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
-        index: the driver's index of the card; may change when the machine starts anew.
-        model: as the driver writes it.
-        pci_bus_id: address of the card, as NVML writes it (`00000000:1A:00.0`).
-        numa_node: NUMA node that the card hangs on, None where unknown.
-        nvlink_peers: UUIDs of cards that it reaches over NVLink; `switch` for an NVSwitch.
-        activity_source: what tells activity: `gpm`, `samples`, `rates`, `processes`, or "".
-        age_seconds: of its signals at the report's time, None where they never were measured.
-        xid_age_seconds: of its XID likewise, None where there is none.
-        allocated_to: containers that hold it, None where the kubelet cannot be asked.
-        used_by: processes that use it, None where the driver does not say.
-        foreign: use that no pod accounts for, None where that cannot be told.
-        verdict: what the agent makes of it.
-        problem: why its signals are missing or old, None where nothing is wrong.
+        mig_uuids: UUIDs of the MIG devices, one for each compute instance; () for a whole card.
+        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card, `none` for a card
+            with MIG enabled and no instance.
+        index: the driver's index of the card; may change on reboot.
+        model: product name from the driver.
+        pci_bus_id: PCI address of the card in NVML's format (`00000000:1A:00.0`).
+        numa_node: NUMA node of the card, None if unknown.
+        nvlink_peers: UUIDs of the cards at the other end of the NVLinks; `switch` for an NVSwitch.
+        activity_source: source of the utilization: `gpm`, `samples`, `rates`, `processes`, or "".
+        age_seconds: age of the signals at the report's time, None if never measured.
+        xid_age_seconds: age of the XID error at the report's time, None without one.
+        allocated_to: containers that hold the device, None if the kubelet cannot be asked.
+        used_by: processes that use the device, None if the driver does not list them.
+        foreign: use that no pod accounts for, None if unknown.
+        verdict: the agent's evaluation.
+        problem: why signals are missing or stale, None if all is well.
     """
 
     uuid: str
@@ -171,28 +175,29 @@ class Device(_Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Identity of the device: what `extender.core.readings.DeviceKey` holds."""
+        """Identity of the device; equals `extender.core.readings.DeviceKey`."""
         return self.uuid, self.gpu_instance_id
 
 
 class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSION):
-    """What a node's agent knows at one time; `version` is written before these.
+    """All data of a node's agent at one time; encoded with the field `version`.
 
     Attributes:
-        node: name of the node, as the agent was told; the extender believes the agent's token.
-        agent_version: of the program.
-        started_at: when the agent started, seconds since the epoch by the node's clock.
-        sequence: counts the agent's reports; with `started_at` it tells which of two is newer.
-        at: when the pass that this says ended, by the node's clock.
-        sent_at: when it was sent, by the node's clock: `sent_at - at` is its age, whatever the
-            reader's clock says; 0 where it was not.
-        driver_version: "" where there is no driver.
-        devices: what the node has; a device that was seen and is gone stays with its problem.
+        node: name of the node from the agent's settings; the extender trusts only the agent's
+            token.
+        agent_version: version of the program.
+        started_at: start of the agent, seconds since the epoch by the node's clock.
+        sequence: number of the report since the start; orders reports with the same `started_at`.
+        at: end of the pass, seconds since the epoch by the node's clock.
+        sent_at: time of sending by the node's clock, 0 if not sent. `sent_at - at` is the report's
+            age, independent of the reader's clock.
+        driver_version: "" without a driver.
+        devices: the node's devices; a device that has disappeared stays, with its problem.
         signals: by name of `extender.core.readings.Signal`, one value for each device in base
             units, None where missing.
-        problem: why nothing is seen at all, or nothing new; None where all is well.
-        tenants_problem: why it is not known who holds the devices, None where it is.
-        processes_problem: why it is not known whose the processes are, None where it is.
+        problem: why devices or current values are missing, None if all is well.
+        tenants_problem: why the holders of devices are unknown, None if they are known.
+        processes_problem: why the pods of processes are unknown, None if they are known.
     """
 
     node: str
@@ -209,7 +214,7 @@ class Report(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
     processes_problem: Problem | None = None
 
     def signals_of(self, row: int) -> dict[str, float]:
-        """Return what was measured of one device, by name of the signal."""
+        """Return the measured values of one device by name of the signal."""
         return {
             name: value
             for name, column in self.signals.items()
@@ -222,7 +227,7 @@ _DECODER: Final = msgspec.json.Decoder(Report)
 
 
 class _Envelope(msgspec.Struct):
-    """What every version of the report has."""
+    """Fields common to all versions of the report."""
 
     version: int
 
@@ -231,11 +236,11 @@ _ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
 
 
 def encode(report: Report, sent_at: float | None = None) -> bytes:
-    """Write a report as JSON.
+    """Encode a report as JSON.
 
     Args:
         report: the report.
-        sent_at: the time of sending, seconds since the epoch; None where it is not sent.
+        sent_at: time of sending, seconds since the epoch; None if the report is not sent.
     """
     if sent_at is not None:
         report = msgspec.structs.replace(report, sent_at=sent_at)
@@ -243,10 +248,10 @@ def encode(report: Report, sent_at: float | None = None) -> bytes:
 
 
 def decode(content: bytes) -> Report:
-    """Read a report; fields that are not known are ignored.
+    """Decode and check a report; ignore unknown fields.
 
     Raises:
-        ReportError: it is none, or of a version that this program does not understand.
+        ReportError: the content is no report, or of an unsupported version.
     """
     if len(content) > MAX_BYTES:
         raise ReportError(f"report of {len(content)} bytes: must be at most {MAX_BYTES} bytes")
@@ -269,19 +274,19 @@ def decode(content: bytes) -> Report:
     return report
 
 
-# --- what is sent to the extender -----------------------------------------------------------------
+# --- updates to the extender ----------------------------------------------------------------------
 
 PATH: Final = "/v1/agent-reports"
-"""Where an agent asks the extender for a stream of updates."""
+"""URL path at which an agent requests a stream of updates."""
 
 UPGRADE: Final = "idlegpu-reports"
-"""What the connection speaks once that is granted: messages, each after its length."""
+"""Protocol name in the Upgrade header; the stream carries messages with a length prefix."""
 
 LENGTH_BYTES: Final = 4
-"""Of the length, big-endian."""
+"""Size of the length prefix, big-endian."""
 
 MAX_UPDATE_BYTES: Final = 1 << 18
-"""No honest update is larger: 16 cards of 7 instances with all signals take 40 KiB."""
+"""Size limit of an update: 16 cards with 7 instances and all signals take 40 KiB."""
 
 AGE: Final = "age_seconds"
 XID_AGE: Final = "xid_age_seconds"
@@ -289,12 +294,12 @@ FOREIGN_MEMORY: Final = "foreign_memory_bytes"
 FOREIGN_UTILIZATION: Final = "foreign_utilization_ratio"
 MEAN: Final = "mean_utilization_ratio"
 MEAN_SQUARE: Final = "mean_square_utilization_ratio"
-"""Rows of an update besides signals: the age of each device's values and of its XID at the report's
-time; use that no pod accounts for; activity and its square, on average since last sent."""
+"""Rows of an update besides signals: age of each device's values and of its XID at the report's
+time; foreign use; mean activity and mean square since the previous update."""
 
 
 class Part(_Record, frozen=True, kw_only=True):
-    """What a device is; the fields are those of `Device`."""
+    """Identity of a device in a layout; fields as in `Device`."""
 
     uuid: str
     gpu_instance_id: str = ""
@@ -304,12 +309,12 @@ class Part(_Record, frozen=True, kw_only=True):
 
 
 class Layout(_Record, frozen=True, kw_only=True):
-    """What the numbers of an update stand for.
+    """Meaning of the rows and columns of an update's values.
 
     Attributes:
-        driver_version: "" where there is no driver.
-        devices: what each column is of.
-        rows: what each row is: names of `extender.core.readings.Signal`, and those above.
+        driver_version: "" without a driver.
+        devices: device of each column.
+        rows: name of each row: a `extender.core.readings.Signal`, or one of the constants above.
     """
 
     driver_version: str = ""
@@ -318,24 +323,24 @@ class Layout(_Record, frozen=True, kw_only=True):
 
 
 class Holders(_Record, frozen=True, kw_only=True):
-    """Pods on each device: (namespace, name, UID or ""); None where it is not known."""
+    """Pods of each device as (namespace, name, UID or ""); None if unknown."""
 
     pods: tuple[tuple[tuple[str, str, str], ...] | None, ...] = ()
 
 
 class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSION):
-    """What the extender is told of a report; what it was told before on the connection is left out.
+    """A report as sent to the extender; omits what the connection has already carried.
 
     Attributes:
-        node, started_at, sequence, at: as the report has them.
-        sent_at: when it was sent, by the node's clock.
-        is_news: it may change a decision; else it only says that all is as before.
-        layout: None where it is as before.
-        holders: None where they are as before.
+        node, started_at, sequence, at: as in the report.
+        sent_at: time of sending, seconds since the epoch by the node's clock.
+        is_news: the report may change a decision; False for a heartbeat.
+        layout: None if unchanged.
+        holders: None if unchanged.
         values: little-endian doubles, row by row, one for each device; NaN where missing.
-        problem: why nothing is seen, or nothing new; "" where all is well.
-        shares: now and then: place of a shared device in the layout, UID of a pod on it, and the
-            memory in bytes that its processes hold there.
+        problem: why devices or current values are missing, "" if all is well.
+        shares: sent periodically: device number in the layout, UID of a pod on that shared device,
+            and memory of the pod's processes in bytes.
     """
 
     node: str
@@ -352,7 +357,7 @@ class Update(_Record, frozen=True, kw_only=True, tag_field="version", tag=VERSIO
 
 
 class Farewell(_Record, frozen=True, kw_only=True):
-    """Why the extender ends a connection: its last words on it."""
+    """Last message of the extender before it ends a connection, with the reason."""
 
     reason: str = ""
 
@@ -364,16 +369,16 @@ _FAREWELL_DECODER: Final = msgspec.msgpack.Decoder(Farewell)
 
 
 def frame(message: Update | Farewell) -> bytes:
-    """Write a message with its length before it."""
+    """Encode a message with its length prefix."""
     content = _UPDATE_ENCODER.encode(message)
     return len(content).to_bytes(LENGTH_BYTES, "big") + content
 
 
 def decode_update(content: bytes | bytearray | memoryview) -> Update:
-    """Read an update without its length; fields that are not known are ignored.
+    """Decode an update without its length prefix; ignore unknown fields.
 
     Raises:
-        ReportError: it is none, or of a version that this program does not understand.
+        ReportError: the content is no update, or of an unsupported version.
     """
     try:
         return decode_with(_UPDATE_DECODER.decode, content)
@@ -395,7 +400,7 @@ def _what_is_wrong(content: bytes | bytearray | memoryview, error: Exception) ->
 
 
 def decode_farewell(content: bytes) -> str:
-    """Return the reason of a farewell, "" where it cannot be read."""
+    """Decode the reason of a farewell; "" if it cannot be decoded."""
     try:
         return decode_with(_FAREWELL_DECODER.decode, content).reason
     except MalformedError:

@@ -1,4 +1,4 @@
-"""The agent's loop: reads, asks whose the devices are, judges, and tells who waits for reports."""
+"""The agent's main loop: read, attribute tenants, evaluate, publish the report."""
 
 import asyncio
 import importlib.metadata
@@ -10,140 +10,140 @@ from functools import partial
 from typing import Protocol
 
 from agent.backend import Backend, XidEvent
-from agent.compose import Composer, Identity, Whose, uses_of
 from agent.events import XidLog, XidWatcher
 from agent.options import Options
-from agent.problems import exhausted_problem, hung_problem
-from agent.reading import Pass
+from agent.problems import hung_problem
+from agent.reading import NodeReading
 from agent.report import Problem, Report
-from agent.session import NO_CARD, Session
-from agent.tenants import DeviceTenants, DeviceUse
-from agent.worker import ExhaustedError, HungError, Lane, Worker
+from agent.report_builder import AgentIdentity, ReportBuilder, TenantSnapshot, device_usages
+from agent.session import Session
+from agent.tenants import DeviceTenants, DeviceUsage
+from agent.worker import CallTracker, HungError, Worker
 from extender.core.health import RECOVERY_CHANGED
 
 logger = logging.getLogger(__name__)
 
 
-class Tenancy(Protocol):
-    """What the loop asks about tenants."""
+class TenantSource(Protocol):
+    """Source of tenants for the sampler."""
 
     @property
     def holders_problem(self) -> Problem | None:
-        """Why it is not known who holds the devices."""
+        """Why the holders of devices are unknown, None if they are known."""
 
     @property
     def processes_problem(self) -> Problem | None:
-        """Why it is not known whose the processes are."""
+        """Why the pods of processes are unknown, None if they are known."""
 
-    def attribute(self, uses: tuple[DeviceUse, ...]) -> tuple[DeviceTenants, ...]:
-        """Say whose each device is, in the order given."""
+    def attribute(self, usages: tuple[DeviceUsage, ...]) -> tuple[DeviceTenants, ...]:
+        """Return the tenants of each device, in the order given."""
 
 
-class Latest:
-    """The latest report, and a way to wait for the next; nothing older is kept.
+class LatestReport:
+    """The latest report; tasks can wait for the next one. Older reports are not kept.
 
-    Written by one task, read by any on the same loop.
+    One task publishes, any task of the same event loop reads.
 
     Args:
-        stale_seconds: readings that are older are none of now.
+        stale_seconds: maximum age of a current reading.
 
     Attributes:
         report: None before the first pass.
-        found: what it was made of.
+        node_reading: the values from which the report was built.
     """
 
     def __init__(self, stale_seconds: float = math.inf) -> None:
         self._stale_seconds = stale_seconds
         self.report: Report | None = None
-        self.found = Pass()
+        self.node_reading = NodeReading()
         self._published = asyncio.Event()
 
-    def publish(self, report: Report, found: Pass) -> None:
-        """Make a report the latest, and wake who waits."""
-        self.report, self.found = report, found
+    def publish(self, report: Report, node_reading: NodeReading) -> None:
+        """Replace the latest report, and wake the waiting tasks."""
+        self.report, self.node_reading = report, node_reading
         self._published.set()
         self._published = asyncio.Event()
 
     def are_fresh(self, now: float) -> tuple[bool, ...]:
-        """Say of each device whether what was measured of it is still true.
+        """Return for each device whether its reading is current.
 
         Args:
             now: seconds since the epoch.
         """
         return tuple(
             reading.measured_at is not None and now - reading.measured_at <= self._stale_seconds
-            for reading in self.found.devices
+            for reading in self.node_reading.devices
         )
 
-    async def newer(self, sequence: int) -> Report:
-        """Wait for a report after the one of this number; 0 for any."""
+    async def wait_newer(self, sequence: int) -> Report:
+        """Wait for a report with a higher sequence number; 0 matches any report."""
         while self.report is None or self.report.sequence <= sequence:
             await self._published.wait()
         return self.report
 
 
 class Sampler:
-    """Makes a report of every pass, and of every XID at once.
+    """Publishes a report after every pass, and immediately after an XID error.
 
-    Everything but the calls of the library happens on the loop's thread.
+    Everything but the library's calls runs on the event loop's thread.
 
     Args:
-        backend: the library.
+        backend: the driver's library.
         options: the settings.
-        tenancy: what knows whose devices are, None for nothing.
+        tenant_source: source of tenants, None for no tenants.
         clock: seconds since the epoch.
-        monotonic: seconds that never jump.
+        monotonic: monotonic clock in seconds.
 
     Attributes:
         latest: the latest report.
-        xids: what XIDs happened.
-        passes: passes that were made.
-        pass_seconds: time that they took, together.
-        library_seconds: part of it spent in the library.
-        hung: how often a call was given up, by its name; 0 for those that were made and never were.
+        xids: log of XID errors.
+        passes: passes made.
+        pass_seconds: total duration of the passes.
+        library_seconds: total time spent in the driver's library.
+        hung: hung calls by name of the call; 0 for calls that were made and never hung.
     """
 
     def __init__(
         self,
         backend: Backend,
         options: Options,
-        tenancy: Tenancy | None = None,
+        tenant_source: TenantSource | None = None,
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.latest = Latest(options.stale_seconds)
+        self.latest = LatestReport(options.stale_seconds)
         self.xids = XidLog()
         self.passes = 0
         self.pass_seconds = 0.0
         self.library_seconds = 0.0
         self.hung: dict[str, int] = {}
         self._options = options
-        self._tenancy = tenancy
+        self._tenant_source = tenant_source
         self._clock = clock
         self._monotonic = monotonic
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._cut_off_since: float | None = None
+        self._unreadable_since: float | None = None
         self.watcher = XidWatcher(backend, self._deliver, monotonic=monotonic)
         self.session = Session(
             backend, self.watcher, cadence=options.cadence, clock=clock, monotonic=monotonic
         )
-        self._worker = Worker(limit_seconds=options.call_seconds, most_hung=options.hung_calls)
-        self._composer = Composer(
-            Identity(
+        self._worker = Worker(limit_seconds=options.call_seconds)
+        self._report_builder = ReportBuilder(
+            AgentIdentity(
                 node=options.node,
                 agent_version=importlib.metadata.version("idlegpu"),
                 started_at=clock(),
             ),
-            options.judgement,
+            options.verdict_policy,
             self.xids,
         )
 
     @property
     def is_alive(self) -> bool:
-        """Whether a new container would not help."""
-        since = self._cut_off_since
+        """False if the GPUs have been unreadable so long that the container should restart."""
+        since = self._unreadable_since
         return since is None or self._monotonic() - since < self._options.liveness_seconds
 
     async def run(self) -> None:
@@ -159,71 +159,73 @@ class Sampler:
             self._wake.clear()
 
     async def sample(self) -> Report:
-        """Make one pass, and publish its report."""
+        """Make one pass, publish its report, and return it."""
         self._loop = asyncio.get_running_loop()
         started = self._monotonic()
-        found, is_read = await self._read()
-        report = self._composer.compose(found, self._whose(found), self._clock())
+        node_reading = await self._read()
+        report = self._report_builder.build(
+            node_reading, self._tenant_snapshot(node_reading), self._clock()
+        )
         now = self._monotonic()
         self.passes += 1
         self.pass_seconds += now - started
-        if is_read and not found.needs_restart:
-            self._cut_off_since = None
-        elif self._cut_off_since is None:
-            self._cut_off_since = now
-        self._log_changes(found)
-        self.latest.publish(report, found)
+        if not node_reading.needs_restart:
+            self._unreadable_since = None
+        elif self._unreadable_since is None:
+            self._unreadable_since = now
+        self._log_changes(node_reading)
+        self.latest.publish(report, node_reading)
         return report
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self.watcher.close()
         self._worker.close()
 
-    async def _read(self) -> tuple[Pass, bool]:
-        """Read every card that can be read; each one that hangs costs one limit, once.
+    async def _read(self) -> NodeReading:
+        """Read every card that does not hang; a call that hangs ends the pass after its limit.
 
-        Returns:
-            What was found, and whether anything could be asked.
+        The next pass skips the hung card and reads the cards after it.
         """
-        while True:
-            skipped = self._worker.hung_subjects()
-            try:
-                found, seconds, calls = await self._worker.run(partial(self._pass, skipped))
-            except HungError as error:
-                self._give_up(error)
-            except ExhaustedError:
-                self.session.mark(NO_CARD, exhausted_problem(len(skipped)))
-                return self.session.last_pass(), False
-            else:
-                self.library_seconds += seconds
-                # A counter that starts at 0 lets its first event be seen.
-                self.hung = dict.fromkeys(calls, 0) | self.hung
-                return found, NO_CARD not in skipped
+        skipped = self._worker.hung_subjects()
+        try:
+            node_reading, seconds, calls = await self._worker.run(
+                partial(self._read_in_thread, skipped)
+            )
+        except HungError as error:
+            self._record_hang(error)
+            return self.session.last_reading()
+        self._worker.clear_hangs(skipped)
+        self.library_seconds += seconds
+        # Export 0 first: Prometheus does not count an increase from a missing series.
+        self.hung = dict.fromkeys(calls, 0) | self.hung
+        return node_reading
 
-    def _pass(self, skipped: frozenset[str], lane: Lane) -> tuple[Pass, float, Collection[str]]:
-        found = self.session.read(lane, skipped)
-        return found, lane.take_busy_seconds(), lane.names
+    def _read_in_thread(
+        self, skipped: frozenset[str], tracker: CallTracker
+    ) -> tuple[NodeReading, float, Collection[str]]:
+        node_reading = self.session.read(tracker, skipped)
+        return node_reading, tracker.take_busy_seconds(), tracker.names
 
-    def _give_up(self, error: HungError) -> None:
+    def _record_hang(self, error: HungError) -> None:
         self.hung[error.call] = self.hung.get(error.call, 0) + 1
-        self.session.mark(error.subject, hung_problem(error.call, error.seconds))
+        self.session.mark_hung(error.subject, hung_problem(error.call, error.seconds))
         logger.error(
-            "call of the driver does not return",
+            "driver call does not return",
             extra={"call": error.call, "gpu": error.subject, "limit_seconds": error.seconds},
         )
 
-    def _whose(self, found: Pass) -> Whose:
-        if self._tenancy is None:
-            return Whose()
-        return Whose(
-            devices=self._tenancy.attribute(uses_of(found.devices)),
-            tenants_problem=self._tenancy.holders_problem,
-            processes_problem=self._tenancy.processes_problem,
+    def _tenant_snapshot(self, node_reading: NodeReading) -> TenantSnapshot:
+        if self._tenant_source is None:
+            return TenantSnapshot()
+        return TenantSnapshot(
+            devices=self._tenant_source.attribute(device_usages(node_reading.devices)),
+            tenants_problem=self._tenant_source.holders_problem,
+            processes_problem=self._tenant_source.processes_problem,
         )
 
     def _deliver(self, event: XidEvent) -> None:
-        """Take an event over from the thread that waits for them."""
+        """Pass an event from the card's thread to the event loop."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._note_xid, event)
 
@@ -233,28 +235,33 @@ class Sampler:
             "XID error",
             extra={"gpu": event.uuid, "instance": event.gpu_instance_id, "xid": event.xid},
         )
-        if event.xid == RECOVERY_CHANGED:  # to what is read with what changes slowly
-            self.session.look_closely()
+        if event.xid == RECOVERY_CHANGED:  # the recovery action is a slow-changing value
+            self.session.request_slow_read()
         self._wake.set()
 
-    def _log_changes(self, found: Pass) -> None:
-        """Log each problem once when it comes, and when it goes."""
-        before, after = _problems(self.latest.found), _problems(found)
+    def _log_changes(self, node_reading: NodeReading) -> None:
+        """Log each problem once when it appears, and once when it is gone."""
+        before, after = _problems(self.latest.node_reading), _problems(node_reading)
         for subject, problem in after.items():
             if subject not in before or before[subject].code != problem.code:
                 logger.warning("cannot read", extra={"what": subject, "problem": problem.text})
         for subject in before.keys() - after.keys():
             logger.info("can be read again", extra={"what": subject})
-        if found.driver_version != self.latest.found.driver_version and found.driver_version:
+        if (
+            node_reading.driver_version != self.latest.node_reading.driver_version
+            and node_reading.driver_version
+        ):
             logger.info(
                 "reading GPUs",
-                extra={"driver": found.driver_version, "devices": len(found.devices)},
+                extra={"driver": node_reading.driver_version, "devices": len(node_reading.devices)},
             )
 
 
-def _problems(found: Pass) -> dict[str, Problem]:
-    """Return what cannot be read, and why."""
+def _problems(node_reading: NodeReading) -> dict[str, Problem]:
+    """Return the problems of the node and of each device."""
     problems = {
-        device.card.uuid: device.problem for device in found.devices if device.problem is not None
+        device.card.uuid: device.problem
+        for device in node_reading.devices
+        if device.problem is not None
     }
-    return problems if found.problem is None else {**problems, "GPUs": found.problem}
+    return problems if node_reading.problem is None else {**problems, "GPUs": node_reading.problem}

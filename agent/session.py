@@ -1,7 +1,6 @@
-"""One pass over all cards: starts the library, finds the cards, and finds them again.
+"""Read all cards in one pass: start NVML, list the cards, read each, recover from failures.
 
-Used by the worker's thread alone; when a thread was given up, by the next one, which goes on where
-the other stuck.
+Runs in the worker's thread. After a hang the next thread continues with the same session.
 """
 
 import contextlib
@@ -11,27 +10,27 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from agent.backend import Backend, Card, Code, Instance, NvmlError, Topology
+from agent.backend import SWITCH, Backend, Card, Code, Instance, NvmlError, Topology
 from agent.card_reader import RESET_REQUIRED, SESSION_CODES, CardReader
 from agent.events import XidWatcher
 from agent.problems import GONE, NEEDS_RESTART, NO_GPU, problem_of
-from agent.reading import DeviceReading, Pass
+from agent.reading import DeviceReading, NodeReading
 from agent.report import Problem
-from agent.worker import Lane
+from agent.worker import CallTracker
 
 NO_CARD: Final = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """How often what is read.
+    """Intervals of reads, in seconds.
 
     Attributes:
-        slow_seconds: what costs more and changes slowly, and whether the layout has changed.
-        process_seconds: what each process does.
-        relayout_seconds: cards and instances are found anew so soon where one of them failed.
-        start_limit_seconds: starting the library may take so long.
-        retry_seconds: the longest wait before the library is started again.
+        slow_seconds: interval of slow-changing values, whose calls cost more, and of layout checks.
+        process_seconds: interval of process utilization.
+        relayout_seconds: delay until cards and instances are listed again after an instance failed.
+        start_limit_seconds: time limit for starting NVML.
+        retry_seconds: longest wait before NVML is started again.
     """
 
     slow_seconds: float = 10.0
@@ -42,17 +41,17 @@ class Cadence:
 
 
 class Session:
-    """What is known of the driver and its cards.
+    """State of the driver and its cards between passes.
 
     Args:
-        backend: the library.
-        watcher: waits for events of the cards that are found.
-        cadence: how often what is read.
+        backend: the driver's library.
+        watcher: waits for the events of the listed cards.
+        cadence: intervals of reads; None for the defaults.
         clock: seconds since the epoch.
-        monotonic: seconds that never jump.
+        monotonic: monotonic clock in seconds.
 
     Attributes:
-        failures: failed calls by call and error.
+        failures: counter of failed calls by call and error.
     """
 
     def __init__(
@@ -80,69 +79,79 @@ class Session:
         self._readers: dict[str, CardReader] = {}
         self._last: dict[str, tuple[DeviceReading, ...]] = {}
         self._slow_at = 0.0
-        self._is_urgent = False
+        self._is_slow_requested = False
         self._processes_at = 0.0
-        self._marks: dict[str, Problem] = {}
-        self._hang: Problem | None = None
+        self._hang_problems: dict[str, Problem] = {}
+        self._node_hang_problem: Problem | None = None
         self._lost: set[str] = set()
 
-    def read(self, lane: Lane, skipped: Collection[str]) -> Pass:
-        """Make one pass.
+    def read(self, tracker: CallTracker, skipped: Collection[str]) -> NodeReading:
+        """Make one pass and return its values.
 
         Args:
-            lane: makes the calls.
-            skipped: UUIDs of cards of which a call has not returned yet; "" where one hangs that
-                concerns no card.
+            tracker: makes the calls.
+            skipped: UUIDs of cards with a hung call; "" if a call that concerns no card hangs.
         """
-        self._marks = {name: mark for name, mark in self._marks.items() if name in skipped}
-        if NO_CARD in skipped:
-            return self.last_pass()
+        self._hang_problems = {
+            name: problem for name, problem in self._hang_problems.items() if name in skipped
+        }
+        can_start = NO_CARD not in skipped and self._monotonic() >= self._start_at
         try:
-            if self._is_started or self._monotonic() >= self._start_at:
-                self._read_all(lane, skipped)
+            if self._is_started or can_start:
+                self._read_all(tracker, skipped)
         except NvmlError as error:
-            self._cut_off(lane, error)
-        self._judge_hangs(skipped)
-        return self.last_pass()
+            self._disconnect(tracker, error)
+        self._update_hang_problem(skipped)
+        if self._is_started and not skipped and self._is_nothing_readable():
+            self._shut_down(tracker)
+        return self.last_reading()
 
-    def _read_all(self, lane: Lane, skipped: Collection[str]) -> None:
+    def _is_nothing_readable(self) -> bool:
+        """Return whether every card has a problem, so that NVML must be started again."""
+        devices = [device for devices in self._last.values() for device in devices]
+        return all(device.problem is not None for device in devices)
+
+    def _read_all(self, tracker: CallTracker, skipped: Collection[str]) -> None:
         if not self._is_started:
-            self._start(lane)
+            self._start(tracker)
         now = self._monotonic()
-        if self._is_urgent:
-            self._is_urgent, self._slow_at = False, now
-        is_slow = now >= self._slow_at
+        if self._is_slow_requested:
+            self._is_slow_requested, self._slow_at = False, now
+        is_slow = now >= self._slow_at and NO_CARD not in skipped
         with_rates = now >= self._processes_at
         if is_slow:
-            self._find(lane, skipped)
+            self._find_cards(tracker, skipped)
         for uuid, reader in self._readers.items():
             if uuid not in skipped:
-                self._read_card(lane, reader, is_slow=is_slow, with_rates=with_rates)
-        # Only now: where a call hung, the next thread does again what this one began.
+                self._read_card(tracker, reader, is_slow=is_slow, with_rates=with_rates)
+        # Set due times last: after a hang, the next thread repeats the interrupted read.
         if is_slow:
+            self._set_expected_links()
             self._slow_at = now + self._cadence.slow_seconds
         if with_rates:
             self._processes_at = now + self._cadence.process_seconds
-        if any(one.is_outdated for uuid, one in self._readers.items() if uuid not in self._lost):
+        if any(
+            one.has_stale_handles for uuid, one in self._readers.items() if uuid not in self._lost
+        ):
             self._slow_at = min(self._slow_at, now + self._cadence.relayout_seconds)
-        self._judge_all()
+        self._update_needs_restart()
 
-    def look_closely(self) -> None:
-        """Have all be read in the next pass, what changes slowly included; from any thread."""
-        self._is_urgent = True
+    def request_slow_read(self) -> None:
+        """Read slow-changing values, too, in the next pass. Safe to call from any thread."""
+        self._is_slow_requested = True
 
-    def last_pass(self) -> Pass:
-        """Return what was found last, by whatever thread."""
-        return Pass(
+    def last_reading(self) -> NodeReading:
+        """Return the latest values of all devices."""
+        return NodeReading(
             driver_version=self._driver_version,
             devices=tuple(device for devices in self._last.values() for device in devices),
-            problem=self._problem or self._hang,
-            needs_restart=self._needs_restart or self._hang is not None,
+            problem=self._problem or self._node_hang_problem,
+            needs_restart=self._needs_restart,
         )
 
-    def mark(self, uuid: str, problem: Problem) -> None:
-        """Say why a card's values grow old; or, for "", why everything does."""
-        self._marks[uuid] = problem
+    def mark_hung(self, uuid: str, problem: Problem) -> None:
+        """Set the problem of a card whose call hangs; for "", of the whole node."""
+        self._hang_problems[uuid] = problem
         if uuid in self._last:
             self._last[uuid] = tuple(
                 replace(device, problem=problem) for device in self._last[uuid]
@@ -150,50 +159,58 @@ class Session:
         else:
             self._problem = problem
 
-    def _start(self, lane: Lane) -> None:
-        """Start the library, or say why it does not start and when it is tried again."""
+    def _start(self, tracker: CallTracker) -> None:
+        """Start NVML, and set the time of the next attempt in case of failure."""
         self._start_at = self._monotonic() + self._backoff
         self._backoff = min(self._backoff * 2, self._cadence.retry_seconds)
         limit = self._cadence.start_limit_seconds
-        lane.call(NO_CARD, "nvmlInit", self._backend.start, limit_seconds=limit)
+        tracker.call(NO_CARD, "nvmlInit", self._backend.start, limit_seconds=limit)
         self._is_started = True
-        self._driver_version = lane.call(
-            NO_CARD, "nvmlSystemGetDriverVersion", self._backend.driver_version
-        )
         self._readers.clear()
         self._slow_at = self._processes_at = 0.0
 
-    def _find(self, lane: Lane, skipped: Collection[str]) -> None:
-        """Find the cards and their instances; those that stayed as they were keep their readers."""
-        count = lane.call(NO_CARD, "nvmlDeviceGetCount", self._backend.count)
-        self._problem = next((p for name, p in self._marks.items() if name not in self._last), None)
+    def _find_cards(self, tracker: CallTracker, skipped: Collection[str]) -> None:
+        """List the cards and instances; keep the readers of unchanged cards."""
+        if not self._driver_version:
+            name = "nvmlSystemGetDriverVersion"
+            self._driver_version = tracker.call(NO_CARD, name, self._backend.driver_version)
+        count = tracker.call(NO_CARD, "nvmlDeviceGetCount", self._backend.count)
+        self._problem = next(
+            (p for name, p in self._hang_problems.items() if name not in self._last), None
+        )
         unopened: dict[str, Problem] = {}
         cards = [
-            card for index in range(count) if (card := self._open(lane, index, skipped, unopened))
+            card
+            for index in range(count)
+            if (card := self._open(tracker, index, skipped, unopened))
         ]
         found = {card.uuid for card in cards} | set(skipped)
-        if not skipped:  # else what is waited for stays as it is
-            self._watcher.follow(cards)
+        self._watcher.watch(cards, unchanged=skipped)
         for card in cards:
-            self._adopt(lane, card, cards)
-        self._miss(self._last.keys() - found, unopened)
+            if card.uuid not in skipped:
+                self._update_reader(tracker, card, cards)
+        self._mark_missing(self._last.keys() - found, unopened)
         if not count:
             self._problem = Problem(
                 code=NO_GPU,
-                text="the driver lists no GPU: is the container given any "
-                "(NVIDIA_VISIBLE_DEVICES=all), and is one in this machine?",
+                text="the driver lists no GPU: does this node have one, and may the "
+                "container use it (NVIDIA_VISIBLE_DEVICES=all)?",
             )
 
     def _open(
-        self, lane: Lane, index: int, skipped: Collection[str], unopened: dict[str, Problem]
+        self,
+        tracker: CallTracker,
+        index: int,
+        skipped: Collection[str],
+        unopened: dict[str, Problem],
     ) -> Card | None:
-        """Open a card; one that cannot be opened does not hide the others."""
+        """Open a card; return None and record the problem if that fails."""
         known = next((r.card.uuid for r in self._readers.values() if r.card.index == index), None)
         subject = known or f"GPU {index}"
         if subject in skipped:
             return None
         try:
-            return lane.call(subject, "nvmlDeviceGetHandleByIndex", self._backend.card, index)
+            return tracker.call(subject, "nvmlDeviceGetHandleByIndex", self._backend.card, index)
         except NvmlError as error:
             self.failures[error.call, error.code.name] += 1
             if error.code in SESSION_CODES:
@@ -201,63 +218,65 @@ class Session:
             unopened[subject] = problem_of(error, f"cannot open GPU {index}")
             return None
 
-    def _miss(self, missing: Collection[str], unopened: Mapping[str, Problem]) -> None:
-        """Say why cards that were there are not found, or which new ones cannot be opened."""
+    def _mark_missing(self, missing: Collection[str], unopened: Mapping[str, Problem]) -> None:
+        """Set the problem of cards that disappeared, and of new cards that cannot be opened."""
         for uuid in missing:
-            # A card that fell out of the list may be any of those that cannot be opened.
-            problem = unopened.get(uuid) or next(iter(unopened.values()), None) or _gone(uuid)
+            # The missing card may be any of those that cannot be opened.
+            problem = (
+                unopened.get(uuid) or next(iter(unopened.values()), None) or _missing_problem(uuid)
+            )
             if uuid not in unopened:
                 self._readers.pop(uuid, None)
-            self._lose(uuid, problem)
-        strangers = [problem for name, problem in unopened.items() if name not in self._last]
-        if strangers:
-            self._problem = strangers[0]
+            self._mark_unreadable(uuid, problem)
+        new_cards = [problem for name, problem in unopened.items() if name not in self._last]
+        if new_cards:
+            self._problem = new_cards[0]
 
-    def _adopt(self, lane: Lane, card: Card, cards: list[Card]) -> None:
-        """Keep a card's reader, or make one where the card or its layout is new."""
+    def _update_reader(self, tracker: CallTracker, card: Card, cards: list[Card]) -> None:
+        """Keep a card's reader, or create one for a new card or layout."""
         known = self._readers.get(card.uuid)
-        self._last.setdefault(card.uuid, (_unread(card),))
+        self._last.setdefault(card.uuid, (_empty_reading(card),))
         try:
-            instances = lane.call(card.uuid, "instances", self._backend.instances, card)
-            if known is not None and self._is_sound(known, card, instances):
-                known.renew(card, instances)
+            instances = tracker.call(card.uuid, "instances", self._backend.instances, card)
+            if known is not None and self._can_reuse(known, card, instances):
+                known.refresh_handles(card, instances)
                 return
-            topology = lane.call(card.uuid, "topology", self._backend.topology, card, cards)
+            topology = tracker.call(card.uuid, "topology", self._backend.topology, card, cards)
         except NvmlError as error:
             self.failures[error.call, error.code.name] += 1
             if error.code in SESSION_CODES:
                 raise
-            self._lose(card.uuid, problem_of(error, f"cannot read GPU {card.index}"))
+            self._mark_unreadable(card.uuid, problem_of(error, f"cannot read GPU {card.index}"))
             return
         self._readers[card.uuid] = CardReader(
             self._backend, card, topology, instances, self.failures
         )
 
-    def _is_sound(
+    def _can_reuse(
         self, reader: CardReader, card: Card, instances: tuple[Instance, ...] | None
     ) -> bool:
-        """Tell whether a reader still fits its card, which was not lost since."""
+        """Return whether a reader still fits its card, and the card has not been lost since."""
         fits = (reader.card, reader.instances) == (card, instances)
         return fits and card.uuid not in self._lost
 
     def _read_card(
-        self, lane: Lane, reader: CardReader, *, is_slow: bool, with_rates: bool
+        self, tracker: CallTracker, reader: CardReader, *, is_slow: bool, with_rates: bool
     ) -> None:
         card = reader.card
         try:
-            devices = reader.read(lane, self._clock(), is_slow=is_slow, with_rates=with_rates)
+            devices = reader.read(tracker, self._clock(), is_slow=is_slow, with_rates=with_rates)
         except NvmlError as error:
             if error.code in SESSION_CODES:
                 raise
-            self._lose(card.uuid, problem_of(error, f"cannot read GPU {card.index}"))
+            self._mark_unreadable(card.uuid, problem_of(error, f"cannot read GPU {card.index}"))
             return
         self._last[card.uuid] = devices
         self._lost.discard(card.uuid)
 
-    def _lose(self, uuid: str, problem: Problem) -> None:
-        """Say that a card cannot be read; what was measured of it is not true any more."""
+    def _mark_unreadable(self, uuid: str, problem: Problem) -> None:
+        """Set the problem of a card that cannot be read, and drop its values."""
         devices = _without_values(self._last.get(uuid, ()), problem)
-        if problem.code == Code.ResetRequired.name:  # that much the driver says of it, and now
+        if problem.code == Code.ResetRequired.name:  # the error itself is a current reading
             devices = (
                 replace(device, values=RESET_REQUIRED, measured_at=self._clock())
                 for device in devices
@@ -265,13 +284,29 @@ class Session:
         self._last[uuid] = tuple(devices)
         self._lost.add(uuid)
 
-    def _judge_all(self) -> None:
-        """Find out whether the whole container is cut off, and not single cards."""
+    def _set_expected_links(self) -> None:
+        """Expect as many NVLinks of each card as other cards of its model have on this node.
+
+        Without an NVSwitch, a card without links may have no NVLink bridge. Cards with MIG enabled
+        have no active links.
+        """
+        by_model: dict[str, list[CardReader]] = {}
+        for reader in self._readers.values():
+            if reader.instances is None:
+                by_model.setdefault(reader.card.model, []).append(reader)
+        for siblings in by_model.values():
+            most = max(one.max_links for one in siblings)
+            has_switch = any(SWITCH in one.topology.nvlink_peers for one in siblings)
+            for one in siblings:
+                one.expected_links = most if one.max_links or has_switch else 0.0
+
+    def _update_needs_restart(self) -> None:
+        """Find out whether the container has lost access to all cards, not to single ones."""
         problems = [device.problem for devices in self._last.values() for device in devices]
         codes = {problem.code for problem in problems if problem is not None}
         if not problems or None in problems:
-            self._has_worked = self._has_worked or None in problems
-            self._backoff = 1.0
+            if problems:
+                self._has_worked, self._backoff = True, 1.0
             self._needs_restart = False
             return
         needing = {code.name for code in NEEDS_RESTART}
@@ -279,16 +314,30 @@ class Session:
         if codes & needing:
             self._problem = next(problem for problem in problems if problem is not None)
 
-    def _judge_hangs(self, skipped: Collection[str]) -> None:
-        """Find out whether no card at all can be read because calls hang."""
+    def _update_hang_problem(self, skipped: Collection[str]) -> None:
+        """Set the node's problem if hung calls keep all cards from being read."""
         is_any_read = any(
             uuid not in skipped and all(device.problem is None for device in devices)
             for uuid, devices in self._last.items()
         )
-        self._hang = None if is_any_read else next(iter(self._marks.values()), None)
+        self._node_hang_problem = (
+            None if is_any_read else next(iter(self._hang_problems.values()), None)
+        )
 
-    def _cut_off(self, lane: Lane, error: NvmlError) -> None:
-        """Let go of a library that has lost the driver; it is started again later."""
+    def _shut_down(self, tracker: CallTracker) -> None:
+        """Shut NVML down; a later pass starts it again.
+
+        An open NVML session blocks driver upgrades, GPU resets and changes of the MIG layout.
+        """
+        self._is_started = False
+        self._watcher.stop()
+        self._readers.clear()
+        self._driver_version = ""
+        with contextlib.suppress(NvmlError):  # the session may have failed already
+            tracker.call(NO_CARD, "nvmlShutdown", self._backend.stop)
+
+    def _disconnect(self, tracker: CallTracker, error: NvmlError) -> None:
+        """Shut NVML down after it lost the driver, and set the node's problem."""
         self.failures[error.call, error.code.name] += 1
         what = "cannot read the GPUs" if self._is_started else "cannot start NVML"
         self._problem = problem_of(error, what)
@@ -298,12 +347,7 @@ class Session:
         for uuid, devices in self._last.items():
             self._last[uuid] = tuple(_without_values(devices, self._problem))
         if self._is_started:
-            self._is_started = False
-            self._watcher.stop()
-            with contextlib.suppress(NvmlError):  # it is cut off already
-                lane.call(NO_CARD, "nvmlShutdown", self._backend.stop)
-        self._readers.clear()
-        self._driver_version = ""
+            self._shut_down(tracker)
 
 
 def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Iterable[DeviceReading]:
@@ -311,13 +355,13 @@ def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Itera
         yield replace(device, values={}, processes=None, problem=problem)
 
 
-def _unread(card: Card) -> DeviceReading:
+def _empty_reading(card: Card) -> DeviceReading:
     return DeviceReading(card=card, topology=Topology(numa_node=None, nvlink_peers=()))
 
 
-def _gone(uuid: str) -> Problem:
+def _missing_problem(uuid: str) -> Problem:
     return Problem(
         code=GONE,
-        text=f"{uuid} was here and is not listed by the driver any more: taken out, or fallen off "
-        "the bus: see dmesg; restart the agent where it was taken out for good",
+        text=f"{uuid} is no longer listed by the driver: removed, or fallen off the bus: see "
+        "dmesg; restart the agent if the card was removed for good",
     )

@@ -1,4 +1,4 @@
-"""The report as a table for people; imported only where one is wanted, for it is large."""
+"""Render the report as a table for the terminal; import it only when needed: `rich` is large."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.report import Device, Place, Process, Report
-from extender.core.readings import Signal
+from extender.core.readings import NO_INSTANCES, Signal
 
 _GIB: Final = float(1 << 30)
 _UNKNOWN: Final = "?"
@@ -21,7 +21,7 @@ _SHORT: Final = (("graphics", Signal.GRAPHICS_ACTIVE), ("SM", Signal.SM_ACTIVE))
 
 
 def render(report: Report) -> RenderableType:
-    """Return the report as something that `rich` shows."""
+    """Return the report as a `rich` renderable."""
     at = datetime.fromtimestamp(report.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     driver = f"driver {report.driver_version}" if report.driver_version else "no driver"
     parts: list[RenderableType] = [Text(f"{report.node}, {driver}, {at}", style="bold")]
@@ -72,19 +72,21 @@ def _table(report: Report) -> Table:
 
 def _name(device: Device) -> str:
     index = _UNKNOWN if device.index is None else str(device.index)
+    if device.mig_profile == NO_INSTANCES:
+        return f"{index} MIG, no instance"
     if not device.gpu_instance_id:
         return index
     return f"{index}:{device.gpu_instance_id} {device.mig_profile}"
 
 
 def _busy(device: Device, values: dict[str, float]) -> str:
-    """Say how busy a device is, by each source that tells it."""
-    told = [f"{values[signal]:.0%} {name}" for name, signal in _SHORT if signal in values]
+    """Return the activity of a device by each source."""
+    parts = [f"{values[signal]:.0%} {name}" for name, signal in _SHORT if signal in values]
     if Signal.GPU_UTILIZATION in values:
-        told.append(f"{values[Signal.GPU_UTILIZATION]:.0%} {device.activity_source}")
+        parts.append(f"{values[Signal.GPU_UTILIZATION]:.0%} {device.activity_source}")
     extra = ((Signal.TENSOR_ACTIVE, "tensor"), (Signal.DRAM_ACTIVE, "memory"))
-    told += [f"{values[signal]:.0%} {name}" for signal, name in extra if values.get(signal)]
-    return "\n".join(told) or _UNKNOWN
+    parts += [f"{values[signal]:.0%} {name}" for signal, name in extra if values.get(signal)]
+    return "\n".join(parts) or _UNKNOWN
 
 
 def _memory(values: dict[str, float]) -> str:

@@ -1,7 +1,7 @@
-"""Says of each device who holds it, who uses it, and what is used of it that no pod accounts for.
+"""Attribute each device: the containers that hold it, the processes that use it, and foreign use.
 
-Two sources: the kubelet (who holds what) and `/proc` (in which pod a process runs). Either may be
-missing; what only it could tell is then unknown (None), never "nobody" and never "foreign".
+Joins two sources: the kubelet (holders) and `/proc` (the pod of a process). Where a source is
+missing, its facts are unknown (None), never "no holder" and never "foreign".
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,49 +10,51 @@ from typing import Final
 
 import msgspec
 
-from agent.cgroup import Home
-from agent.device_ids import DeviceKey, KnownDevice
+from agent.cgroup import ProcessLocation
+from agent.device_holders import DeviceHolders, HolderSnapshot
+from agent.device_ids import DeviceIds, DeviceKey
 from agent.foreign import (
-    Blame,
+    Attribution,
     Evidence,
     Threshold,
+    exceeds,
     foreign_use,
-    memory_not_accounted,
-    shows,
+    unaccounted_memory_bytes,
 )
-from agent.holdings import Held, Holdings
 from agent.pod_names import PodName, PodNames
 from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Foreign, Place, Problem, Process, Tenant
 
 SYSTEM_COMMANDS: Final = frozenset(
     {
-        "nvidia-cuda-mps",  # -server and -control: /proc has 15 characters of a command
+        "nvidia-cuda-mps",  # -server and -control: /proc truncates commands to 15 characters
         "nvidia-persiste",  # nvidia-persistenced
         "nv-hostengine",
         "dcgm-exporter",
         "nvidia-smi",
     }
 )
-"""Programs that touch every device on everybody's behalf: their use is nobody's."""
+"""System programs that open every device; their use is not foreign."""
 
 _NO_HOST_PID: Final = Problem(
     code="NoHostPid",
-    text="the machine's processes are not seen, so it is unknown whose pods use the devices: "
+    text="host processes are not visible, so the pods that use the devices are unknown: "
     "set hostPID: true, and mount /proc without hidepid",
 )
-_NO_KUBELET: Final = Problem(code="PodResources", text="the kubelet is not asked: switched off")
+_NO_KUBELET: Final = Problem(
+    code="PodResources", text="the kubelet is not asked: kubelet_socket is null"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPolicy:
-    """When use of a device is called foreign.
+    """When use of a device counts as foreign.
 
     Attributes:
-        threshold: from where on a device that nobody holds counts as used.
-        settle_seconds: what a tenant leaves behind is not foreign for so long after its end.
-        list_seconds: within so long the driver lists a process that uses memory, of any kind.
-        system_commands: processes of these names are not foreign.
+        threshold: limits of memory and activity below which use is ignored.
+        settle_seconds: delay after a holder's end during which its leftovers are not foreign.
+        list_seconds: time within which the driver lists every process that uses memory.
+        system_commands: names of processes whose use is not foreign.
     """
 
     threshold: Threshold = field(default_factory=Threshold)
@@ -62,17 +64,17 @@ class TenantPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceUse:
-    """What the driver says of one device.
+class DeviceUsage:
+    """Use of one device as the driver reports it.
 
     Attributes:
-        device: what it is called.
-        memory_used_bytes: without what the driver reserves; None where unknown.
-        utilization_ratio: 0 to 1, None where unknown.
-        processes: as the driver lists them (pid, memory, activity); None where it does not.
+        device: identifiers of the device.
+        memory_used_bytes: memory in use without the driver's reserved memory; None if unknown.
+        utilization_ratio: 0 to 1, None if unknown.
+        processes: pid, memory and activity from the driver; None if the driver lists no processes.
     """
 
-    device: KnownDevice
+    device: DeviceIds
     memory_used_bytes: int | None = None
     utilization_ratio: float | None = None
     processes: tuple[Process, ...] | None = None
@@ -80,7 +82,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTenants:
-    """What the report says of one device's tenants; the fields are those of `report.Device`."""
+    """Holders, processes and foreign use of one device; fields as in `report.Device`."""
 
     allocated_to: tuple[Tenant, ...] | None
     used_by: tuple[Process, ...] | None
@@ -88,129 +90,148 @@ class DeviceTenants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Holding:
-    """What the kubelet says of one device.
+class _HolderState:
+    """Holders of one device as the kubelet reports them.
 
     Attributes:
-        holders: None where it does not.
-        asked_at: when it was asked.
-        is_settled: no tenant has left lately.
+        holders: containers, () for a free device; None if unknown.
+        answered_at: time of the kubelet call that returned the holders.
+        is_settled: no holder has ended recently.
     """
 
     holders: tuple[Tenant, ...] | None
-    asked_at: float
+    answered_at: float
     is_settled: bool
 
     def is_of(self, name: PodName | None) -> bool:
-        """Say whether that pod holds the device."""
+        """Return whether the pod holds the device."""
         return name is not None and any(
             (one.namespace, one.pod) == (name.namespace, name.pod) for one in self.holders or ()
         )
 
 
 class Tenants:
-    """Joins what the kubelet, `/proc` and the driver say.
+    """Joins the kubelet's, the kernel's and the driver's data about tenants.
 
-    Everything happens on one thread; `attribute` reads a few small files of `/proc` for each
-    process, `refresh` asks the kubelet when that is due.
+    Everything runs on one thread. `attribute` reads a few small files of `/proc` for each process;
+    `refresh` calls the kubelet when a call is due.
+
+    Args:
+        device_holders: source of holders; None if the kubelet is not asked.
+        processes: source of process locations; None if `/proc` is not read.
+        names: pod names by UID.
+        policy: when use counts as foreign; None for the defaults.
+        clock: monotonic time in seconds.
     """
 
     def __init__(
         self,
         *,
-        holdings: Holdings | None,
+        device_holders: DeviceHolders | None,
         processes: ProcessTable | None,
         names: PodNames,
         policy: TenantPolicy | None = None,
         clock: Callable[[], float],
     ) -> None:
-        self._holdings = holdings
+        self._device_holders = device_holders
         self._processes = processes
         self._names = names
         self._policy = policy or TenantPolicy()
         self._clock = clock
         self._use_seen_at: dict[DeviceKey, float] = {}
         self._unlisted_since: dict[DeviceKey, float] = {}
-        self._sees_machine = False
+        self._sees_host = False
 
     @property
     def holders_problem(self) -> Problem | None:
-        """Why it is not known who holds the devices, None where it is."""
-        return _NO_KUBELET if self._holdings is None else self._holdings.problem
+        """Why the holders of devices are unknown, None if they are known."""
+        return _NO_KUBELET if self._device_holders is None else self._device_holders.problem
 
     @property
     def processes_problem(self) -> Problem | None:
-        """Why it is not known in which pods the processes run, None where it is."""
-        return None if self._sees_machine else _NO_HOST_PID
+        """Why the pods of processes are unknown, None if they are known."""
+        return None if self._sees_host else _NO_HOST_PID
 
     async def refresh(self) -> None:
-        """Ask the kubelet if that is due; failures are told by `holders_problem`."""
-        if self._holdings is not None:
-            await self._holdings.refresh()
+        """Call the kubelet if a call is due; a failure appears in `holders_problem`."""
+        if self._device_holders is not None:
+            await self._device_holders.refresh()
 
     def close(self) -> None:
-        """End the connection to the kubelet; `refresh` would open another."""
-        if self._holdings is not None:
-            self._holdings.close()
+        """Close the connection to the kubelet; a later `refresh` opens a new one."""
+        if self._device_holders is not None:
+            self._device_holders.close()
 
-    def attribute(self, uses: Sequence[DeviceUse]) -> tuple[DeviceTenants, ...]:
-        """Say whose each device is, in the order given."""
-        held = None if self._holdings is None else self._holdings.held(use.device for use in uses)
-        facts = self._look_up(uses)
+    def attribute(self, usages: Sequence[DeviceUsage]) -> tuple[DeviceTenants, ...]:
+        """Return the tenants of each device, in the order given."""
+        snapshot = (
+            None
+            if self._device_holders is None
+            else self._device_holders.snapshot(use.device for use in usages)
+        )
+        facts = self._look_up(usages)
         now = self._clock()
         self._use_seen_at = {
             key: self._use_seen_at.get(key, now)
-            for use in uses
-            if self._shows_use(use)
+            for use in usages
+            if self._exceeds_threshold(use)
             for key in (use.device.key,)
         }
         self._unlisted_since = {
             key: self._unlisted_since[key]
-            for use in uses
+            for use in usages
             if (key := use.device.key) in self._unlisted_since
         }
-        return tuple(self._attribute(use, self._holding(use, held), facts) for use in uses)
+        return tuple(
+            self._attribute(use, self._holder_state(use, snapshot), facts) for use in usages
+        )
 
-    def _look_up(self, uses: Sequence[DeviceUse]) -> Mapping[int, ProcessFacts]:
-        pids = (process.pid for use in uses for process in use.processes or ())
+    def _look_up(self, usages: Sequence[DeviceUsage]) -> Mapping[int, ProcessFacts]:
+        pids = (process.pid for use in usages for process in use.processes or ())
         facts = None if self._processes is None else self._processes.look_up(pids)
-        self._sees_machine = facts is not None
+        self._sees_host = facts is not None
         return facts or {}
 
-    def _shows_use(self, use: DeviceUse) -> bool:
-        return shows(use.memory_used_bytes or 0, use.utilization_ratio, self._policy.threshold)
+    def _exceeds_threshold(self, use: DeviceUsage) -> bool:
+        return exceeds(use.memory_used_bytes or 0, use.utilization_ratio, self._policy.threshold)
 
-    def _holding(self, use: DeviceUse, held: Held | None) -> _Holding | None:
-        if held is None:
+    def _holder_state(
+        self, use: DeviceUsage, snapshot: HolderSnapshot | None
+    ) -> _HolderState | None:
+        if snapshot is None:
             return None
-        freed_at = held.freed_at.get(use.device.key)
-        return _Holding(
-            holders=held.holders.get(use.device.key),
-            asked_at=held.at,
+        freed_at = snapshot.freed_at.get(use.device.key)
+        return _HolderState(
+            holders=snapshot.holders.get(use.device.key),
+            answered_at=snapshot.at,
             is_settled=freed_at is None or self._clock() - freed_at >= self._policy.settle_seconds,
         )
 
     def _attribute(
-        self, use: DeviceUse, holding: _Holding | None, facts: Mapping[int, ProcessFacts]
+        self, use: DeviceUsage, holder_state: _HolderState | None, facts: Mapping[int, ProcessFacts]
     ) -> DeviceTenants:
-        holders = None if holding is None else holding.holders
+        holders = None if holder_state is None else holder_state.holders
         described = tuple(
-            (self._described(one, facts.get(one.pid), holders), facts.get(one.pid))
+            (self._describe(one, facts.get(one.pid), holders), facts.get(one.pid))
             for one in use.processes or ()
         )
         used_by = None if use.processes is None else tuple(process for process, _ in described)
         seen_at = self._use_seen_at.get(use.device.key)
-        is_explained = seen_at is None or (holding is not None and holding.asked_at > seen_at)
+        is_explained = seen_at is None or (
+            holder_state is not None and holder_state.answered_at > seen_at
+        )
         if not holders and not is_explained:
-            self._want_explanation()
-        blamed = None if use.processes is None else self._blamed(described, holding)
+            self._request_refresh()
+        attributed = (
+            None if use.processes is None else self._attribute_processes(described, holder_state)
+        )
         evidence = Evidence(
             memory_used_bytes=use.memory_used_bytes,
             utilization_ratio=use.utilization_ratio,
             is_held=None if holders is None else bool(holders),
-            is_settled=is_explained and holding is not None and holding.is_settled,
-            is_listed=self._is_listed(use, blamed or ()),
-            processes=blamed,
+            is_settled=is_explained and holder_state is not None and holder_state.is_settled,
+            is_listed=self._is_listed(use, attributed or ()),
+            processes=attributed,
         )
         return DeviceTenants(
             allocated_to=None if holders is None else self._tenants(holders),
@@ -218,51 +239,59 @@ class Tenants:
             foreign=foreign_use(evidence, self._policy.threshold),
         )
 
-    def _is_listed(self, use: DeviceUse, blamed: Sequence[tuple[Process, Blame]]) -> bool:
-        """Say whether memory is in use for so long that whatever process uses it is listed."""
-        unlisted = memory_not_accounted(use.memory_used_bytes, blamed)
+    def _is_listed(
+        self, use: DeviceUsage, attributed: Sequence[tuple[Process, Attribution]]
+    ) -> bool:
+        """Return whether the driver has had time to list the process of unexplained memory."""
+        unlisted = unaccounted_memory_bytes(use.memory_used_bytes, attributed)
         if unlisted is None or unlisted <= self._policy.threshold.memory_bytes:
             self._unlisted_since.pop(use.device.key, None)
             return False
         since = self._unlisted_since.setdefault(use.device.key, self._clock())
         return self._clock() - since >= self._policy.list_seconds
 
-    def _blamed(
+    def _attribute_processes(
         self,
         described: Sequence[tuple[Process, ProcessFacts | None]],
-        holding: _Holding | None,
-    ) -> tuple[tuple[Process, Blame], ...] | None:
-        if not self._sees_machine:
+        holder_state: _HolderState | None,
+    ) -> tuple[tuple[Process, Attribution], ...] | None:
+        if not self._sees_host:
             return None if described else ()
-        is_held = holding is not None and bool(holding.holders)
+        is_held = holder_state is not None and bool(holder_state.holders)
         return tuple(
-            (process, self._blame(facts, holding))
+            (process, self._attribute_process(facts, holder_state))
             for process, facts in described
             if facts is not None or is_held
         )
 
-    def _blame(self, facts: ProcessFacts | None, holding: _Holding | None) -> Blame:
+    def _attribute_process(
+        self, facts: ProcessFacts | None, holder_state: _HolderState | None
+    ) -> Attribution:
         if facts is None:
-            return Blame.ACCOUNTED  # it has ended meanwhile; what it held is being freed
+            return Attribution.ACCOUNTED  # the process has ended; its memory is being freed
         if facts.name in self._policy.system_commands:
-            return Blame.ACCOUNTED
-        if facts.home.place is Place.HOST:
-            return Blame.FOREIGN
-        if facts.home.place is Place.UNKNOWN or holding is None or holding.holders is None:
-            return Blame.UNKNOWN
-        name = self._names.name(facts.home.pod_uid)
-        if holding.is_of(name):
-            return Blame.ACCOUNTED
-        if holding.holders and name is None:
-            return Blame.UNKNOWN  # it may be one of the holders
-        if holding.asked_at <= facts.first_seen:
-            self._want_explanation()  # its pod may be newer than the kubelet's answer
-            return Blame.UNKNOWN
-        return Blame.FOREIGN if holding.is_settled else Blame.UNKNOWN
+            return Attribution.ACCOUNTED
+        if facts.location.place is Place.HOST:
+            return Attribution.FOREIGN
+        if (
+            facts.location.place is Place.UNKNOWN
+            or holder_state is None
+            or holder_state.holders is None
+        ):
+            return Attribution.UNKNOWN
+        name = self._names.name(facts.location.pod_uid)
+        if holder_state.is_of(name):
+            return Attribution.ACCOUNTED
+        if holder_state.holders and name is None:
+            return Attribution.UNKNOWN  # the unnamed pod may be one of the holders
+        if holder_state.answered_at <= facts.first_seen:
+            self._request_refresh()  # the pod may be newer than the kubelet's answer
+            return Attribution.UNKNOWN
+        return Attribution.FOREIGN if holder_state.is_settled else Attribution.UNKNOWN
 
-    def _want_explanation(self) -> None:
-        if self._holdings is not None:
-            self._holdings.want()
+    def _request_refresh(self) -> None:
+        if self._device_holders is not None:
+            self._device_holders.request_refresh()
 
     def _tenants(self, holders: Sequence[Tenant]) -> tuple[Tenant, ...]:
         return tuple(
@@ -273,7 +302,7 @@ class Tenants:
             for holder in holders
         )
 
-    def _described(
+    def _describe(
         self,
         process: Process,
         facts: ProcessFacts | None,
@@ -281,26 +310,26 @@ class Tenants:
     ) -> Process:
         if facts is None:
             return process
-        home = facts.home
-        name = self._names.name(home.pod_uid) if home.place is Place.POD else None
+        location = facts.location
+        name = self._names.name(location.pod_uid) if location.place is Place.POD else None
         return msgspec.structs.replace(
             process,
             name=facts.name,
-            place=home.place,
-            uid=home.pod_uid,
+            place=location.place,
+            uid=location.pod_uid,
             namespace="" if name is None else name.namespace,
             pod="" if name is None else name.pod,
-            container=_container(home, name, holders or ()),
+            container=_container(location, name, holders or ()),
         )
 
 
-def _container(home: Home, name: PodName | None, holders: Sequence[Tenant]) -> str:
-    """Return the container's name where its pod holds the device by one alone, else its id."""
-    if home.place is Place.HOST:
-        return home.unit
+def _container(location: ProcessLocation, name: PodName | None, holders: Sequence[Tenant]) -> str:
+    """Return the container's name if it is the pod's only holder of the device, else its id."""
+    if location.place is Place.HOST:
+        return location.unit
     named = {
         one.container
         for one in holders
         if name is not None and (one.namespace, one.pod) == (name.namespace, name.pod)
     }
-    return named.pop() if len(named) == 1 else home.container_id
+    return named.pop() if len(named) == 1 else location.container_id

@@ -1,4 +1,4 @@
-"""Judges devices by the extender's own code and settings: the same facts give the same verdict."""
+"""Evaluate devices with the extender's code and settings, so that both reach the same verdict."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from extender.core.stress import stress, stress_in_words
 _NOTICEABLE: Final = 0.01
 _DIGITS: Final = 4
 
-_OF_IDLENESS: Final = (
+_IDLE_SIGNALS: Final = (
     *UTILIZATION,
     *OTHER_ACTIVITY,
     Signal.POWER,
@@ -34,25 +34,27 @@ _OF_IDLENESS: Final = (
     Signal.MEMORY_RESERVED,
     Signal.MEMORY_TOTAL,
 )
-_OF_STRESS: Final = (
+_STRESS_SIGNALS: Final = (
     Signal.TEMPERATURE,
     Signal.TEMPERATURE_SLOWDOWN,
     Signal.MEMORY_TEMPERATURE,
     Signal.CLOCK_EVENT_REASONS,
 )
-_OF_HEALTH: Final = tuple(
-    signal for signal in Signal if signal not in {*_OF_IDLENESS, *_OF_STRESS, Signal.PROCESSES}
+_HEALTH_SIGNALS: Final = tuple(
+    signal
+    for signal in Signal
+    if signal not in {*_IDLE_SIGNALS, *_STRESS_SIGNALS, Signal.PROCESSES}
 )
-"""Whatever does not tell these may tell health; temperature does where it is too high."""
+"""All other signals may affect health; temperature counts only from the shutdown limit on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """What is made of numbers.
+class VerdictPolicy:
+    """Settings of the evaluation.
 
     Attributes:
-        thresholds: below both a device is idle.
-        health: what signs of ill health mean.
+        thresholds: utilization and memory limits below which a device is idle.
+        health: actions for signs of ill health.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -60,13 +62,13 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of the devices of a node besides numbers; one entry for each.
+class DeviceFacts:
+    """Facts about the devices besides signals, one entry for each device.
 
     Attributes:
-        sources: what tells their activity.
-        xid_at: when their XID happened, None where there is none.
-        is_lost: whether they cannot be read any more.
+        sources: source of the utilization.
+        xid_at: time of the XID error, seconds since the epoch; None without one.
+        is_lost: whether the device cannot be read any more.
     """
 
     sources: Sequence[str]
@@ -74,23 +76,26 @@ class Facts:
     is_lost: Sequence[bool]
 
 
-def gravest_xid(
+def most_severe_xid(
     events: Sequence[tuple[float, int]],
     health: Health,
     now: float,
     *,
     reads_recovery: bool = False,
 ) -> tuple[float, int] | None:
-    """Return the XID that a device is judged by: of those that still count the gravest.
+    """Return the (time, number) of the XID that counts for a device: the most severe recent one.
 
-    The last one alone would hide the one before, as an application's fault often follows a card's;
-    and that the recovery action has changed follows what it was changed for.
+    The last one alone could hide the cause: application errors often follow a hardware error, and
+    the "recovery action changed" XID follows the error that changed the action.
 
     Args:
-        events: when which XIDs happened, oldest first.
-        health: what they mean, and how long they count.
+        events: (time, number) of XIDs, oldest first; times in seconds since the epoch.
+        health: the action of each XID, and how long an XID counts.
         now: seconds since the epoch.
-        reads_recovery: whether the recovery action is read, and speaks for itself.
+        reads_recovery: whether the driver reports the recovery action as a signal of its own.
+
+    Returns:
+        None without events; the last event if none is recent.
     """
     if not events:
         return None
@@ -98,42 +103,42 @@ def gravest_xid(
     if not recent:
         return events[-1]
 
-    def gravity(event: tuple[float, int]) -> tuple[bool, int, bool, float]:
+    def severity(event: tuple[float, int]) -> tuple[bool, int, bool, float]:
         at, xid = event
-        says_why = not is_of_recovery(health, xid)
-        counts = says_why or not reads_recovery
-        return counts, SEVERITY[xid_action(health, xid)], says_why, at
+        is_cause = not is_of_recovery(health, xid)
+        counts = is_cause or not reads_recovery
+        return counts, SEVERITY[xid_action(health, xid)], is_cause, at
 
-    return max(recent, key=gravity)
+    return max(recent, key=severity)
 
 
-class Judge:
-    """Judges the devices of a node, and their health anew only where something of it changed.
+class DeviceEvaluator:
+    """Evaluates the devices of a node; re-evaluates health only when a health signal has changed.
 
     Args:
-        judgement: the settings.
+        verdict_policy: the settings.
     """
 
-    def __init__(self, judgement: Judgement) -> None:
-        self._judgement = judgement
-        self._asked: object = None
-        self._health: tuple[tuple[str, str], ...] = ()
+    def __init__(self, verdict_policy: VerdictPolicy) -> None:
+        self._policy = verdict_policy
+        self._cache_key: object = None
+        self._cached_health: tuple[tuple[str, str], ...] = ()
 
-    def judge(
-        self, signals: Mapping[str, Sequence[float | None]], facts: Facts, now: float
+    def evaluate(
+        self, signals: Mapping[str, Sequence[float | None]], facts: DeviceFacts, now: float
     ) -> tuple[Verdict, ...]:
         """Return the verdict on each device.
 
         Args:
-            signals: what was measured, by name of the signal, None where missing.
-            facts: what else is known of the devices.
+            signals: columns of values in base units by name of the signal, None where missing.
+            facts: other facts about the devices.
             now: seconds since the epoch.
         """
         if not facts.sources:
             return ()
-        health = self._judge_health(signals, facts, now)
-        stressed = _judge_stress(signals, len(facts.sources), self._judgement.health)
-        idle = _judge_idle(signals, facts.sources, self._judgement.thresholds)
+        health = self._evaluate_health(signals, facts, now)
+        stressed = _evaluate_stress(signals, len(facts.sources), self._policy.health)
+        idle = _evaluate_idle(signals, facts.sources, self._policy.thresholds)
         return tuple(
             Verdict(
                 is_idle=is_idle,
@@ -148,26 +153,26 @@ class Judge:
             )
         )
 
-    def _judge_health(
-        self, signals: Mapping[str, Sequence[float | None]], facts: Facts, now: float
+    def _evaluate_health(
+        self, signals: Mapping[str, Sequence[float | None]], facts: DeviceFacts, now: float
     ) -> tuple[tuple[str, str], ...]:
-        """Return action and cause of each device's health."""
-        health = self._judgement.health
+        """Return (action, cause) of each device's health."""
+        health = self._policy.health
         recent = tuple(at is not None and now - at < health.xid_seconds for at in facts.xid_at)
-        told = {name.value: signals[name] for name in _OF_HEALTH if name in signals}
-        told |= _too_hot(signals)
-        asked = (told, recent, tuple(facts.is_lost))
-        if asked != self._asked:
+        relevant = {name.value: signals[name] for name in _HEALTH_SIGNALS if name in signals}
+        relevant |= _shutdown_temperatures(signals)
+        cache_key = (relevant, recent, tuple(facts.is_lost))
+        if cache_key != self._cache_key:
             is_lost = np.array(facts.is_lost)
-            columns = _columns(told, told)
-            found = judge(columns, len(is_lost), health, np.array(recent), is_lost)
-            found.exclude_siblings(np.zeros(len(is_lost), dtype=np.intp))
-            if not is_lost.all():  # else it is not they that are silent among others that speak
-                found.apply(health.missing_device, is_lost, Sign.MISSING)
+            columns = _columns(relevant, relevant)
+            result = judge(columns, len(is_lost), health, np.array(recent), is_lost)
+            result.exclude_siblings(np.zeros(len(is_lost), dtype=np.intp))
+            if not is_lost.all():  # a missing device is one that is silent while others answer
+                result.apply(health.missing_device, is_lost, Sign.MISSING)
             rows = range(len(is_lost))
-            self._health = tuple((_action(found, row), _cause(found, row)) for row in rows)
-            self._asked = asked
-        return self._health
+            self._cached_health = tuple((_action(result, row), _cause(result, row)) for row in rows)
+            self._cache_key = cache_key
+        return self._cached_health
 
 
 def _columns(
@@ -178,49 +183,52 @@ def _columns(
     }
 
 
-def _too_hot(
+def _shutdown_temperatures(
     signals: Mapping[str, Sequence[float | None]],
 ) -> dict[str, Sequence[float | None]]:
-    """Return the temperatures where one speaks against health: they change every second."""
-    told = signals.get(Signal.TEMPERATURE, ())
+    """Return the temperature column if any device has reached its shutdown limit, else {}.
+
+    Temperatures change every second: below the limit they would only defeat the cache.
+    """
+    temperatures = signals.get(Signal.TEMPERATURE, ())
     limits = signals.get(Signal.TEMPERATURE_SHUTDOWN, ())
-    for celsius, limit in zip(told, limits, strict=False):
+    for celsius, limit in zip(temperatures, limits, strict=False):
         if celsius is not None and limit is not None and celsius >= limit:
-            return {Signal.TEMPERATURE.value: told}
+            return {Signal.TEMPERATURE.value: temperatures}
     return {}
 
 
-def _judge_stress(
+def _evaluate_stress(
     signals: Mapping[str, Sequence[float | None]], count: int, health: Health
 ) -> Sequence[tuple[float, str]]:
-    """Return of each device how hot or throttled it is, and why."""
-    told = [(name, signals[name]) for name in _OF_STRESS if name in signals]
+    """Return (stress ratio, cause) of each device from temperatures and clock events."""
+    columns = [(name, signals[name]) for name in _STRESS_SIGNALS if name in signals]
     causes = [
         stress_in_words(
-            {name: value for name, column in told if (value := column[row]) is not None}, health
+            {name: value for name, column in columns if (value := column[row]) is not None}, health
         )
         for row in range(count)
     ]
     if not any(causes):
         return [(0.0, "")] * count
-    ratios = stress(_columns(signals, _OF_STRESS), count, health).round(_DIGITS)
+    ratios = stress(_columns(signals, _STRESS_SIGNALS), count, health).round(_DIGITS)
     return list(zip(ratios.tolist(), causes, strict=True))
 
 
-def _judge_idle(
+def _evaluate_idle(
     signals: Mapping[str, Sequence[float | None]], sources: Sequence[str], thresholds: Thresholds
 ) -> Iterator[tuple[bool | None, str]]:
-    """Return of each device whether it is idle, and why."""
-    columns = _columns(signals, _OF_IDLENESS)
-    nothing = np.full(len(sources), np.nan)
-    busy = activity(columns, nothing).measured
-    used, _, total = memory(columns, nothing)
-    filled = used / np.where(total > 0, total, np.nan)
-    graphics = columns.get(Signal.GRAPHICS_ACTIVE, nothing)
-    told = np.where(np.isnan(graphics), columns.get(Signal.GPU_UTILIZATION, nothing), graphics)
-    said = map(_say_busy, busy.tolist(), told.tolist(), sources)
-    rows = zip(busy.tolist(), filled.tolist(), said, strict=True)
-    return (_idle(*row, thresholds) for row in rows)
+    """Return (is idle, reason) of each device."""
+    columns = _columns(signals, _IDLE_SIGNALS)
+    unknown = np.full(len(sources), np.nan)
+    busy = activity(columns, unknown).measured
+    used, _, total = memory(columns, unknown)
+    memory_used = used / np.where(total > 0, total, np.nan)
+    graphics = columns.get(Signal.GRAPHICS_ACTIVE, unknown)
+    direct = np.where(np.isnan(graphics), columns.get(Signal.GPU_UTILIZATION, unknown), graphics)
+    activity_texts = map(_describe_activity, busy.tolist(), direct.tolist(), sources)
+    rows = zip(busy.tolist(), memory_used.tolist(), activity_texts, strict=True)
+    return (_describe_idle(*row, thresholds) for row in rows)
 
 
 def _action(health: HealthColumns, row: int) -> str:
@@ -241,29 +249,36 @@ def _cause(health: HealthColumns, row: int) -> str:
     return words(cause)
 
 
-def _say_busy(busy: float, told: float, source: str) -> str:
-    """Say how busy a device is, and by what; NaN is unknown.
+def _describe_activity(busy: float, direct: float, source: str) -> str:
+    """Describe a device's activity and its source; NaN is unknown.
+
+    Args:
+        busy: activity by all signals, 0 to 1.
+        direct: utilization alone, 0 to 1.
+        source: source of the utilization.
 
     Example:
-        >>> _say_busy(0.285, 0.01, "samples")
+        >>> _describe_activity(0.285, 0.01, "samples")
         'busy 28% (1% by samples, more by memory traffic)'
     """
     if math.isnan(busy):
         return "activity unknown"
-    if busy - told > _NOTICEABLE:
-        return f"busy {busy:.0%} ({told:.0%} by {source}, more by memory traffic)"
+    if busy - direct > _NOTICEABLE:
+        return f"busy {busy:.0%} ({direct:.0%} by {source}, more by memory traffic)"
     return f"busy {busy:.0%} ({source})" if source else f"busy {busy:.0%}"
 
 
-def _idle(busy: float, filled: float, said: str, thresholds: Thresholds) -> tuple[bool | None, str]:
-    """Tell whether a device is idle, and why; NaN is unknown."""
-    told = [said, "memory unknown" if math.isnan(filled) else f"memory {filled:.0%} used"]
-    over = []
+def _describe_idle(
+    busy: float, memory_used: float, activity_text: str, thresholds: Thresholds
+) -> tuple[bool | None, str]:
+    """Return whether a device is idle, and the reason; NaN is unknown."""
+    memory_text = "memory unknown" if math.isnan(memory_used) else f"memory {memory_used:.0%} used"
+    exceeded = []
     if busy >= thresholds.utilization:
-        over.append(f"{told[0]}, idle is below {thresholds.utilization:.0%}")
-    if filled >= thresholds.memory:
-        over.append(f"{told[1]}, idle is below {thresholds.memory:.0%}")
-    if over:
-        return False, "; ".join(over)
-    is_known = busy < thresholds.utilization and filled < thresholds.memory
-    return (True if is_known else None), ", ".join(told)
+        exceeded.append(f"{activity_text}, idle is below {thresholds.utilization:.0%}")
+    if memory_used >= thresholds.memory:
+        exceeded.append(f"{memory_text}, idle is below {thresholds.memory:.0%}")
+    if exceeded:
+        return False, "; ".join(exceeded)
+    is_idle = busy < thresholds.utilization and memory_used < thresholds.memory
+    return (True if is_idle else None), f"{activity_text}, {memory_text}"

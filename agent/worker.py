@@ -1,7 +1,8 @@
-"""Runs blocking calls in one thread, and gives the thread up when a call does not return.
+"""Run blocking driver calls in one thread, and abandon the thread when a call does not return.
 
-A thread that hangs in the driver cannot be killed. It is left behind, another takes its place, and
-it ends by itself should the call ever return. Only so many may be left behind.
+A thread that hangs in the driver cannot be killed. The worker abandons the thread and starts a new
+one; the abandoned thread ends when its call returns. The agent then skips the GPU whose call hangs.
+So there is at most one abandoned thread per GPU, or two after a restart of NVML.
 """
 
 import asyncio
@@ -17,21 +18,29 @@ from agent.backend import Code, NvmlError
 
 T = TypeVar("T")
 
-_LOOK_SECONDS: Final = 0.25
-"""The loop looks this often whether the call in progress is overdue."""
+_CHECK_SECONDS: Final = 0.25
+"""Interval at which the event loop checks whether the current call is overdue."""
+
+_COOLDOWN_LIMITS: Final = 12
+"""First cooldown of a GPU after a hang, in call limits: one minute by default.
+
+Each further hang doubles the cooldown. Without it, GPUs whose calls return late would delay every
+pass, and several such GPUs would keep the healthy ones from being read."""
+
+_MAX_DOUBLINGS: Final = 4
 
 
-class GivenUpError(Exception):
-    """Ends a thread whose call returned after it had been given up; never leaves the thread."""
+class CallAbandonedError(Exception):
+    """Ends an abandoned thread once its call returns; never leaves that thread."""
 
 
 class HungError(Exception):
-    """A call did not return.
+    """A driver call did not return within its limit.
 
     Attributes:
-        subject: whom it concerned: UUID of a card, "" for none.
-        call: its name.
-        seconds: how long it was waited for.
+        subject: UUID of the GPU that the call was made for, "" for a call that concerns no GPU.
+        call: name of the call.
+        seconds: the limit that the call exceeded.
     """
 
     def __init__(self, subject: str, call: str, seconds: float) -> None:
@@ -41,28 +50,26 @@ class HungError(Exception):
         self.seconds = seconds
 
 
-class ExhaustedError(Exception):
-    """So many threads hang that no other is started."""
-
-
-class _Step(NamedTuple):  # one is made for every call
+class _PendingCall(NamedTuple):  # a NamedTuple for speed: one is created for every call
     subject: str
     call: str
     since: float
     limit_seconds: float
 
 
-class Lane:
-    """What a thread is doing; written by it, read by the loop.
+class CallTracker:
+    """The driver call that a thread is making. Written by the thread, read by the event loop.
 
     Attributes:
-        busy_seconds: time spent in calls since `take_busy_seconds`.
-        names: calls that were made so far.
+        pending_call: the call in progress, None between calls.
+        is_abandoned: the worker has abandoned the thread.
+        busy_seconds: time spent in calls since the last `take_busy_seconds`.
+        names: names of all calls made so far.
     """
 
     def __init__(self, limit_seconds: float) -> None:
-        self.step: _Step | None = None
-        self.is_given_up = False
+        self.pending_call: _PendingCall | None = None
+        self.is_abandoned = False
         self.busy_seconds = 0.0
         self.names: set[str] = set()
         self._limit_seconds = limit_seconds
@@ -79,77 +86,79 @@ class Lane:
         """Make a call that may never return.
 
         Args:
-            subject: whom it concerns: UUID of a card, "" for none.
-            name: what it is called in messages.
-            function: what to call.
-            *arguments: with what.
-            limit_seconds: after which it counts as hung; None for the usual limit.
+            subject: UUID of the GPU that the call is made for, "" for a call that concerns no GPU.
+            name: name of the call in messages.
+            function: the function to call.
+            *arguments: its arguments.
+            limit_seconds: duration after which the call counts as hung; None for the usual limit.
 
         Raises:
-            NvmlError: it raised any exception.
-            GivenUpError: it returned, but nobody waits any more.
+            NvmlError: the function raised an exception of any class.
+            CallAbandonedError: the call returned after the worker had abandoned the thread.
         """
         since = time.monotonic()
         limit = self._limit_seconds if limit_seconds is None else limit_seconds
-        self.step = _Step(subject, name, since, limit)
+        self.pending_call = _PendingCall(subject, name, since, limit)
         self.names.add(name)
         try:
             return function(*arguments)
         except NvmlError:
             raise
         except Exception as error:
-            # A driver that is newer than the bindings answers what they cannot read (IndexError,
-            # AttributeError): that costs one value of one card, and is named.
+            # The bindings fail to parse answers of newer drivers (IndexError, AttributeError).
+            # Such a failure must cost only this value of this GPU, and name its cause.
             raise NvmlError(name, Code.Unknown, f"{type(error).__name__}: {error}") from error
         finally:
             with self._lock:
-                self.step = None
+                self.pending_call = None
             self.busy_seconds += time.monotonic() - since
-            if self.is_given_up:
-                raise GivenUpError
+            if self.is_abandoned:
+                raise CallAbandonedError
 
-    def give_up(self, step: _Step) -> bool:
-        """Wait no longer for a call, unless it has returned meanwhile; tell whether that is so.
+    def abandon(self, pending_call: _PendingCall) -> bool:
+        """Abandon the thread unless the call has returned; return whether the thread is abandoned.
 
-        Without the lock a thread might return at that very moment, end its job, and wait for
-        another that nobody gives it: it would count as hung for ever.
+        The lock prevents a race: a call that returned at this moment would end the job, and the
+        thread would wait for its next job while the worker counted it as hung.
         """
         with self._lock:
-            self.is_given_up = self.step is step
-        return self.is_given_up
+            self.is_abandoned = self.pending_call is pending_call
+        return self.is_abandoned
 
     def take_busy_seconds(self) -> float:
-        """Return the time spent in calls since the last time this was asked."""
+        """Return the seconds spent in calls, and reset the counter to zero."""
         seconds, self.busy_seconds = self.busy_seconds, 0.0
         return seconds
 
 
-_Job = tuple[Callable[[Lane], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+_Job = tuple[Callable[[CallTracker], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class _Thread(threading.Thread):
-    """Does one job after another; a daemon, because it may hang when the agent ends."""
+    """Runs jobs in order. A daemon thread, because a call may still hang when the agent exits."""
 
     def __init__(self, number: int, limit_seconds: float) -> None:
         super().__init__(name=f"nvml-{number}", daemon=True)
-        self.lane = Lane(limit_seconds)
+        self.tracker = CallTracker(limit_seconds)
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     @override
     def run(self) -> None:
-        while not self.lane.is_given_up and (item := self.jobs.get()) is not None:
+        while not self.tracker.is_abandoned and (item := self.jobs.get()) is not None:
             job, future, loop = item
             try:
-                result = job(self.lane)
-            except GivenUpError:
+                result = job(self.tracker)
+            except CallAbandonedError:
                 return
-            except BaseException as error:  # noqa: BLE001 - who waits for it decides
-                _tell(loop, _fail, future, error)
+            except BaseException as error:  # noqa: BLE001 - the awaiting task handles it
+                _call_soon(loop, _fail, future, error)
             else:
-                _tell(loop, _succeed, future, result)
+                _call_soon(loop, _succeed, future, result)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, how: Callable[..., None], *arguments: object) -> None:
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, how: Callable[..., None], *arguments: object
+) -> None:
     if not loop.is_closed():
         loop.call_soon_threadsafe(how, *arguments)
 
@@ -164,54 +173,73 @@ def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
         future.set_exception(error)
 
 
+class _Hang(NamedTuple):
+    thread: _Thread
+    times: int
+    cooldown_until: float
+
+
 class Worker:
-    """One thread for blocking calls, replaced when it hangs; used by one task.
+    """Runs blocking jobs in one thread, and replaces the thread when a call hangs.
+
+    One task uses it.
 
     Args:
-        limit_seconds: a call that takes longer is given up.
-        most_hung: so many threads may hang at once before no other is started.
+        limit_seconds: default limit of a call; the worker abandons a call that takes longer.
 
     Attributes:
-        given_up: how many threads were given up so far.
+        abandoned_count: threads abandoned so far.
     """
 
-    def __init__(self, *, limit_seconds: float, most_hung: int) -> None:
+    def __init__(self, *, limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
-        self._most_hung = most_hung
         self._thread: _Thread | None = None
-        self._hung: list[tuple[_Thread, str]] = []
+        self._hangs: dict[str, _Hang] = {}
         self._started = 0
-        self.given_up = 0
+        self.abandoned_count = 0
 
     def hung_subjects(self) -> frozenset[str]:
-        """Return whom the calls concern that have not returned yet."""
-        self._hung = [item for item in self._hung if item[0].is_alive()]
-        return frozenset(subject for _, subject in self._hung)
+        """Return the subjects to skip: their call still hangs, or their cooldown has not ended."""
+        now = time.monotonic()
+        return frozenset(
+            subject
+            for subject, hang in self._hangs.items()
+            if hang.thread.is_alive() or now < hang.cooldown_until
+        )
 
-    async def run(self, job: Callable[[Lane], T]) -> T:
-        """Run a job in the thread, and return what it returns.
+    def clear_hangs(self, skipped: frozenset[str]) -> None:
+        """Reset the hang counts of all subjects except `skipped`: their calls have returned."""
+        self._hangs = {name: hang for name, hang in self._hangs.items() if name in skipped}
+
+    async def run(self, job: Callable[[CallTracker], T]) -> T:
+        """Run a job in the thread and return its result.
 
         Raises:
-            HungError: a call of it did not return; the thread is given up.
-            ExhaustedError: too many hang already.
+            HungError: a call of the job did not return; the thread is abandoned.
         """
         thread = self._thread or self._start()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        pause = min(_LOOK_SECONDS, self._limit_seconds)
+        pause = min(_CHECK_SECONDS, self._limit_seconds)
         timer: asyncio.TimerHandle
 
-        def look() -> None:
+        def check_overdue() -> None:
             nonlocal timer
-            step = thread.lane.step
-            is_overdue = step is not None and time.monotonic() - step.since >= step.limit_seconds
-            if step is not None and is_overdue and thread.lane.give_up(step):
-                self._replace(thread, step)
-                _fail(future, HungError(step.subject, step.call, step.limit_seconds))
+            pending_call = thread.tracker.pending_call
+            is_overdue = (
+                pending_call is not None
+                and time.monotonic() - pending_call.since >= pending_call.limit_seconds
+            )
+            if pending_call is not None and is_overdue and thread.tracker.abandon(pending_call):
+                self._replace(thread, pending_call)
+                _fail(
+                    future,
+                    HungError(pending_call.subject, pending_call.call, pending_call.limit_seconds),
+                )
             else:
-                timer = loop.call_later(pause, look)
+                timer = loop.call_later(pause, check_overdue)
 
-        timer = loop.call_later(pause, look)
+        timer = loop.call_later(pause, check_overdue)
         thread.jobs.put((job, future, loop))
         try:
             return await future
@@ -219,21 +247,23 @@ class Worker:
             timer.cancel()
 
     def _start(self) -> _Thread:
-        self.hung_subjects()
-        if len(self._hung) >= self._most_hung:
-            raise ExhaustedError(f"{len(self._hung)} calls have not returned")
         self._started += 1
         self._thread = _Thread(self._started, self._limit_seconds)
         self._thread.start()
         return self._thread
 
-    def _replace(self, thread: _Thread, step: _Step) -> None:
-        self._hung.append((thread, step.subject))
+    def _replace(self, thread: _Thread, pending_call: _PendingCall) -> None:
+        before = self._hangs.get(pending_call.subject)
+        times = 1 if before is None else before.times + 1
+        cooldown = self._limit_seconds * _COOLDOWN_LIMITS * 2 ** min(times - 1, _MAX_DOUBLINGS)
+        # Calls that concern no GPU have no cooldown: nothing can be read until they succeed.
+        cooldown_until = time.monotonic() + cooldown if pending_call.subject else 0.0
+        self._hangs[pending_call.subject] = _Hang(thread, times, cooldown_until)
         self._thread = None
-        self.given_up += 1
+        self.abandoned_count += 1
 
     def close(self) -> None:
-        """Let the thread end after its job; one that hangs is left to the end of the process."""
+        """End the thread after its current job; a thread that hangs ends with the process."""
         if self._thread is not None:
             self._thread.jobs.put(None)
             self._thread = None

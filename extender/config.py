@@ -61,8 +61,8 @@ class Settings(Section, BaseSettings):
     )
     allow_plain: bool = Field(
         default=False,
-        description="serve webhooks without TLS to other machines, too: whoever reaches the port "
-        "may ask, and say what other replicas are believed",
+        description="serve webhooks without TLS to other machines, too: every client that reaches"
+        " the port may call, and send messages as another replica",
     )
     tls: Tls = Tls()
     kubeconfig: Path | None = Field(
@@ -129,27 +129,31 @@ class Settings(Section, BaseSettings):
     pool_labels: service.PoolLabels = Field(default=(), description=service.POOL_LABELS)
     log: service.Log = service.Log()
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
-        default=256 * MIB, description="largest body of a request"
+        default=256 * MIB,
+        description="largest body of a request; once the nodes are known, 8Mi and 64Ki for each "
+        "of them are a bound as well",
     )
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
         default=1000,
         description="most connections at a time to listen; other ports have limits of their own, "
-        "and leave it so many file descriptors. Where they are used up, who has not shown a "
-        "certificate yet gives way, then the address that holds the most",
+        "and leave it that many file descriptors. When they run out, connections "
+        "without a certificate are closed first, then those of the address that holds"
+        " the most",
     )
     keepalive_seconds: float = Field(
         default=120.0,
         gt=90,
         le=3600,
-        description="an idle connection is kept so long; kube-scheduler keeps its own for 90, and "
-        "loses a call where the server closes first",
+        description="an idle connection is kept for this long; kube-scheduler keeps its own for "
+        "90, and loses a call if the server closes first",
     )
     drain_seconds: float = Field(
         default=5.0,
         ge=0,
         le=300,
-        description="at SIGTERM questions are taken for so long still, each as the last of its "
-        "connection: a Service needs a while to send new ones elsewhere; 0: end at once",
+        description="after SIGTERM requests are answered for this long, each as the last of its "
+        "connection, because a Service needs time to send new ones elsewhere; 0: end "
+        "at once",
     )
     shutdown_seconds: float = Field(
         default=95.0,

@@ -105,6 +105,7 @@ class Preparing:
             record = await self._newcomers.get()
             request = self._requests.read(record, self._fleet.policy).request
             if request is not None:
+                request = self._fleet.informed(request, record.kin)
                 await in_turns(self._standings.expect_in_steps(request), self._give_way)
 
 

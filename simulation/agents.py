@@ -8,9 +8,9 @@ from pathlib import Path
 
 from agent.options import Options, ReportOptions
 from agent.push import Pusher
-from agent.reading import Pass
+from agent.reading import NodeReading
 from agent.report import Device, Foreign, Place, Process, Report, Tenant
-from agent.sampler import Latest
+from agent.sampler import LatestReport
 from extender.core.readings import Signal
 from simulation.devices import DeviceView
 from simulation.fleet import SimulatedFleet
@@ -42,7 +42,7 @@ class SimulatedAgent:
 
     node: str
     fleet: SimulatedFleet
-    latest: Latest = field(default_factory=Latest)
+    latest: LatestReport = field(default_factory=LatestReport)
     started_at: float = 0.0
     is_dumb: bool = False
     sequence: int = 0
@@ -59,7 +59,8 @@ class SimulatedAgent:
             sees_holders=self.sees_holders,
         )
         self.latest.publish(
-            replace_report(report, sequence=self.sequence, started_at=self.started_at), Pass()
+            replace_report(report, sequence=self.sequence, started_at=self.started_at),
+            NodeReading(),
         )
         return report
 

@@ -55,6 +55,7 @@ class Gpu:
     declared_bytes: float = 0.0
     others_bytes: float = 0.0
     loading: int = 0
+    guessed_bytes: float = 0.0
 
     def columns(self) -> dict[str, float | bool]:
         """Return what `Telemetry` says of it."""
@@ -98,6 +99,7 @@ class Node:
     is_agreed: bool = True
     is_reconfiguring: bool = False
     model_id: int = 0
+    zone_id: int = 0
     suspicion: float = 0.0
     free_millicores: int = NO_LIMIT
     free_bytes: int = NO_LIMIT
@@ -115,6 +117,7 @@ class Node:
             assumed_shares=tuple(device.assumed_shares for device in self.gpus),
             declared_bytes=tuple(device.declared_bytes for device in self.gpus),
             loading=tuple(device.loading for device in self.gpus),
+            guessed_bytes=tuple(device.guessed_bytes for device in self.gpus),
             replicas=self.replicas,
             allocatable=full if self.allocatable is None else self.allocatable,
             withdrawn=self.withdrawn,
@@ -126,6 +129,7 @@ class Node:
             is_agreed=self.is_agreed,
             is_reconfiguring=self.is_reconfiguring,
             model_id=self.model_id,
+            zone_id=self.zone_id,
             free_millicores=self.free_millicores,
             free_bytes=self.free_bytes,
             leaving=self._leaving(first_slot) if self.leaving else None,
@@ -134,7 +138,8 @@ class Node:
     def _leaving(self, first_slot: int) -> Leaving:
         """Return what it is once the pods are gone that leave it."""
         freed = tuple(at in self.leaving for at in range(len(self.gpus)))
-        gone = {"used": 0, "assumed": 0, "assumed_shares": 0, "declared_bytes": 0.0}
+        gone: dict[str, Any] = {"used": 0, "assumed": 0, "assumed_shares": 0}
+        gone |= {"declared_bytes": 0.0, "guessed_bytes": 0.0}
         left = tuple(
             replace(device, **gone) if is_freed else device
             for device, is_freed in zip(self.gpus, freed, strict=True)

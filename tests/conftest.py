@@ -1,6 +1,8 @@
 """Fixtures that more than one folder of tests uses."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -17,14 +19,17 @@ SCENARIOS: Final = "tests/e2e/"
 # there is none: each async test brings its own.
 asyncio.set_event_loop(None)
 
-# How long an example takes says how busy the machine is, not whether the code is right.
+# How long an example takes says how busy the machine is, not whether the code is right. The same
+# examples each time: a change is not blamed for what chance finds; `--hypothesis-profile=random`
+# looks for more.
 settings.register_profile(
-    "idlegpu", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
+settings.register_profile("idlegpu", settings.get_profile("random"), derandomize=True)
 settings.load_profile("idlegpu")
 
 
-class FilesAndScenarios(LoadScopeScheduling):
+class FilesAndScenarios(LoadScopeScheduling):  # type: ignore[misc] # xdist ships no types
     """Has one process run all tests of a file, which may share what they start; not of scenarios.
 
     Each process has what scenarios need running anyway. They go one by one, after all files: so no
@@ -34,6 +39,14 @@ class FilesAndScenarios(LoadScopeScheduling):
     @override
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if nodeid.startswith(SCENARIOS) else nodeid.partition("::")[0]
+
+
+@pytest.fixture(autouse=True)
+def _log_level_is_restored() -> Iterator[None]:
+    """Fail the test that leaves another log level behind: later tests would see other records."""
+    level = logging.getLogger().level
+    yield
+    assert logging.getLogger().level == level
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:

@@ -62,6 +62,7 @@ class World:
         self.placer = Placer(self.fleet, self.history, self.clock)
         self.devices: dict[DeviceKey, Device] = {}
         self.is_mapped = True
+        self.is_shown_by_shares = False
 
     def add_node(
         self,
@@ -148,6 +149,9 @@ class World:
                 if self.is_mapped
                 else None,
                 tenants_at=self.clock.now,
+                divided=tuple(device.info.key for device in shown if device.tenants)
+                if self.is_shown_by_shares
+                else (),
             )
         )
 

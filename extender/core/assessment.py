@@ -19,6 +19,10 @@ PRESUMED = 0.9
 """So much does presumed idleness count beside known: 0.95 of the way from busy to idle."""
 
 
+MOST_OF_SHARE = 0.9
+"""The last even share of a device is smaller than the others by what the driver reserves."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """What a pod asks of the devices behind one resource.
@@ -27,11 +31,13 @@ class Ask:
         count: devices or replicas, at least 1.
         memory_bytes: room that each device must have, 0 where the pod does not say.
         thresholds: below both a device is idle to this pod.
+        expected_bytes: what pods like it were measured to use of each, NaN where none was.
     """
 
     count: int
     memory_bytes: float
     thresholds: Thresholds
+    expected_bytes: float = np.nan
 
     @property
     def columns(self) -> "Asks":
@@ -45,7 +51,9 @@ class Asks:
 
     Attributes:
         count: devices or replicas; one axis.
-        memory_bytes: room that each device must have; a column of a matrix, like the next two.
+        memory_bytes: room that each device must have; a column of a matrix, like the next three.
+        likely_bytes: room that the pod will take of each: that, or what pods like it were measured
+            to use; NaN where neither is known.
         utilization: threshold, ratio.
         memory: threshold, ratio.
         thresholds: the same where they are one pod's; None where pods differ.
@@ -53,6 +61,7 @@ class Asks:
 
     count: Rows
     memory_bytes: Ratios
+    likely_bytes: Ratios
     utilization: Ratios
     memory: Ratios
     thresholds: Thresholds | None = None
@@ -72,6 +81,7 @@ class Asks:
         return cls(
             count=np.repeat(np.fromiter((ask.count for ask in asks), np.intp), lengths),
             memory_bytes=column(ask.memory_bytes for ask in asks),
+            likely_bytes=column(ask.memory_bytes or ask.expected_bytes for ask in asks),
             utilization=column(ask.thresholds.utilization for ask in asks),
             memory=column(ask.thresholds.memory for ask in asks),
         )
@@ -122,12 +132,15 @@ class Assessment:
         is_clean: works, and no process outside Kubernetes uses it, unless it is shared: such use is
             load there like that of any tenant.
         fits: clean, and has the room that the pod asks for as far as is known.
+        holds: fits, and has the room that the pod will likely take: of shared devices an even share
+            where no pod like it was measured.
+        room: per node, share of the clean landing devices that hold the pod.
         suits: fits, and is idle.
         idle: per node, landing devices that suit, held ones taken off.
-        chance: per node, chance that every device that the pod gets suits.
+        chance: per node, chance that every device that the pod gets is idle and holds it.
         is_sure: per node, whether all that the pod may get are known to suit.
-        grounds: what all but `fits` and what follows from it rests on besides the batch; None
-            where requests differ.
+        grounds: what all but `fits`, `holds` and what follows from them rests on besides the
+            batch; None where requests differ.
     """
 
     landing: Landing
@@ -142,6 +155,8 @@ class Assessment:
     works: Flags
     is_clean: Flags
     fits: Flags
+    holds: Flags
+    room: Ratios
     suits: Flags
     idle: Rows
     chance: Ratios
@@ -155,6 +170,7 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
     room, load, reach = finish(_shared(batch, asks, estimates, grounds))
     landing = reach.landing
     fits = reach.is_clean & (room.free_bytes >= asks.memory_bytes)
+    holds = fits & (room.free_bytes >= _likely_bytes(batch, asks, room))
     suits = fits & load.is_idle
     suiting = suits.sum(axis=1)
     missing = np.maximum(landing.needed - (landing.size - landing.taken), 0)
@@ -171,9 +187,11 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
         works=reach.works,
         is_clean=reach.is_clean,
         fits=fits,
+        holds=holds,
+        room=holds.sum(axis=1) / np.maximum(reach.is_clean.sum(axis=1), 1),
         suits=suits,
         idle=np.maximum(suiting - landing.taken, 0),
-        chance=_chance(np.where(fits, load.idle_chance, 0.0), reach, missing) * landing.certainty,
+        chance=_chance(np.where(holds, load.idle_chance, 0.0), reach, missing) * landing.certainty,
         is_sure=(suiting >= reach.offered) & (missing <= 0) & (landing.certainty >= 1),
         grounds=grounds,
     )
@@ -232,7 +250,7 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
     share_bytes = size / batch.replicas[:, None]
     full_bytes = _full_bytes(batch, share_bytes, estimates)
     others = telemetry.others_bytes
-    guessed = batch.assumed_shares * share_bytes
+    guessed = batch.assumed_shares * share_bytes + batch.guessed_bytes
     is_held = (batch.used > 0) & ~batch.is_shared[:, None]
     is_measured = (telemetry.memory_freshness > 0) & ~is_held
     # Others hold part of what is measured in use: only the rest can be of those that declared.
@@ -363,6 +381,16 @@ def _idleness(batch: Batch, believed: _Believed, asks: Asks) -> tuple[Ratios, Fl
         known = np.maximum(known, PRESUMED * telemetry.presumed)
     idle = np.where(is_calm & is_roomy, known, 0.0)
     return UNKNOWN + UNKNOWN * (idle - busy), idle >= 1.0
+
+
+def _likely_bytes(batch: Batch, asks: Asks, room: _Room) -> Ratios:
+    """Return the room that a pod will likely take of each device."""
+    if not np.isnan(asks.likely_bytes).any():
+        return asks.likely_bytes
+    share_bytes = batch.telemetry.memory_total_bytes / batch.replicas[:, None]
+    even = MOST_OF_SHARE * np.minimum(share_bytes, room.full_bytes)
+    of_unknown = np.where(batch.is_shared[:, None], even, 0.0)
+    return np.where(np.isnan(asks.likely_bytes), of_unknown, asks.likely_bytes)
 
 
 def _full_bytes(batch: Batch, share_bytes: Ratios, estimates: Estimates) -> Ratios:

@@ -26,6 +26,7 @@ class Assumption:
         node: the node that we ranked first, or that the pod is nominated to.
         resources: (resource, count) that it asks for.
         memory_bytes: room that it takes of each device, None where it did not say.
+        expected_bytes: what pods like it were measured to take, None where none was.
         expires_at: when it stops counting, seconds since the epoch; None for a nominated pod,
             which counts until it is bound, deleted or nominated elsewhere.
         last_word: why kube-scheduler had found no node for the pod the time before, None where it
@@ -39,6 +40,7 @@ class Assumption:
     memory_bytes: int | None
     expires_at: float | None
     last_word: str | None = None
+    expected_bytes: int | None = None
 
     def is_ended_by(self, before: PodRecord | None, record: PodRecord) -> bool:
         """Tell whether it is over, by what the API server shows of the pod on no node.
@@ -167,7 +169,12 @@ def _tenants(assumption: Assumption) -> Iterator[tuple[str, Tenant]]:
     for resource, count in assumption.resources:
         yield (
             resource,
-            Tenant(uid=assumption.uid, count=count, memory_bytes=assumption.memory_bytes),
+            Tenant(
+                uid=assumption.uid,
+                count=count,
+                memory_bytes=assumption.memory_bytes,
+                expected_bytes=assumption.expected_bytes,
+            ),
         )
 
 

@@ -1,9 +1,10 @@
 """The decision: which candidate nodes would do for a request, and in which order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +15,19 @@ from extender.core.filtering import Code, Codes
 from extender.core.names import NamesAt
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
-from extender.core.scoring import PLACES, unknown_score
+from extender.core.scoring import GPU, PLACES, UNITS, unknown_score
 from extender.core.snapshot import Flags, Pool, Ratios, Rows, Snapshot
-from extender.core.standing import nominate, stand
+from extender.core.standing import avoid, nominate, stand
 
 RELAXED_MARGIN = 0.10
 """Where no node has enough idle devices, the load filter lets those pass whose load is within
 this ratio of the least."""
+
+
+ABOUT: Final = (GPU - 1) / UNITS
+"""Nodes whose scores differ by no more are about as good: by less than one GPU of fit."""
+
+NO_ZONES: Final[Rows] = np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,7 @@ class Decision:
         candidates: node names.
         codes: the first reason against each, `Code.PASSES` where there is none.
         scores: ratio from 0 to 1; full precision, meaningful for every candidate.
+        zones: number of each candidate's zone, -1 where it is not known; () once it is `slim`.
         order: indexes of the candidates that pass, best first; ties go by node name. Only of the
             best ones where no more were asked for.
     """
@@ -39,6 +47,7 @@ class Decision:
     codes: Codes
     scores: npt.NDArray[np.floating]
     order: Rows
+    zones: Rows = field(default_factory=lambda: NO_ZONES, repr=False)
 
     def slim(self, kept: int, like: Sequence[str] | None = None) -> "Decision":
         """Return the decision as it is remembered: small, and by node name.
@@ -51,7 +60,7 @@ class Decision:
         """
         order, scores = self.order[:kept], self.scores.astype(np.float32)
         if not isinstance(self.candidates, NamesAt):
-            return replace(self, scores=scores, order=order.copy())
+            return replace(self, scores=scores, order=order.copy(), zones=NO_ZONES)
         rows = self.candidates.rows
         listed = np.full(len(self.candidates.names), -1, dtype=np.intp)
         listed[rows] = np.arange(len(rows))
@@ -65,7 +74,41 @@ class Decision:
             codes=codes if codes.any() else np.broadcast_to(codes[:1], codes.shape),
             scores=scores[by_name],
             order=place[order],
+            zones=NO_ZONES,
         )
+
+    def shortlist(self, count: int, reach: float) -> Rows:
+        """Return the indexes of so many of the best that pass, ascending, our first among them.
+
+        Of those that are about as good as the last of them, as many are taken from each zone: which
+        of them is best is kube-scheduler's to say, and pods may have to be spread.
+
+        Args:
+            count: so many, fewer than pass and no more than are in order.
+            reach: score by which a node may be behind our first and is taken in any case.
+        """
+        best = self.order[:count]
+        top = self.scores[best]
+        edge, lifted = top[-1], top[0] - reach if reach else np.inf
+        at = np.flatnonzero(self.scores >= min(edge - ABOUT, lifted))
+        if self.codes.any():
+            at = at[self.codes[at] == Code.PASSES]
+        if len(at) == count:
+            return at
+        scores = self.scores[at]
+        sure = best[: max(int(np.count_nonzero(top > edge + ABOUT)), 1)]
+        alike = at[(scores >= edge - ABOUT) & (scores <= edge + ABOUT) & (at != best[0])]
+        if len(sure) + len(alike) > count:
+            alike = alike[_from_each(self.zones[alike], self._numbers(alike), count - len(sure))]
+        named = np.concatenate([sure, alike])
+        return np.union1d(named, at[scores >= lifted]) if reach else np.sort(named)
+
+    def _numbers(self, rows: Rows) -> Rows:
+        """Return numbers of candidates by name, whatever the order of the question."""
+        if isinstance(self.candidates, NamesAt):
+            return self.candidates.rows[rows].astype(np.intp)
+        names = np.array([self.candidates[at] for at in rows.tolist()])
+        return np.unique(names, return_inverse=True)[1]
 
     @property
     def feasible(self) -> int:
@@ -97,6 +140,30 @@ class Decision:
 
 Evaluate = Callable[[Snapshot, Pool, Question], Evaluation]
 """How a pool is evaluated; a cache may stand between."""
+
+
+def _from_each(zones: Rows, numbers: Rows, count: int) -> Rows:
+    """Return the places of so many nodes: as many of each zone, from all over their names.
+
+    Nodes of one kind are often named alike.
+
+    Args:
+        zones: of each node.
+        numbers: of each, by name.
+        count: so many, fewer than there are.
+    """
+    found: list[Rows] = []
+    sizes = np.bincount(zones + 1)
+    kinds = np.flatnonzero(sizes)
+    for done, kind in enumerate(kinds[np.argsort(sizes[kinds], kind="stable")].tolist()):
+        share = count // (len(kinds) - done)
+        members = np.flatnonzero(zones == kind - 1)
+        if share < len(members):
+            by_name = members[np.argsort(numbers[members], kind="stable")]
+            members = by_name[np.arange(share) * len(members) // max(share, 1)]
+        found.append(members)
+        count -= len(members)
+    return np.concatenate(found)
 
 
 def evaluate_pool(snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
@@ -139,8 +206,10 @@ def decide(
         question = Question(
             request=request, ask=ask, policy=policy, overlay=overlays.get(resource, {})
         )
-        evaluation = nominate(evaluate(snapshot, pool, question), snapshot, pool, question)
-        tally.add(evaluation, _rows_in(snapshot, pool, candidates))
+        evaluation = evaluate(snapshot, pool, question)
+        evaluation = avoid(evaluation, snapshot, pool, question)
+        evaluation = nominate(evaluation, snapshot, pool, question)
+        tally.add(evaluation, _rows_in(snapshot, pool, candidates), pool.batch.zone_id)
     codes = tally.codes
     if policy.load_filter.is_enabled:
         codes = _refuse_busy(codes, tally)
@@ -149,6 +218,7 @@ def decide(
         codes=codes,
         scores=tally.scores,
         order=_order(candidates, codes, tally.scores, ranked),
+        zones=tally.zones,
     )
 
 
@@ -181,6 +251,7 @@ class _Tally:
         self._unknown_score = unknown_score(0 if request.preferred_models else PLACES)
         self.codes: Codes = np.zeros(count, dtype=np.uint8)
         self.scores = np.ones(count)
+        self.zones: Rows = np.full(count, -1, dtype=np.intp)
         if weighs_load:
             self.load = np.zeros(count)
             self.is_busy: Flags = np.zeros(count, dtype=np.bool_)
@@ -191,11 +262,13 @@ class _Tally:
         code = Code.NOT_IDLE if self._request.requires_idle else Code.PASSES
         return np.full(len(self._candidates), code, dtype=np.uint8)
 
-    def add(self, evaluation: Evaluation, rows: Rows) -> None:
+    def add(self, evaluation: Evaluation, rows: Rows, zones: Rows) -> None:
         """Add the evaluation of one resource; row -1, a node without it, takes what is appended."""
         if rows.min(initial=0) >= 0:
             codes, scores = evaluation.codes[rows], evaluation.scores[rows]
+            self.zones = zones[rows]
         else:
+            self.zones = np.where(rows < 0, self.zones, np.append(zones, -1)[rows])
             codes = np.append(evaluation.codes, np.uint8(Code.PASSES))[rows]
             codes = np.where(rows < 0, self._unknown_codes, codes)
             scores = np.append(evaluation.scores, self._unknown_score)[rows]
@@ -236,7 +309,12 @@ def _order(candidates: Sequence[str], codes: Codes, scores: Ratios, ranked: int 
     least = -(scores if len(passing) == len(scores) else scores[passing])
     if ranked is not None and ranked < len(passing):
         # All that are as good as the last one wanted: which of them it is goes by name.
-        best = np.flatnonzero(least <= np.partition(least, ranked)[ranked])
+        edge = np.partition(least, ranked)[ranked]
+        best = np.flatnonzero(least <= edge)
+        if isinstance(candidates, NamesAt) and len(best) > ranked:
+            # Of many equal ones the first by name alone are looked at: to order all takes longer.
+            numbers = np.where(least[best] < edge, -1, candidates.rows[passing[best]])
+            best = best[numbers <= np.partition(numbers, ranked)[ranked]]
         passing, least = passing[best], least[best]
     if isinstance(candidates, NamesAt):
         names = candidates.rows[passing]  # numbers go by name: no name has to be looked at

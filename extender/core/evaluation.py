@@ -217,6 +217,9 @@ def asks(request: GpuRequest) -> tuple[tuple[str, Ask], ...]:
                 count=count,
                 memory_bytes=float(request.memory_bytes or 0),
                 thresholds=request.thresholds,
+                expected_bytes=np.nan
+                if request.expected_bytes is None
+                else float(request.expected_bytes),
             ),
         )
         for resource, count in request.resources

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from extender.core.inventory import NodeRecord
+from extender.core.readings import NO_INSTANCES
 from extender.core.reconfiguring import is_reconfiguring
 
 WHOLE_RESOURCE = "nvidia.com/gpu"
@@ -106,6 +107,7 @@ def expected_devices(
             is_reconfiguring=is_reconfiguring(node.labels),
         )
         for profile, count in sorted(seen.items())
+        if profile != NO_INSTANCES
     )
 
 
@@ -123,7 +125,9 @@ def _expect(
     if not physical and not profile:
         physical = _number(labels.get(INSTANCE_GPUS))
     strategy = labels.get(f"{prefix}.sharing-strategy") or labels.get(GKE_STRATEGY)
-    is_divided |= resource.endswith(".shared") or strategy in SHARING
+    is_shared = resource.endswith(".shared") or plain.startswith("vgpu")
+    is_divided |= is_shared or strategy in SHARING
+    is_divided |= labels.get(f"{prefix}.product", "").endswith(SHARED_PRODUCT)
     replicas = _replicas(label, physical, offered, count, is_divided=is_divided)
     memory_mib = _number(node.labels.get(f"{prefix}.memory"))
     return Expected(
@@ -132,7 +136,7 @@ def _expect(
         replicas=replicas,
         memory_bytes=memory_mib * MIB if memory_mib else None,
         mig_profile=profile,
-        is_shared=replicas > 1 or resource.endswith(".shared"),
+        is_shared=replicas > 1 or is_shared,
         is_mps=strategy == "mps",
         is_reconfiguring=is_reconfiguring(node.labels),
     )
@@ -140,6 +144,10 @@ def _expect(
 
 SHARING = frozenset({"time-slicing", "time-sharing", "mps"})
 """Strategies of sharing as labels write them; GKE has words of its own."""
+
+
+SHARED_PRODUCT = "-SHARED"
+"""GFD writes so at the end of the model of GPUs that are sold in shares under their plain name."""
 
 
 def _replicas(
@@ -182,7 +190,7 @@ def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) ->
     if profile:
         return (profile,)
     if node.labels.get("nvidia.com/mig.strategy") == "single" and not seen.get(""):
-        return tuple(name for name in seen if name)
+        return tuple(name for name in seen if name not in {"", NO_INSTANCES})
     return ("",)
 
 

@@ -17,7 +17,7 @@ from extender.core.reasons import Grounds, reason
 from extender.core.request import GpuRequest
 from extender.core.scoring import PLACES, free_after, idle_devices, mean, penalty
 from extender.core.snapshot import Batch, Pool, Ratios, Rows, Snapshot
-from extender.core.standing import batch_under, evaluate_after
+from extender.core.standing import avoided_in, batch_under, evaluate_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +220,9 @@ def gather(snapshot: Snapshot, pool: Pool, question: Question, nodes: Iterable[s
     if others:
         at_rows = [(rows[at], question.overlay) for at in others]
         batch = with_rows(batch, others, batch_under(snapshot, pool, at_rows))
+    if question.request.avoided:
+        named = [pool.nodes[row] for row in rows]
+        batch = avoided_in(batch, named, question.request.avoided)
     return Evidence(
         nodes=tuple(pool.nodes[row] for row in rows),
         batch=batch,
@@ -346,7 +349,7 @@ def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
     devices, size = landing.devices, landing.size
     used = mean(1.0 - assessment.headroom, devices, size)
     busy = mean(assessment.utilization, devices, size)
-    chances = np.where(assessment.fits, assessment.idle_chance, 0.0)
+    chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
     least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
     telemetry = batch.telemetry
     seen = telemetry.freshness + telemetry.memory_freshness + telemetry.presumed
@@ -360,6 +363,7 @@ def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
                 is_sure=bool(assessment.is_sure[at]),
                 is_unknown=not is_unknown[at],
                 needed=int(landing.needed[at]),
+                room=float(assessment.room[at]),
                 unhealthy=float(unfit[at]),
                 suspicion=float(batch.suspicion[at]),
                 place=None if places is None else _place_in_words(int(places[at])),

@@ -6,6 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from extender.core.host_resources import NONE, HostResources
+from extender.core.kin import Kin, owner_key
 from extender.core.labels import HOSTNAME
 from extender.core.selection import Selection
 
@@ -138,6 +139,7 @@ class PodRecord:
         is_unscheduled: PodScheduled is False with reason Unschedulable.
         is_refused: so it is, and its message names one of our rejections: every replica learns
             there, also after a restart, that we refused nodes to the pod.
+        has_preferences: as `GpuRequest` has it; kept only while it is not bound.
         wishes: name and value of each of its annotations under `idlegpu.io/`, sorted; kept only
             while it is not bound.
         version: `metadata.resourceVersion`, "" where the record does not have all that the pod asks
@@ -151,6 +153,7 @@ class PodRecord:
         awaits_room: ours is the only one, `core.scheduled.GATE`.
         priority: `spec.priority`.
         owner: kind and name of what controls it (`Job train`), "" where nothing does.
+        likeness: keys of its images and its requests: other pods with the same are like it.
         wanted_model: the model that it asks for, as one word of `core.cards.NAMES` or `other`, ""
             where it does not say; kept only while the pod is not bound.
         gives_way: its priority is negative: it is there to be preempted by any pod.
@@ -179,6 +182,7 @@ class PodRecord:
     failed_at: float | None = None
     is_unscheduled: bool = False
     is_refused: bool = False
+    has_preferences: bool = False
     wishes: tuple[tuple[str, str], ...] = ()
     version: str = field(default="", compare=False)
     scheduler_name: str = "default-scheduler"
@@ -189,6 +193,7 @@ class PodRecord:
     awaits_room: bool = False
     priority: int = 0
     owner: str = ""
+    likeness: Kin = ()
     wanted_model: str = ""
     gives_way: bool = False
     selection: Selection | None = None
@@ -197,6 +202,11 @@ class PodRecord:
     def key(self) -> str:
         """The pod as people write it: `namespace/name`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def kin(self) -> Kin:
+        """The keys that it has in common with pods that are like it."""
+        return owner_key(self.namespace, self.owner, self.name), *self.likeness
 
     @property
     def holds_devices(self) -> bool:

@@ -13,6 +13,8 @@ POOL_LABELS: Final = (
 )
 """Labels by which clouds and Karpenter name a node's pool; Cluster Autoscaler has none."""
 
+ZONE: Final = "topology.kubernetes.io/zone"
+
 LABELS_SHOWN: Final = frozenset(
     {
         *POOL_LABELS,
@@ -25,7 +27,7 @@ LABELS_SHOWN: Final = frozenset(
         "karpenter.k8s.aws/instance-gpu-name",
         "kubernetes.azure.com/accelerator",
         "node.kubernetes.io/instance-type",
-        "topology.kubernetes.io/zone",
+        ZONE,
     }
 )
 NVIDIA_PREFIX: Final = "nvidia.com/"

@@ -200,6 +200,7 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
     used = list(row.used)
     assumed = list(row.assumed)
     assumed_shares = list(row.assumed_shares)
+    guessed_bytes, kindred = list(row.guessed_bytes), list(row.kindred)
     declared_bytes = list(row.declared_bytes)
     undeclared = list(row.undeclared or (0,) * len(used))
     open_slots = [slot for slot in range(len(used)) if slot not in closed]
@@ -208,17 +209,23 @@ def assume(row: PoolRow, tenants: tuple[Tenant, ...], closed: tuple[int, ...] = 
             slot = _next_slot(used, open_slots, row)
             used[slot] += 1
             assumed[slot] += 1
-            if tenant.memory_bytes is None:
-                assumed_shares[slot] += 1
-                undeclared[slot] += 1
-            else:
+            if tenant.memory_bytes is not None:
                 declared_bytes[slot] += tenant.memory_bytes
+                continue
+            undeclared[slot] += 1
+            if tenant.expected_bytes is None:
+                assumed_shares[slot] += 1
+            else:
+                guessed_bytes[slot] += tenant.expected_bytes
+                kindred[slot] += 1
     return replace(
         row,
         held=row.held + sum(tenant.count for tenant in tenants),
         used=tuple(used),
         assumed=tuple(assumed),
         assumed_shares=tuple(assumed_shares),
+        guessed_bytes=tuple(guessed_bytes),
+        kindred=tuple(kindred),
         declared_bytes=tuple(declared_bytes),
         undeclared=tuple(undeclared),
     )

@@ -22,6 +22,8 @@ class Tenancy:
         is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
         assumed: until when pods count as not shown, or as getting ready.
         started_at: returns when a pod started, by a clock that readings are measured by.
+        expected: returns what pods like one were measured to use of a device's memory, in bytes,
+            None where none was.
     """
 
     is_mapped: bool
@@ -29,6 +31,7 @@ class Tenancy:
     is_out: Flags
     assumed: Assumed
     started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
+    expected: Callable[[PodRecord], int | None] = lambda _: None
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
@@ -56,6 +59,7 @@ def lay_out(
     allocatable: int,
     capacity: int,
     free: HostResources | None = None,
+    zone_id: int = 0,
 ) -> PoolRow:
     """Return one node's row in the pool of one resource.
 
@@ -67,6 +71,7 @@ def lay_out(
         allocatable: devices or replicas that the kubelet offers.
         capacity: devices or replicas that the node has.
         free: CPU and memory of the node that no pod requests, None where unknown.
+        zone_id: number of the node's zone.
     """
     slots_of = _slots_by_pod(devices)
     # More devices than the device plugin offers are left for claims.
@@ -90,7 +95,7 @@ def lay_out(
                 loads[slot].used += replicas
                 continue
             is_covered = _is_covered(hold.pod, devices[slot], tenancy)
-            loads[slot].add(hold.pod, replicas, is_covered=is_covered)
+            loads[slot].add(hold.pod, replicas, tenancy, is_covered=is_covered)
             if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
                 loads[slot].loading += replicas
     unseen = [hold for hold in holds if hold.unseen]
@@ -102,6 +107,8 @@ def lay_out(
         assumed=tuple(load.assumed for load in loads),
         assumed_shares=tuple(load.assumed_shares for load in loads),
         declared_bytes=tuple(load.declared_bytes for load in loads),
+        guessed_bytes=tuple(load.guessed_bytes for load in loads),
+        kindred=tuple(load.kindred for load in loads),
         replicas=expected.replicas,
         allocatable=allocatable,
         withdrawn=max(capacity - allocatable, 0),
@@ -116,6 +123,7 @@ def lay_out(
         is_reconfiguring=expected.is_reconfiguring,
         serves_claims=serves_claims,
         model_id=next((device.model_id for device in devices if device.model_id), 0),
+        zone_id=zone_id,
         free_millicores=NO_LIMIT if free is None else max(free.millicores, 0),
         free_bytes=NO_LIMIT if free is None else max(free.memory_bytes, 0),
         undeclared=tuple(load.undeclared for load in loads),
@@ -243,9 +251,11 @@ class _Load:
     assumed_shares: int = 0
     loading: int = 0
     declared_bytes: float = 0.0
+    guessed_bytes: float = 0.0
+    kindred: int = 0
     undeclared: int = 0
 
-    def add(self, pod: PodRecord, replicas: int, *, is_covered: bool) -> None:
+    def add(self, pod: PodRecord, replicas: int, tenancy: Tenancy, *, is_covered: bool) -> None:
         """Count a pod on a shared device; its load is assumed until the readings cover it.
 
         The memory that it declared is its own for its whole life.
@@ -256,7 +266,14 @@ class _Load:
             self.declared_bytes += pod.memory_bytes * replicas
             return
         self.undeclared += replicas
-        self.assumed_shares += 0 if is_covered else replicas
+        if is_covered:
+            return
+        expected = tenancy.expected(pod)
+        if expected is None:
+            self.assumed_shares += replicas
+        else:
+            self.guessed_bytes += expected * replicas
+            self.kindred += replicas
 
 
 def _with_unseen(
@@ -270,14 +287,25 @@ def _with_unseen(
     closed = closed_slots(row, tenancy.is_out)
     for hold in sorted(unseen, key=lambda hold: (hold.pod.bound_at or 0.0, hold.pod.uid)):
         pod = hold.pod
-        tenant = Tenant(uid=pod.uid, count=hold.unseen, memory_bytes=pod.memory_bytes)
+        tenant = Tenant(
+            uid=pod.uid,
+            count=hold.unseen,
+            memory_bytes=pod.memory_bytes,
+            expected_bytes=tenancy.expected(pod),
+        )
         after = assume(row, (tenant,), closed)
         if row.is_shared and all(_is_covered(pod, device, tenancy) for device in devices):
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):
                 for load, now, before in zip(loads, after.used, row.used, strict=True):
                     load.loading += now - before
-            after = replace(after, assumed=row.assumed, assumed_shares=row.assumed_shares)
+            after = replace(
+                after,
+                assumed=row.assumed,
+                assumed_shares=row.assumed_shares,
+                guessed_bytes=row.guessed_bytes,
+                kindred=row.kindred,
+            )
         row = after
     return row
 

@@ -11,12 +11,13 @@ from typing import Final
 import numpy as np
 
 from extender.core.assessment import Assessment
-from extender.core.certainty import STEPS, Band, bands, certainty, steps_of
+from extender.core.certainty import STEPS, Band, bands, steps_of
 from extender.core.policy import Strategy, Weights
 from extender.core.scoring import (
     FIT,
     KINDS,
     LOAD,
+    MOST_FIT,
     PLACES,
     SHARED,
     UNITS,
@@ -25,11 +26,13 @@ from extender.core.scoring import (
     fit,
     mean,
     penalty,
+    sure,
 )
 from extender.core.snapshot import Batch, Ratios, Rows
 
 BAND: Final = "likely to land on idle GPUs"
 MODEL: Final = "preferred model"
+ROOM: Final = "GPUs with room for its memory"
 CERTAINTY: Final = "certainty and health"
 FULLNESS: Final = "few GPUs left over"
 NUMBER: Final = "many idle GPUs"
@@ -47,7 +50,8 @@ ILL_HEALTH: Final = "ill health"
 EARLY_FAILURES: Final = "early failures of pods"
 
 _CERTAINTY: Final = FIT
-_MODEL: Final = _CERTAINTY * (STEPS + 1)
+_ROOM: Final = _CERTAINTY * (STEPS + 1)
+_MODEL: Final = _ROOM * (STEPS + 1)
 _BAND: Final = _MODEL * (PLACES + 1)
 """Units of one step of each digit."""
 
@@ -126,10 +130,11 @@ def break_down(
     quiet = calm(batch, assessment, weights)
     kind = np.array([KINDS[strategy]])
     unfit = penalty(batch, assessment)
-    certain = certainty(assessment.chance, band, landing.needed)
+    certain = sure(batch, assessment, band)
     columns = _Columns(
         band=band,
         model=model,
+        room=steps_of(assessment.room),
         certain=certain,
         steps=steps_of(certain * ((1.0 - unfit) * (1.0 - batch.suspicion))),
         fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
@@ -166,6 +171,7 @@ class _Columns:
 
     band: Rows
     model: Rows | None
+    room: Ratios
     certain: Ratios
     steps: Ratios
     fit: Ratios
@@ -180,10 +186,11 @@ def _parts(columns: _Columns, at: int) -> Iterator[Part]:
     yield _part(BAND, _BAND * Band.LIKELY, float(columns.band[at]) / Band.LIKELY)
     place = PLACES if columns.model is None else int(columns.model[at])
     yield _part(MODEL, _MODEL * PLACES, place / PLACES)
+    yield _part(ROOM, _ROOM * STEPS, float(columns.room[at]) / STEPS)
     yield _part(CERTAINTY, _CERTAINTY * STEPS, float(columns.steps[at]) / STEPS)
     load = float(columns.load[at])
     if load < 1:
-        yield _part(columns.fit_name, SHARED - 1, float(columns.fit[at]) / (SHARED - 1))
+        yield _part(columns.fit_name, MOST_FIT, float(columns.fit[at]) / MOST_FIT)
     for name, value in columns.calm.items():
         yield _part(CALM[name], load * columns.shares[name], float(value[at]))
 

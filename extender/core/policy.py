@@ -233,10 +233,10 @@ class Weights:
     """
 
     utilization: float = 0.05
-    memory: float = 0.15
-    sharing: float = 0.10
-    bursts: float = 0.60
-    stress: float = 0.10
+    memory: float = 0.25
+    sharing: float = 0.40
+    bursts: float = 0.25
+    stress: float = 0.05
 
     @property
     def shares(self) -> Mapping[str, float]:

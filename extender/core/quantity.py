@@ -2,6 +2,7 @@
 
 import re
 from fractions import Fraction
+from string import whitespace
 from typing import Final
 
 MAX_VALUE: Final = 2**63 - 1
@@ -60,7 +61,7 @@ def parse_quantity(value: object) -> Fraction:
         raise _refusal(value)
     if len(text) > MAX_LENGTH:
         raise _refusal(f"{text[:MAX_LENGTH]}...")
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text.strip(whitespace))  # as Kubernetes reads it
     if match is None:
         raise _refusal(text)
     whole, fraction = match["whole"], match["fraction"] or ""

@@ -70,7 +70,7 @@ class Signal(StrEnum):
     FABRIC_HEALTH = "fabric_health"
     """NVML's summary of the fabric's health: 1 healthy, 2 unhealthy, 3 limited capacity."""
     NVLINKS_DOWN = "nvlinks_down"
-    """NVLinks that were up and are not any more."""
+    """NVLinks that were up and are not any more, or that other cards of its model there have up."""
     INFOROM_CORRUPTED = "inforom_corrupted"
     TEMPERATURE_SHUTDOWN = "temperature_shutdown_celsius"
     """From here the card switches itself off."""
@@ -79,6 +79,9 @@ class Signal(StrEnum):
     PROCESSES = "processes"
     """How many processes use it, whoever's they are."""
 
+
+NO_INSTANCES = "none"
+"""Stands for the MIG profile of a card with MIG on and no instance: no pod can be given it."""
 
 GROWING = frozenset(
     {
@@ -114,7 +117,8 @@ class DeviceInfo:
         gpu_instance_id: "" for a whole card.
         index: the source's index of the card on its node, None where it does not say.
         model: model as the source writes it (`NVIDIA H100 80GB HBM3`), "" where unknown.
-        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card.
+        mig_profile: profile of the instance (`1g.10gb`), "" for a whole card, `NO_INSTANCES` for
+            one with MIG on and no instance.
         driver_version: "" where unknown.
     """
 
@@ -206,6 +210,8 @@ class Readings:
         changed_tenants: what has changed of them; None where the source does not say.
         shares: now and then: what each pod (`namespace/name`) holds of the memory of a device that
             pods share, in bytes.
+        divided: likewise: devices of which a pod holds a share by its name (`GPU-…::3`): they are
+            sold in shares, whether or not other pods hold any.
         unmatched_series: series whose labels named no node of the cluster.
         unmatched_example: labels of one of them, for people; "" where there is none.
         own: where the source runs on the nodes: what it says besides, and of which nodes.
@@ -220,6 +226,7 @@ class Readings:
     tenants_at: float | None = None
     changed_tenants: ChangedTenants | None = None
     shares: tuple[tuple[DeviceKey, str, int], ...] = ()
+    divided: tuple[DeviceKey, ...] = ()
     unmatched_series: int = 0
     unmatched_example: str = ""
     own: Own | None = None

@@ -11,6 +11,7 @@ LEAST_PRESUMED: Final = 0.95
 """Chance of a device that is presumed idle."""
 
 
+ROOM: Final = "room for such a pod's memory on"
 ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
@@ -30,6 +31,7 @@ class Grounds:
         is_sure: all that the pod may get are known to be idle.
         is_unknown: nothing is known of any that the pod may get.
         needed: distinct devices that the pod gets.
+        room: share of its working devices with room for what the pod will take.
         unhealthy: share of the certainty that ill health costs.
         suspicion: share of it that early failures cost.
         place: in the pod's order of models, from 1; 0 where it does not name the model, None where
@@ -49,6 +51,7 @@ class Grounds:
     is_sure: bool
     is_unknown: bool
     needed: int
+    room: float
     unhealthy: float
     suspicion: float
     place: int | None
@@ -66,8 +69,9 @@ def reason(grounds: Grounds) -> str:
 
     Example:
         >>> reason(Grounds(band=Band.LIKELY, chance=1.0, least=1.0, is_sure=True, is_unknown=False,
-        ...     needed=1, unhealthy=0.0, suspicion=0.0, place=None, strategy=Strategy.AUTO,
-        ...     is_shared=False, allocatable=8, left=4, idle=5, utilization=0.0, memory_used=0.0))
+        ...     needed=1, room=1.0, unhealthy=0.0, suspicion=0.0, place=None,
+        ...     strategy=Strategy.AUTO, is_shared=False, allocatable=8, left=4, idle=5,
+        ...     utilization=0.0, memory_used=0.0))
         'certain to land on an idle GPU; leaves 4 of 8 together'
     """
     return BETWEEN.join([_landing(grounds), *_doubts(grounds), _fit(grounds)])
@@ -92,6 +96,8 @@ def _doubts(grounds: Grounds) -> Iterator[str]:
     """Yield what else speaks for or against the node, before its fit."""
     if grounds.place is not None:
         yield f"{PREFERRED} {grounds.place}" if grounds.place else f"no {PREFERRED}"
+    if grounds.room < 1:
+        yield f"{ROOM} {_percent(grounds.room)} of its GPUs"
     if grounds.unhealthy:
         yield f"{ILL_HEALTH} {_percent(grounds.unhealthy)}"
     if grounds.suspicion:

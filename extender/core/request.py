@@ -3,14 +3,17 @@
 Nothing here raises for any pod: what cannot be read counts as absent, a bad annotation as unset.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from extender.core.annotations import AnnotationProblem, own_settings, read_annotations
 from extender.core.host_resources import requested
 from extender.core.inventory import PodRecord
+from extender.core.kin import Kin, kin_of
 from extender.core.policy import Policy, Strategy, Thresholds
 from extender.core.resources import ResourceNames, count_devices, has_claims
 from extender.core.scheduled import last_word
+from extender.core.selection import has_preferences
 from extender.core.untyped import mapping_of, text_of
 
 
@@ -49,6 +52,8 @@ class GpuRequest:
         count: devices or replicas of it, at least 1.
         resources: every GPU resource that it asks for with its count, `resource` first.
         memory_bytes: room that each device must have, None where the pod does not say.
+        expected_bytes: what pods like it were measured to use of each device, None where none was,
+            or the pod says itself what it needs.
         requires_idle: the pod waits for devices known to be idle.
         thresholds: below both a device is idle to this pod.
         strategy: which of the nodes is best that are as certain to do.
@@ -56,6 +61,11 @@ class GpuRequest:
         millicores: CPU that it requests of its node.
         host_bytes: memory that it requests of its node.
         nominated_node: where preemption makes room for the pod, "" where there is none.
+        avoided: nodes on which pods of its owner failed soon after their start, and the share of
+            its certainty that each loses for that, 0 to 1; makes no request another, for it
+            concerns few nodes.
+        has_preferences: it has wishes of its own that kube-scheduler weighs (soft topology spread,
+            preferred affinity); makes no request another.
         last_word: why kube-scheduler found no node for the pod when it last tried, None where it
             did not say so; makes no request another.
         own: names of the settings in whose place the pod's own word stands; makes no request
@@ -66,6 +76,7 @@ class GpuRequest:
     count: int
     resources: tuple[tuple[str, int], ...] = ()
     memory_bytes: int | None = None
+    expected_bytes: int | None = None
     requires_idle: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
     strategy: Strategy = Strategy.AUTO
@@ -73,6 +84,8 @@ class GpuRequest:
     millicores: int = 0
     host_bytes: int = 0
     nominated_node: str = ""
+    avoided: Mapping[str, float] = field(default_factory=dict, compare=False)
+    has_preferences: bool = field(default=False, compare=False)
     last_word: str | None = field(default=None, compare=False)
     own: frozenset[str] = field(default=frozenset(), compare=False)
 
@@ -91,12 +104,14 @@ class ParsedRequest:
 
     Attributes:
         request: what it asks for; None where it asks for no GPU, or is left to kube-scheduler.
+        kin: keys that it has in common with pods that are like it.
         is_disabled: it says `idlegpu.io/enabled: "false"`.
         has_claims: it names ResourceClaims: it may get devices that no resource shows.
         problems: annotations that cannot be used.
     """
 
     request: GpuRequest | None
+    kin: Kin = field(default=(), compare=False)
     is_disabled: bool = False
     has_claims: bool = False
     problems: tuple[AnnotationProblem, ...] = ()
@@ -137,11 +152,13 @@ def parse_request(pod: object, *, resources: ResourceNames, defaults: Policy) ->
             millicores=host.millicores,
             host_bytes=host.memory_bytes,
             nominated_node=text_of(status.get("nominatedNodeName")),
+            has_preferences=has_preferences(fields),
             last_word=last_word(status),
             own=own_settings(fields, wishes),
         )
     return ParsedRequest(
         request=request,
+        kin=kin_of(fields) if request is not None else (),
         is_disabled=not wishes.is_enabled,
         has_claims=has_claims(fields),
         problems=wishes.problems,

@@ -184,7 +184,7 @@ def has_claims(pod: Mapping[str, object]) -> bool:
         for claim in objects_of(status.get("resourceClaimStatuses"))
         if not claim.get("resourceClaimName")
     }
-    claims = objects_of(spec.get("resourceClaims"))
+    claims = map(mapping_of, items_of(spec.get("resourceClaims")))
     return any(text_of(claim.get("name")) not in unneeded for claim in claims) or bool(
         mapping_of(status.get("extendedResourceClaimStatus"))
     )

@@ -2,15 +2,15 @@
 
 docs/decision.md has the order, and what it is for:
 
-    (band, model, certainty x health, fit, load)
+    (band, model, room, certainty x health, fit, load)
 
 The score is that in mixed radix, so that comparing scores compares from left to right:
 
-    score = (((band x 17 + model) x 17 + certainty) x 240 + fit) / 208,080
+    score = ((((band x 17 + model) x 17 + room) x 17 + certainty) x 320 + fit) / 4,716,480
 
-`band` is 0 to 2, `model` and `certainty` 0 to 16, and `fit`, which has the load in it, stays below
-`MOST_FIT`. No digit overflows into the next; that fit fills a third of its own alone keeps nodes
-of other certainty further apart than fit tells them apart, also on the wire.
+`band` is 0 to 2, `model`, `room` and `certainty` 0 to 16, and `fit`, which has the load in it,
+stays below `FIT` / 2. No digit overflows into the next; that fit fills half of its own alone keeps
+nodes of other certainty as far apart as fit tells them apart, also on the wire.
 """
 
 from typing import Final
@@ -18,17 +18,17 @@ from typing import Final
 import numpy as np
 
 from extender.core.assessment import Assessment
-from extender.core.certainty import STEPS, Band, bands, certainty, steps_of
+from extender.core.certainty import LEAST, STEPS, Band, bands, certainty, steps_of
 from extender.core.policy import Strategy, Weights
 from extender.core.snapshot import Batch, Flags, Ratios, Rows
 
 PLACES: Final = 16
 """Places in a pod's order of models: as many as it may name."""
 
-FIT: Final = 240
+FIT: Final = 320
 """Units between two steps of certainty."""
 
-UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * FIT
+UNITS: Final = len(Band) * (PLACES + 1) * (STEPS + 1) * (STEPS + 1) * FIT
 """All units of a score."""
 
 GPU: Final = 4
@@ -37,12 +37,12 @@ GPU: Final = 4
 MANY: Final = 16
 """... up to so many; beyond, each further one counts less, and none counts nothing."""
 
-_MOST_FIT: Final = GPU * (MANY + 4)
+MOST_FIT: Final = GPU * (MANY + 4)
 
 LOAD: Final = 0.003
 """Units of the load on whole devices: less than the least difference of fit."""
 
-SHARED: Final = 81
+SHARED: Final = 160
 """Units of the load on shared devices, of which it is the fit."""
 
 QUARTERS: Final = 4
@@ -83,13 +83,14 @@ def score(
     """
     needed = assessment.landing.needed
     band = bands(assessment.chance, needed)
-    certain = certainty(assessment.chance, band, needed) * health(batch, assessment)
+    certain = sure(batch, assessment, band) * health(batch, assessment)
     # Of all requests with the same grounds this is the same.
     quiet = batch.memo.get(
         assessment.grounds and ("calm", weights, assessment.grounds),
         lambda: calm(batch, assessment, weights),
     )
-    digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(certain)
+    digits = (band * (PLACES + 1) + model) * (STEPS + 1) + steps_of(assessment.room)
+    digits = digits * (STEPS + 1) + steps_of(certain)
     fitting = fit(batch, assessment, strategy, spare, quiet)
     return (digits * FIT + fitting) / UNITS, band
 
@@ -100,8 +101,25 @@ def unknown_score(model: int) -> float:
     Args:
         model: its place in the pod's order of models.
     """
-    digits = (Band.UNKNOWN * (PLACES + 1) + model) * (STEPS + 1) + STEPS // 2
-    return digits * FIT / UNITS
+    digits = (Band.UNKNOWN * (PLACES + 1) + model) * (STEPS + 1) + STEPS
+    return (digits * (STEPS + 1) + STEPS // 2) * FIT / UNITS
+
+
+def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
+    """Return how certain each node is to do, before ill health takes its part, 0 to 1.
+
+    Of shared devices the band says whether they are idle, and the load how idle: steps of the
+    chance between them would stack pods on the device that is the surest by a shade. A device of
+    the pod's own that is as likely idle comes before them.
+
+    Args:
+        batch: the nodes.
+        assessment: what their devices are worth to the pod.
+        band: of each node.
+    """
+    certain = certainty(assessment.chance, band, assessment.landing.needed)
+    shared = np.where(band == Band.LIKELY, LEAST[Band.LIKELY], LEAST[Band.UNKNOWN])
+    return np.where(batch.is_shared, shared, certain)
 
 
 def health(batch: Batch, assessment: Assessment) -> Ratios:
@@ -137,7 +155,7 @@ def fit(
     whole = _fullness(room)
     is_spreading = strategy == KINDS[Strategy.SPREAD]
     if is_spreading.any():
-        whole = np.where(is_spreading, _MOST_FIT - _fullness(idle_devices(assessment)), whole)
+        whole = np.where(is_spreading, MOST_FIT - _fullness(idle_devices(assessment)), whole)
     units = whole + LOAD * quiet
     if not batch.is_shared.any():
         return units
@@ -150,8 +168,8 @@ def fit(
 
 def _fullness(left: Ratios) -> Ratios:
     """Return the units of fit where so many devices are left; the fewer, the more."""
-    beyond = (_MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
-    return np.where(left <= MANY, _MOST_FIT - GPU * left, beyond)
+    beyond = (MOST_FIT - GPU * MANY) * MANY / np.maximum(left, MANY)
+    return np.where(left <= MANY, MOST_FIT - GPU * left, beyond)
 
 
 def free_after(batch: Batch, assessment: Assessment) -> Ratios:
@@ -174,8 +192,9 @@ def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ra
     """Return how calm the landing devices of each node are, 0 to 1.
 
     Bursts are the root of the mean square of the load, mean and spread in one: unlike the spread
-    alone, it never falls while a load rises. By its weight it leads: mean plus standard deviation
-    of an hour tells the next one best, and this orders devices as that does.
+    alone, it never falls while a load rises. Of the terms of activity it leads: mean plus standard
+    deviation of an hour tells the next one best, and this orders devices as that does. The number
+    of tenants weighs more than both: activity that ends at 100 % hides how many want it.
     """
     landing, shares = assessment.landing, weights.shares
     total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())

@@ -13,6 +13,7 @@ from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 Toleration = tuple[str, str, str | None]
 """Key, effect and value; "" for any key or effect, None for any value."""
 
+PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 PART_SIZE: Final = 16
@@ -107,6 +108,22 @@ def read_selection(pod: Mapping[str, object]) -> Selection:
         labels=tuple(sorted((key, text_of(value)) for key, value in selector.items())),
         terms=tuple(_terms(mapping_of(required))) if isinstance(required, dict) else None,
         tolerations=frozenset(_tolerations(objects_of(spec.get("tolerations")))),
+    )
+
+
+def has_preferences(pod: Mapping[str, object]) -> bool:
+    """Tell whether a pod wishes for nodes that it does not require: affinity, or soft spread.
+
+    Example:
+        >>> has_preferences({"spec": {"topologySpreadConstraints": [
+        ...     {"whenUnsatisfiable": "ScheduleAnyway", "topologyKey": "zone"}]}})
+        True
+    """
+    spec = mapping_of(pod.get("spec"))
+    kinds = mapping_of(spec.get("affinity")).values()
+    return any(mapping_of(kind).get(PREFERRED) for kind in kinds) or any(
+        constraint.get("whenUnsatisfiable") == "ScheduleAnyway"
+        for constraint in objects_of(spec.get("topologySpreadConstraints"))
     )
 
 

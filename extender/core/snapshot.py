@@ -140,11 +140,13 @@ class Tenant:
         uid: the pod's UID.
         count: devices or replicas.
         memory_bytes: room that it takes of each, None where it did not say.
+        expected_bytes: what pods like it were measured to take, None where none was.
     """
 
     uid: str
     count: int
     memory_bytes: int | None = None
+    expected_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +157,10 @@ class PoolRow:
         slots: rows of the devices in the telemetry.
         used: per slot, replicas in use (0 or 1 for whole devices).
         assumed: per slot, tenants on it that the readings do not show.
-        assumed_shares: per slot, how many of them did not say how much memory they take, and so
-            take an even share each.
+        assumed_shares: per slot, how many of them are believed to take an even share of the memory:
+            neither did they say how much they take, nor was any pod like them measured.
+        guessed_bytes: per slot, memory that others of them are believed to take, for pods like them
+            were measured to.
         declared_bytes: per slot of a shared device, memory that its tenants declared, in use or
             not.
         replicas: shares that each device is sold as; 1 for whole devices.
@@ -172,9 +176,11 @@ class PoolRow:
         is_reconfiguring: the node's operator is changing its GPUs or their driver.
         serves_claims: ResourceClaims may take devices that no count of the resource tells.
         model_id: row of the devices' model in the snapshot's models.
+        zone_id: number of the node's zone, 0 where it has none.
         free_millicores: CPU of the node that no pod requests, `NO_LIMIT` where unknown.
         free_bytes: memory of the node, likewise.
         undeclared: per slot of a shared device, how many tenants did not declare any.
+        kindred: per slot, how many tenants `guessed_bytes` is of; () for none.
         leaving: the node without the pods that are being deleted; None where there are none.
         loading: per slot, tenants that the readings show and that may still get ready to work; ()
             for none.
@@ -197,16 +203,20 @@ class PoolRow:
     is_reconfiguring: bool = False
     serves_claims: bool = False
     model_id: int = 0
+    zone_id: int = 0
     free_millicores: int = NO_LIMIT
     free_bytes: int = NO_LIMIT
     undeclared: tuple[int, ...] = ()
     leaving: "Leaving | None" = None
     loading: tuple[int, ...] = ()
+    guessed_bytes: tuple[float, ...] = ()
+    kindred: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Say of each slot that nothing loads there, where nothing is said."""
-        if len(self.loading) != len(self.slots):
-            object.__setattr__(self, "loading", (0,) * len(self.slots))
+        """Say of each slot that there is nothing of what nothing is said of."""
+        for name in ("loading", "guessed_bytes", "kindred"):
+            if len(getattr(self, name)) != len(self.slots):
+                object.__setattr__(self, name, (0,) * len(self.slots))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +278,7 @@ class Batch:
     assumed: Rows
     assumed_shares: Rows
     loading: Rows
+    guessed_bytes: Ratios
     declared_bytes: Ratios
     replicas: Rows
     allocatable: Rows
@@ -280,6 +291,7 @@ class Batch:
     is_agreed: Flags
     is_reconfiguring: Flags
     model_id: Rows
+    zone_id: Rows
     free_millicores: Rows
     free_bytes: Rows
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
@@ -288,16 +300,18 @@ class Batch:
         return len(self.replicas)
 
 
-PER_SLOT = ("used", "assumed", "assumed_shares", "loading", "declared_bytes")
+BYTES_PER_SLOT = ("guessed_bytes", "declared_bytes")
+PER_SLOT = ("used", "assumed", "assumed_shares", "loading", *BYTES_PER_SLOT)
 PER_NODE = (
     *("replicas", "allocatable", "withdrawn", "held", "taken", "model_id"),
+    "zone_id",
     *("free_millicores", "free_bytes"),
 )
 FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_reconfiguring")
 
 _OF_NODE = attrgetter(*PER_NODE, *FLAGS)
-_OF_SLOTS = attrgetter("slots", "used", "assumed", "assumed_shares", "loading", "declared_bytes")
-_BLANKS = (NO_DEVICE, 0, 0, 0, 0, 0.0)
+_OF_SLOTS = attrgetter("slots", *PER_SLOT)
+_BLANKS = (NO_DEVICE, 0, 0, 0, 0, 0.0, 0.0)
 """What each of these says of a slot without a device."""
 
 
@@ -314,7 +328,8 @@ def batch_rows(
     """
     width = max(width, max((len(row.slots) for row in rows), default=0))
     by_slot = _by_slot(rows, width)
-    counts_by_slot = (column.T for column in by_slot[:-1].astype(np.intp))
+    of_bytes = len(BYTES_PER_SLOT)
+    counts_by_slot = (column.T for column in by_slot[:-of_bytes].astype(np.intp))
     slots, used, assumed, assumed_shares, loading = counts_by_slot
     shape = len(rows), len(PER_NODE) + len(FLAGS)
     of_nodes = np.fromiter(chain.from_iterable(map(_OF_NODE, rows)), np.intp, shape[0] * shape[1])
@@ -328,7 +343,7 @@ def batch_rows(
         assumed=assumed,
         assumed_shares=assumed_shares,
         loading=loading,
-        declared_bytes=by_slot[-1].T,
+        **{name: by_slot[at - of_bytes].T for at, name in enumerate(BYTES_PER_SLOT)},
         **dict(zip(PER_NODE, counts, strict=False)),
         **dict(zip(FLAGS, counts[len(PER_NODE) :] != 0, strict=True)),
     )

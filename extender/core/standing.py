@@ -1,6 +1,6 @@
 """What the nodes of a pool are worth to a request: kept, and evaluated anew where that changed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -145,6 +145,30 @@ def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[
     changed = sorted(assumed.union(pool.late))
     (evaluation,) = _evaluate_anew([everywhere], snapshot, pool, [(question, changed)])
     return Standing.of(evaluation, snapshot, pool, question)
+
+
+def avoid(evaluation: Evaluation, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
+    """Return an evaluation with what the pod's own request avoids counted."""
+    avoided = question.request.avoided
+    rows = [pool.row_of[node] for node in avoided if node in pool.row_of]
+    if not rows:
+        return evaluation
+    batch = batch_under(snapshot, pool, [(at, question.overlay) for at in rows])
+    batch = avoided_in(batch, [pool.nodes[at] for at in rows], avoided)
+    fresh = evaluate_for(question, batch, snapshot.models)
+    return _patched(evaluation, rows, fresh, slice(0, len(rows)))
+
+
+def avoided_in(batch: Batch, nodes: Sequence[str], avoided: Mapping[str, float]) -> Batch:
+    """Return a batch in which nodes lose besides what a request avoids of them.
+
+    Args:
+        batch: some nodes.
+        nodes: their names.
+        avoided: share of its certainty that a node loses, by name.
+    """
+    lost = np.array([avoided.get(node, 0.0) for node in nodes])
+    return replace(batch, suspicion=1.0 - (1.0 - batch.suspicion) * (1.0 - lost))
 
 
 def nominate(

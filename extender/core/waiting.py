@@ -1,6 +1,7 @@
 """What pods that wait ask for, read from the little that is kept of them."""
 
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Final
 
 from extender.core.host_resources import CPU, MEMORY, HostResources
@@ -37,6 +38,7 @@ class WaitingRequests:
             record.message if record.is_unscheduled else None,
             record.has_claims,
             record.host,
+            record.has_preferences,
         )
         parsed = self._read.get(said)
         if parsed is None:
@@ -68,4 +70,7 @@ def _parse(record: PodRecord, policy: Policy) -> ParsedRequest:
     }
     # The record has its resources in the order of the setting.
     names = ResourceNames(tuple(limits)) if limits else ResourceNames()
-    return parse_request(pod, resources=names, defaults=policy)
+    parsed = parse_request(pod, resources=names, defaults=policy)
+    if parsed.request is None or not record.has_preferences:
+        return parsed
+    return replace(parsed, request=replace(parsed.request, has_preferences=True))

@@ -6,6 +6,7 @@ from extender.doctor.checks import (
     clocks,
     coverage,
     fields,
+    gpu_operator,
     hosts,
     layouts,
     neighbours,
@@ -205,5 +206,11 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="replicas know of each other",
         needs=("pods", "settings"),
         find=replicas.strangers,
+    ),
+    Check(
+        code="IG406",
+        title="agents leave when the GPU operator asks",
+        needs=("nodes", "pods", "daemon_sets"),
+        find=gpu_operator.stays_in_the_way,
     ),
 )

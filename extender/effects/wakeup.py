@@ -293,7 +293,8 @@ class Waker:
         if record.awaits_room and self._settings.target is not WakeTarget.POD:
             self._warn_gated(record)
         elif record.is_refused or record.awaits_room:
-            return self._requests.read(record, self._placer.policy).request
+            request = self._requests.read(record, self._placer.policy).request
+            return request and self._placer.fleet.informed(request, record.kin)
         # Where kube-scheduler has said why, that is its last word, whatever we answered before.
         decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
         return decided.request if decided and decided.leaves_none else None

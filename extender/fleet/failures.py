@@ -3,12 +3,22 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import nlargest
 
 from extender.core.inventory import PodRecord
+from extender.core.kin import owner_key
 from extender.core.policy import EarlyFailures
 
 FORGOTTEN_WEIGHT = 0.01
 """A failure that has faded to less counts no more."""
+
+
+MOST_AVOIDED = 64
+"""Nodes that an owner's next pods avoid: each is evaluated once more for them."""
+
+SHARE_DIGITS = 2
+"""Of a share of certainty: no finer than that counts, and none else is another from moment to
+moment."""
 
 
 @dataclass(slots=True)
@@ -17,10 +27,12 @@ class _Failure:
 
     Attributes:
         at: when the first of them did, seconds since the epoch.
+        last_at: when the last of them did.
         device_at: when a device last was the cause, None where none was.
     """
 
     at: float
+    last_at: float
     device_at: float | None = None
 
     @property
@@ -34,7 +46,8 @@ class FailureLog:
 
     A failure by a device counts at once. Any other may be the program's own fault: it counts once
     pods of a second owner fail on the node too. An owner whose pods fail in one of these ways on
-    several nodes is at fault itself, and that counts against none of these nodes.
+    several nodes is at fault itself, and that counts against none of these nodes. Whoever is at
+    fault: the owner's own next pods had better try other nodes.
 
     Args:
         rule: how much a failure counts, and how fast it fades.
@@ -49,6 +62,7 @@ class FailureLog:
         self._rule = rule
         self._had_fault = had_fault
         self._by_node: dict[str, dict[str, _Failure]] = {}
+        self._by_owner: dict[str, dict[str, _Failure]] = {}
 
     def adopt(self, rule: EarlyFailures) -> None:
         """Let failures count by another rule from now on."""
@@ -56,14 +70,44 @@ class FailureLog:
 
     def note(self, pod: PodRecord, at: float) -> None:
         """Note that a pod died early on its node; all pods of an owner count once."""
-        owner = f"{pod.namespace}/{pod.owner or pod.name}"
-        failure = self._by_node.setdefault(pod.node, {}).setdefault(owner, _Failure(at))
+        owner = owner_key(pod.namespace, pod.owner, pod.name)
+        failure = self._by_node.setdefault(pod.node, {}).setdefault(owner, _Failure(at, at))
+        failure.last_at = max(failure.last_at, at)
+        self._by_owner.setdefault(owner, {})[pod.node] = failure
         if pod.is_device_fault:
             failure.device_at = max(at, failure.device_at or at)
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
-        self._by_node.pop(node, None)
+        for owner in self._by_node.pop(node, {}):
+            self._forget(owner, node)
+
+    def _forget(self, owner: str, node: str) -> None:
+        """Forget how an owner's pods failed on a node."""
+        nodes = self._by_owner[owner]
+        del nodes[node]
+        if not nodes:
+            del self._by_owner[owner]
+
+    def of_owner(self, owner: str, now: float) -> Mapping[str, float]:
+        """Return the nodes on which an owner's pods failed, of many the latest.
+
+        Args:
+            owner: its key, as `core.kin` has it.
+            now: seconds since the epoch.
+
+        Returns:
+            The share of its certainty that each of them loses for further pods of this owner.
+        """
+        nodes = self._by_owner.get(owner)
+        if nodes is None:
+            return {}
+        latest = nlargest(MOST_AVOIDED, nodes, key=lambda node: nodes[node].last_at)
+        shares = {
+            node: round(self._lost(self._weight(now - nodes[node].last_at)), SHARE_DIGITS)
+            for node in latest
+        }
+        return {node: share for node, share in shares.items() if share}
 
     def count(self, node: str) -> int:
         """Return of how many owners the failures on a node count against it."""
@@ -83,8 +127,12 @@ class FailureLog:
             # One owner's failures alone say nothing; the second's count, and the first's fade.
             total = sum(by_device) + sum(others) - max(others, default=0.0)
             if total > 0:
-                suspicion[node] = 1.0 - (1.0 - self._rule.weight) ** total
+                suspicion[node] = self._lost(total)
         return suspicion
+
+    def _lost(self, total: float) -> float:
+        """Return the share of its certainty that a node loses for failures of so much weight."""
+        return 1.0 - float((1.0 - self._rule.weight) ** total)
 
     def _refresh(self, now: float) -> None:
         """Forget what has faded, and note where a device turns out to have been the cause."""
@@ -92,6 +140,7 @@ class FailureLog:
             for owner, failure in list(failures.items()):
                 if self._weight(now - failure.fades_from) < FORGOTTEN_WEIGHT:
                     del failures[owner]
+                    self._forget(owner, node)
                 elif failure.device_at is None and self._had_fault(node, failure.at):
                     failure.device_at = failure.at
             if not failures:

@@ -8,8 +8,10 @@ from types import MappingProxyType
 from extender.core.assumed import Assumption, Ledger
 from extender.core.host_resources import HostResources
 from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.kin import Kin
 from extender.core.policy import Policy
 from extender.core.readings import DeviceKey, History, Own, Readings
+from extender.core.request import GpuRequest
 from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.snapshot import Leaving, Snapshot
 from extender.core.steps import Steps, finish
@@ -161,6 +163,7 @@ class Fleet:
                     node=record.nominated_node,
                     resources=tuple(record.resources.items()),
                     memory_bytes=record.memory_bytes,
+                    expected_bytes=self.expected_bytes(record),
                     expires_at=None,
                 )
             )
@@ -218,6 +221,7 @@ class Fleet:
             return
         self._late |= self._layouts.young | self._layouts.expire_loading(now)
         self._late |= yield from self._layouts.map_tenants(readings)
+        self._late |= self._layouts.note_divided(readings.divided)
         self._late |= self.store.forget(now)
         self.sources[readings.source] = SourceState(
             at=readings.at,
@@ -388,6 +392,27 @@ class Fleet:
         """Return the pods that are known to hold a device."""
         info = self.store.info(row)
         return self._layouts.tenants_on(info.node).get(row, ()) if info else ()
+
+    def expected_bytes(self, record: PodRecord) -> int | None:
+        """Return what pods like one were measured to use, None if none was or it declared it."""
+        return self._layouts.like.of(record)
+
+    def informed(self, request: GpuRequest, kin: Kin) -> GpuRequest:
+        """Return a request with what is known of pods that are like the one that asks.
+
+        Args:
+            request: what a pod asks for.
+            kin: its keys.
+        """
+        if not kin:
+            return request
+        avoided = self._failures.of_owner(kin[0], self._clock())
+        expected = None
+        if request.memory_bytes is None:
+            expected = self._layouts.like.expected(kin)
+        if not avoided and expected is None:
+            return request
+        return replace(request, avoided=avoided, expected_bytes=expected)
 
     def early_failures(self, node: str) -> int:
         """Return of how many owners the pods that died early on a node count against it."""

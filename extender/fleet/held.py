@@ -131,7 +131,8 @@ def held_devices(
             is_shown = bool(used or tenants.get(slot))
             is_unheld = row.is_agreed and not is_shown
             is_free = is_unheld and not row.taken and is_clear
-            undeclared, shares = row.undeclared[at] if row.undeclared else 0, row.assumed_shares[at]
+            undeclared = row.undeclared[at] if row.undeclared else 0
+            shares = row.assumed_shares[at] + row.kindred[at]
             held = HeldDevice(
                 row=slot,
                 has_tenants=is_shown or (row.held > 0 and not row.is_agreed),

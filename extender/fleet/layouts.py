@@ -21,10 +21,11 @@ from extender.core.expected import (
 )
 from extender.core.host_resources import NONE, HostResources
 from extender.core.inventory import NodeRecord, PodRecord
+from extender.core.labels import ZONE
 from extender.core.landing import NONE_OUT
 from extender.core.layout import Tenancy, lay_out
 from extender.core.policy import Policy
-from extender.core.readings import Holders, Readings
+from extender.core.readings import DeviceKey, Holders, Readings
 from extender.core.snapshot import Flags, Leaving, PoolRow
 from extender.core.steps import Steps
 from extender.fleet.departures import Departures, count_hidden
@@ -38,7 +39,7 @@ from extender.fleet.held import (
     put_claimed,
 )
 from extender.fleet.mapping import Mappings
-from extender.fleet.pod_memory import Share
+from extender.fleet.pod_memory import LikePods, Share
 from extender.fleet.store import DeviceStore
 
 MAX_DEVICES = 256
@@ -76,6 +77,7 @@ class NodeLayouts:
         is_out: returns which devices are believed to be out, as `Telemetry` has it.
         started_at: returns when a pod started.
         departures: what pods release that leave a node.
+        like: what pods were measured to use, for those that are like them.
     """
 
     def __init__(self, policy: Policy, store: DeviceStore) -> None:
@@ -85,6 +87,7 @@ class NodeLayouts:
         self.started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
+        self._zone_ids: dict[str, int] = {"": 0}
         self._mappings = Mappings()
         self._nodes: dict[str, NodeRecord] = {}
         self._rows: dict[str, dict[str, PoolRow]] = {}
@@ -97,6 +100,7 @@ class NodeLayouts:
         self._ended: dict[str, dict[str, float]] = {}
         self._requested: dict[str, HostResources] = {}
         self.departures = Departures(store)
+        self.like = LikePods()
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
         the place of; whoever lays out frees them."""
@@ -191,6 +195,7 @@ class NodeLayouts:
         is_unsettled = is_young(after) or self._may_have_fewer(name, now)
         (self._young.add if is_unsettled else self._young.discard)(name)
         self._note_loading(name, pods, now)
+        self._learn(pods, tenants)
         if before is None or _slots(before) != _slots(after):
             return Change.DEVICES
         if is_afresh or not is_same_node or grounds(before) != grounds(after):
@@ -267,6 +272,8 @@ class NodeLayouts:
         """
         self._ended.setdefault(pod.node, {})[pod.key] = at
         live = self.tenants_on(pod.node)
+        if not has_others:
+            self._learn([pod], live)
         shown = [row for row, tenants in live.items() if pod.key in tenants]
         if shown:
             freed = [row for row in shown if live[row] == (pod.key,)]
@@ -316,6 +323,9 @@ class NodeLayouts:
                 told.setdefault(row, {})[uid] = count
         by_key = {pod.key: pod for pod in pods}
         for row, of_pods in told.items():
+            for pod in pods:
+                if pod.uid in of_pods and self._is_measured(pod, row):
+                    self.like.note(pod, of_pods[pod.uid])
             on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
             if on_it and all(pod.uid in of_pods for pod in on_it):
                 held = [(of_pods[pod.uid], self._declared(pod)) for pod in on_it]
@@ -415,8 +425,10 @@ class NodeLayouts:
             is_out=self.is_out(),
             assumed=policy.assumed,
             started_at=self.started_at,
+            expected=self.like.of,
         )
         is_counted = bool(node.capacity or node.allocatable)
+        zone_id = self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids))
         free = node.host and node.host.less(self._requested.get(node.name, NONE))
         rows = {}
         for expected in self._expected(node, devices):
@@ -430,8 +442,32 @@ class NodeLayouts:
                 allocatable=node.allocatable.get(resource, 0) if is_counted else everything,
                 capacity=node.capacity.get(resource, 0),
                 free=free,
+                zone_id=zone_id,
             )
         return rows
+
+    def _learn(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
+        """Note what pods use that have a shared device for themselves.
+
+        Some sources name only one of the pods on a device: all pods must be shown somewhere.
+        """
+        name = pods[0].node if pods else ""
+        rows = [row for row in self._rows.get(name, {}).values() if row.is_shared]
+        by_key = {pod.key: pod for pod in pods}
+        if not rows or by_key.keys() - set().union(*tenants.values()):
+            return
+        for slot in (slot for row in rows for slot in row.slots):
+            on_it = tenants.get(slot, ())
+            if len(on_it) == 1 and self._is_measured(by_key[on_it[0]], slot):
+                used, _, foreign = self._store.occupancy(slot)
+                self.like.note(by_key[on_it[0]], int(used - foreign))
+
+    def _is_measured(self, pod: PodRecord, row: int) -> bool:
+        """Tell whether readings of a device show what a pod on it takes."""
+        started_at, told_at = self.started_at(pod), self._store.told_at(row)
+        if started_at is None or told_at is None:
+            return False
+        return told_at >= started_at + self._policy.assumed.warm_up_seconds
 
     def expire_loading(self, now: float) -> set[str]:
         """Return the nodes with pods that had time enough to get ready."""
@@ -460,6 +496,15 @@ class NodeLayouts:
         if not is_late:
             self._fewer_since.pop(name, None)
         return is_late
+
+    def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
+        """Remember that devices are sold in shares; return the nodes where that is news."""
+        rows = (self._store.row_of(device) for device in devices)
+        infos = (self._store.info(row) for row in rows if row is not None)
+        names = {info.node for info in infos if info is not None} & self._nodes.keys()
+        news = {name for name in names if self._divided.get(name) != self._nodes[name].capacity}
+        self._divided.update({name: self._nodes[name].capacity for name in news})
+        return news
 
     def _note_evidence(
         self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow

@@ -3,16 +3,24 @@
 Agents tell it again and again, for advice; exporters that split memory by pod tell what it is now.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from extender.core.advice import Use
 from extender.core.inventory import PodRecord
+from extender.core.kin import Kin
 from extender.core.readings import DeviceKey
 
 SAMPLE_SECONDS: Final = 50.0
 """What comes sooner after the last sample is none of its own: agents tell it once a minute."""
+
+MOST_ALIKE: Final = 8
+"""Pods with a key in common of which it is remembered what they used: the last ones."""
+
+MOST_KEYS: Final = 4096
+"""Keys of pods by which that is remembered."""
 
 Share = tuple[DeviceKey, str, int]
 """A device, the UID of a pod on it, and what its processes hold of the device's memory."""
@@ -26,6 +34,49 @@ class _Seen:
     samples: int
     first_at: float
     last_at: float
+
+
+class LikePods:
+    """Remembers what pods were measured to use of a device's memory, for others that are like them.
+
+    That of the last few is remembered, also when they are gone.
+    """
+
+    def __init__(self) -> None:
+        self._used: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+
+    def note(self, pod: PodRecord, used_bytes: int) -> None:
+        """Take note of what a pod uses by now; the most that it ever did counts."""
+        if used_bytes <= 0:
+            return
+        for key in pod.kin:
+            used = self._used.setdefault(key, OrderedDict())
+            self._used.move_to_end(key)
+            used[pod.uid] = max(used_bytes, used.get(pod.uid, 0))
+            if len(used) > MOST_ALIKE:
+                used.popitem(last=False)
+        while len(self._used) > MOST_KEYS:
+            self._used.popitem(last=False)
+
+    def of(self, pod: PodRecord) -> int | None:
+        """Return what a pod will likely use, None where it declared that, or it is not known."""
+        return self.expected(pod.kin) if pod.memory_bytes is None else None
+
+    def expected(self, kin: Kin) -> int | None:
+        """Return what a pod will likely use: as much as the one most like it that used the most.
+
+        In bytes, rounded up by a quarter at most: what changes with every reading would have every
+        decision made anew. None where none like it was measured.
+
+        Args:
+            kin: the pod's keys, the most telling first.
+        """
+        for key in kin:
+            if used := self._used.get(key):
+                most = max(used.values())
+                step = 1 << max(most.bit_length() - 3, 0)
+                return -(-most // step) * step
+        return None
 
 
 class PodMemory:

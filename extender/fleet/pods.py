@@ -21,7 +21,7 @@ class PodChanges:
 
 
 class KnownPods:
-    """GPU pods by UID; a pod's namespace never changes.
+    """GPU pods by UID.
 
     Attributes:
         by_uid: all of them; to be read only.
@@ -40,8 +40,8 @@ class KnownPods:
 
     def put(self, record: PodRecord) -> None:
         """Take over a pod that was added or changed; it comes last of those that are unbound."""
-        if record.uid not in self.by_uid:
-            self.namespaces.add(record.namespace)
+        # First: a namespace whose only pod this is never leaves the names.
+        self.namespaces.add(record.namespace)
         self._note_end(record.uid)
         self.by_uid[record.uid] = record
         if not (record.node or record.phase.is_terminal):
@@ -54,12 +54,13 @@ class KnownPods:
         self._note_end(uid)
         record = self.by_uid.pop(uid, None)
         if record is not None:
-            self.namespaces.remove(record.namespace)
             self.memory.forget(uid)
         return record
 
     def _note_end(self, uid: str) -> None:
         """Note that a pod is no longer what it was."""
         before = self.by_uid.get(uid)
-        self.changes.holding += before is not None and before.holds_devices
-        self.changes.waiting += self.unbound.pop(uid, None) is not None
+        if before is not None:
+            self.namespaces.remove(before.namespace)
+            self.changes.holding += before.holds_devices
+            self.changes.waiting += self.unbound.pop(uid, None) is not None

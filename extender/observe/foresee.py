@@ -82,7 +82,8 @@ class Foresight:
         if parsed.request is None:
             return error_answer(400, _not_asked(resources, is_disabled=parsed.is_disabled))
         ref = parse_pod_ref(pod)
-        seen = await self._foreseen(parsed.request, pod, wish)
+        wanted = self._fleet.informed(parsed.request, parsed.kin)
+        seen = await self._foreseen(wanted, pod, wish)
         problems = [_problem(problem) for problem in parsed.problems]
         # The pod is the caller's own text: whoever sent it may read it.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}

@@ -103,8 +103,8 @@ def _counted(text: str) -> Counted | None:
 
 
 _HELP_OURS: Final = {
-    Rejection.UNHEALTHY: "`idlegpu gpus NODE -o wide` says of each GPU what is wrong; reset it, or "
-    "drain the node",
+    Rejection.UNHEALTHY: "`idlegpu gpus NODE -o wide` says of each GPU what is wrong; reset it "
+    "(docs/gpu-operator.md: drain the agent, too), or drain the node",
     Rejection.FOREIGN_USE: "processes that no pod accounts for use their GPUs: `idlegpu gpus "
     "NODE` shows which, `nvidia-smi` there shows whose",
     Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory asks for more than these GPUs "

@@ -299,7 +299,7 @@ class Placer:
         """Keep what the verdict on some nodes is made from, for each resource."""
         snapshot, policy = about
         # Of filter and prioritize of one pod it is the same most of the time.
-        key = (snapshot.version, policy, request, overlays, tuple(nodes))
+        key = (snapshot.version, policy, request, request.avoided, overlays, tuple(nodes))
         if self._gathered is not None and self._gathered[0] == key:
             return self._gathered[1]
         evidence: list[PlacedEvidence] = []
@@ -344,6 +344,7 @@ class Placer:
                 node=node,
                 resources=request.resources,
                 memory_bytes=request.memory_bytes,
+                expected_bytes=request.expected_bytes,
                 expires_at=self._clock() + self.policy.assumed.tentative_seconds,
                 last_word=request.last_word,
             )

@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from extender.core.snapshot import FLAGS, NO_LIMIT, PER_NODE, PER_SLOT, Batch, Telemetry
+from extender.core.snapshot import (
+    BYTES_PER_SLOT,
+    FLAGS,
+    NO_LIMIT,
+    PER_NODE,
+    PER_SLOT,
+    Batch,
+    Telemetry,
+)
 
 Column = npt.NDArray[Any]
 
@@ -33,6 +41,8 @@ LATER: Final[Mapping[str, object]] = {
     "loading": 0,
     "presumed": 0.0,
     "others_bytes": 0.0,
+    "guessed_bytes": 0.0,
+    "zone_id": 0,
     "free_millicores": NO_LIMIT,
     "free_bytes": NO_LIMIT,
 }
@@ -79,7 +89,7 @@ def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[
     kinds = blank | {name: getattr(Telemetry.missing(0), name).dtype.type for name in TELEMETRY}
     columns: dict[str, Column] = {}
     for name in COLUMNS:
-        kind = kinds.get(name, np.float64 if name == "declared_bytes" else np.intp)
+        kind = kinds.get(name, np.float64 if name in BYTES_PER_SLOT else np.intp)
         shape = (nodes, width) if name in OF_SLOTS else (nodes,)
         try:
             if name == "peak" and name not in written:

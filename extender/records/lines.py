@@ -21,7 +21,7 @@ from extender.core.names import NamesAt
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
 from extender.core.roll import Roll
-from extender.core.snapshot import Pool, Snapshot, batch_rows
+from extender.core.snapshot import Pool, Snapshot, Tenant, batch_rows
 from extender.placement.history import DecisionRecord
 from extender.placement.placer import Weighed
 from extender.records.columns import VERSION, write_columns
@@ -173,13 +173,18 @@ class LineWriter:
         for resource in before.keys() | overlays.keys():
             was, now = before.get(resource, {}), overlays.get(resource, {})
             changed = {
-                node: [(tenant.count, tenant.memory_bytes) for tenant in now.get(node, ())]
+                node: [_tenant(tenant) for tenant in now.get(node, ())]
                 for node in was.keys() | now.keys()
                 if was.get(node) is not now.get(node) and was.get(node) != now.get(node)
             }
             if changed:
                 changes[resource] = changed
         return changes
+
+
+def _tenant(tenant: Tenant) -> tuple[int | None, ...]:
+    told = tenant.count, tenant.memory_bytes
+    return told if tenant.expected_bytes is None else (*told, tenant.expected_bytes)
 
 
 def _leaving(pool: Pool, rows: Iterable[int]) -> Json:
@@ -222,6 +227,7 @@ def _request(request: GpuRequest) -> Json:
     return {
         "resources": request.resources,
         "memory_bytes": request.memory_bytes,
+        "expected_bytes": request.expected_bytes,
         "requires_idle": request.requires_idle,
         "thresholds": asdict(request.thresholds),
         "strategy": request.strategy.value,
@@ -229,6 +235,7 @@ def _request(request: GpuRequest) -> Json:
         "millicores": request.millicores,
         "host_bytes": request.host_bytes,
         "nominated_node": request.nominated_node,
+        "avoided": request.avoided,
         "own": sorted(request.own),
     }
 

@@ -362,8 +362,8 @@ def _read_overlays(
         nodes = dict(overlays.get(resource, {}))
         for node, tenants in mapping_of(told).items():
             nodes[node] = tuple(
-                Tenant(uid="", count=int(count), memory_bytes=memory)
-                for count, memory in tenants  # type: ignore[attr-defined] # of a document
+                _read_tenant(*told_of)
+                for told_of in tenants  # type: ignore[attr-defined] # of a document
             )
             if not nodes[node]:
                 del nodes[node]
@@ -371,14 +371,19 @@ def _read_overlays(
     return {resource: nodes for resource, nodes in overlays.items() if nodes}
 
 
+def _read_tenant(count: int, memory: int | None, expected: int | None = None) -> Tenant:
+    return Tenant(uid="", count=int(count), memory_bytes=memory, expected_bytes=expected)
+
+
 def _read_request(told: Mapping[str, object]) -> GpuRequest:
     resources = tuple((str(name), int(count)) for name, count in told["resources"])  # type: ignore[attr-defined] # of a document
-    memory = told["memory_bytes"]
+    memory, expected = told["memory_bytes"], told.get("expected_bytes")
     return GpuRequest(
         resource=resources[0][0],
         count=resources[0][1],
         resources=resources,
         memory_bytes=None if memory is None else int(_number(memory)),
+        expected_bytes=None if expected is None else int(_number(expected)),
         requires_idle=bool(told["requires_idle"]),
         thresholds=msgspec.convert(told["thresholds"], Thresholds, strict=False),
         strategy=Strategy(text_of(told["strategy"])),
@@ -387,6 +392,7 @@ def _read_request(told: Mapping[str, object]) -> GpuRequest:
         millicores=int(_number(told.get("millicores", 0))),
         host_bytes=int(_number(told.get("host_bytes", 0))),
         nominated_node=text_of(told["nominated_node"]),
+        avoided={node: _number(share) for node, share in mapping_of(told.get("avoided")).items()},
         own=frozenset(_names(told["own"])),
     )
 

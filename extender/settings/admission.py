@@ -40,7 +40,8 @@ class Admission(Section):
     lease_name: str = Field(
         default="idlegpu-scheduler",
         pattern=NAME,
-        description="Lease of that scheduler: pods get it only while somebody renews this",
+        description="Lease of that scheduler: pods are assigned to it only while the Lease is "
+        "renewed",
     )
     lease_namespace: str = Field(
         default="",
@@ -56,8 +57,8 @@ class Admission(Section):
         default=500,
         ge=10,
         le=100_000,
-        description="most connections at a time; where they are used up, the address that holds "
-        "the most gives one up for who comes from another",
+        description="most connections at a time; when they run out, the address that holds the "
+        "most loses one to a client from another address",
     )
 
     @field_validator("listen")

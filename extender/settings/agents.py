@@ -49,19 +49,19 @@ class Agents(Section):
         default=35.0,
         ge=2,
         le=600,
-        description="a connection on which nothing came for so long is closed",
+        description="a connection without a message for this long is closed",
     )
     batch_seconds: float = Field(
         default=0.2,
         ge=0.02,
         le=5,
-        description="news of agents is taken over together this often",
+        description="news of agents is applied in batches, this often",
     )
     token_seconds: float = Field(
         default=3600.0,
         ge=60,
         le=86_400,
-        description="a token is reviewed anew when it expires, and at least this often",
+        description="a token is reviewed again when it expires, and at least this often",
     )
     reviews_per_second: float = Field(
         default=200.0,

@@ -46,28 +46,31 @@ class Api(Section):
     )
     access: Annotated[ApiAccess, AnyCase] = Field(
         default=ApiAccess.AUTO,
-        description="token: who shows a token of the cluster reads the API, and sees the pods of "
-        "the namespaces in which it may list pods; open: whoever reaches the port, and sees all; "
-        "auto: open where the port is on loopback, else token. Health and metrics are open",
+        description="token: a client with a token of the cluster reads the API, and sees the pods"
+        " of the namespaces in which it may list pods; open: every client that "
+        "reaches the port sees everything; auto: open if the port is on loopback, "
+        "otherwise token. Health and metrics are open",
     )
     audience: str = Field(
         default="idlegpu-api",
-        description="audience that a token must be for (kubectl create token NAME --audience ...): "
-        "so what is shown to us is good for nothing else; empty: a token for the API server itself",
+        description="audience that a token must have (kubectl create token NAME --audience ...), "
+        "so the token is valid for nothing else; empty: a token for the API server "
+        "itself",
     )
     proxies: Annotated[tuple[str, ...], Form(PROXIES_FORM)] = Field(
         default=(),
-        description="who comes from here without a token sees all: the addresses of the API "
-        "server, whose proxy shows no user's token, so that the right to the proxy decides",
+        description="a client from these addresses sees everything without a token: the addresses"
+        " of the API server, whose proxy passes no user's token, so the right to the "
+        "proxy decides",
     )
     token_seconds: float = Field(
-        default=60.0, ge=1, le=3600, description="a token is reviewed anew after so long"
+        default=60.0, ge=1, le=3600, description="a token is reviewed again after this time"
     )
     rights_seconds: float = Field(
         default=30.0,
         ge=1,
         le=3600,
-        description="the right to list a namespace's pods is asked for anew after so long",
+        description="the right to list a namespace's pods is checked again after this time",
     )
     reviews_per_second: float = Field(
         default=20.0,
@@ -76,14 +79,14 @@ class Api(Section):
         description="most unknown tokens that the API server is asked about, on average",
     )
     review_timeout_seconds: float = Field(
-        default=5.0, ge=0.1, le=60, description="limit for one question to the API server"
+        default=5.0, ge=0.1, le=60, description="time limit for one request to the API server"
     )
     max_connections: int = Field(
         default=500,
         ge=10,
         le=100_000,
-        description="most connections at a time to status_listen; where they are used up, the "
-        "address that holds the most gives one up for who comes from another",
+        description="most connections at a time to status_listen; when they run out, the address "
+        "that holds the most loses one to a client from another address",
     )
     hosts: Annotated[tuple[str, ...], Form("a list of host names, without a port")] = Field(
         default=(),

@@ -65,7 +65,7 @@ class Freshness(Section):
         default=DEFAULT.freshness.forget_seconds,
         ge=10,
         le=604_800,
-        description="a device that telemetry has not shown for so long is dropped",
+        description="a device that telemetry has not shown for this long is dropped",
     )
 
     @model_validator(mode="after")
@@ -122,20 +122,22 @@ class Assumed(Section):
         default=DEFAULT.assumed.tentative_seconds,
         ge=1,
         le=600,
-        description="a pod counts so long after our answer without being bound",
+        description="a pod that is not bound counts for this long after the answer",
     )
     warm_up_seconds: float = Field(
         default=DEFAULT.assumed.warm_up_seconds,
         ge=1,  # the API server keeps whole seconds: the real start may be so much later
         le=3600,
-        description="a pod counts as assumed until readings measured so long after its start",
+        description="a pod counts as assumed until readings measured this long after its start "
+        "arrive",
     )
     loading_seconds: float = Field(
         default=DEFAULT.assumed.loading_seconds,
         ge=0,
         le=86_400,
-        description="until so long after its start a pod on a shared GPU counts as believed while "
-        "the GPU shows less activity: it may still fetch what it works on",
+        description="for this long after its start a pod on a shared GPU counts with its "
+        "estimated load while the GPU shows less activity: it may still be loading "
+        "data",
     )
 
     def value(self) -> policy.Assumed:
@@ -161,7 +163,7 @@ class EarlyFailures(Section):
         default=DEFAULT.early_failures.half_life_seconds,
         ge=1,
         le=86_400,
-        description="such a failure counts half after so long",
+        description="such a failure counts half after this time",
     )
     weight: Share = Field(
         default=DEFAULT.early_failures.weight,
@@ -193,8 +195,8 @@ class Health(Section):
         default=DEFAULT.health.xid_seconds,
         ge=1,
         le=604_800,
-        description="the last XID, which stays in telemetry for ever, counts so long after it was "
-        "first seen",
+        description="the last XID, which stays in telemetry forever, counts for this long after "
+        "it was first seen",
     )
     penalty: Share = Field(
         default=DEFAULT.health.penalty,

@@ -57,8 +57,8 @@ class Peers(Section):
     )
     secret_file: Path | None = Field(
         default=None,
-        description="file with a secret that all replicas share, for replicas without TLS: who "
-        "does not know it is not heard; with TLS, certificates decide",
+        description="file with a secret that all replicas share, for replicas without TLS: "
+        "messages without it are ignored; with TLS, certificates decide",
     )
     interval_seconds: float = Field(
         default=0.01,
@@ -128,6 +128,6 @@ class Unasked(Section):
         default=5.0,
         ge=1,
         le=60,
-        description="a pod of which no answer is known is judged so long after its binding at the "
-        "earliest; where there are other replicas, once each has said since what it was asked",
+        description="a pod without a known answer is judged this long after its binding at the "
+        "earliest; with other replicas, once each has reported what it was asked",
     )

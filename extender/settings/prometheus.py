@@ -42,11 +42,11 @@ class Prometheus(Section):
         "to so much older than their scrape",
     )
     bearer_token_file: Path | None = Field(
-        default=None, description="file with a bearer token, read anew"
+        default=None, description="file with a bearer token, read again for each request"
     )
     username: str = Field(default="", description="user for basic authentication; empty: none")
     password_file: Path | None = Field(
-        default=None, description="file with the password, read anew"
+        default=None, description="file with the password, read again for each request"
     )
     headers: dict[str, str] = Field(
         default={}, description="extra headers, e.g. X-Scope-OrgID for Mimir"

@@ -28,8 +28,9 @@ class Wire(Section):
         default=100,
         ge=0,
         le=100_000,
-        description="so many of the best nodes are left to kube-scheduler, to score only them; "
-        "0 for all: so set it where another extender comes after this one and may refuse them",
+        description="so many of the best nodes are left to kube-scheduler, to score only them, and "
+        "above 1 all that soft spread or preferred affinity of the pod's own could pick; 0 for "
+        "all: so set it where another extender comes after this one and may refuse them",
     )
 
 
@@ -66,7 +67,7 @@ class Cluster(Section):
         default=150.0,
         ge=5,
         le=3600,
-        description="a watch that says nothing for so long is started anew; API servers send a "
+        description="a watch without an event for this long is restarted; API servers send a "
         "bookmark about every minute",
     )
     max_backoff_seconds: float = Field(

@@ -1,4 +1,4 @@
-"""The settings as a Markdown table, for the README."""
+"""The settings as a Markdown table, for docs/settings.md."""
 
 from collections.abc import Iterable
 from typing import Final

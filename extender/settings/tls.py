@@ -26,13 +26,14 @@ class Tls(Section):
     clients: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
         default=("idlegpu-kube-scheduler",),
         min_length=1,
-        description="names (common name, or alternative name) of which a certificate must have one "
-        "to ask us",
+        description="names (common name, or alternative name) of which a certificate must have "
+        "one to call the webhooks",
     )
     peers: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
         default=("idlegpu-extender",),
         min_length=1,
-        description="likewise, to tell us as another replica",
+        description="names of which a certificate must have one to send messages as another "
+        "replica",
     )
 
     @model_validator(mode="after")

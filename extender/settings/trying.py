@@ -36,11 +36,14 @@ class DecisionLog(Section):
     )
     max_size: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=256 * MIB,
-        description="a file that would grow larger is renamed to PATH.1 and begun anew; the "
+        description="a file that would grow larger is renamed to PATH.1 and started again; the "
         "standard output is not bounded",
     )
     files: int = Field(
-        default=4, ge=1, le=100, description="so many such files are kept besides the current one"
+        default=4,
+        ge=1,
+        le=100,
+        description="number of such files that are kept besides the current one",
     )
 
 
@@ -58,8 +61,8 @@ class Regret(Section):
         default=3600.0,
         ge=60,
         le=86_400,
-        description="so long after its binding a pod's GPUs are compared with those of our first "
-        "choice and of the best in hindsight",
+        description="this long after its binding a pod's GPUs are compared with those of the "
+        "first choice and of the best in hindsight",
     )
     sample_seconds: float = Field(
         default=30.0,

@@ -76,5 +76,6 @@ class Wake(Section):
         default=15.0,
         ge=5,
         le=600,
-        description="a replica that dies is replaced as the one that wakes after so long",
+        description="after this time another replica takes over from one that died as the one "
+        "that wakes pods",
     )

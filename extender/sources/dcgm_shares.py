@@ -19,6 +19,12 @@ PodShare = tuple[DeviceKey, str, int]
 """A device, a pod on it (`namespace/name`), and what that holds of its memory, in bytes."""
 
 
+def devices_in(rows: Iterable[Row]) -> list[DeviceKey]:
+    """Read which devices an answer names."""
+    keys = (device_key(row["metric"]) for row in rows)
+    return [key for key in keys if key is not None]
+
+
 def shares_in(rows: Iterable[Row], metric: Metric) -> list[PodShare]:
     """Read what pods hold; of a pod with several shares of a device it is told of each.
 

@@ -23,6 +23,7 @@ from extender.core.host_resources import (
     requested,
 )
 from extender.core.inventory import NodeRecord, PodPhase, PodRecord, Taint
+from extender.core.kin import likeness_of, owner_of
 from extender.core.labels import HOSTNAME, is_kept, is_shown
 from extender.core.resources import (
     ResourceNames,
@@ -38,7 +39,7 @@ from extender.core.scheduled import (
     message_of,
     scheduled_condition,
 )
-from extender.core.selection import Selection, read_selection
+from extender.core.selection import Selection, has_preferences, read_selection
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_device_fault, is_failed_early, last_end
 from extender.sources.kube_models import wanted_model
@@ -52,7 +53,6 @@ MAX_CACHED: Final = 4096
 MAX_SHARED: Final = 256
 """Larger things of which equal ones are one object: what is rare is not worth its place."""
 
-MAX_OWNER: Final = 200
 MAX_WISHES: Final = 4096
 """So many characters of a pod's annotations under our prefix are kept: no sensible ones are longer,
 and pods that we refuse have theirs kept in any case."""
@@ -174,6 +174,7 @@ def reduce_pod(
         failed_at=(last_end(status) or refused_at) if is_failed else None,
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,
+        has_preferences=is_waiting and has_preferences(raw),
         wishes=wishes if is_all_kept or is_refused else (),
         version=text_of(metadata.get("resourceVersion")) if is_all_kept else "",
         scheduler_name=intern(text_of(spec.get("schedulerName")) or "default-scheduler"),
@@ -184,7 +185,8 @@ def reduce_pod(
         is_gated=not node and scheduled.get("reason") == "SchedulingGated",
         awaits_room=not node and awaits_room(spec),
         priority=_priority(spec),
-        owner=_owner(metadata),
+        owner=intern(owner_of(metadata)),
+        likeness=likeness_of(raw),
         wanted_model="" if node else wanted_model(raw),
         gives_way=_priority(spec) < 0,
         selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
@@ -293,15 +295,6 @@ def _wishes(annotations: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
     """Return the annotations that are meant for us."""
     ours = ((key, text_of(annotations[key])) for key in annotations if key.startswith(PREFIX))
     return tuple(sorted(ours))
-
-
-def _owner(metadata: Mapping[str, object]) -> str:
-    """Return kind and name of what controls a pod, "" where nothing does."""
-    for owner in objects_of(metadata.get("ownerReferences")):
-        if owner.get("controller") is True:
-            told = f"{text_of(owner.get('kind'))} {text_of(owner.get('name'))}"
-            return intern(told.strip()[:MAX_OWNER])
-    return ""
 
 
 def _priority(spec: Mapping[str, object]) -> int:

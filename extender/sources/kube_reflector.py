@@ -319,7 +319,7 @@ class Reflector:
         Raises:
             KubeError: it says that the watch cannot go on, or is no event.
         """
-        kind = event.get("type")
+        kind = text_of(event.get("type"))
         raw = mapping_of(event.get("object"))
         if kind in {"ADDED", "MODIFIED", "DELETED"}:
             take = self._feed.drop if kind == "DELETED" else self._feed.put

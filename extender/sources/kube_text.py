@@ -241,8 +241,11 @@ def _shared(cpu: str | None, memory: str | None) -> HostResources:
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:
-    """Return a quantity as text: a number is one, too."""
-    return None if raw is None else bytes(raw).decode().strip('"')
+    """Return a quantity as text: a number is one, too.
+
+    The decoder has not looked into it: what is no UTF-8 is no quantity.
+    """
+    return None if raw is None else bytes(raw).decode(errors="replace").strip('"')
 
 
 def read_page(body: bytes, action: str) -> Page:

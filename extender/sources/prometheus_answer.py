@@ -61,6 +61,7 @@ class ReadingsBuilder:
         changed: dict[DeviceKey, tuple[str, ...]] = {}
         columns: dict[Signal, Column] = {}
         shares: list[tuple[DeviceKey, str, int]] = []
+        divided: list[DeviceKey] = []
         *parts, last = answer
         for part in parts:
             added.extend(_device_info(row) for row in part.header.get("added", ()))
@@ -68,6 +69,7 @@ class ReadingsBuilder:
                 changed[DeviceKey((uuid, gpu_instance_id))] = tuple(pods)
             for uuid, gpu_instance_id, pod, held in part.header.get("shares", ()):
                 shares.append((DeviceKey((uuid, gpu_instance_id)), pod, held))
+            divided.extend(DeviceKey((uuid, of)) for uuid, of in part.header.get("divided", ()))
             if "signal" in part.header:
                 columns[Signal(part.header["signal"])] = _column(part)
             await asyncio.sleep(0)
@@ -84,6 +86,7 @@ class ReadingsBuilder:
             tenants_at=last.header["tenants_at"],
             changed_tenants=ChangedTenants(before, changed.keys()),
             shares=tuple(shares),
+            divided=tuple(divided),
             unmatched_series=last.header["unmatched_series"],
             unmatched_example=last.header["unmatched_example"],
         )

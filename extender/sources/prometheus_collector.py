@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from extender.core.readings import Column, Signal
+from extender.core.readings import Column, DeviceKey, Signal
 from extender.sources import promql
 from extender.sources.dcgm import (
     IDENTITY_SIGNALS,
@@ -19,7 +19,7 @@ from extender.sources.dcgm import (
     convert,
 )
 from extender.sources.dcgm_devices import DeviceRow, DeviceTable
-from extender.sources.dcgm_shares import PodShare, shares_in
+from extender.sources.dcgm_shares import PodShare, devices_in, shares_in
 from extender.sources.dcgm_tenants import (
     Tenants,
     changes,
@@ -67,6 +67,7 @@ class Round:
         tenants: pods by device where they changed; None where nothing is known of tenants.
         tenants_at: when it was asked for them, on the extender's clock.
         shares: now and then: what each pod holds of the memory of devices that pods share.
+        divided: likewise: devices of which a pod holds a named share.
         unmatched_series: series whose labels named no node.
         unmatched_example: labels of one of them.
         failed: queries that failed, by metric (`tenants` for the pods), with the reason.
@@ -81,6 +82,7 @@ class Round:
     tenants: Tenants | None = None
     tenants_at: float
     shares: Sequence[PodShare] = ()
+    divided: Sequence[DeviceKey] = ()
     unmatched_series: int = 0
     unmatched_example: str = ""
     failed: Mapping[str, str] = field(default_factory=dict)
@@ -169,7 +171,7 @@ class Collector:
         tenants_at = now + time.monotonic() - started
         finding_tenants = self._queries.start(lambda: self._find_tenants(known_by, identity))
         rest = self._start_measuring((m for m in metrics if m.signal not in USE_SIGNALS), now)
-        finding_shares = self._queries.start(lambda: self._find_shares(metrics, now))
+        finding_shares = self._queries.start(lambda: self._find_shares(metrics, known_by, now))
         columns, failed = _measured([*using, *rest])
         if error := outcome(finding_shares):
             failed["shares"] = str(error)
@@ -178,6 +180,7 @@ class Collector:
             tenants = None
         else:
             tenants = self._changed_tenants(finding_tenants.result(), now)
+        shares, divided = ((), ()) if "shares" in failed else finding_shares.result()
         partial_answers = self._queries.partial_answers - partial_before
         return Round(
             removed=removed,
@@ -186,7 +189,8 @@ class Collector:
             measured_at=self._measured_at(scraped, now),
             tenants=tenants,
             tenants_at=tenants_at,
-            shares=() if "shares" in failed else finding_shares.result(),
+            shares=shares,
+            divided=divided,
             unmatched_series=self._sighted.unmatched_series,
             unmatched_example=self._sighted.unmatched_example,
             failed=failed,
@@ -338,10 +342,18 @@ class Collector:
             )
         return frozen(answers)
 
-    def _find_shares(self, metrics: Iterable[Metric], now: float) -> Sequence[PodShare]:
-        """Ask now and then what pods hold of the memory of devices that they share."""
+    def _find_shares(
+        self, metrics: Iterable[Metric], known_by: Sequence[str], now: float
+    ) -> tuple[Sequence[PodShare], Sequence[DeviceKey]]:
+        """Ask now and then what pods hold of the memory of devices that they share, and of which.
+
+        Returns:
+            What each pod holds where the exporter splits it, and all devices with named shares.
+        """
         if now < self._shares_due or not len(self._devices):
-            return ()
+            return (), ()
+        query = promql.divided_query(known_by, self._selector)
+        divided = self._queries.reduced(query, devices_in)
         found: list[PodShare] = []
         for metric in metrics:
             if metric.signal is Signal.MEMORY_USED:
@@ -349,7 +361,7 @@ class Collector:
                 found += self._queries.reduced(query, partial(shares_in, metric=metric))
         rows = len(found) or len(self._devices)  # none may cost the server as much
         self._shares_due = now + _SHARES_SECONDS if rows > _FEW_SHARES else -np.inf
-        return found
+        return found, divided
 
     def _ask_pods(self, query: str, reduce: Callable[[Rows], T], *about: object) -> T:
         """Ask for pods; an answer like that of the round before is not read again.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from threading import Lock
 from typing import Final, NamedTuple
 
 import msgspec
@@ -144,6 +145,7 @@ class Layouts:
     def __init__(self, word: Callable[[bytes], bytes] = bytes) -> None:
         self._known: tuple[Layout, ...] = ()
         self._word = word
+        self._learning = Lock()  # two that learn at once would forget one of their layouts
 
     def forget(self) -> None:
         """Forget them all: devices have other places now."""
@@ -164,8 +166,9 @@ class Layouts:
     def learn(self, text: bytes, places: Places) -> None:
         """Remember the layout of an answer that was parsed; `places` has one item for each row."""
         layout = _layout(text, places, self._word)
-        if layout is not None and not any(map(layout.is_same, self._known)):
-            self._known = (layout, *self._known)[:_KEPT]
+        with self._learning:
+            if layout is not None and not any(map(layout.is_same, self._known)):
+                self._known = (layout, *self._known)[:_KEPT]
 
 
 def short(text: bytes) -> bytes:

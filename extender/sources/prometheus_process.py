@@ -41,6 +41,7 @@ class WorkerProcess:
         self.starts = starts
         self._settings = settings
         self._process: asyncio.subprocess.Process | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -93,8 +94,11 @@ class WorkerProcess:
         """End the process, and wait until it is gone."""
         process, self._process = self._process, None
         if process is not None:
-            # Shielded: a task that is cancelled twice must not leave a process behind.
-            await asyncio.shield(_end(process))
+            self._ending = asyncio.create_task(_end(process), name="end prometheus worker")
+        if self._ending is not None:
+            # Shielded, and awaited again by the next call: a task that is cancelled while it waits
+            # here must not leave a process behind.
+            await asyncio.shield(self._ending)
 
     async def _pipes(self) -> tuple[asyncio.StreamWriter, asyncio.StreamReader]:
         process = self._process

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 UNREADABLE: Final = (
-    *(KeyError, IndexError, TypeError, ValueError, AttributeError),
+    *(KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError),
     msgspec.DecodeError,
 )
 """What reading rows raises that are none of Prometheus's."""

@@ -144,6 +144,8 @@ def round_frames(found: Round) -> Iterator[Frame]:
         yield Frame(header={"more": True, "tenants": tenants})
     for shares in _parts([(*key, pod, held) for key, pod, held in found.shares]):
         yield Frame(header={"more": True, "shares": shares})
+    for divided in _parts(found.divided):
+        yield Frame(header={"more": True, "divided": divided})
     for signal, column in found.columns.items():
         yield Frame(header={"more": True, "signal": signal}, body=_block(column))
     yield Frame(

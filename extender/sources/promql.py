@@ -169,6 +169,12 @@ def shares_query(metric: Metric, selector: str) -> str:
     return f"max {_by(labels)} ({of_pods} {is_split})"
 
 
+def divided_query(names: Sequence[str], selector: str) -> str:
+    """Ask which devices pods hold a named share of: ids like `GPU-…::3` say that they have more."""
+    series = " or ".join(_selected(name, f'{SHARE_LABEL}!=""', selector) for name in names)
+    return f"group {_by(_DEVICE_LABELS)} ({series})"
+
+
 def names_query(names: Iterable[str], selector: str) -> str:
     """Ask which of these metrics exist, where the server does not list names."""
     alternatives = "|".join(names)

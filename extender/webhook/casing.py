@@ -3,17 +3,28 @@
 from collections.abc import Mapping
 from typing import Final
 
+from extender.webhook.folded import fold_key
+
 Shape = Mapping[str, "Shape"]
 """The fields of an object by name, with the shape of their values; {} is left as it is."""
 
-_CONTAINERS: Final[Shape] = {
-    "resources": {"limits": {}, "requests": {}},
-    "restartPolicy": {},
-}
+_RESOURCES: Final[Shape] = {"limits": {}, "requests": {}}
+_CONTAINERS: Final[Shape] = {"resources": _RESOURCES, "restartPolicy": {}}
 POD: Final[Shape] = {
     "metadata": {"uid": {}, "namespace": {}, "name": {}, "annotations": {}},
-    "spec": {"containers": _CONTAINERS, "initContainers": _CONTAINERS, "resourceClaims": {}},
-    "status": {"nominatedNodeName": {}, "extendedResourceClaimStatus": {}},
+    "spec": {
+        "containers": _CONTAINERS,
+        "initContainers": _CONTAINERS,
+        "resources": _RESOURCES,
+        "overhead": {},
+        "resourceClaims": {"name": {}},
+    },
+    "status": {
+        "nominatedNodeName": {},
+        "resourceClaimStatuses": {"name": {}, "resourceClaimName": {}},
+        "extendedResourceClaimStatus": {},
+        "conditions": {"type": {}, "status": {}, "reason": {}, "message": {}},
+    },
 }
 """What the request is read from; names of annotations and resources keep their case."""
 
@@ -32,9 +43,9 @@ def restore_case(value: object, shape: Shape) -> object:
         return [restore_case(item, shape) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):
         return value
-    names = {name.lower(): name for name in shape}
+    names = {fold_key(name): name for name in shape}
     restored = {}
     for key, field in value.items():
-        name = names.get(key.lower())
+        name = names.get(fold_key(key))
         restored[name or key] = restore_case(field, shape[name]) if name else field
     return restored

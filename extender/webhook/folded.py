@@ -39,7 +39,19 @@ def fields_of(body: bytes, what: str) -> RawObject:
 
 def fold(fields: RawObject) -> RawObject:
     """Return the fields with lower-case keys: Go matches them without regard to case."""
-    return {key.lower(): value for key, value in fields.items()}
+    return {fold_key(key): value for key, value in fields.items()}
+
+
+def fold_key(key: str) -> str:
+    """Return a key in lower case: two keys are one field to Go where this is the same.
+
+    Go takes the long s for an s, and the Kelvin sign for a k, as Python's lower() does.
+
+    Example:
+        >>> fold_key("NodeName\u017f")
+        'nodenames'
+    """
+    return key.lower().replace("\u017f", "s")
 
 
 def decode(
@@ -57,7 +69,9 @@ def decode(
     try:
         return decode_with(decoder.decode, value)
     except MalformedError as error:
-        if isinstance(error.__cause__, msgspec.ValidationError):
+        # A number that no double holds, somewhere in the value: the type of the value is right.
+        is_inside = "out of range" in str(error) and bytes(memoryview(value)[:1]) in b"{["
+        if isinstance(error.__cause__, msgspec.ValidationError) and not is_inside:
             raise WireError(unfit(what, where, value, allowed)) from error
         raise WireError(f"cannot read {what}: {where} is not JSON: {error}") from error
 

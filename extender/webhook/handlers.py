@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import is_not
 from time import perf_counter
 from typing import Final
@@ -109,7 +109,12 @@ class Webhooks:
             record, outcome = self._place(FILTER, question)
             shown = None if self.placer.is_shadow else record
             decision = shown.decision if shown else None
-            answer = wire.encode_filter(question, decision, self.shortlist)
+            answer = wire.encode_filter(
+                question,
+                decision,
+                self.shortlist,
+                has_preferences=record is not None and record.request.has_preferences,
+            )
         except Exception:  # noqa: BLE001 - any fault of ours must not strand a pod
             self._note_fault("filter")
             answer = wire.encode_filter(question, None)
@@ -259,6 +264,11 @@ class Webhooks:
     def _parse(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
         """Read what the pod asks for; what cannot be used is told to its owner."""
         pod, parsed = self._read(asker)
+        if parsed.request is not None:
+            kin = asker.kin if isinstance(asker, PodRecord) else parsed.kin
+            request = self.placer.fleet.informed(parsed.request, kin)
+            if request is not parsed.request:
+                parsed = replace(parsed, request=request)
         for problem in parsed.problems:
             known = problem.annotation if problem.annotation in KNOWN else UNKNOWN
             self.metrics.annotation_problems.labels(known).inc()

@@ -59,9 +59,15 @@ _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _MAX_INT64: Final = (1 << 63) - 1
 REMEMBERED_BYTES: Final = 1 << 16
 
+MOST_POD_BYTES: Final = 4 << 20
+"""Of a Pod: the API server takes 3 MiB at most, and what is decoded holds up all other answers."""
+
 WIRE_UNITS: Final = 400
 """Units of a score that the range on the wire spans: what is further behind gets the lowest. A node
 of other certainty is at least 160 behind, and 160 are more than all of kube-scheduler's plugins."""
+
+WISHES_UNITS: Final = 120
+"""All of kube-scheduler's plugins together (1,200 points) in units, as shipped."""
 
 FIRST_UNITS: Final = 2
 """So many units our first choice is ahead of its equals: less than any wish that kube-scheduler
@@ -211,19 +217,28 @@ def _violations(number: msgspec.Raw | None, where: str) -> int:
     return value
 
 
-def encode_filter(question: Question, decision: Decision | None, shortlist: int = 0) -> bytes:
+def encode_filter(
+    question: Question,
+    decision: Decision | None,
+    shortlist: int = 0,
+    *,
+    has_preferences: bool = False,
+) -> bytes:
     """Encode an ExtenderFilterResult in the form and the order that the question had.
 
     Where more nodes pass than the shortlist has room for, all others are left out without a
     reason: kube-scheduler then scores only the best ones, and has no thousands of reasons to read
-    that it would not tell anybody. No pod is left without a node for it.
+    that it would not tell anybody. No pod is left without a node for it. Where the pod has wishes
+    of its own, all nodes are named that these could lift above our first choice.
 
     Args:
         question: what was asked.
         decision: the verdict on each candidate; None passes them all.
         shortlist: so many of the best nodes are named, 0 for all that pass.
+        has_preferences: the pod has wishes that kube-scheduler weighs.
     """
-    kept, refused = _verdicts(question, decision, shortlist)
+    reach = WISHES_UNITS / UNITS if has_preferences and shortlist > 1 else 0.0
+    kept, refused = _verdicts(question, decision, shortlist, reach)
     # An answer in the other form, or without a list in it, would mean that no node passes.
     names, objects = question.nodes, question.node_objects
     return _ENCODER.encode(
@@ -240,14 +255,14 @@ def encode_filter(question: Question, decision: Decision | None, shortlist: int 
 
 
 def _verdicts(
-    question: Question, decision: Decision | None, shortlist: int
+    question: Question, decision: Decision | None, shortlist: int, reach: float
 ) -> tuple[Rows, Mapping[Rejection, Rows]]:
     """Return which candidates are named, in their order, and which are told of by each reason."""
     if decision is None:
         return np.arange(len(question.nodes)), {}
     feasible = decision.feasible
     if 0 < shortlist < feasible:
-        return np.sort(decision.order[:shortlist]), {}
+        return decision.shortlist(shortlist, reach), {}
     if feasible == len(decision.codes):  # as nearly every time
         return np.arange(feasible), {}
     counts = np.bincount(decision.codes)
@@ -357,6 +372,8 @@ def _pod(document: RawObject, what: str) -> JsonObject:
     value = document.get("pod")
     if value is None or is_null(value):
         return {}
+    if len(memoryview(value)) > MOST_POD_BYTES:
+        raise WireError(unfit(what, "$.Pod", value, f"at most {MOST_POD_BYTES} bytes"))
     pod = decode(_ANYTHING, value, what, "$.Pod", "an object or null")
     restored = restore_case(pod, POD)
     return restored if isinstance(restored, dict) else {}

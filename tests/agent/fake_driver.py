@@ -1,4 +1,4 @@
-"""NVIDIA's libraries, compiled from C beside this, for programs that load the real ones."""
+"""Fake NVML and CUDA libraries, compiled from the C sources in this directory."""
 
 import os
 import shutil
@@ -15,10 +15,10 @@ GIB = 1 << 30
 
 @cache
 def libraries(compiler: tuple[str, ...] = ()) -> Path:
-    """The folder of the compiled ones; tests that need them are skipped without a C compiler.
+    """Compile the libraries and return their directory; skip the test without a C compiler.
 
     Args:
-        compiler: its command; this machine's own unless said.
+        compiler: compiler command; () for this machine's C compiler.
     """
     native = shutil.which("cc") or shutil.which("gcc")
     words = compiler or ((native,) if native else ())
@@ -49,19 +49,21 @@ def uuid(number: int, kind: str = "GPU") -> str:
 def card(
     number: int, *, busy: int = 0, used: int = 0, total: int = 80 * GIB, model: str = "NVIDIA H100"
 ) -> str:
-    """A line of the layout: card `number`, which is `/dev/nvidia<number>`."""
+    """Return the layout line of card `number`, which is `/dev/nvidia<number>`."""
     return f"card {uuid(number)} {number} {busy} {used} {total} {model}\n"
 
 
 def instance(number: int, *, used: int = 0) -> str:
-    """A line of the layout: an instance of the card above."""
+    """Return the layout line of a MIG instance on the preceding card."""
     return f"mig {uuid(number, 'MIG')} {number} 0 {used} {10 * GIB}\n"
 
 
 class FakeDriver:
-    """The libraries with a layout; `environment` makes a program find it.
+    """The fake libraries with a layout of cards; `environment` makes a program load them.
 
-    `compiler` makes them for another platform than this machine's.
+    Args:
+        directory: where to write the layout.
+        compiler: compiler command for another platform, () for this one.
     """
 
     def __init__(self, directory: Path, compiler: tuple[str, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""A kubelet's pod-resources server: gRPC's own C core over a real unix socket."""
+"""A fake kubelet: pod-resources server of gRPC's C core on a real unix socket."""
 
 import tempfile
 import threading
@@ -18,7 +18,7 @@ PROTO = Path(__file__).with_name("kubelet_v1.proto")
 
 @cache
 def messages() -> Mapping[str, Any]:
-    """The kubelet's message classes by name, from a pool of their own."""
+    """Compile the kubelet's proto file and return its message classes by name."""
     with tempfile.TemporaryDirectory() as directory:
         compiled = Path(directory) / "kubelet.pb"
         arguments = ["protoc", f"-I{PROTO.parent}", f"--descriptor_set_out={compiled}", PROTO.name]
@@ -28,7 +28,7 @@ def messages() -> Mapping[str, Any]:
 
 
 def container(name: str, *device_ids: str, resource: str = "nvidia.com/gpu") -> dict[str, Any]:
-    """A container as JSON; the kubelet names each device by itself, with its NUMA node."""
+    """Return a container as JSON, with one entry and a NUMA node for each device."""
     return {
         "name": name,
         "devices": [
@@ -49,7 +49,7 @@ def pod(name: str, *containers: dict[str, Any], namespace: str = "default") -> d
 
 
 class FakeKubelet:
-    """Answers what `pods` and `allocatable` hold; `before` runs ahead of each answer."""
+    """Serves the contents of `pods` and `allocatable`; calls `before` ahead of each answer."""
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -69,7 +69,7 @@ class FakeKubelet:
         self.stop()
 
     def start(self) -> None:
-        """Serve; a socket that an earlier kubelet left behind is replaced, as the kubelet does."""
+        """Serve; replace the socket of an earlier server, as the kubelet does."""
         self.socket.unlink(missing_ok=True)
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=4), options=[("grpc.max_send_message_length", -1)]
@@ -92,7 +92,7 @@ class FakeKubelet:
             self._server = None
 
     def wait_until_released(self, _: grpc.ServicerContext) -> None:
-        """A `before` that keeps the caller waiting."""
+        """Block the caller; for use as `before`."""
         self.released.wait()
 
     def _handler(

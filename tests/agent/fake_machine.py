@@ -1,4 +1,4 @@
-"""A machine's `/proc` and log directory as files, for processes that come, go and change."""
+"""A fake `/proc` and a fake log directory for processes that start, end and change."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def pod_cgroup(uid: str, container_id: str = "4f" * 32) -> str:
 
 
 class FakeMachine:
-    """`proc` is what a container with hostPID sees, unless `hide_machine` is called."""
+    """`proc` shows a host's processes (hostPID) until `hide_machine` is called."""
 
     def __init__(self, directory: Path) -> None:
         self.proc = directory / "proc"
@@ -26,7 +26,7 @@ class FakeMachine:
         (self.proc / "self" / "cgroup").write_text("0::/kubepods.slice/agent.scope\n")
 
     def hide_machine(self) -> None:
-        """What a container without hostPID sees: processes of its own by the same numbers."""
+        """Make `/proc` look like that of a container without hostPID."""
         (self.proc / "2" / "status").write_text("Name:\tsh\nPid:\t2\nPPid:\t1\n")
 
     def run(

@@ -1,14 +1,15 @@
-"""A node with one card: a real gRPC kubelet, a `/proc` of files, a clock."""
+"""A fake node with one card: a gRPC kubelet, a `/proc` of files, and a clock."""
 
 from pathlib import Path
+from typing import Any
 
-from agent.device_ids import KnownDevice
-from agent.holdings import Holdings
+from agent.device_holders import DeviceHolders
+from agent.device_ids import DeviceIds
 from agent.pod_names import PodNames
 from agent.podresources import PodResourcesClient
 from agent.processes import ProcessTable
 from agent.report import Process
-from agent.tenants import DeviceTenants, DeviceUse, Tenants
+from agent.tenants import DeviceTenants, DeviceUsage, Tenants
 from tests.agent.fake_kubelet import FakeKubelet, container, pod
 from tests.agent.fake_machine import FakeMachine
 
@@ -19,20 +20,20 @@ GPU = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110004"
 
 
 class World:
-    """The node; a pass of the agent over it takes a second."""
+    """The node; each pass of the agent advances the clock by one second."""
 
     def __init__(self, directory: Path, kubelet: FakeKubelet) -> None:
         self.now = 1_000.0
         self.kubelet = kubelet
         self.machine = FakeMachine(directory)
         self.client = PodResourcesClient(kubelet.socket, deadline_seconds=10)
-        self.device = KnownDevice(key=(GPU, ""), index=0)
+        self.device = DeviceIds(key=(GPU, ""), index=0)
         self.tenants = self.watch()
         self.offer(GPU)
 
     def watch(self, *, kubelet: bool = True, processes: bool = True) -> Tenants:
         self.tenants = Tenants(
-            holdings=Holdings(self.client, clock=self.clock) if kubelet else None,
+            device_holders=DeviceHolders(self.client, clock=self.clock) if kubelet else None,
             processes=ProcessTable(self.machine.proc, clock=self.clock) if processes else None,
             names=PodNames(self.machine.logs, clock=self.clock),
             clock=self.clock,
@@ -58,16 +59,20 @@ class World:
         busy: float | None = 0.0,
         processes: tuple[Process, ...] | None = (),
     ) -> DeviceTenants:
-        """One pass of the agent, a second after the last one."""
+        """Make one pass, a second after the previous one."""
         self.now += 1
         await self.tenants.refresh()
-        use = DeviceUse(
+        use = DeviceUsage(
             device=self.device,
             memory_used_bytes=memory,
             utilization_ratio=busy,
             processes=processes,
         )
         return self.tenants.attribute([use])[0]
+
+    async def seconds(self, count: int, **seen: Any) -> DeviceTenants:
+        """Make `count` passes and return the result of the last."""
+        return [await self.second(**seen) for _ in range(count)][-1]
 
 
 def used(pid: int, memory: int = 10 * GIB, busy: float | None = 0.5) -> Process:

@@ -1,7 +1,7 @@
-"""Keeps a real GPU busy for a known share of time; needs the driver alone, no CUDA toolkit.
+"""Keep a real GPU busy for a known share of time; needs only the driver, no CUDA toolkit.
 
-A kernel spins on every SM for `duty` of each 200 ms; in the rest the process sleeps. Prints
-`running` once the load runs, and ends after the time it is told, or when its input ends.
+A kernel spins on every SM for `duty` of each 200 ms; the process sleeps for the rest. Prints
+`running` once the load runs. Ends after `--seconds`, or when stdin is closed.
 """
 
 import argparse
@@ -46,7 +46,7 @@ LOOP:
 
 
 class Cuda:
-    """The few calls of the driver's API that a load needs."""
+    """The driver API calls that a load needs."""
 
     def __init__(self, index: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -70,18 +70,18 @@ class Cuda:
             raise SystemExit(f"{name} failed with CUDA error {code}")
 
     def uuid(self) -> str:
-        """Return the card's UUID, as NVML writes it."""
+        """Return the card's UUID in NVML's format."""
         raw = (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGetUuid_v2", ctypes.byref(raw), self._device)
         return f"GPU-{UUID(bytes=bytes(raw))}"
 
     def allocate(self, size: int) -> None:
-        """Take memory, until the process ends."""
+        """Allocate GPU memory until the process ends."""
         address = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
 
     def spin(self, seconds: float) -> None:
-        """Keep every SM busy for so long."""
+        """Keep every SM busy for a number of seconds."""
         nanoseconds = ctypes.c_uint64(int(seconds * 1e9))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(nanoseconds))
         dimensions = (self._blocks, 1, 1, THREADS, 1, 1)
@@ -89,14 +89,14 @@ class Cuda:
         self._call("cuCtxSynchronize")
 
     def trespass(self) -> None:
-        """Write where no memory is, as a program with a bug does; the driver ends the context."""
+        """Write to an invalid address, as a buggy program does; the driver ends the context."""
         dimensions = (1, 1, 1, 1, 1, 1)
         self._call("cuLaunchKernel", self._trespass, *dimensions, 0, None, None, None)
         self._call("cuCtxSynchronize")
 
 
 def main() -> None:
-    """Load a GPU."""
+    """Run the load."""
     parser = argparse.ArgumentParser(prog="python -m tests.agent.gpu_load", description=__doc__)
     parser.add_argument("--index", type=int, default=0, help="which GPU, as CUDA counts")
     parser.add_argument("--duty", type=float, default=0.5, help="share of time busy, 0 to 1")

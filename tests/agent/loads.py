@@ -17,7 +17,7 @@ CONTAINER_ID: Final = "5f" * 32
 
 
 def uuids() -> list[str]:
-    """Return the UUIDs of this machine's GPUs.
+    """Return the UUIDs of the GPUs of this machine.
 
     Raises:
         NvmlError: there is no driver.
@@ -30,7 +30,7 @@ def uuids() -> list[str]:
 
 
 def why_no_gpu() -> str:
-    """Say why there is no GPU to test on, "" where there is one."""
+    """Return why tests on a GPU cannot run, "" if they can."""
     try:
         return "" if uuids() else "no NVIDIA GPU: the driver lists none"
     except NvmlError as error:
@@ -39,7 +39,7 @@ def why_no_gpu() -> str:
 
 @contextlib.contextmanager
 def load(duty: float, gib: float = 0.0) -> Iterator[int]:
-    """Keep the first GPU busy for a share of time; yield the pid of who does it."""
+    """Keep the first GPU busy for a share of time; yield the pid of the load."""
     command = [sys.executable, "-m", "tests.agent.gpu_load", "--duty", str(duty), "--gib", str(gib)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -52,9 +52,9 @@ def load(duty: float, gib: float = 0.0) -> Iterator[int]:
 
 @contextlib.contextmanager
 def pod_cgroup(uid: str) -> Iterator[Callable[[int], None]]:
-    """Have a container's cgroup as containerd makes it; yield what puts a process into it.
+    """Create a pod's cgroup as containerd does; yield a function that moves a process into it.
 
-    The process must have ended before the context does. Skips the test where none can be made.
+    The process must end before the context does. Skips the test if cgroups cannot be created.
     """
     best_effort = "kubepods-besteffort"
     folders = [CGROUPS / "kubepods.slice"]

@@ -1,8 +1,8 @@
-"""Records what a real GPU answers, for `tests.agent.replay`: `python -m tests.agent.record FILE`.
+"""Record the answers of a real GPU for `tests.agent.replay`: `python -m tests.agent.record FILE`.
 
-Asks NVML of the first card, once for what stands still, and five times a second under loads whose
-duty cycle is known. Needs Hopper or later (GPM is what the loads are held against) and nobody else
-on the card. The card's UUID is replaced.
+Reads the first card through NVML: constant values once, changing values five times a second under
+loads of known duty cycle. Needs Hopper or later, because GPM is the reference for the loads, and
+exclusive use of the card. Replaces the card's UUID.
 """
 
 import argparse
@@ -35,7 +35,7 @@ LOADS: Final[Mapping[str, tuple[float, float] | None]] = {
     "full": (1.0, 4),
     "after": None,
 }
-"""By name: the share of time that the card is busy and the GiB that are held; None for no load."""
+"""Loads by name: (share of time that the card is busy, GiB of memory held); None for no load."""
 
 PLAIN: Final = (
     "nvmlDeviceGetName",
@@ -62,7 +62,7 @@ GPM: Final[Mapping[str, int]] = {
 
 
 def plain(value: Any) -> Any:
-    """Return an answer as JSON has it."""
+    """Convert an answer to JSON types."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, (list, tuple)):
@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 
 
 def answer(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-    """Return what a call says, or its error's code."""
+    """Return the result of a call, or the code of its error."""
     try:
         return {"value": plain(ask(*arguments))}
     except pynvml.NVMLError as error:
@@ -83,14 +83,14 @@ def answer(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
 
 
 def fabric(handle: Any) -> Any:
-    """Return the second version of what the driver knows of the fabric."""
+    """Return version 2 of the driver's fabric info."""
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     return info
 
 
 def calls(handle: Any) -> dict[str, Any]:
-    """Return what stands still."""
+    """Return the constant values."""
     found = {
         "nvmlSystemGetDriverVersion": answer(pynvml.nvmlSystemGetDriverVersion),
         "nvmlDeviceGetCount": answer(pynvml.nvmlDeviceGetCount),
@@ -111,7 +111,7 @@ def calls(handle: Any) -> dict[str, Any]:
 
 
 class Gpm:
-    """What the card counted of its activity between one reading and the next."""
+    """GPM activity between consecutive readings."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -119,7 +119,7 @@ class Gpm:
         self._count = 0
 
     def read(self) -> dict[str, float | None]:
-        """Return it in percent; None where there is none yet."""
+        """Return activity in percent; None on the first call."""
         self._samples.reverse()
         pynvml.nvmlGpmSampleGet(self._handle, self._samples[1])
         self._count += 1
@@ -139,7 +139,7 @@ class Gpm:
 
 
 def reading(handle: Any) -> dict[str, Any]:
-    """Return what changes, as one reading has it."""
+    """Return the changing values of one reading."""
     rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     return {
@@ -154,7 +154,7 @@ def reading(handle: Any) -> dict[str, Any]:
 
 
 def processes(handle: Any) -> list[dict[str, Any]]:
-    """Return whose the card is now."""
+    """Return the processes on the card."""
     since = int((time.time() - SETTLE_SECONDS) * 1e6)
     with contextlib.suppress(pynvml.NVMLError):
         rates = {
@@ -171,7 +171,7 @@ def processes(handle: Any) -> list[dict[str, Any]]:
 
 
 def series(handle: Any) -> dict[str, Any]:
-    """Return readings one after another."""
+    """Record readings for a period."""
     gpm = Gpm(handle)
     rows, counted, times = [], [], []
     start, begun = time.time(), time.monotonic()
@@ -191,16 +191,16 @@ def series(handle: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def under(name: str) -> Iterator[None]:
-    """Have a load run, and the card used to it."""
+    """Run a load and wait until the card's values are steady."""
     how = LOADS[name]
     with contextlib.nullcontext() if how is None else load(*how):
-        # The end of a load is worth seeing; the beginning is not the load that was asked for.
+        # Record the end of the load, but not its start, when the duty cycle is not yet reached.
         time.sleep(0.0 if how is None else SETTLE_SECONDS)
         yield
 
 
 def main() -> None:
-    """Record."""
+    """Record a card to a file."""
     parser = argparse.ArgumentParser(prog="python -m tests.agent.record", description=__doc__)
     parser.add_argument("file", type=Path, help="where to write")
     file: Path = parser.parse_args().file

@@ -1,8 +1,9 @@
-"""pynvml as a real card answered it: stands in for the module under the real `agent.nvml`."""
+"""Replays a recorded card in place of pynvml, below the real `agent.nvml`."""
 
 import ctypes
 import json
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,17 +24,18 @@ _NO_INSTANCE = 0xFFFFFFFF
 
 
 def error(code: int) -> Exception:
-    return pynvml.NVMLError(code)
+    made: Exception = pynvml.NVMLError(code)
+    return made
 
 
 class Replay:
-    """Answers as the recording does at `now`; what was not recorded is not supported.
+    """Returns the recorded answers at time `now`; calls that were not recorded are not supported.
 
     Args:
-        load: which series.
-        card: which recording.
-        has_gpm: whether the card counts its activity itself; else it is as cards before Hopper.
-        has_memory_v2: whether the driver knows the second version of the call for memory.
+        load: name of the recorded series.
+        card: name of the recording.
+        has_gpm: whether the card supports GPM; False for a card before Hopper.
+        has_memory_v2: whether the driver supports version 2 of the memory call.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Replay:
         self.now = self._times[0]
         self.end = self._times[-1]
         self.asked: list[str] = []
+        self.instead: dict[str, Callable[..., Any]] = {}
         self._kept: list[Any] = []
         self._sampled: dict[int, float] = {}
         self.handle = self._pointer()
@@ -62,13 +65,13 @@ class Replay:
         return getattr(pynvml, name)
 
     def _pointer(self) -> Any:
-        """Make something that a handle may be; handles are pointers."""
+        """Return a pointer to use as a handle."""
         self._kept.append(ctypes.c_int(0))
         return ctypes.cast(ctypes.pointer(self._kept[-1]), pynvml.c_nvmlGpmSample_t)
 
     def _answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
         self.asked.append(name)
-        own = getattr(self, f"_{name}", None)
+        own = self.instead.get(name) or getattr(self, f"_{name}", None)
         if own is not None:
             return own(*arguments)
         return self._recorded(name)
@@ -81,7 +84,7 @@ class Replay:
         return SimpleNamespace(**value) if isinstance(value, dict) else value
 
     def _at(self, column: str) -> Any:
-        """Return the last reading of a column at `now`."""
+        """Return the latest reading of a column at `now`."""
         return self._series[column][max(bisect_right(self._times, self.now) - 1, 0)]
 
     def _between(self, after: float, until: float) -> range:
@@ -119,16 +122,16 @@ class Replay:
 
     def _nvmlDeviceGetTemperatureV(self, _: Any, sensor: int) -> int:
         assert sensor == 0
-        return self._at("temp_c")
+        return int(self._at("temp_c"))
 
     def _nvmlDeviceGetTemperatureThreshold(self, _: Any, kind: int) -> int:
-        return self._recorded(_THRESHOLDS[kind])
+        return int(self._recorded(_THRESHOLDS[kind]))
 
     def _nvmlDeviceGetClockInfo(self, _: Any, kind: int) -> int:
-        return self._at("sm_mhz") if kind == 1 else self._recorded("clock_MEM")
+        return int(self._at("sm_mhz") if kind == 1 else self._recorded("clock_MEM"))
 
     def _nvmlDeviceGetNvLinkState(self, _: Any, __: int) -> int:
-        return self._recorded("nvlink0")
+        return int(self._recorded("nvlink0"))
 
     def _nvmlDeviceGetGpuFabricInfoV(self, _: Any, reference: Any) -> None:
         info = reference._obj
@@ -161,7 +164,7 @@ class Replay:
         return 1, [
             SimpleNamespace(
                 timeStamp=_microseconds(self._times[at]),
-                # As the driver does: only the field of the type is set, others hold garbage.
+                # As in the driver, only the field of the type is valid; others hold garbage.
                 sampleValue=SimpleNamespace(uiVal=self._series["gpu"][at], dVal=1e-188),
             )
             for at in found

@@ -1,4 +1,4 @@
-"""A driver's library that does what a test says: faults, layouts that change, calls that hang."""
+"""A scripted driver library: tests set its faults, layout changes and hung calls."""
 
 import threading
 from collections import Counter
@@ -66,12 +66,12 @@ IDLE_GPM: Values = {
 }
 
 GLOBAL = ""
-"""Stands for the library itself where a test names a card."""
+"""Key of calls that concern no card."""
 
 
 @dataclass
 class ScriptedCard:
-    """A card as a test wants it; everything may be changed at any time."""
+    """A card of the scripted library; tests may change every field at any time."""
 
     uuid: str
     model: str = "NVIDIA H100 80GB HBM3"
@@ -84,13 +84,13 @@ class ScriptedCard:
     topology: Topology = field(default_factory=lambda: Topology(numa_node=0, nvlink_peers=()))
 
     def set(self, call: Call, **values: float) -> None:
-        """Change some of what a call says, by name of the signal (`POWER=300.0`)."""
+        """Set values of a call by name of the signal (`POWER=300.0`)."""
         named: dict[str, float] = {Signal[name]: value for name, value in values.items()}
         self.values[call] = {**self.values[call], **named}
 
 
 def migs(*members: tuple[int, str]) -> tuple[Instance, ...]:
-    """Make MIG devices of (GPU instance id, profile)."""
+    """Return MIG devices of (GPU instance id, profile) pairs."""
     return tuple(
         Instance(handle=f"{number}", uuid=f"MIG-{number}", gpu_instance_id=number, profile=profile)
         for number, profile in members
@@ -98,7 +98,7 @@ def migs(*members: tuple[int, str]) -> tuple[Instance, ...]:
 
 
 class ScriptedBackend:
-    """The library; `faults` and `hangs` are by (call, UUID of the card or GLOBAL)."""
+    """The scripted library; keys of `faults` and `hangs` are (call, UUID of the card or GLOBAL)."""
 
     def __init__(self, *cards: ScriptedCard, driver: str = "580.95.05") -> None:
         self.cards = list(cards)
@@ -117,7 +117,7 @@ class ScriptedBackend:
     def _answer(self, call: str, uuid: str = GLOBAL) -> None:
         self.calls[call, uuid] += 1
         if (call, uuid) in self.hangs and not self.released.wait(60):
-            raise AssertionError("nobody released the hung call")
+            raise AssertionError("the test did not release the hung call")
         code = self.faults.get((call, uuid))
         if code is not None:
             raise NvmlError(call, code)
@@ -179,7 +179,7 @@ class ScriptedBackend:
         return self._at(card.handle, "topology").topology
 
     def _owner(self, handle: Handle, call: str) -> tuple[ScriptedCard, str]:
-        """Return the card of a handle, and the number of the instance, "" for the card."""
+        """Return the card of a handle and the instance id, "" for the card itself."""
         if not isinstance(handle, tuple):
             return self._at(handle, call), ""
         uuid, number = handle
@@ -225,14 +225,14 @@ class ScriptedBackend:
         return ScriptedEvents(self, card.uuid)
 
     def happen(self, event: XidEvent | Code, uuid: str = "GPU-0") -> None:
-        """Let an event of a card come, or the wait for it fail."""
+        """Deliver an event of a card, or make the wait for it fail."""
         with self.event_came:
             self.events_waiting.append((event.uuid if isinstance(event, XidEvent) else uuid, event))
             self.event_came.notify_all()
 
 
 class ScriptedEvents:
-    """Waits for what the test lets happen."""
+    """Returns the events that the test delivers."""
 
     def __init__(self, backend: ScriptedBackend, uuid: str) -> None:
         self._backend = backend

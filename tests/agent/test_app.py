@@ -4,13 +4,14 @@ import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
-from agent.app import Agent, look_again, look_once, start
+from agent.app import Agent, sample_once, start, watch_reports
 from agent.backend import Call, Code
-from agent.device_load import SIGNALS, agent_loads
+from agent.device_load import SIGNALS, fetch_loads
 from agent.options import Options
 from agent.report import Report, decode
 from agent.session import Cadence
@@ -24,7 +25,6 @@ OPTIONS = Options(
     period_seconds=0.25,
     cadence=Cadence(slow_seconds=1.0, retry_seconds=1.0),
     call_seconds=0.1,
-    hung_calls=1,
     liveness_seconds=0.2,
     kubelet_socket="",
     proc="",
@@ -35,7 +35,7 @@ OTHER = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110005"
 
 
 class Served:
-    """A running agent, asked over HTTP."""
+    """A running agent with an HTTP client."""
 
     def __init__(self, agent: Agent, backend: ScriptedBackend, http: aiohttp.ClientSession) -> None:
         self.agent = agent
@@ -82,7 +82,7 @@ async def test_the_report_is_served_with_the_time_of_sending() -> None:
     assert report.sent_at >= report.at
 
 
-async def test_pods_are_shown_how_busy_devices_are_and_nobody_who_is_on_them(
+async def test_the_loads_report_contains_device_loads_but_no_pods(
     tmp_path: Path,
 ) -> None:
     with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
@@ -102,7 +102,7 @@ async def test_pods_are_shown_how_busy_devices_are_and_nobody_who_is_on_them(
                     body = await answer.read()
                 async with pods.get("/metrics") as answer:
                     status = answer.status
-            loads = await asyncio.to_thread(agent_loads, url, 2.0)
+            loads = await asyncio.to_thread(fetch_loads, url, 2.0)
 
     assert b"trainer" not in body
     assert b"red-team" not in body
@@ -112,7 +112,7 @@ async def test_pods_are_shown_how_busy_devices_are_and_nobody_who_is_on_them(
     assert status == 404
 
 
-async def test_metrics_are_served_with_dcgms_names_where_they_are_wanted() -> None:
+async def test_metrics_include_dcgm_names_only_if_enabled() -> None:
     def has_power(_: int, body: bytes) -> bool:
         return b"idlegpu_agent_power_watts{" in body
 
@@ -125,7 +125,7 @@ async def test_metrics_are_served_with_dcgms_names_where_they_are_wanted() -> No
     assert b"DCGM_FI_DEV_GPU_TEMP{" in both
 
 
-async def test_without_a_driver_it_serves_says_why_and_lives() -> None:
+async def test_without_a_driver_the_agent_serves_reports_the_problem_and_stays_live() -> None:
     async with served(fault=Code.LibraryNotFound) as one:
         status, body = await one.until("/healthz", lambda _, body: body != b"ok\n")
         _, content = await one.until("/v1/report", lambda status, _: status == 200)
@@ -144,15 +144,15 @@ async def test_without_a_driver_it_serves_says_why_and_lives() -> None:
         await one.until("/v1/report", lambda _, body: bool(decode(body).devices))
 
 
-async def test_liveness_fails_when_the_driver_hangs_and_http_goes_on() -> None:
+async def test_a_hung_driver_is_reported_and_does_not_fail_liveness() -> None:
     async with served(OPTIONS, ScriptedCard("GPU-0")) as one:
         await one.until("/v1/report", lambda status, _: status == 200)
         one.backend.hangs.add((Call.POWER, "GPU-0"))
 
-        _, body = await one.until("/healthz", lambda status, _: status == 503)
+        status, _ = await one.until("/healthz", lambda _, body: b"did not return" in body)
         _, content = await one.get("/v1/report")
 
-        assert b"have not returned" in body
+        assert status == 200, "a new container would hang, too, and hide the problem"
         first = decode(content).devices[0]
         assert first.problem is not None
         age = first.age_seconds
@@ -164,7 +164,7 @@ def is_older(report: Report, before: float | None) -> bool:
     return age is not None and before is not None and age > before
 
 
-async def test_it_serves_before_the_first_pass_is_over() -> None:
+async def test_the_agent_serves_before_the_first_pass_ends() -> None:
     backend = ScriptedBackend(ScriptedCard("GPU-0"))
     backend.hangs.add(("start", ""))
     options = replace(OPTIONS, cadence=Cadence(start_limit_seconds=60))
@@ -181,43 +181,52 @@ async def test_it_serves_before_the_first_pass_is_over() -> None:
         backend.released.set()
 
 
-async def test_a_taken_address_is_an_error_of_the_system() -> None:
+async def test_an_address_in_use_raises_oserror() -> None:
     async with start(OPTIONS, ScriptedBackend()) as (_, (_, port)):
         with pytest.raises(OSError, match=str(port)):
             async with start(replace(OPTIONS, port=port), ScriptedBackend()):
                 pass
 
 
-async def test_one_look_waits_for_what_is_counted_between_two_passes() -> None:
+async def test_sample_once_makes_two_passes_to_measure_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = ScriptedBackend(ScriptedCard("GPU-0"))
+    waits: list[tuple[float, int]] = []
 
-    report = await look_once(OPTIONS, backend)
+    async def sleep(seconds: float) -> None:
+        waits.append((seconds, backend.calls[Call.GPM, "GPU-0"]))
 
+    monkeypatch.setattr("agent.app.asyncio", SimpleNamespace(sleep=sleep))
+
+    report = await sample_once(replace(OPTIONS, period_seconds=3600.0), backend)
+
+    assert waits == [(3600.0, 1)], "once, after the first pass"
     assert report.sequence == 2
     assert backend.calls[Call.GPM, "GPU-0"] == 2
 
 
-async def test_one_look_without_a_driver_does_not_wait() -> None:
+async def test_sample_once_without_a_driver_makes_one_pass() -> None:
     backend = ScriptedBackend()
     backend.faults["start", ""] = Code.LibraryNotFound
 
-    report = await look_once(replace(OPTIONS, period_seconds=60), backend)
+    report = await sample_once(replace(OPTIONS, period_seconds=60), backend)
 
     assert report.problem is not None
 
 
-async def test_the_kubelet_is_asked_who_holds_the_devices(tmp_path: Path) -> None:
+async def test_holders_of_devices_come_from_the_kubelet(tmp_path: Path) -> None:
     uuid = "GPU-43202e14-7a41-4c0e-9d53-5e0b8c110004"
     with FakeKubelet(tmp_path / "kubelet.sock") as kubelet:
         kubelet.pods = [pod("train-0", container("main", uuid), namespace="ml")]
         kubelet.allocatable = [
             {"resource_name": "nvidia.com/gpu", "device_ids": [one]} for one in (uuid, OTHER)
         ]
-        report = await look_once(
+        report = await sample_once(
             replace(OPTIONS, kubelet_socket=str(kubelet.socket)),
             ScriptedBackend(ScriptedCard(uuid), ScriptedCard(OTHER)),
         )
-        await asyncio.sleep(0)  # a closed transport goes with the loop's next round
+        await asyncio.sleep(0)  # a closed transport is released in the next loop iteration
 
     assert report.tenants_problem is None
     (tenant,) = report.devices[0].allocated_to or ()
@@ -225,7 +234,7 @@ async def test_the_kubelet_is_asked_who_holds_the_devices(tmp_path: Path) -> Non
     assert report.devices[1].allocated_to == ()
 
 
-async def test_watching_shows_every_report() -> None:
+async def test_watch_reports_shows_every_report() -> None:
     shown: list[Report] = []
     enough = asyncio.Event()
 
@@ -235,7 +244,7 @@ async def test_watching_shows_every_report() -> None:
             enough.set()
 
     backend = ScriptedBackend(ScriptedCard("GPU-0"))
-    watching = asyncio.create_task(look_again(OPTIONS, backend, show))
+    watching = asyncio.create_task(watch_reports(OPTIONS, backend, show))
     async with asyncio.timeout(30):
         await enough.wait()
     watching.cancel()

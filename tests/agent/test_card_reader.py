@@ -1,14 +1,49 @@
-"""What is read of a card and its instances, and what becomes of calls that fail."""
+"""Reads of a card and its instances, sources of utilization, and failed calls."""
+
+from collections import Counter
 
 import pytest
 
-from agent.backend import Call, Code, NvmlError, ProcessList, ProcessUse
+from agent.backend import Call, Code, NvmlError, ProcessList, ProcessRate, ProcessUse, Sample
+from agent.card_reader import CardReader
+from agent.reading import INSTANCE_SIGNALS, DeviceReading
+from agent.worker import CallTracker
 from extender.core.readings import Signal
-from tests.agent.card_rig import Rig
-from tests.agent.scripted import GIB, ScriptedCard, migs
+from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
+
+MICROSECONDS = 1_000_000
+NOW = 1_800_000_000.0
 
 
-def test_a_process_stands_once_whichever_lists_name_it() -> None:
+class Rig:
+    """A reader of one scripted card, and its clock."""
+
+    def __init__(self, card: ScriptedCard) -> None:
+        self.scripted = card
+        self.backend = ScriptedBackend(card)
+        self.backend.start()
+        self.failures: Counter[tuple[str, str]] = Counter()
+        self.now = NOW
+        self.tracker = CallTracker(10.0)
+        described = self.backend.card(0)
+        self.reader = CardReader(
+            self.backend,
+            described,
+            self.backend.topology(described, [described]),
+            self.backend.instances(described),
+            self.failures,
+        )
+
+    def read(self, *, is_slow: bool = True, with_rates: bool = True) -> tuple[DeviceReading, ...]:
+        self.now += 1
+        return self.reader.read(self.tracker, self.now, is_slow=is_slow, with_rates=with_rates)
+
+    def one(self, **due: bool) -> DeviceReading:
+        (reading,) = self.read(**due)
+        return reading
+
+
+def test_a_process_in_several_lists_appears_once() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.scripted.processes = {
         ProcessList.COMPUTE: (ProcessUse(pid=7, memory_bytes=None),),
@@ -24,7 +59,7 @@ def test_a_process_stands_once_whichever_lists_name_it() -> None:
     assert [(one.pid, one.memory_bytes) for one in found] == [(7, GIB), (8, 2 * GIB), (9, None)]
 
 
-def test_the_costly_list_is_asked_less_often_and_remembered() -> None:
+def test_the_graphics_process_list_is_read_less_often_and_cached() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.scripted.processes[ProcessList.GRAPHICS] = (ProcessUse(pid=9, memory_bytes=GIB),)
     rig.one()
@@ -35,7 +70,7 @@ def test_the_costly_list_is_asked_less_often_and_remembered() -> None:
     assert rig.backend.calls[ProcessList.GRAPHICS, "GPU-1"] == 1
 
 
-def test_without_a_list_it_is_unknown_who_uses_the_card() -> None:
+def test_without_a_process_list_the_processes_are_unknown() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.backend.faults[ProcessList.COMPUTE, "GPU-1"] = Code.NoPermission
 
@@ -45,16 +80,15 @@ def test_without_a_list_it_is_unknown_who_uses_the_card() -> None:
 SLOW = (Call.FIELDS, Call.REMAPPED_ROWS, Call.FABRIC, Call.ENERGY, Call.CODECS, Call.POWER_LIMIT)
 
 
-def test_what_costs_more_is_read_less_often_and_stays_known() -> None:
+def test_slow_changing_values_are_read_less_often_and_cached() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.one()
-    for _ in range(3):
-        reading = rig.one(is_slow=False)
+    readings = [rig.one(is_slow=False) for _ in range(3)]
 
     assert all(rig.backend.calls[call, "GPU-1"] == 1 for call in SLOW)
     assert rig.backend.calls[Call.POWER, "GPU-1"] == 4
-    assert reading.values[Signal.POWER_LIMIT] == 700.0
-    assert reading.values[Signal.MEMORY_TEMPERATURE] == 45.0
+    assert readings[-1].values[Signal.POWER_LIMIT] == 700.0
+    assert readings[-1].values[Signal.MEMORY_TEMPERATURE] == 45.0
 
 
 def test_thresholds_are_read_once() -> None:
@@ -75,15 +109,14 @@ UNSUPPORTED = (
 
 @pytest.mark.parametrize("code", UNSUPPORTED)
 @pytest.mark.parametrize("call", [Call.POWER, Call.FABRIC, Call.GPM, Call.MEMORY])
-def test_what_the_card_or_driver_does_not_know_is_asked_once(call: Call, code: Code) -> None:
+def test_an_unsupported_call_is_made_once(call: Call, code: Code) -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.backend.faults[call, "GPU-1"] = code
-    for _ in range(3):
-        reading = rig.one()
+    readings = [rig.one() for _ in range(3)]
 
     assert rig.backend.calls[call, "GPU-1"] == 1
     assert rig.failures[call, code.name] == 1
-    assert Signal.TEMPERATURE in reading.values
+    assert Signal.TEMPERATURE in readings[-1].values
 
 
 PASSING = sorted(
@@ -102,7 +135,7 @@ PASSING = sorted(
 
 
 @pytest.mark.parametrize("code", PASSING, ids=lambda code: code.name)
-def test_any_other_error_costs_one_value_once_and_is_counted(code: Code) -> None:
+def test_any_other_error_loses_one_value_once_and_is_counted(code: Code) -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.one()
     rig.backend.faults[Call.POWER, "GPU-1"] = code
@@ -116,7 +149,7 @@ def test_any_other_error_costs_one_value_once_and_is_counted(code: Code) -> None
     assert rig.failures[Call.POWER, code.name] == 1
 
 
-def test_a_slow_value_that_fails_is_not_kept() -> None:
+def test_a_slow_changing_value_is_dropped_when_its_call_fails() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.one()
     rig.backend.faults[Call.FIELDS, "GPU-1"] = Code.Unknown
@@ -125,7 +158,7 @@ def test_a_slow_value_that_fails_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("code", [Code.GpuIsLost, Code.GpuNotFound, Code.Uninitialized])
-def test_a_card_or_library_that_is_cut_off_ends_the_pass_over_the_card(code: Code) -> None:
+def test_a_lost_card_or_session_ends_the_pass_over_the_card(code: Code) -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.backend.faults[Call.TEMPERATURE, "GPU-1"] = code
 
@@ -135,7 +168,7 @@ def test_a_card_or_library_that_is_cut_off_ends_the_pass_over_the_card(code: Cod
     assert caught.value.code is code
 
 
-def test_a_card_of_which_nothing_can_be_read_says_why() -> None:
+def test_a_card_without_any_readable_value_raises_the_last_error() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     calls = (*Call, *ProcessList, "samples", "process_rates")
     rig.backend.faults = {(call, "GPU-1"): Code.OperatingSystem for call in calls}
@@ -146,7 +179,7 @@ def test_a_card_of_which_nothing_can_be_read_says_why() -> None:
     assert caught.value.code is Code.OperatingSystem
 
 
-def test_an_error_that_asks_for_a_reset_is_a_sign_of_ill_health_until_it_is_gone() -> None:
+def test_an_error_that_demands_a_reset_sets_the_recovery_action_until_it_ends() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.backend.faults[Call.POWER, "GPU-1"] = Code.ResetRequired
     assert rig.one().values[Signal.RECOVERY_ACTION] == 1.0
@@ -156,14 +189,14 @@ def test_an_error_that_asks_for_a_reset_is_a_sign_of_ill_health_until_it_is_gone
     assert rig.one().values[Signal.RECOVERY_ACTION] == 0.0
 
 
-def test_a_damaged_inforom_is_a_sign_of_ill_health() -> None:
+def test_a_damaged_inforom_sets_its_health_signal() -> None:
     rig = Rig(ScriptedCard("GPU-1"))
     rig.backend.faults[Call.REMAPPED_ROWS, "GPU-1"] = Code.CorruptedInforom
 
     assert rig.one().values[Signal.INFOROM_CORRUPTED] == 1.0
 
 
-def test_links_that_were_up_and_are_not_have_gone_down() -> None:
+def test_links_that_were_up_and_are_not_count_as_down() -> None:
     card = ScriptedCard("GPU-1")
     rig = Rig(card)
     assert rig.one().values[Signal.NVLINKS_DOWN] == 0.0
@@ -175,7 +208,7 @@ def test_links_that_were_up_and_are_not_have_gone_down() -> None:
     assert rig.one().values[Signal.NVLINKS_DOWN] == 0.0
 
 
-def test_errors_on_links_are_told_by_how_fast_they_come() -> None:
+def test_link_errors_are_reported_as_a_rate() -> None:
     card = ScriptedCard("GPU-1")
     rig = Rig(card)
     fields = card.values[Call.FIELDS]
@@ -189,7 +222,7 @@ def test_errors_on_links_are_told_by_how_fast_they_come() -> None:
     assert rig.one().values[Signal.PCIE_REPLAY_RATE] == 0.0
 
 
-def test_rows_that_are_remapped_are_told_besides_their_number() -> None:
+def test_recently_remapped_rows_are_reported_besides_the_total() -> None:
     card = ScriptedCard("GPU-1")
     card.set(Call.REMAPPED_ROWS, UNCORRECTABLE_REMAPPED_ROWS=40.0)
     rig = Rig(card)
@@ -231,16 +264,162 @@ def test_compute_instances_on_one_gpu_instance_are_one_device() -> None:
     assert len(device.mig_uuids) == 2
 
 
-def test_a_card_with_mig_and_no_instances_has_no_device() -> None:
-    assert Rig(ScriptedCard("GPU-1", instances=())).read() == ()
+def test_a_card_with_mig_and_no_instances_is_a_device_without_instance() -> None:
+    reading = Rig(ScriptedCard("GPU-1", instances=())).one()
+
+    assert (reading.gpu_instance_id, reading.mig_profile) == ("", "none")
+    assert reading.values[Signal.TEMPERATURE] == 40.0
+    assert reading.values[Signal.ROW_REMAP_FAILURE] == 0.0
+    assert not reading.values.keys() & INSTANCE_SIGNALS, (
+        "its memory and activity are its instances'"
+    )
+    assert reading.processes is None
 
 
-def test_handles_that_no_longer_work_say_that_the_layout_has_changed() -> None:
+def test_failing_instance_handles_indicate_a_layout_change() -> None:
     rig = Rig(mig_card())
     rig.read()
-    assert not rig.reader.is_outdated
+    assert not rig.reader.has_stale_handles
 
     rig.scripted.instances = migs((3, "7g.80gb"))
     rig.read()
 
-    assert rig.reader.is_outdated
+    assert rig.reader.has_stale_handles
+
+
+def old_card() -> ScriptedCard:
+    """Return a card before Hopper, which has no GPM."""
+    return ScriptedCard("GPU-1", gpm=None)
+
+
+def test_with_gpm_only_gpm_counts() -> None:
+    card = ScriptedCard("GPU-1", gpm={**IDLE_GPM, Signal.GRAPHICS_ACTIVE: 0.3})
+    card.set(Call.RATES, GPU_UTILIZATION=0.01)
+
+    reading = Rig(card).one()
+
+    assert reading.source == "gpm"
+    assert reading.values[Signal.GRAPHICS_ACTIVE] == 0.3
+    assert Signal.GPU_UTILIZATION not in reading.values, "one reading is an alias of the load"
+
+
+def test_while_another_program_uses_gpm_samples_count() -> None:
+    rig = Rig(ScriptedCard("GPU-1"))
+    rig.scripted.samples = [Sample(at_microseconds=int((NOW + 0.9) * MICROSECONDS), ratio=0.4)]
+    rig.backend.faults[Call.GPM, "GPU-1"] = Code.InUse
+
+    reading = rig.one()
+
+    assert (reading.source, reading.values[Signal.GPU_UTILIZATION]) == ("samples", 0.4)
+
+
+def test_without_gpm_the_mean_of_all_samples_since_the_last_read_counts() -> None:
+    rig = Rig(old_card())
+    rig.one()
+    times = [int((NOW + 1 + step / 5) * MICROSECONDS) for step in range(1, 6)]
+    ratios = [0.0, 1.0, 0.0, 0.5, 0.0]
+    rig.scripted.samples = [
+        Sample(at_microseconds=at, ratio=ratio) for at, ratio in zip(times, ratios, strict=True)
+    ]
+    rig.scripted.set(Call.RATES, GPU_UTILIZATION=0.99)
+
+    assert rig.one().values[Signal.GPU_UTILIZATION] == pytest.approx(0.3)
+    rig.scripted.samples.append(Sample(at_microseconds=times[-1] + 100_000, ratio=0.8))
+    assert rig.one().values[Signal.GPU_UTILIZATION] == pytest.approx(0.8), "only what is new"
+
+
+def test_after_a_pause_every_sample_of_the_pause_counts_once() -> None:
+    rig = Rig(old_card())
+    rig.scripted.samples = [Sample(at_microseconds=int((NOW + 1) * MICROSECONDS), ratio=0.0)]
+    rig.one()
+    rig.scripted.samples += [
+        Sample(at_microseconds=int((NOW + 1 + step) * MICROSECONDS), ratio=ratio)
+        for step, ratio in ((1, 0.9), (2, 0.3), (3, 0.6))
+    ]
+    rig.now += 3
+
+    assert rig.one().values[Signal.GPU_UTILIZATION] == pytest.approx(0.6)
+
+
+def test_samples_out_of_range_do_not_count() -> None:
+    rig = Rig(old_card())
+    at = int((NOW + 1) * MICROSECONDS)
+    rig.scripted.samples = [
+        Sample(at_microseconds=at, ratio=42_949_672.96),
+        Sample(at_microseconds=at + 1, ratio=0.2),
+    ]
+
+    assert rig.one().values[Signal.GPU_UTILIZATION] == pytest.approx(0.2)
+
+
+def test_without_samples_the_mean_of_recent_readings_counts() -> None:
+    rig = Rig(old_card())
+    rig.backend.faults["samples", "GPU-1"] = Code.NotSupported
+    rig.scripted.set(Call.RATES, GPU_UTILIZATION=0.0)
+    rig.one()
+    rig.scripted.set(Call.RATES, GPU_UTILIZATION=1.0)
+    reading = rig.one()
+
+    assert (reading.source, reading.values[Signal.GPU_UTILIZATION]) == ("rates", 0.5)
+    assert rig.backend.calls["samples", "GPU-1"] == 1, "what is not supported is not asked again"
+    rig.now += 3600
+    assert rig.one().values[Signal.GPU_UTILIZATION] == 1.0, "those of long ago do not count"
+
+
+def test_process_utilization_above_the_samples_counts() -> None:
+    rig = Rig(old_card())
+    rig.scripted.processes[ProcessList.COMPUTE] = tuple(
+        ProcessUse(pid=pid, memory_bytes=GIB) for pid in (7, 8)
+    )
+    rig.scripted.samples = [Sample(at_microseconds=int((NOW + 1) * MICROSECONDS), ratio=0.01)]
+    rig.scripted.rates = tuple(
+        ProcessRate(pid=pid, at_microseconds=int(NOW * MICROSECONDS) + 1, utilization_ratio=ratio)
+        for pid, ratio in ((7, 0.2), (8, 0.08), (4_000_000_000, 0.9))
+    )
+
+    reading = rig.one()
+
+    assert reading.values[Signal.GPU_UTILIZATION] == pytest.approx(0.28)
+    assert reading.processes is not None
+    assert [one.utilization_ratio for one in reading.processes] == [0.2, 0.08]
+
+
+def test_without_other_sources_process_utilization_counts() -> None:
+    rig = Rig(old_card())
+    for call in (Call.RATES, "samples"):
+        rig.backend.faults[call, "GPU-1"] = Code.NotSupported
+    rig.scripted.processes[ProcessList.COMPUTE] = (ProcessUse(pid=7, memory_bytes=GIB),)
+
+    reading = rig.one()
+    assert (reading.source, Signal.GPU_UTILIZATION in reading.values) == ("", False)
+
+    rig.scripted.rates = (
+        ProcessRate(pid=7, at_microseconds=int(rig.now * MICROSECONDS) + 1, utilization_ratio=0.7),
+    )
+    reading = rig.one()
+    assert (reading.source, reading.values[Signal.GPU_UTILIZATION]) == ("processes", 0.7)
+
+
+def test_the_utilization_of_an_ended_process_does_not_count() -> None:
+    rig = Rig(old_card())
+    rig.scripted.processes[ProcessList.COMPUTE] = (ProcessUse(pid=7, memory_bytes=GIB),)
+    rig.scripted.rates = (
+        ProcessRate(pid=7, at_microseconds=int(NOW * MICROSECONDS) + 1, utilization_ratio=1.0),
+    )
+    assert rig.one().values[Signal.GPU_UTILIZATION] == 1.0
+
+    rig.scripted.processes.clear()
+
+    assert rig.one(with_rates=False).values[Signal.GPU_UTILIZATION] == 0.0
+
+
+def test_a_process_rate_above_one_is_clamped() -> None:
+    rig = Rig(old_card())
+    rig.scripted.processes[ProcessList.COMPUTE] = (ProcessUse(pid=7, memory_bytes=GIB),)
+    rig.scripted.rates = (
+        ProcessRate(pid=7, at_microseconds=int(NOW * MICROSECONDS) + 1, utilization_ratio=2.55),
+    )
+
+    (process,) = rig.one().processes or ()
+
+    assert process.utilization_ratio == 1.0

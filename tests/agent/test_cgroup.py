@@ -144,17 +144,21 @@ def v1(path: str) -> str:
             id="hybrid-with-v2-alone-in-use",
         ),
         pytest.param(
-            f"0::/KUBEPODS/POD{UID.upper()}/{ID.upper()}\n", UID, ID, id="whatever-the-case"
+            f"0::/KUBEPODS/POD{UID.upper()}/{ID.upper()}\n", UID, ID, id="any-letter-case"
         ),
     ],
 )
-def test_a_process_of_a_pod_is_found_whatever_runtime_started_it(
+def test_the_pod_of_a_process_is_found_for_every_runtime(
     text: str, uid: str, container: str
 ) -> None:
     for private in (False, True):
-        home = parse_cgroup(text, has_private_namespace=private)
+        location = parse_cgroup(text, has_private_namespace=private)
 
-        assert (home.place, home.pod_uid, home.container_id) == (Place.POD, uid, container)
+        assert (location.place, location.pod_uid, location.container_id) == (
+            Place.POD,
+            uid,
+            container,
+        )
 
 
 @pytest.mark.parametrize(
@@ -187,29 +191,29 @@ def test_a_process_of_a_pod_is_found_whatever_runtime_started_it(
         ),
     ],
 )
-def test_a_process_in_no_pod_is_of_the_host(text: str, unit: str) -> None:
+def test_a_process_outside_pods_is_on_the_host(text: str, unit: str) -> None:
     for private in (False, True):
-        home = parse_cgroup(text, has_private_namespace=private)
+        location = parse_cgroup(text, has_private_namespace=private)
 
-        assert (home.place, home.pod_uid, home.unit) == (Place.HOST, "", unit)
+        assert (location.place, location.pod_uid, location.unit) == (Place.HOST, "", unit)
 
 
 @pytest.mark.parametrize("path", ["/", "/..", f"/../cri-containerd-{ID}.scope", "/init.scope"])
-def test_the_readers_own_pod_hides_its_name_in_a_private_namespace(path: str) -> None:
+def test_a_path_in_the_readers_own_pod_is_unknown_in_a_private_namespace(path: str) -> None:
     assert parse_cgroup(f"0::{path}\n", has_private_namespace=True).place is Place.UNKNOWN
 
 
 @pytest.mark.parametrize("path", ["/../..", "/../../..", "/../../system.slice"])
-def test_what_is_further_away_than_the_own_pod_and_names_none_is_in_none(path: str) -> None:
+def test_a_path_outside_the_own_pod_that_names_no_pod_is_on_the_host(path: str) -> None:
     assert parse_cgroup(f"0::{path}\n", has_private_namespace=True).place is Place.HOST
 
 
-def test_the_root_is_the_hosts_where_the_reader_sees_the_hosts_paths() -> None:
+def test_the_root_path_is_on_the_host_in_the_hosts_namespace() -> None:
     assert parse_cgroup("0::/\n").place is Place.HOST
 
 
 @pytest.mark.parametrize("text", ["", "\n", "nonsense", "0:\n", "\x00\x01\n"])
-def test_what_is_no_cgroup_file_says_nothing(text: str) -> None:
+def test_malformed_cgroup_content_is_unknown(text: str) -> None:
     assert parse_cgroup(text).place is Place.UNKNOWN
 
 
@@ -223,5 +227,5 @@ def test_what_is_no_cgroup_file_says_nothing(text: str) -> None:
         pytest.param("", False, id="no-cgroups"),
     ],
 )
-def test_a_private_namespace_shows_the_own_container_as_the_root(own: str, private: bool) -> None:
+def test_a_private_namespace_shows_the_readers_container_as_root(own: str, private: bool) -> None:
     assert is_private_namespace(own) is private

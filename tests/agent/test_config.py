@@ -8,14 +8,14 @@ from agent.options import Options
 from extender.core.policy import HealthAction
 
 
-def test_without_anything_set_the_defaults_are_those_of_the_program() -> None:
+def test_without_settings_the_defaults_apply() -> None:
     options = load_settings(None, {}).value()
 
     assert options.node != ""
     assert options == Options(node=options.node)
 
 
-def test_where_loads_are_shown_is_an_address_or_nowhere() -> None:
+def test_loads_listen_is_an_address_or_empty() -> None:
     shown = load_settings(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "[::]:9403"}).value()
 
     assert (shown.loads_host, shown.loads_port) == ("::", 9403)
@@ -23,7 +23,7 @@ def test_where_loads_are_shown_is_an_address_or_nowhere() -> None:
         load_settings(None, {"IDLEGPU_AGENT_LOADS_LISTEN": "9403"})
 
 
-def test_a_variable_comes_before_the_file(tmp_path: Path) -> None:
+def test_a_variable_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("period_seconds: 5\nthresholds: {utilization: 20%, memory: 40}\n")
     environ = {"IDLEGPU_AGENT_PERIOD_SECONDS": "2", "IDLEGPU_AGENT_THRESHOLDS_MEMORY": "60"}
@@ -31,13 +31,11 @@ def test_a_variable_comes_before_the_file(tmp_path: Path) -> None:
     options = load_settings(file, environ).value()
 
     assert options.period_seconds == 2
-    assert (options.judgement.thresholds.utilization, options.judgement.thresholds.memory) == (
-        pytest.approx(0.2),
-        pytest.approx(0.6),
-    )
+    thresholds = options.verdict_policy.thresholds
+    assert (thresholds.utilization, thresholds.memory) == pytest.approx((0.2, 0.6))
 
 
-def test_a_map_in_a_variable_replaces_the_files(tmp_path: Path) -> None:
+def test_a_map_in_a_variable_replaces_the_map_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("health: {xid: {94: exclude}, penalty: 0.9}\n")
 
@@ -46,7 +44,7 @@ def test_a_map_in_a_variable_replaces_the_files(tmp_path: Path) -> None:
     assert (health.xid, health.penalty) == ({13: HealthAction.PENALTY}, 0.9)
 
 
-def test_what_the_extenders_variables_say_is_not_the_agents() -> None:
+def test_the_extenders_variables_do_not_apply_to_the_agent() -> None:
     environ = {"IDLEGPU_LISTEN": "nonsense", "IDLEGPU_THRESHOLDS_MEMORY": "-5"}
 
     assert load_settings(None, environ) == Settings()
@@ -73,7 +71,7 @@ def test_what_the_extenders_variables_say_is_not_the_agents() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_named_with_what_is_allowed(
+def test_an_invalid_setting_is_named_with_the_allowed_values(
     environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -82,7 +80,7 @@ def test_what_cannot_be_used_is_named_with_what_is_allowed(
     assert message in str(caught.value)
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("perod_seconds: 1\nhung_calls: 0\n")
 
@@ -96,7 +94,7 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
     )
 
 
-def test_null_switches_a_source_off(tmp_path: Path) -> None:
+def test_null_disables_a_source(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("kubelet_socket: null\nproc: null\n")
 
@@ -105,7 +103,7 @@ def test_null_switches_a_source_off(tmp_path: Path) -> None:
     assert (options.kubelet_socket, options.proc) == ("", "")
 
 
-def test_options_survive_the_way_between_two_processes() -> None:
+def test_options_round_trip_between_two_processes() -> None:
     environ = {
         "IDLEGPU_AGENT_HEALTH_XID": "{94: exclude, 109: penalty}",
         "IDLEGPU_AGENT_FOREIGN_MEMORY": "2Gi",

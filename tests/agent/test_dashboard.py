@@ -1,4 +1,4 @@
-"""Grafana's dashboard 12239 on a real Prometheus that scrapes a real agent, and nobody else."""
+"""Grafana's dashboard 12239 on a real Prometheus that scrapes only a real agent."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ QUERIES: Final = {
     "GPU Framebuffer Mem Used": f"DCGM_FI_DEV_FB_USED{SELECTED}",
     "Tensor Core Utilization": f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{SELECTED}",
 }
-"""The dashboard's panels."""
+"""The queries of the dashboard's panels."""
 
 
 NOT_COUNTED: Final = {
@@ -40,7 +40,7 @@ NOT_COUNTED: Final = {
     "before-hopper": {"Tensor Core Utilization"},
     "mig-before-hopper": {"Tensor Core Utilization", "GPU Utilization"},
 }
-"""The panels that README.md says are empty of such cards."""
+"""Panels that are empty for such cards according to docs/agent.md."""
 
 
 def cards_of(kind: str) -> tuple[ScriptedCard, ...]:
@@ -70,13 +70,13 @@ async def prometheus(tmp_path: Path, kind: str) -> AsyncIterator[aiohttp.ClientS
 
 async def ask(session: aiohttp.ClientSession, path: str, **parameters: str) -> list[Any]:
     async with session.get(path, params=parameters) as answer:
-        told = await answer.json()
-    assert told["status"] == "success", told
-    data = told["data"]
+        result = await answer.json()
+    assert result["status"] == "success", result
+    data = result["data"]
     return list(data["result"] if isinstance(data, dict) else data)
 
 
-async def test_no_panel_and_no_choice_of_dashboard_12239_is_empty_but_of_what_no_card_counts(
+async def test_every_panel_and_variable_of_dashboard_12239_has_data_if_the_card_measures_it(
     prometheus: aiohttp.ClientSession, kind: str
 ) -> None:
     async with asyncio.timeout(60):
@@ -89,8 +89,8 @@ async def test_no_panel_and_no_choice_of_dashboard_12239_is_empty_but_of_what_no
         panel: len(await ask(prometheus, "/api/v1/query", query=query))
         for panel, query in QUERIES.items()
     }
-    told = {panel: 1 if "(" in query else 2 for panel, query in QUERIES.items()}
-    assert shown == told | dict.fromkeys(NOT_COUNTED[kind], 0)
+    result = {panel: 1 if "(" in query else 2 for panel, query in QUERIES.items()}
+    assert shown == result | dict.fromkeys(NOT_COUNTED[kind], 0)
     for label, values in (("gpu", ["0", "1"]), ("instance", None)):
         path, of = f"/api/v1/label/{label}/values", {"match[]": "DCGM_FI_DEV_GPU_TEMP"}
         chosen = await ask(prometheus, path, **of)

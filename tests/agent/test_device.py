@@ -1,4 +1,4 @@
-"""A worker's device, asked for as users do: by the command and the function, many at once."""
+"""Choice of a worker's device through the command and the function, by many processes at once."""
 
 import re
 import subprocess
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agent.device import choose_device, device_for_worker
-from agent.device_probe import Machine
+from agent.device_probe import ProbePaths
 from tests.agent.fake_driver import GIB, FakeDriver, card, instance, uuid
 from tests.agent.workers import ROOT, WORKER, Container
 
-NOWHERE = Machine(library="libabsent.so", proc_gpus=Path("/absent"), dev=Path("/absent"))
+NOWHERE = ProbePaths(library="libabsent.so", proc_gpus=Path("/absent"), dev=Path("/absent"))
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def container(driver: FakeDriver, tmp_path: Path) -> Iterator[Container]:
 
 
 @pytest.mark.parametrize("count", [1, 4, 8])
-def test_workers_that_start_at_once_spread_evenly(
+def test_workers_that_start_together_spread_evenly(
     container: Container, driver: FakeDriver, count: int
 ) -> None:
     driver.has(*(card(number) for number in range(4)))
@@ -42,7 +42,7 @@ def test_workers_that_start_at_once_spread_evenly(
     assert len(spread) == min(4, count)
 
 
-def test_workers_without_number_spread_too(container: Container, driver: FakeDriver) -> None:
+def test_workers_without_a_number_spread_evenly(container: Container, driver: FakeDriver) -> None:
     driver.has(card(0), card(1), card(2))
 
     workers = [container.begin() for _ in range(6)]
@@ -52,9 +52,7 @@ def test_workers_without_number_spread_too(container: Container, driver: FakeDri
     )
 
 
-def test_a_worker_that_crashed_gets_its_device_back_and_nobody_else_it(
-    container: Container, driver: FakeDriver
-) -> None:
+def test_a_crashed_worker_gets_its_device_back(container: Container, driver: FakeDriver) -> None:
     driver.has(*(card(number) for number in range(4)))
     first = [container.start(worker) for worker in range(3)]
     first[1].crash()
@@ -67,7 +65,7 @@ def test_a_worker_that_crashed_gets_its_device_back_and_nobody_else_it(
     assert again.device == "cuda:1"
 
 
-def test_all_crash_and_start_again_in_another_order(
+def test_workers_get_their_devices_back_after_restarting_in_another_order(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(*(card(number) for number in range(5)))
@@ -83,7 +81,7 @@ def test_all_crash_and_start_again_in_another_order(
     }
 
 
-def test_the_command_prints_the_device_and_says_why(
+def test_the_command_prints_the_device_and_the_reason(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(5, busy=90), card(6, busy=0))
@@ -95,7 +93,7 @@ def test_the_command_prints_the_device_and_says_why(
     assert said.returncode == 0
 
 
-def test_the_line_counts_workers_and_sharers(container: Container, driver: FakeDriver) -> None:
+def test_the_message_counts_workers_and_sharers(container: Container, driver: FakeDriver) -> None:
     driver.has(card(0), card(1))
     for worker in (0, 1, 3):
         container.start(worker)
@@ -120,7 +118,7 @@ def test_the_line_counts_workers_and_sharers(container: Container, driver: FakeD
         pytest.param([], "cuda:0", id="no-number"),
     ],
 )
-def test_the_command_answers_as_shells_need_it(
+def test_the_command_prints_each_output_format(
     container: Container, driver: FakeDriver, arguments: list[str], printed: str
 ) -> None:
     driver.has(card(0), card(1))
@@ -134,7 +132,7 @@ def test_the_command_answers_as_shells_need_it(
     ("form", "printed"),
     [("--index", ""), ("--uuid", ""), ("--env", "export CUDA_VISIBLE_DEVICES=''")],
 )
-def test_without_a_gpu_every_form_hides_them(
+def test_without_a_gpu_every_output_format_hides_gpus(
     container: Container, driver: FakeDriver, form: str, printed: str
 ) -> None:
     driver.has()
@@ -144,7 +142,7 @@ def test_without_a_gpu_every_form_hides_them(
     assert container.command().stderr == "worker 0: cpu (no GPU is found)\n"
 
 
-def test_a_shells_workers_keep_their_devices_while_the_shell_lives(
+def test_workers_of_a_shell_keep_their_devices_while_the_shell_runs(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(0), card(1))
@@ -169,7 +167,7 @@ def test_a_shells_workers_keep_their_devices_while_the_shell_lives(
     assert said[5] == f"cuda:0 {uuid(1)}"
 
 
-def test_a_process_that_becomes_the_worker_holds_the_device(
+def test_a_process_that_execs_the_worker_holds_the_lease(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(0), card(1))
@@ -184,7 +182,7 @@ def test_a_process_that_becomes_the_worker_holds_the_device(
     assert gone.stderr == f"--pid is {process.pid}: must be the number of a running process\n"
 
 
-def test_the_environment_of_cuda_is_honoured(container: Container, driver: FakeDriver) -> None:
+def test_cuda_visible_devices_is_respected(container: Container, driver: FakeDriver) -> None:
     driver.has(*(card(number) for number in range(4)))
 
     workers = [container.start(worker, CUDA_VISIBLE_DEVICES="3,1") for worker in range(3)]
@@ -194,7 +192,7 @@ def test_the_environment_of_cuda_is_honoured(container: Container, driver: FakeD
     assert container.command(CUDA_VISIBLE_DEVICES="-1").stdout == "cpu\n"
 
 
-def test_workers_get_instances_by_their_environment(
+def test_workers_get_mig_instances_through_their_environment(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(0), instance(7), instance(9, used=9 * GIB), instance(11))
@@ -207,7 +205,7 @@ def test_workers_get_instances_by_their_environment(
     assert f", with CUDA_VISIBLE_DEVICES={workers[0].selected}" in said.stderr
 
 
-def test_a_lost_card_and_an_empty_partitioned_one_are_given_to_nobody(
+def test_a_lost_card_and_a_card_without_instances_are_not_assigned(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(0), "lost\n", card(1), card(2), "partitioned\n")
@@ -217,7 +215,7 @@ def test_a_lost_card_and_an_empty_partitioned_one_are_given_to_nobody(
     assert said.stdout == uuid(1) + "\n"
 
 
-def test_cards_of_several_models_whose_order_cannot_be_asked_are_said_to_be_doubtful(
+def test_mixed_models_without_cuda_get_an_order_warning(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(0, model="Tesla T4"), card(1, model="NVIDIA H100"))
@@ -229,9 +227,7 @@ def test_cards_of_several_models_whose_order_cannot_be_asked_are_said_to_be_doub
     assert "CUDA_DEVICE_ORDER" not in certain.stderr
 
 
-def test_cards_of_several_models_are_counted_as_cuda_counts_them(
-    container: Container, driver: FakeDriver
-) -> None:
+def test_mixed_models_are_in_cuda_order(container: Container, driver: FakeDriver) -> None:
     driver.has(
         card(0, model="Tesla T4"), card(1, model="NVIDIA H100"), card(2, model="NVIDIA A100")
     )
@@ -249,7 +245,7 @@ def test_cards_of_several_models_are_counted_as_cuda_counts_them(
     assert got == {"": uuid(1), "2": uuid(0), "by address": uuid(2)}
 
 
-def test_the_function_says_one_line_and_returns_the_device(
+def test_device_for_worker_writes_one_line_and_returns_the_device(
     driver: FakeDriver,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -257,7 +253,7 @@ def test_the_function_says_one_line_and_returns_the_device(
 ) -> None:
     driver.has(card(0), card(1))
     environment = {"IDLEGPU_DEVICE_FILE": str(tmp_path / "devices.json")}
-    monkeypatch.setattr("agent.device.Machine", lambda: NOWHERE)
+    monkeypatch.setattr("agent.device.ProbePaths", lambda: NOWHERE)
 
     device = device_for_worker(1, environment=environment)
 
@@ -267,15 +263,15 @@ def test_the_function_says_one_line_and_returns_the_device(
     assert capsys.readouterr().err == ""
 
 
-def test_where_no_file_can_be_written_the_number_decides_and_that_is_said(
+def test_without_a_writable_lease_file_the_worker_number_decides(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver.has(card(0, busy=0), card(1, busy=90))
     monkeypatch.setenv("FAKE_NVML", driver.environment["FAKE_NVML"])
-    machine = Machine(library=str(driver.library))
+    probe_paths = ProbePaths(library=str(driver.library))
     unwritable = {"IDLEGPU_DEVICE_FILE": str(tmp_path / "absent" / "devices.json")}
 
-    choice = choose_device(3, environment=unwritable, machine=machine)
+    choice = choose_device(3, environment=unwritable, probe_paths=probe_paths)
 
     assert choice.device == "cuda:1"
     assert re.search(
@@ -284,7 +280,7 @@ def test_where_no_file_can_be_written_the_number_decides_and_that_is_said(
     )
 
 
-def test_it_loads_nothing_but_the_standard_library(
+def test_agent_device_imports_only_the_standard_library(
     container: Container, driver: FakeDriver
 ) -> None:
     driver.has(card(0))

@@ -12,16 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.device_leases import (
-    MOST_LEASES,
-    Assigned,
+    MAX_LEASES,
+    Assignment,
     Holder,
     Lease,
     LeaseFile,
     assign,
+    holder_of,
+    is_alive,
+    is_related,
     parse_leases,
     render_leases,
 )
-from agent.device_process import holder_of, is_alive, is_kin
 from agent.device_visible import Device, Load
 
 
@@ -51,21 +53,19 @@ def ask(
     *,
     ended: frozenset[Holder] = frozenset(),
     kin: frozenset[Holder] = frozenset(),
-) -> Assigned:
+) -> Assignment:
     return assign(
         leases,
         worker=worker,
         holder=holder,
         devices=among,
         is_alive=lambda one: one not in ended and one.namespace == 1,
-        is_kin=lambda one: one in kin,
+        is_related=lambda one: one in kin,
     )
 
 
 @given(st.permutations(range(8)), st.integers(1, 8), st.booleans())
-def test_workers_spread_evenly_whatever_their_order(
-    order: list[int], count: int, known: bool
-) -> None:
+def test_workers_spread_evenly_in_any_order(order: list[int], count: int, known: bool) -> None:
     among = devices(count, [0.0] * count if known else None)
     leases: tuple[Lease, ...] = ()
     taken: Counter[str] = Counter()
@@ -78,22 +78,22 @@ def test_workers_spread_evenly_whatever_their_order(
 
 
 @given(st.integers(0, 10**9), st.integers(1, 16))
-def test_the_first_worker_gets_the_device_of_its_number(worker: int, count: int) -> None:
+def test_the_first_worker_gets_the_device_with_its_number(worker: int, count: int) -> None:
     assert ask((), worker, process(2), devices(count)).device.index == worker % count
 
 
-def test_workers_in_their_order_get_the_devices_in_theirs() -> None:
+def test_workers_in_order_get_devices_in_order() -> None:
     leases: tuple[Lease, ...] = ()
     got = []
     for worker in range(5):
         assigned = ask(leases, worker, process(worker + 2), devices(3))
         leases = assigned.leases
-        got.append((assigned.device.index, assigned.sharers))
+        got.append((assigned.device.index, assigned.sharer_count))
 
     assert got == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1)]
 
 
-def test_idler_devices_go_first_and_noise_decides_nothing() -> None:
+def test_less_loaded_devices_come_first_and_noise_is_ignored() -> None:
     among = devices(3, [0.9, 0.31, 0.39])
 
     assert ask((), 0, process(2), among).device.index == 1
@@ -101,7 +101,7 @@ def test_idler_devices_go_first_and_noise_decides_nothing() -> None:
     assert ask((), 0, process(2), among).reason == "idlest"
 
 
-def test_a_device_of_unknown_load_stands_between_idle_and_busy() -> None:
+def test_a_device_with_unknown_load_ranks_between_idle_and_busy() -> None:
     idle, unknown, busy = devices(3, [0.0, 0.0, 1.0])
     unknown = Device(id=unknown.id, index=1, selector=unknown.id)
 
@@ -115,7 +115,7 @@ def test_a_device_of_unknown_load_stands_between_idle_and_busy() -> None:
     assert order == [idle.id, unknown.id, busy.id]
 
 
-def test_an_unused_device_goes_before_an_idler_one_that_is_taken() -> None:
+def test_a_free_device_comes_before_a_less_loaded_taken_one() -> None:
     among = devices(2, [0.0, 1.0])
     first = ask((), 0, process(2), among)
 
@@ -124,7 +124,7 @@ def test_an_unused_device_goes_before_an_idler_one_that_is_taken() -> None:
     assert [first.device.index, second.device.index] == [0, 1]
 
 
-def test_a_worker_that_starts_again_gets_its_device_back_though_it_is_the_busiest() -> None:
+def test_a_restarted_worker_gets_its_device_back_even_if_it_is_the_busiest() -> None:
     leases: tuple[Lease, ...] = ()
     for worker in range(3):
         leases = ask(leases, worker, process(worker + 2), devices(4)).leases
@@ -137,7 +137,7 @@ def test_a_worker_that_starts_again_gets_its_device_back_though_it_is_the_busies
     assert (again.device.index, again.reason) == (1, "its own again")
 
 
-def test_a_worker_whose_device_another_had_to_take_gets_an_unused_one() -> None:
+def test_a_worker_whose_device_was_taken_gets_a_free_one() -> None:
     leases = ask((), 0, process(2), devices(1)).leases
     crashed = frozenset({process(2)})
     leases = ask(leases, 1, process(3), devices(1), ended=crashed).leases
@@ -147,7 +147,7 @@ def test_a_worker_whose_device_another_had_to_take_gets_an_unused_one() -> None:
     assert again.device.index == 1
 
 
-def test_a_worker_that_asks_twice_keeps_its_device() -> None:
+def test_a_second_call_of_a_worker_returns_the_same_device() -> None:
     first = ask((), 0, process(2), devices(2, [0, 0.5]))
     leases = ask(first.leases, 1, process(3), devices(2)).leases
 
@@ -157,7 +157,7 @@ def test_a_worker_that_asks_twice_keeps_its_device() -> None:
     assert len(again.leases) == 2
 
 
-def test_the_worker_that_its_shell_asked_for_is_the_same_worker() -> None:
+def test_a_shell_and_its_worker_count_as_one_worker() -> None:
     shell, worker = process(2), process(3)
     leases = ask((), 0, shell, devices(2)).leases
 
@@ -167,7 +167,7 @@ def test_the_worker_that_its_shell_asked_for_is_the_same_worker() -> None:
     assert [lease.holder for lease in asked.leases] == [worker]
 
 
-def test_two_living_workers_of_one_number_are_two_workers() -> None:
+def test_two_running_workers_with_one_number_are_two_workers() -> None:
     leases = ask((), 0, process(2), devices(2)).leases
 
     other = ask(leases, 0, process(3), devices(2))
@@ -176,9 +176,9 @@ def test_two_living_workers_of_one_number_are_two_workers() -> None:
     assert [lease.worker for lease in other.leases] == [0, 0]
 
 
-def test_a_container_that_starts_again_gives_each_worker_its_device_back() -> None:
+def test_after_a_container_restart_each_worker_gets_its_device_back() -> None:
     leases: tuple[Lease, ...] = ()
-    for worker, load in ((1, [0, 0]), (0, [0, 0])):
+    for worker, load in ((1, [0.0, 0.0]), (0, [0.0, 0.0])):
         leases = ask(leases, worker, process(worker + 2), devices(2, load)).leases
     before = tuple(
         Lease(worker=one.worker, device=one.device, holder=process(one.holder.pid, namespace=7))
@@ -191,7 +191,57 @@ def test_a_container_that_starts_again_gives_each_worker_its_device_back() -> No
     assert {one.reason for one in again} == {"its own again"}
 
 
-def test_what_a_worker_had_here_goes_before_what_one_of_its_number_had_elsewhere() -> None:
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_device_leased_in_another_container_is_not_free(worker: int) -> None:
+    beside = Lease(worker=0, device="GPU-0", holder=process(2, namespace=7))
+
+    assigned = ask((beside,), worker, process(2), devices(2))
+
+    assert (assigned.device.id, assigned.sharer_count, assigned.workers) == ("GPU-1", 0, 2)
+    assert beside in assigned.leases, "the next one keeps off it, too"
+
+
+def test_containers_with_one_lease_file_spread_their_workers() -> None:
+    leases: tuple[Lease, ...] = ()
+    taken: Counter[str] = Counter()
+    for worker in range(2):
+        for namespace in range(1, 4):
+            assigned = assign(
+                leases,
+                worker=worker,
+                holder=process(worker + 2, namespace=namespace),
+                devices=devices(6),
+                is_alive=lambda _: True,
+                is_related=lambda _: False,
+            )
+            leases = assigned.leases
+            taken[assigned.device.id] += 1
+
+    assert taken == dict.fromkeys(taken, 1)
+    assert len(taken) == 6
+
+
+def test_repeated_container_restarts_do_not_exceed_the_lease_limit() -> None:
+    leases: tuple[Lease, ...] = ()
+    for restart in range(MAX_LEASES + 50):
+        got = set()
+        for worker in range(3):
+            assigned = assign(
+                leases,
+                worker=worker,
+                holder=process(worker + 2, namespace=restart),
+                devices=devices(4),
+                is_alive=lambda _: True,
+                is_related=lambda _: False,
+            )
+            leases = assigned.leases
+            got.add(assigned.device.id)
+        assert len(got) == 3, "each has a device of its own"
+
+    assert len(leases) <= MAX_LEASES
+
+
+def test_a_lease_of_this_container_comes_before_one_of_another() -> None:
     here, elsewhere = process(2), process(3, namespace=7)
     leases = (
         Lease(worker=0, device="GPU-1", holder=here),
@@ -203,7 +253,7 @@ def test_what_a_worker_had_here_goes_before_what_one_of_its_number_had_elsewhere
     assert again.device.index == 1
 
 
-def test_a_device_that_is_gone_is_given_to_nobody() -> None:
+def test_a_missing_device_is_not_assigned() -> None:
     leases = ask((), 1, process(2), devices(2)).leases
 
     again = ask(leases, 1, process(2), devices(1))
@@ -211,7 +261,7 @@ def test_a_device_that_is_gone_is_given_to_nobody() -> None:
     assert again.device.index == 0
 
 
-def test_only_so_many_that_ended_are_remembered_the_newest_and_all_that_live() -> None:
+def test_the_newest_ended_leases_and_all_running_ones_are_kept() -> None:
     ended = frozenset(process(pid) for pid in range(1_000, 1_600))
     leases: tuple[Lease, ...] = ()
     for worker in range(40):
@@ -219,12 +269,12 @@ def test_only_so_many_that_ended_are_remembered_the_newest_and_all_that_live() -
     for number, holder in enumerate(sorted(ended, key=lambda one: one.pid)):
         leases = ask(leases, 100 + number, holder, devices(4), ended=ended).leases
 
-    assert len(leases) == MOST_LEASES
+    assert len(leases) == MAX_LEASES
     assert {lease.worker for lease in leases} >= {*range(40), 699, 600}
 
 
 class Workers(RuleBasedStateMachine):
-    """Workers start, crash and start again in any order; loads are what they are."""
+    """Workers start, crash and restart in any order, with random device loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -247,7 +297,7 @@ class Workers(RuleBasedStateMachine):
             holder=holder,
             devices=devices(self.count, loads),
             is_alive=living.__contains__,
-            is_kin=lambda _: False,
+            is_related=lambda _: False,
         )
         self.leases = parse_leases(render_leases(assigned.leases))
         got = assigned.device.id
@@ -256,7 +306,7 @@ class Workers(RuleBasedStateMachine):
         before = self.before.get(worker)
         if before is not None and taken[before] == least:
             assert got == before
-        assert (assigned.sharers, assigned.workers) == (least, len(self.alive) + 1)
+        assert (assigned.sharer_count, assigned.workers) == (least, len(self.alive) + 1)
         self.alive[worker] = (holder, got)
         self.before[worker] = got
 
@@ -286,7 +336,7 @@ test_workers_that_come_and_go_share_only_when_they_must = Workers.TestCase
         )
     )
 )
-def test_what_is_written_is_read_again(leases: list[Lease]) -> None:
+def test_leases_round_trip_through_the_file(leases: list[Lease]) -> None:
     assert parse_leases(render_leases(leases)) == tuple(leases)
 
 
@@ -304,11 +354,11 @@ def test_what_is_written_is_read_again(leases: list[Lease]) -> None:
         render_leases([Lease(worker=0, device="a", holder=process(2))])[:-9],
     ],
 )
-def test_a_file_that_is_torn_or_not_ours_is_an_empty_one(content: bytes) -> None:
+def test_a_truncated_or_foreign_file_contains_no_leases(content: bytes) -> None:
     assert parse_leases(content) == ()
 
 
-def test_the_file_is_made_for_every_user_and_shrinks(tmp_path: Path) -> None:
+def test_the_file_is_writable_for_all_users_and_is_truncated(tmp_path: Path) -> None:
     file = LeaseFile(tmp_path / "devices.json")
     many = [Lease(worker=n, device="GPU-1", holder=process(n)) for n in range(9)]
     with file.locked() as held:
@@ -322,7 +372,7 @@ def test_the_file_is_made_for_every_user_and_shrinks(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "devices.json").read_bytes())["version"] == 1
 
 
-def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("keep")
     (tmp_path / "devices.json").symlink_to(target)
@@ -336,14 +386,19 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "keep"
 
 
-def test_processes_that_started_one_another_are_kin_and_siblings_are_not() -> None:
+def test_ancestors_and_descendants_are_related_and_siblings_are_not() -> None:
     own = holder_of(os.getpid())
     with (
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as first,
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as second,
     ):
         one, other = holder_of(first.pid), holder_of(second.pid)
-        related = [is_kin(own, one), is_kin(one, own), is_kin(own, own), is_kin(one, other)]
+        related = [
+            is_related(own, one),
+            is_related(one, own),
+            is_related(own, own),
+            is_related(one, other),
+        ]
         living = is_alive(one, namespace=own.namespace)
         first.kill()
         first.wait()

@@ -1,4 +1,4 @@
-"""What a worker's device is chosen from: numbers, GPUs that are found, and the agent's report."""
+"""Inputs of a worker's device choice: worker ids, GPUs found, and the agent's report."""
 
 import json
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from agent.device import choose_device, main, parse_worker_id
 from agent.device_load import REPORT_PATH, parse_loads
-from agent.device_probe import Machine, find_cards
+from agent.device_probe import ProbePaths, find_cards
 from agent.report import Device, Report, encode
 from extender.core.readings import Signal
 from tests.agent.fake_driver import GIB, FakeDriver, card, uuid
@@ -32,9 +33,9 @@ def container(driver: FakeDriver, tmp_path: Path) -> Iterator[Container]:
         yield Container(driver, tmp_path, stack)
 
 
-@pytest.mark.timeout(60)  # the driver hangs for ever
+@pytest.mark.timeout(60)  # the driver call never returns
 @pytest.mark.parametrize("fault", ["hang\n", "fail 999\n"])
-def test_a_driver_that_does_not_answer_leaves_what_the_kernel_shows(
+def test_without_nvml_gpus_come_from_proc(
     driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     driver.has(card(0), fault)
@@ -45,22 +46,22 @@ def test_a_driver_that_does_not_answer_leaves_what_the_kernel_shows(
             f"Model: \t\t NVIDIA H100\nIRQ:   0\nGPU UUID: \t {uuid(number)}\n"
             f"Bus Location: \t {address}\nDevice Minor: \t {number}\n"
         )
-    machine = Machine(library=str(driver.library), proc_gpus=tmp_path / "gpus", dev=tmp_path)
+    probe_paths = ProbePaths(library=str(driver.library), proc_gpus=tmp_path / "gpus", dev=tmp_path)
 
-    found = find_cards({}, machine=machine, deadline_seconds=0.3)
+    found = find_cards({}, paths=probe_paths, deadline_seconds=0.3)
 
     assert [(one.uuid, one.minor) for one in found.cards] == [(uuid(5), 5), (uuid(6), 6)]
 
 
-def test_device_files_are_the_last_resort(tmp_path: Path) -> None:
+def test_without_nvml_and_proc_gpus_come_from_device_files(tmp_path: Path) -> None:
     for name in ("nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    machine = Machine(library="libabsent.so", proc_gpus=tmp_path / "absent", dev=tmp_path)
+    probe_paths = ProbePaths(library="libabsent.so", proc_gpus=tmp_path / "absent", dev=tmp_path)
 
-    found = find_cards({}, machine=machine, deadline_seconds=1)
+    found = find_cards({}, paths=probe_paths, deadline_seconds=1)
     given = find_cards(
         {"NVIDIA_VISIBLE_DEVICES": f"{uuid(1, 'MIG')},{uuid(2, 'MIG')}::3"},
-        machine=machine,
+        paths=probe_paths,
         deadline_seconds=1,
     )
 
@@ -90,7 +91,7 @@ def test_device_files_are_the_last_resort(tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_a_worker_id_is_a_number_or_something_that_has_one(given: object, number: int) -> None:
+def test_a_worker_id_is_an_integer_or_an_object_with_one(given: object, number: int) -> None:
     assert parse_worker_id(given) == number
 
 
@@ -104,7 +105,7 @@ def test_a_worker_id_is_a_number_or_something_that_has_one(given: object, number
     ],
     ids=repr,
 )
-def test_a_bad_worker_id_is_named_with_what_is_allowed(given: object) -> None:
+def test_a_bad_worker_id_is_named_with_the_allowed_values(given: object) -> None:
     value = getattr(given, "worker_id", given)
 
     with pytest.raises(ValueError, match=r"must be a whole number from 0 on") as caught:
@@ -113,7 +114,7 @@ def test_a_bad_worker_id_is_named_with_what_is_allowed(given: object) -> None:
     assert repr(value) in str(caught.value)
 
 
-def test_a_bad_worker_id_ends_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_worker_id_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--worker-id", "worker-3"]) == 2
 
     said = capsys.readouterr()
@@ -136,8 +137,9 @@ class _Agent(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.answer)
 
+    @override
     def log_message(self, *_: object) -> None:
-        """Be quiet."""
+        """Suppress the server's log."""
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def agent() -> Iterator[ThreadingHTTPServer]:
 
 
 def report() -> Report:
-    """What the node's agent says: card 0 is busy, and so is the first instance of card 1."""
+    """Return an agent's report in which card 0 and the first instance of card 1 are busy."""
     signals = {
         Signal.GRAPHICS_ACTIVE: (0.9, 0.8, None),
         Signal.GPU_UTILIZATION: (0.1, None, None),
@@ -170,7 +172,7 @@ def report() -> Report:
     )
 
 
-def test_the_agents_report_says_how_busy_each_device_is() -> None:
+def test_loads_are_parsed_from_the_agents_report() -> None:
     loads = parse_loads(json.loads(encode(report())))
 
     assert {
@@ -183,7 +185,7 @@ def test_the_agents_report_says_how_busy_each_device_is() -> None:
     }
 
 
-def test_what_the_agent_sees_decides(
+def test_loads_from_the_agent_decide(
     container: Container, driver: FakeDriver, agent: ThreadingHTTPServer
 ) -> None:
     driver.has(card(0), card(2))
@@ -200,7 +202,7 @@ def test_what_the_agent_sees_decides(
     ("answer", "status"),
     [(b"{}", 200), (b"<html>", 200), (b'{"devices": [1], "signals": {}}', 200), (b"", 503)],
 )
-def test_an_agent_that_does_not_answer_rightly_is_named_and_done_without(
+def test_a_failing_agent_is_named_and_ignored(
     container: Container,
     driver: FakeDriver,
     agent: ThreadingHTTPServer,

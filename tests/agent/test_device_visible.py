@@ -1,4 +1,4 @@
-"""Which devices CUDA shows: its rules as documented, and as PyTorch reads them too."""
+"""Devices that CUDA shows: its documented rules, which PyTorch follows, too."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def shown(cards: list[Card], **environment: str) -> tuple[Device, ...]:
         pytest.param(f"{MIG_1}", [], id="an-instance-that-is-not-there"),
     ],
 )
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(listed: str, uuids: list[str]) -> None:
+def test_cuda_visible_devices_is_parsed_as_by_cuda(listed: str, uuids: list[str]) -> None:
     devices = shown(CARDS, CUDA_VISIBLE_DEVICES=listed)
 
     assert [device.id for device in devices] == uuids
@@ -69,7 +69,7 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(listed: str, uuids: list[
     assert not any(device.needs_selector for device in devices)
 
 
-def test_without_the_variable_all_cards_are_shown() -> None:
+def test_without_the_variable_all_cards_are_visible() -> None:
     assert [device.id for device in shown(CARDS)] == [A, B, C]
     assert [device.selector for device in shown(CARDS)] == [A, B, C]
 
@@ -87,7 +87,7 @@ def test_without_the_variable_all_cards_are_shown() -> None:
         pytest.param(f"{MIG_1},{C}", [MIG_1], id="instances-end-at-a-card"),
     ],
 )
-def test_one_of_several_devices_with_an_instance_is_reached_by_selecting_it(
+def test_among_several_devices_a_mig_instance_needs_its_selector(
     listed: str | None, ids: list[str]
 ) -> None:
     environment = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
@@ -113,19 +113,17 @@ def test_one_of_several_devices_with_an_instance_is_reached_by_selecting_it(
         pytest.param("GPU-of-another-place", [A, B, C], id="not-of-this-place"),
     ],
 )
-def test_nvidia_visible_devices_says_what_the_container_was_given(
-    given: str, ids: list[str]
-) -> None:
+def test_nvidia_visible_devices_limits_the_devices(given: str, ids: list[str]) -> None:
     assert [device.id for device in shown(CARDS, NVIDIA_VISIBLE_DEVICES=given)] == ids
 
 
-def test_what_was_given_keeps_the_index_that_cuda_gives_it() -> None:
+def test_allocated_devices_keep_their_cuda_index() -> None:
     devices = shown(CARDS, NVIDIA_VISIBLE_DEVICES=C, CUDA_VISIBLE_DEVICES="1,2")
 
     assert [(device.id, device.index) for device in devices] == [(C, 1)]
 
 
-def test_cards_without_uuid_are_told_apart_by_their_index() -> None:
+def test_cards_without_a_uuid_are_identified_by_their_index() -> None:
     unnamed = [Card(uuid="", minor=0), Card(uuid="", minor=1)]
 
     devices = shown(unnamed, CUDA_VISIBLE_DEVICES="1")
@@ -143,8 +141,10 @@ def test_cards_without_uuid_are_told_apart_by_their_index() -> None:
         pytest.param([Card(uuid=A, instances=())], {}, "no MIG instance", id="no-instance"),
     ],
 )
-def test_no_device_says_why(cards: list[Card], environment: dict[str, str], why: str) -> None:
+def test_without_devices_the_reason_is_given(
+    cards: list[Card], environment: dict[str, str], why: str
+) -> None:
     seen = visible_devices(cards, environment)
 
     assert seen.devices == ()
-    assert why in seen.why_none
+    assert why in seen.reason

@@ -45,30 +45,30 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-def test_events_are_delivered_as_they_happen(rig: Rig) -> None:
-    rig.watcher.follow(rig.cards())
+def test_events_are_delivered_immediately(rig: Rig) -> None:
+    rig.watcher.watch(rig.cards())
     for xid in (13, 79):
         rig.backend.happen(XidEvent(uuid="GPU-1", gpu_instance_id=None, xid=xid))
 
     assert [rig.events.get(timeout=10).xid for _ in range(2)] == [13, 79]
 
 
-def test_the_same_card_is_followed_by_the_same_thread(rig: Rig) -> None:
-    rig.watcher.follow(rig.cards())
+def test_an_unchanged_card_keeps_its_thread(rig: Rig) -> None:
+    rig.watcher.watch(rig.cards())
     until(lambda: rig.backend.watched == {"GPU-0", "GPU-1"})
     rig.backend.cards.pop()
 
     for _ in range(3):
-        rig.watcher.follow(rig.cards())
+        rig.watcher.watch(rig.cards())
 
     until(lambda: rig.backend.watched == {"GPU-0"})
     assert rig.backend.calls["events", "GPU-0"] == 1
 
 
 @pytest.mark.parametrize("code", [Code.Unknown, Code.NotSupported, Code.GpuIsLost])
-def test_a_card_that_cannot_be_waited_for_costs_the_others_nothing(rig: Rig, code: Code) -> None:
+def test_a_card_whose_events_fail_does_not_affect_others(rig: Rig, code: Code) -> None:
     rig.backend.faults["events", "GPU-0"] = code
-    rig.watcher.follow(rig.cards())
+    rig.watcher.watch(rig.cards())
     rig.backend.happen(replace(EVENT, uuid="GPU-1"))
 
     assert rig.events.get(timeout=10).uuid == "GPU-1"
@@ -77,7 +77,7 @@ def test_a_card_that_cannot_be_waited_for_costs_the_others_nothing(rig: Rig, cod
     assert rig.watcher.problems["GPU-1"] == ""
 
     def is_followed_again() -> bool:
-        rig.watcher.follow(rig.cards())
+        rig.watcher.watch(rig.cards())
         return not rig.watcher.problem
 
     del rig.backend.faults["events", "GPU-0"]
@@ -86,9 +86,9 @@ def test_a_card_that_cannot_be_waited_for_costs_the_others_nothing(rig: Rig, cod
 
 
 @pytest.mark.parametrize("call", ["events", "wait"])
-def test_a_card_that_hangs_costs_the_others_nothing(rig: Rig, call: str) -> None:
+def test_a_card_whose_wait_hangs_does_not_affect_others(rig: Rig, call: str) -> None:
     rig.backend.hangs.add((call, "GPU-0"))
-    rig.watcher.follow(rig.cards())
+    rig.watcher.watch(rig.cards())
     rig.backend.happen(replace(EVENT, uuid="GPU-1"))
     assert rig.events.get(timeout=10).uuid == "GPU-1"
 
@@ -103,14 +103,14 @@ def test_a_card_that_hangs_costs_the_others_nothing(rig: Rig, call: str) -> None
     until(lambda: not rig.watcher.problem)
 
 
-def test_what_no_version_of_us_knows_ends_one_cards_thread_alone(rig: Rig) -> None:
+def test_an_unexpected_exception_ends_only_the_thread_of_its_card(rig: Rig) -> None:
     def fail(event: XidEvent) -> None:
         if event.uuid == "GPU-0":
             raise IndexError("a new kind of event")
         rig.events.put(event)
 
     rig.watcher._deliver = fail
-    rig.watcher.follow(rig.cards())
+    rig.watcher.watch(rig.cards())
     for uuid in ("GPU-0", "GPU-1"):
         rig.backend.happen(replace(EVENT, uuid=uuid))
 
@@ -118,13 +118,13 @@ def test_what_no_version_of_us_knows_ends_one_cards_thread_alone(rig: Rig) -> No
     until(lambda: "a new kind of event" in rig.watcher.problem)
 
 
-def test_a_wait_that_fails_says_so_and_is_begun_again(rig: Rig) -> None:
-    rig.watcher.follow(rig.cards())
+def test_a_failed_wait_is_reported_and_restarted(rig: Rig) -> None:
+    rig.watcher.watch(rig.cards())
     rig.backend.happen(Code.Unknown)
     until(lambda: "Unknown" in rig.watcher.problem)
 
     def try_again() -> bool:
-        rig.watcher.follow(rig.cards())
+        rig.watcher.watch(rig.cards())
         return not rig.watcher.problem
 
     until(try_again)
@@ -132,20 +132,29 @@ def test_a_wait_that_fails_says_so_and_is_begun_again(rig: Rig) -> None:
     assert rig.events.get(timeout=10) == EVENT
 
 
-def test_until_a_card_is_followed_no_events_are_said_to_come(rig: Rig) -> None:
-    before = rig.watcher.problem
-    rig.watcher.follow(rig.cards())
+def test_a_persistent_failure_is_logged_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.backend.faults["events", "GPU-0"] = Code.Unknown
 
-    assert "no GPU is waited for" in before
+    for count in range(1, 5):
+        rig.watcher.watch(rig.cards())
+        until(lambda: rig.backend.calls["events", "GPU-0"] == count)  # noqa: B023 - called here
+        until(lambda: not rig.watcher._watches["GPU-0"].thread.is_alive())
+
+    assert len(caplog.records) == 1
+
+
+def test_before_the_first_card_is_watched_the_problem_says_so(rig: Rig) -> None:
+    before = rig.watcher.problem
+    rig.watcher.watch(rig.cards())
+
+    assert "no GPU is watched yet" in before
     until(lambda: not rig.watcher.problem)
 
 
-def test_a_wait_that_ends_after_its_thread_was_left_behind_says_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_abandoned_thread_delivers_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.events._JOIN_SECONDS", 0.01)
     rig.backend.hangs.add(("wait", "GPU-0"))
-    rig.watcher.follow(rig.cards())
+    rig.watcher.watch(rig.cards())
     until(lambda: rig.backend.calls["wait", "GPU-0"] == 1)
     hung = rig.watcher._watches["GPU-0"].thread
 
@@ -153,35 +162,61 @@ def test_a_wait_that_ends_after_its_thread_was_left_behind_says_nothing(
     rig.backend.released.set()
     hung.join(10)
 
-    assert "no GPU is waited for" in rig.watcher.problem
+    assert "no GPU is watched yet" in rig.watcher.problem
 
 
-def test_a_stopped_watcher_delivers_no_more(rig: Rig) -> None:
-    rig.watcher.follow(rig.cards())
+def test_a_hung_card_has_at_most_one_abandoned_thread(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.events._JOIN_SECONDS", 0.01)
+    rig.backend.hangs.add(("wait", "GPU-0"))
+    rig.watcher.watch(rig.cards())
+    until(lambda: rig.backend.calls["wait", "GPU-0"] == 1)
+
+    for _ in range(5):  # each time the library is started again
+        rig.watcher.stop()
+        rig.watcher.watch(rig.cards())
+        until(lambda: "GPU-1" in rig.backend.watched)
+
+    assert rig.backend.calls["events", "GPU-0"] == 1
+    assert rig.watcher.problems["GPU-0"]
+    rig.backend.hangs.clear()
+    rig.backend.released.set()
+
+    def is_followed_again() -> bool:
+        rig.watcher.watch(rig.cards())
+        return not rig.watcher.problem
+
+    until(is_followed_again)
+    assert rig.backend.calls["events", "GPU-0"] == 2
+
+
+def test_a_stopped_watcher_delivers_nothing(rig: Rig) -> None:
+    rig.watcher.watch(rig.cards())
     until(lambda: len(rig.backend.watched) == 2)
     rig.watcher.stop()
 
     rig.backend.happen(EVENT)
 
     assert rig.events.empty()
-    assert rig.backend.events_waiting == [("GPU-0", EVENT)], "nobody took it"
+    assert rig.backend.events_waiting == [("GPU-0", EVENT)], "the event was not consumed"
 
 
-def test_a_closed_watcher_follows_nothing_any_more(rig: Rig) -> None:
+def test_a_closed_watcher_starts_no_threads(rig: Rig) -> None:
     rig.watcher.close()
 
-    rig.watcher.follow(rig.cards())
+    rig.watcher.watch(rig.cards())
 
     assert rig.backend.watched == set()
 
 
-def test_a_machine_without_cards_is_not_waited_for(rig: Rig) -> None:
-    rig.watcher.follow([])
+def test_without_cards_no_thread_is_started(rig: Rig) -> None:
+    rig.watcher.watch([])
 
     assert rig.backend.watched == set()
 
 
-def test_a_log_tells_cards_and_instances_apart() -> None:
+def test_the_log_separates_cards_and_instances() -> None:
     log = XidLog()
     log.add(EVENT, 1.0)
     log.add(XidEvent(uuid="GPU-0", gpu_instance_id=5, xid=43), 2.0)
@@ -191,7 +226,7 @@ def test_a_log_tells_cards_and_instances_apart() -> None:
     assert log.of("GPU-1", "") == ()
 
 
-def test_a_log_counts_for_ever_and_remembers_the_latest_of_each_xid() -> None:
+def test_the_log_counts_all_events_and_keeps_the_latest_of_each_xid() -> None:
     log = XidLog()
     log.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=48), 0.0)
     for at in range(1, 1000):

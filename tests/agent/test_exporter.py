@@ -13,7 +13,7 @@ from agent.exporter import AgentCollector
 from agent.options import Options
 from agent.report import Foreign, Problem, Process, Tenant
 from agent.sampler import Sampler
-from agent.tenants import DeviceTenants, DeviceUse
+from agent.tenants import DeviceTenants, DeviceUsage
 from extender.core.readings import Signal
 from extender.sources.dcgm import DEFAULT_METRICS
 from tests.agent.scripted import GIB, IDLE_GPM, ScriptedBackend, ScriptedCard, migs
@@ -26,8 +26,8 @@ DASHBOARD_12239 = (
     "DCGM_FI_DEV_FB_USED",
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
 )
-"""What the queries of Grafana's dashboard 12239 (NVIDIA DCGM Exporter Dashboard) select; each by
-`{instance=~"$instance", gpu=~"$gpu"}`, of which Prometheus adds `instance`."""
+"""Metrics in the queries of Grafana's dashboard 12239 (NVIDIA DCGM Exporter Dashboard). Each query
+filters by `{instance=~"$instance", gpu=~"$gpu"}`; Prometheus adds the label `instance`."""
 
 ALERTED = (
     "DCGM_FI_DEV_FB_FREE",
@@ -41,7 +41,7 @@ ALERTED = (
     "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
     "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
 )
-"""What alerts of others commonly watch besides."""
+"""Further metrics that public alert rules commonly use."""
 
 NVLINK_ERRORS = (
     Extra.NVLINK_CRC_FLITS,
@@ -52,7 +52,7 @@ NVLINK_ERRORS = (
 
 
 class Holders:
-    """Knows what the test says of each device."""
+    """A source of tenants with the answers of the test."""
 
     def __init__(self, *tenants: tuple[Tenant, ...] | None) -> None:
         self._tenants = tenants
@@ -60,10 +60,10 @@ class Holders:
         self.holders_problem: Problem | None = None
         self.processes_problem: Problem | None = None
 
-    def attribute(self, uses: tuple[DeviceUse, ...]) -> tuple[DeviceTenants, ...]:
+    def attribute(self, usages: tuple[DeviceUsage, ...]) -> tuple[DeviceTenants, ...]:
         return tuple(
             DeviceTenants(allocated_to=held, used_by=use.processes, foreign=self.foreign)
-            for use, held in zip(uses, self._tenants, strict=True)
+            for use, held in zip(usages, self._tenants, strict=True)
         )
 
 
@@ -106,7 +106,7 @@ def busy_card(uuid: str = "GPU-0") -> ScriptedCard:
 TRAIN = Tenant(namespace="ml", pod="train-0", container="main")
 
 
-async def test_signals_stand_under_their_own_names_in_base_units_with_their_tenant() -> None:
+async def test_signals_are_exported_in_base_units_with_their_tenant() -> None:
     found = scrape(await sampled(busy_card(), holders=Holders((TRAIN,))))
 
     used = found["idlegpu_agent_memory_used_bytes"]
@@ -119,7 +119,7 @@ async def test_signals_stand_under_their_own_names_in_base_units_with_their_tena
     assert found["idlegpu_agent_energy_joules"].type == "counter"
 
 
-async def test_a_device_with_several_tenants_names_them_apart() -> None:
+async def test_a_shared_device_has_a_series_for_each_tenant() -> None:
     shared = (
         Tenant(namespace="a", pod="p", replicas=("0", "2")),
         Tenant(namespace="b", pod="q", replicas=("1",)),
@@ -132,7 +132,7 @@ async def test_a_device_with_several_tenants_names_them_apart() -> None:
     assert set(tenants) == {("a", "p", "0"), ("a", "p", "2"), ("b", "q", "1")}
 
 
-async def test_memory_of_processes_is_told_by_where_they_run() -> None:
+async def test_process_memory_is_summed_by_place() -> None:
     holders = Holders((TRAIN,))
     holders.foreign = Foreign(memory_bytes=5 * GIB, pids=(7,))
     found = scrape(await sampled(busy_card(), holders=holders))
@@ -142,7 +142,7 @@ async def test_memory_of_processes_is_told_by_where_they_run() -> None:
     assert values(found["idlegpu_agent_foreign_memory_bytes"], "uuid") == {("GPU-0",): 5.0 * GIB}
 
 
-async def test_what_is_unknown_has_no_sample() -> None:
+async def test_unknown_values_have_no_sample() -> None:
     card = busy_card()
     card.values[Call.RATES] = {}
     backend = ScriptedBackend(card)
@@ -159,8 +159,8 @@ async def test_what_is_unknown_has_no_sample() -> None:
     assert failures == {("power", "Unknown"): 1.0}
 
 
-async def test_a_card_that_hangs_soon_has_no_samples_of_what_was_measured_before() -> None:
-    """Those of a hung card that was idle would look as if it still were."""
+async def test_a_hung_card_has_no_stale_samples() -> None:
+    """Stale samples of an idle card would look current."""
     now = 1_800_000_000.0
     backend = ScriptedBackend(busy_card("GPU-0"), busy_card("GPU-1"))
     options = Options(node="gpu-7", call_seconds=0.1)
@@ -187,7 +187,7 @@ async def test_a_card_that_hangs_soon_has_no_samples_of_what_was_measured_before
     assert values(named["DCGM_FI_DEV_XID_ERRORS"], "UUID") == {("GPU-1",): 43.0}
 
 
-async def test_while_no_pass_ends_what_the_last_one_measured_is_not_told_for_long() -> None:
+async def test_without_new_passes_samples_disappear_when_stale() -> None:
     sampler = await sampled(busy_card(), holders=Holders((TRAIN,)))
     stale = Options().stale_seconds
 
@@ -200,7 +200,7 @@ async def test_while_no_pass_ends_what_the_last_one_measured_is_not_told_for_lon
     assert "DCGM_FI_DEV_GPU_UTIL" not in scrape(sampler, dcgm=True, after=stale + 1)
 
 
-async def test_verdicts_are_told() -> None:
+async def test_verdicts_are_exported() -> None:
     busy, sick = busy_card(), ScriptedCard("GPU-1")
     sick.set(Call.FIELDS, ECC_DOUBLE_BIT_VOLATILE=2.0)
 
@@ -212,7 +212,7 @@ async def test_verdicts_are_told() -> None:
     assert unhealthy == {("GPU-1", "exclude"): 1.0}
 
 
-async def test_it_tells_how_it_fares_itself() -> None:
+async def test_metrics_of_the_agent_itself_are_exported() -> None:
     found = scrape(await sampled(busy_card(), passes=3))
 
     assert values(found["idlegpu_agent_passes"]) == {(): 3.0}
@@ -221,7 +221,7 @@ async def test_it_tells_how_it_fares_itself() -> None:
     assert 0 < values(found["idlegpu_agent_pass_seconds"])[()] < 60
 
 
-async def test_without_a_driver_it_says_so_and_has_no_device() -> None:
+async def test_without_a_driver_the_problem_is_exported_and_no_device() -> None:
     backend = ScriptedBackend()
     backend.faults["start", ""] = Code.DriverNotLoaded
     sampler = Sampler(backend, Options(node="gpu-7"))
@@ -236,14 +236,14 @@ async def test_without_a_driver_it_says_so_and_has_no_device() -> None:
     assert not values(found["idlegpu_agent_device_info"])
 
 
-async def test_before_the_first_pass_it_tells_only_of_itself() -> None:
+async def test_before_the_first_pass_only_agent_metrics_are_exported() -> None:
     sampler = Sampler(ScriptedBackend(), Options(node="gpu-7"))
 
     assert "idlegpu_agent_passes" in scrape(sampler)
     assert scrape(sampler, dcgm=True) == {}
 
 
-async def test_xids_are_counted_and_the_one_that_counts_is_told() -> None:
+async def test_xids_are_counted_and_the_relevant_one_is_exported() -> None:
     sampler = await sampled(busy_card())
     for xid in (48, 43):
         sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=xid), time.time())
@@ -258,7 +258,7 @@ async def test_xids_are_counted_and_the_one_that_counts_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", [*DASHBOARD_12239, *ALERTED])
-async def test_no_query_of_the_known_dashboard_and_alerts_comes_back_empty(name: str) -> None:
+async def test_every_query_of_the_known_dashboard_and_alerts_has_data(name: str) -> None:
     card = busy_card()
     card.values[Call.FIELDS] = {**card.values[Call.FIELDS], **dict.fromkeys(NVLINK_ERRORS, 0.0)}
     sampler = await sampled(card)
@@ -271,20 +271,65 @@ async def test_no_query_of_the_known_dashboard_and_alerts_comes_back_empty(name:
     assert values(found[name], "gpu").keys() == {("0",)}
 
 
-async def test_no_query_comes_back_empty_for_mig_instances_either() -> None:
+async def test_every_query_has_data_for_mig_instances() -> None:
     card = busy_card()
     card.instances = migs((1, "3g.40gb"), (5, "1g.10gb"))
 
     found = scrape(await sampled(card), dcgm=True)
 
     for name in DASHBOARD_12239:
-        assert values(found[name], "GPU_I_ID", "GPU_I_PROFILE").keys() == {
-            ("1", "3g.40gb"),
-            ("5", "1g.10gb"),
+        is_of_card = name in {"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE"}
+        assert values(found[name], "GPU_I_ID", "GPU_I_PROFILE").keys() == (
+            {("", "")} if is_of_card else {("1", "3g.40gb"), ("5", "1g.10gb")}
+        )
+
+
+async def test_card_values_appear_once_for_all_instances() -> None:
+    card = busy_card()
+    card.instances = migs((1, "3g.40gb"), (5, "1g.10gb"))
+    sampler = await sampled(card, ScriptedCard("GPU-1"), holders=Holders((TRAIN,), (), ()))
+    own, dcgm = scrape(sampler), scrape(sampler, dcgm=True)
+
+    for name, value in (("power_watts", 80.0), ("temperature_celsius", 40.0)):
+        assert values(own[f"idlegpu_agent_{name}"], "uuid", "gpu_instance_id", "pod") == {
+            ("GPU-0", "", ""): value,
+            ("GPU-1", "", ""): value,
         }
+    assert values(own["idlegpu_agent_energy_joules"], "uuid") == {
+        ("GPU-0",): 1000.0,
+        ("GPU-1",): 1000.0,
+    }
+    assert sum(values(dcgm["DCGM_FI_DEV_POWER_USAGE"], "UUID", "GPU_I_ID").values()) == 160.0
+    assert values(own["idlegpu_agent_memory_used_bytes"], "uuid", "gpu_instance_id").keys() == {
+        ("GPU-0", "1"),
+        ("GPU-0", "5"),
+        ("GPU-1", ""),
+    }
+    # An alert on an unhealthy card must name its holder.
+    failures = dcgm["DCGM_FI_DEV_ROW_REMAP_FAILURE"]
+    assert values(failures, "UUID", "GPU_I_ID").keys() == {
+        ("GPU-0", "1"),
+        ("GPU-0", "5"),
+        ("GPU-1", ""),
+    }
 
 
-async def test_dcgm_names_have_dcgms_units() -> None:
+async def test_a_card_with_mig_and_no_instances_exports_temperature_and_xids() -> None:
+    sampler = await sampled(ScriptedCard("GPU-0", instances=()))
+    sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=79), time.time())
+    report = await sampler.sample()
+    found = scrape(sampler)
+
+    temperature = found["idlegpu_agent_temperature_celsius"]
+    assert values(temperature, "uuid", "gpu_instance_id") == {("GPU-0", ""): 40.0}
+    assert values(found["idlegpu_agent_device_xid"], "uuid") == {("GPU-0",): 79.0}
+    assert "idlegpu_agent_memory_used_bytes" not in found
+    (verdict,) = (one.verdict for one in report.devices)
+    assert verdict is not None
+    assert (verdict.is_idle, verdict.action) == (None, "exclude-node")
+
+
+async def test_dcgm_names_use_dcgm_units() -> None:
     found = scrape(await sampled(busy_card(), holders=Holders((TRAIN,))), dcgm=True)
 
     def value(name: str) -> float:
@@ -311,17 +356,17 @@ async def test_dcgm_names_have_dcgms_units() -> None:
     assert expected.items() <= sample.labels.items()
 
 
-async def test_without_gpm_utilization_stands_under_dcgms_name_as_well() -> None:
+async def test_without_gpm_utilization_is_exported_under_dcgms_name() -> None:
     card = ScriptedCard("GPU-0", gpm=None)
     card.set(Call.RATES, GPU_UTILIZATION=0.4)
 
     found = scrape(await sampled(card), dcgm=True)
 
     assert values(found["DCGM_FI_DEV_GPU_UTIL"], "gpu") == {("0",): 40.0}
-    assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" not in found, "nothing tells it"
+    assert "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE" not in found, "no source for this value"
 
 
-async def test_of_a_shared_device_each_tenant_has_its_series_and_power_is_counted_once() -> None:
+async def test_on_a_shared_device_utilization_repeats_per_tenant_and_power_does_not() -> None:
     shared = (
         Tenant(namespace="a", pod="p", replicas=("0",)),
         Tenant(namespace="b", pod="q", replicas=("1",)),
@@ -334,7 +379,7 @@ async def test_of_a_shared_device_each_tenant_has_its_series_and_power_is_counte
     assert values(found["DCGM_FI_DEV_POWER_USAGE"], "pod") == {("",): 80.0}
 
 
-async def test_the_extender_understands_every_dcgm_name() -> None:
+async def test_the_extender_parses_every_dcgm_name() -> None:
     sampler = await sampled(busy_card())
     known = {metric.name for metric in DEFAULT_METRICS}
     extra = {
@@ -354,8 +399,8 @@ def names(families: Iterable[Metric]) -> list[str]:
     return [family.name for family in families]
 
 
-async def test_a_process_is_no_label_but_its_pod_is() -> None:
-    """Process numbers would make a new series for each process."""
+async def test_process_memory_has_pod_labels_and_no_pid() -> None:
+    """A pid label would create a new series for each process."""
     found = scrape(await sampled(busy_card(), holders=Holders((TRAIN,))))
 
     for family in found.values():

@@ -22,15 +22,14 @@ async def closed(world: World) -> object:
     world.client.close()
 
 
-async def test_memory_that_the_processes_of_the_holders_leave_unexplained_is_foreign_in_the_end(
+async def test_memory_that_holders_processes_do_not_explain_becomes_foreign(
     world: World,
 ) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.run(5, pod_cgroup(TRAINER))
     own = (used(5, 2 * GIB),)
-    for _ in range(3):
-        explained = await world.second(memory=2 * GIB + GIB // 2, processes=own)
+    explained = await world.seconds(3, memory=2 * GIB + GIB // 2, processes=own)
 
     seen = [(await world.second(memory=40 * GIB, processes=own)).foreign for _ in range(14)]
 
@@ -40,7 +39,7 @@ async def test_memory_that_the_processes_of_the_holders_leave_unexplained_is_for
 
 
 @pytest.mark.parametrize("own", [(), (Process(pid=5, memory_bytes=None),)], ids=["none", "unknown"])
-async def test_memory_of_a_held_device_is_unknown_where_processes_do_not_tell_theirs(
+async def test_foreign_memory_of_a_held_device_is_unknown_without_process_memory(
     world: World, own: tuple[Process, ...]
 ) -> None:
     world.hold("trainer")
@@ -54,14 +53,13 @@ async def test_memory_of_a_held_device_is_unknown_where_processes_do_not_tell_th
     assert seen == [None] * 20
 
 
-async def test_memory_of_what_serves_everybody_on_a_held_device_is_explained(world: World) -> None:
+async def test_memory_of_system_programs_on_a_held_device_is_explained(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.run(5, pod_cgroup(TRAINER))
     world.machine.run(50, HOST_CGROUP, name="nvidia-cuda-mps")
     both = (used(5, 2 * GIB), used(50, 20 * GIB, 0.0))
 
-    for _ in range(20):
-        seen = await world.second(memory=22 * GIB, processes=both)
+    seen = await world.seconds(20, memory=22 * GIB, processes=both)
 
     assert seen.foreign == Foreign()

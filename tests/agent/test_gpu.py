@@ -1,4 +1,4 @@
-"""The agent on a real NVIDIA GPU under loads that are known: `make test-gpu`."""
+"""The agent on a real NVIDIA GPU under known loads: `make test-gpu`."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ GIB = 1 << 30
 POINTS = 0.05
 SECONDS = 8
 HELD_GIB = 2.0
-BUGS = {13, 31}  # XID errors of a program that writes where no memory is
+BUGS = {13, 31}  # XID errors of a program that writes to an invalid address
 
 
 WHY_NOT = why_no_gpu()
@@ -45,7 +45,7 @@ async def sampler() -> AsyncIterator[Sampler]:
 
 
 async def watch(one: Sampler, seconds: int = SECONDS) -> list[Report]:
-    """Return the reports of so many seconds; what was before the first is left out."""
+    """Sample once a second; return the reports, without the first one."""
     await one.sample()
     reports = []
     for _ in range(seconds):
@@ -55,12 +55,12 @@ async def watch(one: Sampler, seconds: int = SECONDS) -> list[Report]:
 
 
 def first(reports: list[Report], signal: Signal) -> list[float]:
-    """Return what was measured of the first device."""
+    """Return a signal of the first device from each report."""
     return [values[signal] for one in reports if signal in (values := one.signals_of(0))]
 
 
 async def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python in a process of its own: what it holds of the GPU is gone with it."""
+    """Run Python code in another process, so that its GPU memory is freed at the end."""
     command = [sys.executable, *arguments]
     return await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
 
@@ -70,7 +70,7 @@ def say(text: str) -> None:
 
 
 @pytest.mark.parametrize("duty", [0.0, 0.1, 0.3, 0.6, 1.0])
-async def test_activity_is_the_loads(duty: float) -> None:
+async def test_activity_matches_the_load(duty: float) -> None:
     async with sampler() as one:
         with load(duty):
             reports = await watch(one)
@@ -90,7 +90,7 @@ async def test_activity_is_the_loads(duty: float) -> None:
         assert verdict.is_idle is False
 
 
-async def test_memory_and_its_process_are_seen_and_gone_with_it() -> None:
+async def test_memory_and_process_appear_and_disappear_with_the_load() -> None:
     async with sampler() as one:
         before = first(await watch(one, 1), Signal.MEMORY_USED)[0]
         with load(0.0, HELD_GIB):
@@ -108,7 +108,7 @@ async def test_memory_and_its_process_are_seen_and_gone_with_it() -> None:
     assert after <= before + GIB
 
 
-async def test_a_load_that_begins_is_seen_within_three_seconds() -> None:
+async def test_a_new_load_is_seen_within_three_seconds() -> None:
     async with sampler() as one:
         await watch(one, 2)
         with load(1.0):
@@ -125,7 +125,7 @@ async def test_a_load_that_begins_is_seen_within_three_seconds() -> None:
     assert took < 3
 
 
-async def test_a_pass_is_cheap() -> None:
+async def test_a_pass_takes_little_time() -> None:
     async with sampler() as one:
         await watch(one, 3)
         library, cpu, passes = one.library_seconds, time.process_time(), one.passes
@@ -134,13 +134,13 @@ async def test_a_pass_is_cheap() -> None:
         count = one.passes - passes
         in_library = (one.library_seconds - library) / count * 1000
         taken = (time.process_time() - cpu) / count * 1000
-        devices = len(one.latest.found.devices)
+        devices = len(one.latest.node_reading.devices)
 
     say(f"a pass over {devices} devices: {in_library:.2f} ms in NVML, {taken:.2f} ms of CPU in all")
     assert taken - in_library < 5
 
 
-async def test_what_this_gpu_answers_is_plausible() -> None:
+async def test_values_of_this_gpu_are_plausible() -> None:
     async with sampler() as one:
         report = (await watch(one, 2))[-1]
 
@@ -157,7 +157,7 @@ async def test_what_this_gpu_answers_is_plausible() -> None:
             assert 10 < values[Signal.TEMPERATURE] < 110
 
 
-async def test_processes_of_pods_and_of_others_are_told_apart(tmp_path: Path) -> None:
+async def test_processes_of_pods_and_of_the_host_are_distinguished(tmp_path: Path) -> None:
     uid = "0f6b1c2d-0000-4000-8000-00000000000a"
     logs = tmp_path / "logs"
     (logs / f"ml_train-0_{uid}").mkdir(parents=True)
@@ -189,18 +189,18 @@ async def test_processes_of_pods_and_of_others_are_told_apart(tmp_path: Path) ->
     assert (device.foreign.memory_bytes or 0) >= 2 * HELD_GIB * GIB
 
 
-async def test_an_xid_error_is_seen_as_it_happens() -> None:
+async def test_an_xid_error_is_reported_immediately() -> None:
     async with sampler() as one:
         await watch(one, 1)
         started = time.monotonic()
-        told = await run("-m", "tests.agent.gpu_load", "--trespass")
+        result = await run("-m", "tests.agent.gpu_load", "--trespass")
         report = await one.sample()
         while Signal.XID not in report.signals_of(0) and time.monotonic() - started < 20:
             await asyncio.sleep(0.1)
             report = await one.sample()
         took = time.monotonic() - started
 
-    assert "CUDA error" in told.stderr
+    assert "CUDA error" in result.stderr
     xid, verdict = report.signals_of(0)[Signal.XID], report.devices[0].verdict
     say(f"XID {xid:.0f} after {took:.1f} s, {report.devices[0].xid_age_seconds} s old: {verdict}")
     assert xid in BUGS
@@ -208,10 +208,10 @@ async def test_an_xid_error_is_seen_as_it_happens() -> None:
     assert verdict.is_idle is True, "a program's bug says nothing of its card"
 
 
-async def test_the_device_that_a_worker_is_given_is_the_one_that_cuda_means() -> None:
-    told = await run("-m", "agent.device", "--worker-id", "0")
+async def test_the_assigned_device_is_cudas_device_of_that_index() -> None:
+    result = await run("-m", "agent.device", "--worker-id", "0")
     meant = await run("-c", "from tests.agent.gpu_load import Cuda; print(Cuda(0).uuid())")
 
-    assert told.stdout == "cuda:0\n"
+    assert result.stdout == "cuda:0\n"
     assert meant.stdout.startswith("GPU-"), meant.stderr
-    assert meant.stdout.strip() in told.stderr
+    assert meant.stdout.strip() in result.stderr

@@ -33,13 +33,13 @@ async def client(address: Address) -> AsyncIterator[aiohttp.ClientSession]:
         yield client
 
 
-async def test_a_route_answers_with_what_it_is_asked(client: aiohttp.ClientSession) -> None:
+async def test_a_route_receives_the_request_headers(client: aiohttp.ClientSession) -> None:
     async with client.get("/hello?x=1", headers={"Accept": "text/plain"}) as answer:
         assert (answer.status, await answer.text()) == (200, "you accept text/plain")
         assert answer.content_type == "text/plain"
 
 
-async def test_status_and_type_are_the_routes(client: aiohttp.ClientSession) -> None:
+async def test_status_and_content_type_come_from_the_route(client: aiohttp.ClientSession) -> None:
     async with client.get("/json") as answer:
         assert (answer.status, answer.content_type) == (503, "application/json")
         assert await answer.json() == {}
@@ -53,7 +53,7 @@ async def test_a_connection_serves_one_request_after_another(address: Address) -
     writer.close()
 
 
-async def test_requests_that_come_together_are_answered_in_turn(address: Address) -> None:
+async def test_pipelined_requests_are_answered_in_order(address: Address) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
 
@@ -62,7 +62,9 @@ async def test_requests_that_come_together_are_answered_in_turn(address: Address
     writer.close()
 
 
-async def test_a_client_of_the_old_kind_gets_its_answer_and_the_end(address: Address) -> None:
+async def test_an_http_1_0_client_gets_its_response_and_a_closed_connection(
+    address: Address,
+) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET /json HTTP/1.0\r\n\r\n")
 
@@ -70,29 +72,29 @@ async def test_a_client_of_the_old_kind_gets_its_answer_and_the_end(address: Add
     writer.close()
 
 
-async def test_a_large_answer_arrives_whole(client: aiohttp.ClientSession) -> None:
+async def test_a_large_response_arrives_complete(client: aiohttp.ClientSession) -> None:
     async with client.get("/large") as answer:
         assert len(await answer.read()) == 1_000_000
 
 
-async def test_head_has_the_length_and_no_body(client: aiohttp.ClientSession) -> None:
+async def test_a_head_response_has_the_length_and_no_body(client: aiohttp.ClientSession) -> None:
     async with client.head("/large") as answer:
         assert answer.headers["Content-Length"] == "1000000"
         assert await answer.read() == b""
 
 
-async def test_what_is_not_there_says_what_is(client: aiohttp.ClientSession) -> None:
+async def test_an_unknown_path_lists_the_known_paths(client: aiohttp.ClientSession) -> None:
     async with client.get("/nowhere") as answer:
         assert answer.status == 404
         assert "/hello, /json, /large" in await answer.text()
 
 
-async def test_nothing_can_be_changed(client: aiohttp.ClientSession) -> None:
+async def test_only_get_and_head_are_allowed(client: aiohttp.ClientSession) -> None:
     async with client.post("/hello", data=b"x" * 100) as answer:
         assert answer.status == 405
 
 
-async def test_a_fault_of_a_route_is_logged_and_hurts_nobody_else(
+async def test_an_exception_in_a_route_is_logged_and_does_not_affect_other_requests(
     client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -114,7 +116,7 @@ async def test_a_fault_of_a_route_is_logged_and_hurts_nobody_else(
     ],
     ids=["nonsense", "without-host", "too-long", "tls"],
 )
-async def test_what_is_no_http_is_refused_and_the_connection_ends(
+async def test_malformed_http_is_rejected_and_the_connection_closed(
     address: Address, sent: bytes, status: bytes
 ) -> None:
     reader, writer = await asyncio.open_connection(*address)
@@ -127,7 +129,7 @@ async def test_what_is_no_http_is_refused_and_the_connection_ends(
     writer.close()
 
 
-async def test_a_client_that_says_half_of_it_does_not_stay_for_ever(
+async def test_an_incomplete_request_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
@@ -140,7 +142,7 @@ async def test_a_client_that_says_half_of_it_does_not_stay_for_ever(
         writer.close()
 
 
-async def test_a_silent_client_does_not_stay_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "IDLE_SECONDS", 0.1)
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
         reader, writer = await asyncio.open_connection(*address)
@@ -150,10 +152,10 @@ async def test_a_silent_client_does_not_stay_for_ever(monkeypatch: pytest.Monkey
         writer.close()
 
 
-async def test_of_too_many_connections_the_longest_silent_one_gives_way(
+async def test_above_the_connection_limit_the_longest_silent_one_is_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
     async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(30):
         silent, asking = [await asyncio.open_connection(*address) for _ in range(2)]
         for reader, writer in (silent, asking, asking):
@@ -170,7 +172,7 @@ async def test_of_too_many_connections_the_longest_silent_one_gives_way(
             writer.close()
 
 
-async def test_open_connections_end_with_the_server() -> None:
+async def test_open_connections_close_with_the_server() -> None:
     async with serve_http("127.0.0.1", 0, ROUTES) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")

@@ -43,38 +43,38 @@ def run(*arguments: str, **environ: str) -> "subprocess.CompletedProcess[str]":
 
 
 @without_driver
-def test_one_look_without_a_driver_explains_itself_and_exits_with_3() -> None:
-    told = run("--once", IDLEGPU_AGENT_NODE="gpu-7")
+def test_once_without_a_driver_prints_the_problem_and_exits_with_3() -> None:
+    result = run("--once", IDLEGPU_AGENT_NODE="gpu-7")
 
-    assert told.returncode == 3
-    assert "gpu-7, no driver" in told.stdout
-    assert "there is no NVIDIA driver library (libnvidia-ml.so.1)" in told.stdout
-    assert "install the driver" in told.stdout
-    assert told.stderr == ""
+    assert result.returncode == 3
+    assert "gpu-7, no driver" in result.stdout
+    assert "NVIDIA driver library (libnvidia-ml.so.1) is missing" in result.stdout
+    assert "install the driver" in result.stdout
+    assert result.stderr == ""
 
 
-def test_one_look_shows_every_gpu_and_whether_it_is_idle(tmp_path: Path) -> None:
-    told = run("--once", **two_cards(tmp_path), IDLEGPU_AGENT_NODE="gpu-7")
+def test_once_prints_every_gpu_and_whether_it_is_idle(tmp_path: Path) -> None:
+    result = run("--once", **two_cards(tmp_path), IDLEGPU_AGENT_NODE="gpu-7")
 
-    assert told.returncode == 0, told.stderr
-    assert "gpu-7, driver 580.95.05" in told.stdout
-    idle, busy = (line for line in told.stdout.splitlines() if "H100" in line)
+    assert result.returncode == 0, result.stderr
+    assert "gpu-7, driver 580.95.05" in result.stdout
+    idle, busy = (line for line in result.stdout.splitlines() if "H100" in line)
     assert " idle: busy 0%" in idle
     assert " not idle: busy 90%" in busy
 
 
-def test_the_report_of_one_look_is_the_report(tmp_path: Path) -> None:
-    told = run("--json", **two_cards(tmp_path))
+def test_json_prints_the_report(tmp_path: Path) -> None:
+    result = run("--json", **two_cards(tmp_path))
 
-    report = decode(told.stdout.encode())
-    assert told.returncode == 0
+    report = decode(result.stdout.encode())
+    assert result.returncode == 0
     assert [device.model for device in report.devices] == ["NVIDIA H100", "NVIDIA H100"]
     verdicts = [device.verdict for device in report.devices]
     assert [verdict and verdict.is_idle for verdict in verdicts] == [True, False]
     assert report.sequence == 2
 
 
-def test_watching_shows_the_table_again_and_again_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_watch_refreshes_the_table_until_interrupted(tmp_path: Path) -> None:
     quick = {"IDLEGPU_AGENT_PERIOD_SECONDS": "0.25", "COLUMNS": "200", "TERM": "xterm"}
     master, slave = pty.openpty()
     with subprocess.Popen(
@@ -91,7 +91,9 @@ def test_watching_shows_the_table_again_and_again_until_it_is_interrupted(tmp_pa
                 shown += os.read(master, 1 << 16)
         process.send_signal(signal.SIGINT)
         while process.poll() is None and time.monotonic() < deadline:
-            if select.select([master], [], [], 0.1)[0]:  # what it still writes must not hold it up
+            if select.select([master], [], [], 0.1)[
+                0
+            ]:  # drain its output, so that it does not block
                 os.read(master, 1 << 16)
         process.kill()
     os.close(master)
@@ -102,7 +104,7 @@ def test_watching_shows_the_table_again_and_again_until_it_is_interrupted(tmp_pa
 
 
 def two_cards(folder: Path) -> dict[str, str]:
-    """Return what makes a program find an idle card and a busy one."""
+    """Return the environment in which a program finds an idle card and a busy one."""
     driver = FakeDriver(folder)
     driver.has(card(0), card(1, busy=90, used=60 * GIB))
     names = ("FAKE_NVML", "LD_LIBRARY_PATH")
@@ -110,59 +112,59 @@ def two_cards(folder: Path) -> dict[str, str]:
 
 
 @without_driver
-def test_the_report_itself_says_why_nothing_is_seen() -> None:
-    told = run("--json")
+def test_the_json_report_contains_the_problem() -> None:
+    result = run("--json")
 
-    report = decode(told.stdout.encode())
-    assert told.returncode == 3
+    report = decode(result.stdout.encode())
+    assert result.returncode == 3
     assert report.problem is not None
     assert report.problem.code == "LibraryNotFound"
     assert report.devices == ()
 
 
-def test_bad_settings_exit_with_2_and_name_the_setting() -> None:
-    told = run("--once", IDLEGPU_AGENT_PERIOD_SECONDS="0")
+def test_invalid_settings_exit_with_2_and_name_the_setting() -> None:
+    result = run("--once", IDLEGPU_AGENT_PERIOD_SECONDS="0")
 
-    assert told.returncode == 2
-    assert "IDLEGPU_AGENT_PERIOD_SECONDS: 0 is out of bounds" in told.stderr
+    assert result.returncode == 2
+    assert "IDLEGPU_AGENT_PERIOD_SECONDS: 0 is out of bounds" in result.stderr
 
 
-def test_settings_are_checked_and_shown(tmp_path: Path) -> None:
+def test_check_config_prints_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("period_seconds: 2\n")
 
-    told = run("--check-config", str(file))
+    result = run("--check-config", str(file))
 
-    assert told.returncode == 0
-    assert f"{file}: ok" in told.stdout
-    assert "  period_seconds: 2\n" in told.stdout
+    assert result.returncode == 0
+    assert f"{file}: ok" in result.stdout
+    assert "  period_seconds: 2\n" in result.stdout
 
 
-def test_settings_that_cannot_be_used_fail_the_check(tmp_path: Path) -> None:
+def test_check_config_fails_for_invalid_settings(tmp_path: Path) -> None:
     file = tmp_path / "agent.yaml"
     file.write_text("period_seconds: soon\n")
 
-    told = run("--check-config", str(file))
+    result = run("--check-config", str(file))
 
-    assert told.returncode == 2
-    assert "period_seconds: 'soon' is not allowed: must be a number" in told.stderr
-
-
-def test_the_table_of_settings_has_a_row_for_each() -> None:
-    told = run("--settings-table")
-
-    assert told.returncode == 0
-    assert "| `period_seconds` | seconds | `1` | 0.25 to 60 |" in told.stdout
+    assert result.returncode == 2
+    assert "period_seconds: 'soon' is not allowed: must be a number" in result.stderr
 
 
-def test_a_taken_address_is_explained() -> None:
+def test_the_settings_table_has_a_row_for_each_setting() -> None:
+    result = run("--settings-table")
+
+    assert result.returncode == 0
+    assert "| `period_seconds` | seconds | `1` | 0.25 to 60 |" in result.stdout
+
+
+def test_an_address_in_use_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        told = run(IDLEGPU_AGENT_LISTEN=address)
+        result = run(IDLEGPU_AGENT_LISTEN=address)
 
-    assert told.returncode == 1
-    assert f"cannot serve on {address}" in told.stderr
-    assert "IDLEGPU_AGENT_LISTEN" in told.stderr
+    assert result.returncode == 1
+    assert f"cannot serve on {address}" in result.stderr
+    assert "IDLEGPU_AGENT_LISTEN" in result.stderr
 
 
 def count_threads(pid: int) -> int:
@@ -170,7 +172,7 @@ def count_threads(pid: int) -> int:
 
 
 @without_driver
-async def test_it_serves_without_a_driver_until_it_is_told_to_end() -> None:
+async def test_it_serves_without_a_driver_until_sigterm() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {
@@ -193,26 +195,26 @@ async def test_it_serves_without_a_driver_until_it_is_told_to_end() -> None:
                     continue
         threads = count_threads(process.pid)
         process.send_signal(signal.SIGTERM)
-        _, told = await process.communicate()
+        _, result = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
 
     assert process.returncode == 0
     assert threads <= 3, "the loop's, NVML's, and perhaps the one for events; none of numpy's"
-    assert b"cannot start NVML" in told
-    assert b"shutting down" in told
+    assert b"cannot start NVML" in result
+    assert b"shutting down" in result
 
 
-def test_what_reads_settings_does_not_stay_in_memory() -> None:
-    """It takes 11 MiB of the 60 that the agent may take; aiohttp would take 16."""
+def test_settings_libraries_are_not_loaded_while_serving() -> None:
+    """They take 11 MiB of the agent's limit of 60 MiB; aiohttp would take 16 MiB."""
     code = (
         "import sys, agent.__main__, agent.app, agent.nvml; from extender import logs;"
         "print(sorted({'aiohttp', 'pydantic', 'yaml', 'rich', 'multiprocessing', 'grpc'}"
         " & {name.partition('.')[0] for name in sys.modules}))"
     )
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=True
     )
 
-    assert told.stdout.strip() == "[]"
+    assert result.stdout.strip() == "[]"

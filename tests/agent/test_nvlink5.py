@@ -1,6 +1,15 @@
-"""Errors that NVLink 5 counts link by link; the card is a synthetic one."""
+"""Error counters of NVLink 5 per link, on a synthetic card.
+
+No Blackwell card was available, so nothing here is recorded. The answers follow NVIDIA's headers,
+nvidia-ml-py 13.615 and DCGM 4.6: NVLink 5 counts errors in fields 206 to 215, 219 and 221, whose
+scope is a link, and does not support the totals of older generations (38, 45, 52, 59). All other
+answers are those of the recorded H200.
+"""
 
 import contextlib
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pynvml
 import pytest
@@ -8,24 +17,65 @@ import pytest
 from agent.backend import Call, Code, Extra, NvmlError
 from agent.dcgm_names import DcgmCollector
 from agent.exporter import AgentCollector
-from agent.growth import Growth
 from agent.nvlink5 import ERRORS, LINK_COUNTERS, RECOVERIES
 from agent.nvml import Nvml
 from agent.options import Options
+from agent.rates import CounterRates
 from agent.report import Report
 from agent.sampler import Sampler
 from agent.session import Cadence
 from extender.core.readings import Signal
 from extender.sources.dcgm import build_table
-from tests.agent.blackwell import COUNTERS, LINKS, Blackwell
 from tests.agent.replay import Replay, nvml_on
 
 OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=1.0))
 SECONDS = 60.0
-"""Between two passes."""
+"""Time between two passes."""
+LINKS: Final = 18
+COUNTERS: Final = (*range(206, 216), 219, 221)
+
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED = 0, 2, 3
+_UNSIGNED_LONG_LONG: Final = 3
 
 
-def test_the_numbers_are_those_of_the_counters_that_nvml_names() -> None:
+class Blackwell(Replay):
+    """A synthetic card with NVLink 5.
+
+    Attributes:
+        counts: error counters by field and link.
+        broken: NVML codes of links that cannot be read, by link.
+        asked_of_links: number of link fields read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[int, int]] = Counter()
+        self.broken: dict[int, int] = {}
+        self.asked_of_links = 0
+
+    def _nvmlDeviceGetFieldValues(self, _: Any, asked: list[Any]) -> list[Any]:
+        return [self._field(*one) if isinstance(one, tuple) else _none(one) for one in asked]
+
+    def _field(self, field: int, link: int) -> Any:
+        self.asked_of_links += 1
+        if link >= LINKS:
+            return _none(field, _INVALID_ARGUMENT)
+        if link in self.broken:
+            return _none(field, self.broken[link])
+        if field not in COUNTERS:
+            return _none(field)
+        # As in the driver, only the field of the type is valid; others hold garbage.
+        value = SimpleNamespace(ullVal=self.counts[field, link], dVal=1e-188)
+        return SimpleNamespace(
+            fieldId=field, nvmlReturn=_SUCCESS, valueType=_UNSIGNED_LONG_LONG, value=value
+        )
+
+
+def _none(field: int, code: int = _NOT_SUPPORTED) -> Any:
+    return SimpleNamespace(fieldId=field, nvmlReturn=code, valueType=0, value=None)
+
+
+def test_field_ids_match_nvmls_constants() -> None:
     named = {
         getattr(pynvml, name)
         for name in dir(pynvml)
@@ -39,7 +89,7 @@ def test_the_numbers_are_those_of_the_counters_that_nvml_names() -> None:
     assert len({*ERRORS, *RECOVERIES}) == len(LINK_COUNTERS)
 
 
-def test_the_links_of_a_card_are_added_up() -> None:
+def test_counters_of_all_links_are_summed() -> None:
     card = Blackwell()
     card.counts.update({(221, 0): 40, (221, 17): 2, (215, 3): 1})
 
@@ -52,7 +102,7 @@ def test_the_links_of_a_card_are_added_up() -> None:
     assert card.asked_of_links == len(LINK_COUNTERS) * (LINKS + 1), "until there are no more"
 
 
-def test_a_link_that_is_off_counts_nothing() -> None:
+def test_an_inactive_link_adds_nothing() -> None:
     card = Blackwell()
     card.broken = {0: int(Code.NotSupported), 7: int(Code.NotSupported)}
     card.counts.update({(221, 7): 40, (221, 17): 2})
@@ -62,7 +112,7 @@ def test_a_link_that_is_off_counts_nothing() -> None:
     assert values[Extra.NVLINK_SYMBOL_ERRORS] == 2.0
 
 
-def test_a_link_that_cannot_be_read_hides_what_the_others_count() -> None:
+def test_an_unreadable_link_invalidates_the_sum() -> None:
     card = Blackwell()
     card.broken[4] = Code.Unknown
 
@@ -72,7 +122,7 @@ def test_a_link_that_cannot_be_read_hides_what_the_others_count() -> None:
     assert caught.value.code is Code.Unknown
 
 
-def test_a_card_of_an_older_generation_does_not_support_them() -> None:
+def test_an_older_card_does_not_support_the_counters() -> None:
     card = Blackwell()
     card.broken = dict.fromkeys(range(LINKS), int(Code.NotSupported))
 
@@ -83,10 +133,10 @@ def test_a_card_of_an_older_generation_does_not_support_them() -> None:
 
 
 async def passes(card: Replay, *changes: dict[tuple[int, int], int]) -> tuple[Sampler, Report]:
-    """Return what is made of a card after a pass before, and one after each change."""
+    """Make a first pass, and one after each change of the counters; return the last report."""
 
     def clock() -> float:
-        return card.now
+        return float(card.now)
 
     with contextlib.closing(Sampler(Nvml(card), OPTIONS, clock=clock, monotonic=clock)) as sampler:
         report = await sampler.sample()
@@ -98,7 +148,7 @@ async def passes(card: Replay, *changes: dict[tuple[int, int], int]) -> tuple[Sa
     return sampler, report
 
 
-async def test_what_a_card_does_not_support_is_asked_once() -> None:
+async def test_unsupported_counters_are_read_once() -> None:
     card = Blackwell()
     card.broken = dict.fromkeys(range(LINKS), int(Code.NotSupported))
 
@@ -124,7 +174,7 @@ async def test_a_link_that_recovers_excludes_pods_with_several_gpus(field: int) 
 
 
 @pytest.mark.parametrize("field", sorted({*COUNTERS} - {213, 214, 215}))
-async def test_errors_count_as_wrong_checksums_do(field: int) -> None:
+async def test_link_errors_count_like_crc_errors(field: int) -> None:
     _, few = await passes(Blackwell(), {(field, 0): 50 * 60})
     _, many = await passes(Blackwell(), {(field, 0): 80 * 60, (field, 9): 70 * 60})
 
@@ -137,7 +187,7 @@ async def test_errors_count_as_wrong_checksums_do(field: int) -> None:
     )
 
 
-async def test_what_was_counted_before_says_nothing() -> None:
+async def test_errors_before_the_start_do_not_count() -> None:
     card = Blackwell()
     card.counts.update(dict.fromkeys(((field, 2) for field in COUNTERS), 1_000_000))
 
@@ -147,7 +197,7 @@ async def test_what_was_counted_before_says_nothing() -> None:
     assert report.signals[Signal.NVLINK_CRC_RATE] == (0.0,)
 
 
-async def test_they_are_exported_by_names_of_their_own_and_by_those_of_dcgm() -> None:
+async def test_counters_are_exported_under_own_and_dcgm_names() -> None:
     card = Blackwell()
     card.counts.update({(field, 1): field for field in COUNTERS})
     sampler, _ = await passes(card)
@@ -161,10 +211,10 @@ async def test_they_are_exported_by_names_of_their_own_and_by_those_of_dcgm() ->
         assert [sample.value for sample in dcgm[counter.dcgm].samples] == [field]
 
 
-def test_the_extender_takes_dcgms_names_of_them_for_the_same() -> None:
+def test_the_extender_maps_dcgms_names_to_the_same_signals() -> None:
     by_name = {metric.name: metric.signal for metric in build_table()}
 
     for counter in LINK_COUNTERS.values():
-        growth = Growth()
+        growth = CounterRates()
         growth.rates({counter.name: 0.0}, 0.0)
         assert set(growth.rates({counter.name: 60.0}, 60.0)) == {by_name[counter.dcgm]}

@@ -16,7 +16,7 @@ from tests.agent.replay import Replay, nvml_on, refuse
 GIB = 1 << 30
 
 
-def test_a_recorded_card_is_described_as_it_was() -> None:
+def test_a_recorded_card_has_its_recorded_description() -> None:
     card = nvml_on(Replay()).card(0)
 
     assert (card.model, card.index, card.minor) == ("NVIDIA H200", 0, 0)
@@ -51,13 +51,13 @@ def test_a_recorded_card_is_described_as_it_was() -> None:
         (Call.CODECS, {Extra.ENCODER_UTILIZATION: 0.0, Extra.DECODER_UTILIZATION: 0.0}),
     ],
 )
-def test_recorded_answers_come_in_base_units(call: Call, expected: dict[str, float]) -> None:
+def test_recorded_values_are_in_base_units(call: Call, expected: dict[str, float]) -> None:
     replay = Replay()
 
     assert nvml_on(replay).read(call, replay.handle) == expected
 
 
-def test_power_clocks_and_temperature_of_a_loaded_card_come_in_base_units() -> None:
+def test_power_clocks_and_temperature_of_a_loaded_card_are_in_base_units() -> None:
     replay = Replay("full_big_matmul")
     nvml = nvml_on(replay)
     replay.now += 2
@@ -70,7 +70,7 @@ def test_power_clocks_and_temperature_of_a_loaded_card_come_in_base_units() -> N
     }
 
 
-def test_used_memory_excludes_what_the_driver_reserves() -> None:
+def test_used_memory_excludes_reserved_memory() -> None:
     replay = Replay("loaded_but_idle_60GiB")
     replay.now += 2
 
@@ -84,7 +84,7 @@ def test_used_memory_excludes_what_the_driver_reserves() -> None:
     )
 
 
-def test_a_driver_before_510_tells_memory_without_what_is_reserved() -> None:
+def test_a_driver_before_510_reports_no_reserved_memory() -> None:
     replay = Replay(has_memory_v2=False)
     nvml = nvml_on(replay)
 
@@ -97,7 +97,7 @@ def test_a_driver_before_510_tells_memory_without_what_is_reserved() -> None:
     assert replay.asked.count("nvmlDeviceGetMemoryInfo") == asked + 1, "the old call alone"
 
 
-def test_a_started_library_forgets_what_the_driver_before_it_lacked() -> None:
+def test_a_start_resets_the_unsupported_calls() -> None:
     replay = Replay(has_memory_v2=False)
     nvml = nvml_on(replay)
     nvml.read(Call.MEMORY, replay.handle)
@@ -108,7 +108,7 @@ def test_a_started_library_forgets_what_the_driver_before_it_lacked() -> None:
     assert Signal.MEMORY_RESERVED in nvml.read(Call.MEMORY, replay.handle)
 
 
-def test_what_a_card_lacks_is_asked_once_until_the_library_is_started_again() -> None:
+def test_an_unsupported_call_is_made_once_per_start() -> None:
     replay = Replay()
     calls = ("nvmlDeviceGetMigMode", "nvmlDeviceGetMinorNumber", "nvmlGpmQueryDeviceSupport")
     for name in calls:
@@ -125,7 +125,7 @@ def test_what_a_card_lacks_is_asked_once_until_the_library_is_started_again() ->
     assert [replay.asked.count(name) for name in calls] == [2, 2, 2]
 
 
-def test_a_driver_that_knows_the_older_fabric_call_alone_is_asked_for_the_newer_once() -> None:
+def test_an_older_driver_gets_the_newer_fabric_call_once() -> None:
     replay = Replay()
     asked = []
 
@@ -134,7 +134,7 @@ def test_a_driver_that_knows_the_older_fabric_call_alone_is_asked_for_the_newer_
         if asked[-1] == "c_nvmlGpuFabricInfo_v3_t":
             refuse(25)()
 
-    replay._nvmlDeviceGetGpuFabricInfoV = fabric
+    replay.instead["nvmlDeviceGetGpuFabricInfoV"] = fabric
     nvml = nvml_on(replay)
 
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_a_driver_that_knows_the_older_fabric_call_alone_is_asked_for_the_newer_
 
 
 @pytest.mark.parametrize("call", [Call.NVLINKS, Call.SRAM, Call.FIELDS])
-def test_what_the_card_does_not_support_says_so(call: Call) -> None:
+def test_an_unsupported_call_raises_not_supported(call: Call) -> None:
     replay = Replay()
 
     with pytest.raises(NvmlError) as caught:
@@ -154,7 +154,7 @@ def test_what_the_card_does_not_support_says_so(call: Call) -> None:
     assert caught.value.code is Code.NotSupported
 
 
-def test_gpm_tells_nothing_the_first_time_and_then_what_was_between() -> None:
+def test_gpm_needs_two_samples() -> None:
     replay = Replay("duty_60pct")
     nvml = nvml_on(replay)
     card = nvml.card(0)
@@ -167,19 +167,19 @@ def test_gpm_tells_nothing_the_first_time_and_then_what_was_between() -> None:
     assert values[Signal.SM_ACTIVE] == pytest.approx(0.53, abs=0.02)
     assert values[Signal.TENSOR_ACTIVE] == pytest.approx(0.515, abs=0.02)
     assert values[Signal.DRAM_ACTIVE] == pytest.approx(0.10, abs=0.01)
-    assert Extra.PCIE_SENT not in values, "what GPM did not tell is missing"
+    assert Extra.PCIE_SENT not in values, "a value that GPM does not report is missing"
 
 
-def test_gpm_begins_anew_after_a_failure() -> None:
+def test_gpm_starts_over_after_a_failure() -> None:
     replay = Replay("duty_60pct")
     nvml = nvml_on(replay)
     card = nvml.card(0)
     nvml.read_gpm(card, None)
-    replay._nvmlGpmSampleGet = refuse(19)
+    replay.instead["nvmlGpmSampleGet"] = refuse(19)
 
     with pytest.raises(NvmlError, match="nvmlGpmSampleGet"):
         nvml.read_gpm(card, None)
-    del replay._nvmlGpmSampleGet
+    del replay.instead["nvmlGpmSampleGet"]
     replay.now += 1
 
     assert nvml.read_gpm(card, None) == {}
@@ -187,7 +187,7 @@ def test_gpm_begins_anew_after_a_failure() -> None:
     assert Signal.GRAPHICS_ACTIVE in nvml.read_gpm(card, None)
 
 
-def test_a_card_that_is_found_again_goes_on_counting() -> None:
+def test_a_card_that_is_listed_again_keeps_its_gpm_sample() -> None:
     replay = Replay("duty_60pct")
     nvml = nvml_on(replay)
     card = nvml.card(0)
@@ -200,7 +200,7 @@ def test_a_card_that_is_found_again_goes_on_counting() -> None:
     assert Signal.GRAPHICS_ACTIVE in nvml.read_gpm(again, None)
 
 
-def test_a_card_whose_layout_has_changed_starts_to_count_anew() -> None:
+def test_a_layout_change_drops_gpm_samples() -> None:
     replay = Replay("duty_60pct")
     nvml = nvml_on(replay)
     card = nvml.card(0)
@@ -208,12 +208,12 @@ def test_a_card_whose_layout_has_changed_starts_to_count_anew() -> None:
     nvml.read_gpm(card, None)
     replay.now += 1
 
-    replay._nvmlDeviceGetMigMode = lambda _: (1, 1)
+    replay.instead["nvmlDeviceGetMigMode"] = lambda _: (1, 1)
     assert nvml.instances(card) == ()
     assert nvml.read_gpm(card, None) == {}
 
 
-def test_samples_are_read_by_their_type_and_only_new_ones() -> None:
+def test_only_new_samples_are_read_and_by_their_value_type() -> None:
     replay = Replay("full_big_matmul", has_gpm=False)
     nvml = nvml_on(replay)
     card = nvml.card(0)
@@ -228,7 +228,7 @@ def test_samples_are_read_by_their_type_and_only_new_ones() -> None:
     assert nvml.samples(card, samples[-1].at_microseconds) == ()
 
 
-def test_processes_come_with_their_memory_and_their_share_of_time() -> None:
+def test_processes_have_memory_and_utilization() -> None:
     replay = Replay("duty_30pct")
     nvml = nvml_on(replay)
     card = nvml.card(0)
@@ -240,16 +240,18 @@ def test_processes_come_with_their_memory_and_their_share_of_time() -> None:
     assert (rate.pid, rate.utilization_ratio) == (457, 0.28)
 
 
-def test_no_process_did_anything_is_no_error() -> None:
+def test_no_process_utilization_is_not_an_error() -> None:
     replay = Replay("idle")
     nvml = nvml_on(replay)
 
     assert nvml.process_rates(nvml.card(0), 0) == ()
-    replay._nvmlDeviceGetProcessUtilization = refuse(0)  # as pynvml says that there is nothing
+    replay.instead["nvmlDeviceGetProcessUtilization"] = refuse(
+        0
+    )  # how pynvml reports an empty answer
     assert nvml.process_rates(nvml.card(0), 0) == ()
 
 
-def test_a_list_that_grew_while_it_was_asked_is_asked_again() -> None:
+def test_a_list_that_grew_during_the_call_is_read_again() -> None:
     replay = Replay("duty_30pct")
     nvml = nvml_on(replay)
     answers = [refuse(7), replay._nvmlDeviceGetComputeRunningProcesses]
@@ -257,12 +259,12 @@ def test_a_list_that_grew_while_it_was_asked_is_asked_again() -> None:
     def answer(handle: object) -> Any:
         return answers.pop(0)(handle)
 
-    replay._nvmlDeviceGetComputeRunningProcesses = answer
+    replay.instead["nvmlDeviceGetComputeRunningProcesses"] = answer
 
     assert [one.pid for one in nvml.processes(ProcessList.COMPUTE, replay.handle)] == [457]
 
 
-def test_a_driver_before_510_lists_no_processes_and_everything_else_goes_on(
+def test_a_driver_before_510_lists_no_processes_but_other_reads_work(
     tmp_path: Path,
 ) -> None:
     driver = FakeDriver(tmp_path)  # has no nvmlDeviceGetComputeRunningProcesses_v3
@@ -272,7 +274,7 @@ def test_a_driver_before_510_lists_no_processes_and_everything_else_goes_on(
     code += "try: it.processes(ProcessList.COMPUTE, one.handle)\n"
     code += "except NvmlError as error: print(error.code.name)"
 
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env=driver.environment,
         capture_output=True,
@@ -280,28 +282,32 @@ def test_a_driver_before_510_lists_no_processes_and_everything_else_goes_on(
         check=True,
     )
 
-    assert "0.4" in told.stdout
-    assert told.stdout.endswith("FunctionNotFound\n")
+    assert "0.4" in result.stdout
+    assert result.stdout.endswith("FunctionNotFound\n")
 
 
-def test_memory_of_a_process_that_the_driver_does_not_tell_is_unknown() -> None:
+def test_unreported_process_memory_is_unknown() -> None:
     replay = Replay()
     line = SimpleNamespace(pid=5, usedGpuMemory=None, gpuInstanceId=3)
-    replay._nvmlDeviceGetComputeRunningProcesses = lambda _: [line]
+    replay.instead["nvmlDeviceGetComputeRunningProcesses"] = lambda _: [line]
 
     (process,) = nvml_on(replay).processes(ProcessList.COMPUTE, replay.handle)
 
     assert (process.memory_bytes, process.gpu_instance_id) == (None, 3)
 
 
-def test_field_values_that_failed_one_by_one_are_missing() -> None:
+def test_failed_field_values_are_missing() -> None:
     replay = Replay()
 
     def field(number: int, value: int, failed: int = 0) -> Any:
         union = SimpleNamespace(uiVal=value, dVal=-1.0)
         return SimpleNamespace(fieldId=number, nvmlReturn=failed, valueType=1, value=union)
 
-    replay._nvmlDeviceGetFieldValues = lambda _, __: [field(82, 45), field(230, 1), field(4, 9, 3)]
+    replay.instead["nvmlDeviceGetFieldValues"] = lambda _, __: [
+        field(82, 45),
+        field(230, 1),
+        field(4, 9, 3),
+    ]
 
     assert nvml_on(replay).read(Call.FIELDS, replay.handle) == {
         Signal.MEMORY_TEMPERATURE: 45.0,
@@ -312,16 +318,14 @@ def test_field_values_that_failed_one_by_one_are_missing() -> None:
 @pytest.mark.parametrize(
     ("state", "status", "expected"), [(3, 0, 3.0), (3, 999, 4.0), (2, 0, 2.0), (1, 0, 1.0)]
 )
-def test_a_fabric_that_was_set_up_with_an_error_has_failed(
-    state: int, status: int, expected: float
-) -> None:
+def test_a_fabric_with_an_error_status_has_failed(state: int, status: int, expected: float) -> None:
     replay = Replay()
 
     def fabric(_: object, reference: Any) -> None:
         info = reference._obj
         info.state, info.status, info.healthSummary = state, status, 2
 
-    replay._nvmlDeviceGetGpuFabricInfoV = fabric
+    replay.instead["nvmlDeviceGetGpuFabricInfoV"] = fabric
 
     assert nvml_on(replay).read(Call.FABRIC, replay.handle) == {
         Signal.FABRIC_MANAGER_STATUS: expected,
@@ -329,24 +333,26 @@ def test_a_fabric_that_was_set_up_with_an_error_has_failed(
     }
 
 
-def test_links_that_are_up_are_counted_up_to_the_last() -> None:
+def test_active_links_are_counted() -> None:
     replay = Replay()
     states = [1, 0, 1]
-    replay._nvmlDeviceGetNvLinkState = lambda _, link: (
+    replay.instead["nvmlDeviceGetNvLinkState"] = lambda _, link: (
         states[link] if link < len(states) else refuse(2)()
     )
 
     assert nvml_on(replay).read(Call.NVLINKS, replay.handle) == {Extra.NVLINKS_UP: 2.0}
 
 
-def test_numa_node_and_peers_are_found(tmp_path: Path) -> None:
+def test_topology_has_numa_node_and_nvlink_peers(tmp_path: Path) -> None:
     replay = Replay()
     folder = tmp_path / "0000:00:06.0"
     folder.mkdir()
     (folder / "numa_node").write_text("1\n")
     buses = {0: "00000000:00:06.0", 1: "00000000:C6:00.0"}
-    replay._nvmlDeviceGetNvLinkState = lambda _, link: 1 if link in buses else refuse(2)()
-    replay._nvmlDeviceGetNvLinkRemotePciInfo = lambda _, link: SimpleNamespace(busId=buses[link])
+    replay.instead["nvmlDeviceGetNvLinkState"] = lambda _, link: 1 if link in buses else refuse(2)()
+    replay.instead["nvmlDeviceGetNvLinkRemotePciInfo"] = lambda _, link: SimpleNamespace(
+        busId=buses[link]
+    )
     nvml = nvml_on(replay, tmp_path)
     card = nvml.card(0)
 
@@ -355,7 +361,7 @@ def test_numa_node_and_peers_are_found(tmp_path: Path) -> None:
     assert (topology.numa_node, topology.nvlink_peers) == (1, (card.uuid, "switch"))
 
 
-def test_a_numa_node_of_a_virtual_machine_is_unknown(tmp_path: Path) -> None:
+def test_the_numa_node_of_a_virtual_machine_is_unknown(tmp_path: Path) -> None:
     folder = tmp_path / "0000:00:06.0"
     folder.mkdir()
     (folder / "numa_node").write_text("-1\n")
@@ -366,9 +372,9 @@ def test_a_numa_node_of_a_virtual_machine_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [1, 4, 9, 15, 16, 17, 18, 999, 12345])
-def test_errors_keep_their_meaning_on_the_way(code: int) -> None:
+def test_nvml_errors_keep_code_and_text(code: int) -> None:
     replay = Replay()
-    replay._nvmlDeviceGetPowerUsage = refuse(code)
+    replay.instead["nvmlDeviceGetPowerUsage"] = refuse(code)
 
     with pytest.raises(NvmlError) as caught:
         nvml_on(replay).read(Call.POWER, replay.handle)
@@ -378,7 +384,7 @@ def test_errors_keep_their_meaning_on_the_way(code: int) -> None:
     assert caught.value.call == "nvmlDeviceGetPowerUsage"
 
 
-def test_the_real_library_without_a_driver_says_that_there_is_none() -> None:
+def test_the_real_library_without_a_driver_raises_library_not_found() -> None:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -390,3 +396,22 @@ def test_the_real_library_without_a_driver_says_that_there_is_none() -> None:
         Nvml().start()
 
     assert caught.value.code is Code.LibraryNotFound
+
+
+def test_stop_undoes_every_successful_start() -> None:
+    calls: list[str] = []
+    module = SimpleNamespace(
+        nvmlInit=lambda: calls.append("init"),
+        nvmlShutdown=lambda: calls.append("shutdown"),
+        NVMLError=type("NVMLError", (Exception,), {}),
+        NVMLLibraryMismatchError=type("NVMLLibraryMismatchError", (Exception,), {}),
+    )
+    nvml = Nvml(module)
+
+    nvml.start()  # abandoned by the worker, but successful
+    nvml.start()
+    nvml.stop()
+    nvml.start()
+    nvml.stop()
+
+    assert calls == ["init", "init", "shutdown", "shutdown", "init", "shutdown"]

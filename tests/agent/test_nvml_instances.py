@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.backend import NvmlError
-from agent.nvml_gpm import GpmMeter
+from agent.nvml import GpmMeter
 from tests.agent.replay import Replay, nvml_on, refuse
 
 
@@ -13,14 +13,14 @@ def mig_replay() -> Replay:
     replay = Replay()
     handles = {0: "first", 2: "second"}
     names = {"first": "MIG 3g.71gb", "second": "MIG 1c.2g.35gb"}
-    replay._nvmlDeviceGetMigMode = lambda _: (1, 1)
-    replay._nvmlDeviceGetMaxMigDeviceCount = lambda _: 7
-    replay._nvmlDeviceGetMigDeviceHandleByIndex = lambda _, index: (
+    replay.instead["nvmlDeviceGetMigMode"] = lambda _: (1, 1)
+    replay.instead["nvmlDeviceGetMaxMigDeviceCount"] = lambda _: 7
+    replay.instead["nvmlDeviceGetMigDeviceHandleByIndex"] = lambda _, index: (
         handles[index] if index in handles else refuse(6 if index < 4 else 2)()
     )
-    replay._nvmlDeviceGetName = lambda handle: f"NVIDIA H200 {names[handle]}"
-    replay._nvmlDeviceGetUUID = lambda handle: f"MIG-{handle}"
-    replay._nvmlDeviceGetGpuInstanceId = lambda handle: {"first": 1, "second": 5}[handle]
+    replay.instead["nvmlDeviceGetName"] = lambda handle: f"NVIDIA H200 {names[handle]}"
+    replay.instead["nvmlDeviceGetUUID"] = lambda handle: f"MIG-{handle}"
+    replay.instead["nvmlDeviceGetGpuInstanceId"] = lambda handle: {"first": 1, "second": 5}[handle]
     return replay
 
 
@@ -41,7 +41,7 @@ def test_a_card_without_mig_has_no_instances() -> None:
     nvml = nvml_on(replay)
 
     assert nvml.instances(nvml.card(0)) is None
-    replay._nvmlDeviceGetMigMode = refuse(3)
+    replay.instead["nvmlDeviceGetMigMode"] = refuse(3)
     assert nvml.instances(nvml.card(0)) is None
 
 
@@ -51,14 +51,14 @@ def event(handle: Any, xid: int, instance: int = 0xFFFFFFFF, kind: int = 8) -> A
 
 def test_an_xid_names_its_card_even_when_the_card_is_lost() -> None:
     replay = Replay()
-    replay._nvmlEventSetCreate = lambda: "set"
-    replay._nvmlDeviceRegisterEvents = lambda *_: None
+    replay.instead["nvmlEventSetCreate"] = lambda: "set"
+    replay.instead["nvmlDeviceRegisterEvents"] = lambda *_: None
     nvml = nvml_on(replay)
     card = nvml.card(0)
     source = nvml.events(card)
-    again = ctypes.cast(replay.handle, type(replay.handle))  # a handle of its own, same address
-    replay._nvmlEventSetWait_v2 = lambda *_: event(again, 79)
-    replay._nvmlDeviceGetUUID = refuse(15)
+    again = ctypes.cast(replay.handle, type(replay.handle))  # another handle with the same address
+    replay.instead["nvmlEventSetWait_v2"] = lambda *_: event(again, 79)
+    replay.instead["nvmlDeviceGetUUID"] = refuse(15)
 
     found = source.wait(1.0)
 
@@ -66,26 +66,26 @@ def test_an_xid_names_its_card_even_when_the_card_is_lost() -> None:
     assert (found.uuid, found.xid, found.gpu_instance_id) == (card.uuid, 79, None)
 
 
-def test_waiting_in_vain_is_no_event_and_other_events_are_none() -> None:
+def test_a_timeout_and_other_event_types_return_none() -> None:
     replay = Replay()
-    replay._nvmlEventSetCreate = lambda: "set"
-    replay._nvmlDeviceRegisterEvents = lambda *_: None
+    replay.instead["nvmlEventSetCreate"] = lambda: "set"
+    replay.instead["nvmlDeviceRegisterEvents"] = lambda *_: None
     nvml = nvml_on(replay)
     source = nvml.events(nvml.card(0))
-    replay._nvmlEventSetWait_v2 = refuse(10)
+    replay.instead["nvmlEventSetWait_v2"] = refuse(10)
     assert source.wait(0.0) is None
 
-    replay._nvmlEventSetWait_v2 = lambda *_: event(replay.handle, 1, kind=4)
+    replay.instead["nvmlEventSetWait_v2"] = lambda *_: event(replay.handle, 1, kind=4)
     assert source.wait(0.0) is None
 
 
-def test_an_xid_of_an_instance_names_it() -> None:
+def test_an_xid_of_an_instance_has_its_id() -> None:
     replay = Replay()
-    replay._nvmlEventSetCreate = lambda: "set"
-    replay._nvmlDeviceRegisterEvents = lambda *_: None
+    replay.instead["nvmlEventSetCreate"] = lambda: "set"
+    replay.instead["nvmlDeviceRegisterEvents"] = lambda *_: None
     nvml = nvml_on(replay)
     source = nvml.events(nvml.card(0))
-    replay._nvmlEventSetWait_v2 = lambda *_: event(replay.handle, 43, instance=5)
+    replay.instead["nvmlEventSetWait_v2"] = lambda *_: event(replay.handle, 43, instance=5)
 
     found = source.wait(0.0)
 
@@ -94,12 +94,12 @@ def test_an_xid_of_an_instance_names_it() -> None:
 
 
 @pytest.mark.parametrize("code", [3, 15, 999])
-def test_a_card_that_cannot_be_registered_leaves_no_event_set(code: int) -> None:
+def test_a_failed_registration_frees_the_event_set(code: int) -> None:
     freed: list[object] = []
     replay = Replay()
-    replay._nvmlEventSetCreate = lambda: "set"
-    replay._nvmlEventSetFree = freed.append
-    replay._nvmlDeviceRegisterEvents = refuse(code)
+    replay.instead["nvmlEventSetCreate"] = lambda: "set"
+    replay.instead["nvmlEventSetFree"] = freed.append
+    replay.instead["nvmlDeviceRegisterEvents"] = refuse(code)
     nvml = nvml_on(replay)
 
     with pytest.raises(NvmlError):
@@ -108,16 +108,17 @@ def test_a_card_that_cannot_be_registered_leaves_no_event_set(code: int) -> None
     assert freed == ["set"]
 
 
-def test_a_gpm_sample_that_cannot_be_taken_leaves_no_memory_behind() -> None:
+def test_a_failed_gpm_sample_leaks_no_memory() -> None:
     replay = Replay()
-    taken, freed = iter("abcd"), []
-    replay._nvmlGpmSampleAlloc = lambda: next(taken)
-    replay._nvmlGpmSampleFree = freed.append
-    replay._nvmlGpmSampleGet = lambda *_: None
+    taken = iter("abcd")
+    freed: list[str] = []
+    replay.instead["nvmlGpmSampleAlloc"] = lambda: next(taken)
+    replay.instead["nvmlGpmSampleFree"] = freed.append
+    replay.instead["nvmlGpmSampleGet"] = lambda *_: None
     meter = GpmMeter(nvml_on(replay)._nvml, replay.handle, None)
     assert meter.read() == {}
 
-    replay._nvmlGpmSampleGet = refuse(999)
+    replay.instead["nvmlGpmSampleGet"] = refuse(999)
     for _ in range(2):
         with pytest.raises(NvmlError):
             meter.read()
@@ -126,7 +127,7 @@ def test_a_gpm_sample_that_cannot_be_taken_leaves_no_memory_behind() -> None:
     assert sorted(freed) == ["a", "b"]
 
 
-def test_a_card_without_a_newer_call_does_not_take_it_from_the_others() -> None:
+def test_a_call_unsupported_by_one_card_is_still_made_for_others() -> None:
     replay = Replay()
     library = nvml_on(replay)._nvml
 
@@ -136,7 +137,7 @@ def test_a_card_without_a_newer_call_does_not_take_it_from_the_others() -> None:
                 raise NvmlError("new", code)
             return "newer"
 
-        return library.newest("new", newer, lambda: "older")
+        return str(library.call_with_fallback("new", newer, lambda: "older"))
 
-    assert [ask(3), ask(None)] == ["older", "newer"]  # not supported: by this card
-    assert [ask(13), ask(None)] == ["older", "older"]  # not in the driver: by none
+    assert [ask(3), ask(None)] == ["older", "newer"]  # NotSupported: this card only
+    assert [ask(13), ask(None)] == ["older", "older"]  # FunctionNotFound: all cards

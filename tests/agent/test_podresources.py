@@ -14,9 +14,9 @@ import pytest
 from grpc_tools import protoc
 
 from agent.podresources import (
+    AllocatableDevice,
     Allocation,
     DeviceClaim,
-    Offer,
     PodResourcesClient,
     PodResourcesError,
 )
@@ -44,10 +44,10 @@ async def asking(path: Path, *, deadline_seconds: float = 30) -> AsyncIterator[P
         yield client
     finally:
         client.close()
-        await asyncio.sleep(0)  # a closed transport goes with the loop's next round
+        await asyncio.sleep(0)  # a closed transport is released in the next loop iteration
 
 
-async def test_every_container_says_which_devices_and_shares_it_holds(
+async def test_allocations_list_devices_and_shares_of_every_container(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     kubelet.pods = [
@@ -71,7 +71,7 @@ async def test_every_container_says_which_devices_and_shares_it_holds(
     assert held[2].resource == "nvidia.com/gpu.shared"
 
 
-async def test_a_resource_claim_says_driver_pool_and_device(
+async def test_a_resource_claim_has_driver_pool_and_device(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     claimed = container("main") | {
@@ -114,7 +114,7 @@ async def test_a_resource_claim_says_driver_pool_and_device(
     )
 
 
-async def test_what_may_be_handed_out_comes_with_its_numa_nodes(
+async def test_allocatable_devices_have_numa_nodes(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     kubelet.allocatable = [
@@ -127,20 +127,20 @@ async def test_what_may_be_handed_out_comes_with_its_numa_nodes(
     ]
 
     assert await client.allocatable() == (
-        Offer(resource="nvidia.com/gpu", device_id="GPU-1::0"),
-        Offer(resource="nvidia.com/gpu", device_id="GPU-1::1"),
-        Offer(resource="nvidia.com/gpu", device_id="GPU-2::0", numa_nodes=(0, 1)),
+        AllocatableDevice(resource="nvidia.com/gpu", device_id="GPU-1::0"),
+        AllocatableDevice(resource="nvidia.com/gpu", device_id="GPU-1::1"),
+        AllocatableDevice(resource="nvidia.com/gpu", device_id="GPU-2::0", numa_nodes=(0, 1)),
     )
 
 
-async def test_an_absent_socket_says_what_to_mount(tmp_path: Path) -> None:
+async def test_a_missing_socket_names_the_directory_to_mount(tmp_path: Path) -> None:
     client = PodResourcesClient(tmp_path / "absent.sock")
 
     with pytest.raises(PodResourcesError, match=r"absent\.sock.*No such file.*mounted\?"):
         await client.list()
 
 
-async def test_a_socket_that_nobody_serves_is_refused(tmp_path: Path) -> None:
+async def test_a_socket_without_server_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "left.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -149,7 +149,7 @@ async def test_a_socket_that_nobody_serves_is_refused(tmp_path: Path) -> None:
         await PodResourcesClient(path).list()
 
 
-async def test_a_kubelet_that_came_back_is_asked_over_its_new_socket(
+async def test_a_restarted_kubelet_is_called_over_its_new_socket(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     kubelet.pods = [pod("first", container("main", "GPU-1"))]
@@ -164,7 +164,7 @@ async def test_a_kubelet_that_came_back_is_asked_over_its_new_socket(
     assert [one.pod for one in await client.list()] == ["second"]
 
 
-async def test_a_kubelet_that_does_not_answer_is_given_up_and_asked_again(
+async def test_a_call_without_answer_times_out_and_the_next_one_works(
     kubelet: FakeKubelet,
 ) -> None:
     kubelet.before = kubelet.wait_until_released
@@ -185,7 +185,7 @@ async def test_a_kubelet_that_does_not_answer_is_given_up_and_asked_again(
         pytest.param(grpc.StatusCode.INTERNAL, "internal: no", id="fault"),
     ],
 )
-async def test_a_refusal_keeps_the_kubelets_words(
+async def test_a_grpc_error_keeps_the_kubelets_message(
     kubelet: FakeKubelet, client: PodResourcesClient, status: grpc.StatusCode, said: str
 ) -> None:
     kubelet.before = lambda context: context.abort(status, "no")
@@ -197,7 +197,7 @@ async def test_a_refusal_keeps_the_kubelets_words(
     assert await client.allocatable() == ()
 
 
-async def test_an_answer_of_megabytes_is_read(
+async def test_an_answer_of_megabytes_is_decoded(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     kubelet.pods = [
@@ -210,9 +210,9 @@ async def test_an_answer_of_megabytes_is_read(
     assert held[-1].pod == "pod-019999"
 
 
-async def test_an_answer_beyond_all_sense_is_refused(kubelet: FakeKubelet) -> None:
+async def test_an_answer_above_the_size_limit_is_rejected(kubelet: FakeKubelet) -> None:
     kubelet.pods = [pod("wide", container("main", "GPU-1" * 1_000))]
-    client = PodResourcesClient(kubelet.socket, deadline_seconds=30, largest_answer_bytes=4_096)
+    client = PodResourcesClient(kubelet.socket, deadline_seconds=30, max_answer_bytes=4_096)
 
     with pytest.raises(PodResourcesError, match="at most 4096 are read"):
         await client.list()
@@ -246,7 +246,7 @@ def a_web_page(connection: h2.connection.H2Connection, stream: int) -> None:
 
 
 def silence(connection: h2.connection.H2Connection, stream: int) -> None:
-    """Hang up without a word."""
+    """Close the connection without an answer."""
 
 
 COMPLETE = (not_a_message, compressed, a_web_page)
@@ -256,9 +256,9 @@ COMPLETE = (not_a_message, compressed, a_web_page)
 def one_answer(
     path: Path, answer: Callable[[h2.connection.H2Connection, int], None]
 ) -> Iterator[None]:
-    """Serve one HTTP/2 connection and give `answer` to its first question.
+    """Serve one HTTP/2 connection and send `answer` to its first request.
 
-    Then hang up: at once, or when the client has read a complete answer and does.
+    Then close: at once, or after the client has read a complete answer and closed.
     """
 
     def serve() -> None:
@@ -286,7 +286,7 @@ def one_answer(
 
 
 @pytest.mark.parametrize("answer", [half_an_answer, not_a_message, compressed, a_web_page, silence])
-async def test_a_broken_answer_is_a_clear_error(
+async def test_a_malformed_answer_is_a_clear_error(
     tmp_path: Path, answer: Callable[[h2.connection.H2Connection, int], None]
 ) -> None:
     with one_answer(tmp_path / "kubelet.sock", answer):
@@ -295,20 +295,20 @@ async def test_a_broken_answer_is_a_clear_error(
                 await client.list()
 
 
-async def test_a_kubelet_that_dies_while_it_is_asked_is_a_clear_error(
+async def test_a_kubelet_that_dies_during_a_call_is_a_clear_error(
     kubelet: FakeKubelet, client: PodResourcesClient
 ) -> None:
     kubelet.before = lambda _: threading.Thread(target=kubelet.stop).start()
 
     async def ask_until_it_is_gone() -> None:
-        while True:  # the server may still have got its answer out
+        while True:  # the server may still have sent its answer
             await client.list()
 
     with pytest.raises(PodResourcesError):
         await ask_until_it_is_gone()
 
 
-def test_the_compiled_messages_are_those_of_the_proto_beside_them(tmp_path: Path) -> None:
+def test_the_compiled_messages_match_the_proto_file(tmp_path: Path) -> None:
     arguments = ["protoc", f"-I{ROOT}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     assert protoc.main([*arguments, "agent/podresources_v1.proto"]) == 0
 

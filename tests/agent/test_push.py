@@ -1,4 +1,4 @@
-"""The agent's side of the connection, against an extender that does what a test says."""
+"""The agent's side of the connection, against a scripted extender."""
 
 import asyncio
 import contextlib
@@ -15,12 +15,11 @@ import pytest
 
 from agent.foreign import Threshold
 from agent.options import Options, ReportOptions
-from agent.push import Pusher
+from agent.push import Pusher, ReportLink
+from agent.push_digest import DigestBuilder
 from agent.push_handshake import expiry_of, read_token
-from agent.push_link import ReportLink
-from agent.push_news import Digests
 from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
-from agent.sampler import Latest
+from agent.sampler import LatestReport
 from extender.core.policy import Thresholds
 from simulation.agents import SimulatedAgent
 from simulation.devices import Load
@@ -39,19 +38,24 @@ GRANTED = (
 
 @dataclass
 class Extender:
-    """Takes connections.
+    """A scripted extender that accepts connections.
 
     Attributes:
-        answer: to each request.
+        answer: response to each request.
         requests: heads of the requests.
-        updates: what was said, by connection.
+        updates: updates received, by connection.
         writers: the connections.
-        is_reading: what is sent is read.
+        is_reading: whether it reads from the connections.
     """
 
     answer: bytes = GRANTED
     requests: list[str] = field(default_factory=list)
     updates: list[list[Update]] = field(default_factory=list)
+
+    def has_said(self, count: int) -> bool:
+        """Return whether the first connection has carried `count` updates."""
+        return len(self.updates[0]) == count
+
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
     is_reading: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
@@ -90,7 +94,7 @@ async def extender() -> AsyncIterator[Extender]:
 
 @dataclass
 class Running:
-    """An agent that reports."""
+    """An agent that pushes reports."""
 
     agent: SimulatedAgent
     pusher: Pusher
@@ -149,7 +153,7 @@ async def test_the_token_is_sent_and_the_first_report_follows(tmp_path: Path) ->
         assert it.updates[0][0].layout is not None
 
 
-async def test_only_news_is_told_between_heartbeats(tmp_path: Path) -> None:
+async def test_only_news_is_sent_between_heartbeats(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         for _ in range(5):
@@ -161,15 +165,15 @@ async def test_only_news_is_told_between_heartbeats(tmp_path: Path) -> None:
         running.look()
         await eventually(lambda: len(it.updates[0]) == 2)
         assert it.updates[0][1].is_news
-        for count in (3, 4):  # more readings of use that is nobody's
+        for count in (3, 4):  # further readings of foreign use
             running.look()
-            await eventually(lambda count=count: len(it.updates[0]) == count)
+            await eventually(partial(it.has_said, count))
         running.look()
         await asyncio.sleep(0.05)
         assert len(it.updates[0]) == 4
 
 
-async def test_foreign_use_is_told_again_when_it_comes_and_goes_whoever_holds_the_device(
+async def test_foreign_use_is_confirmed_when_it_begins_and_ends(
     tmp_path: Path,
 ) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
@@ -177,16 +181,16 @@ async def test_foreign_use_is_told_again_when_it_comes_and_goes_whoever_holds_th
         running.look()
         await eventually(lambda: it.updates and it.updates[0])
 
-        told = len(it.updates[0])
+        reported = len(it.updates[0])
         for use in (Load(utilization=0.8, memory_bytes=20 * GIB), None):
             running.fleet.set_foreign("gpu-1", 0, use)
             for _ in range(3):
-                told += 1
+                reported += 1
                 running.look()
-                await eventually(lambda told=told: len(it.updates[0]) == told)
+                await eventually(partial(it.has_said, reported))
 
 
-async def test_heartbeats_come_where_nothing_changes(tmp_path: Path) -> None:
+async def test_heartbeats_are_sent_without_changes(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.05) as running:
         await eventually(lambda: it.updates and it.updates[0])
         await asyncio.sleep(0.1)
@@ -196,7 +200,7 @@ async def test_heartbeats_come_where_nothing_changes(tmp_path: Path) -> None:
         assert not it.updates[0][1].is_news
 
 
-async def test_what_could_not_be_sent_is_not_kept_but_for_the_latest(tmp_path: Path) -> None:
+async def test_after_a_blocked_send_only_the_latest_report_is_sent(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.0) as running:
         await eventually(lambda: it.updates and it.updates[0])
         it.is_reading.clear()
@@ -209,11 +213,11 @@ async def test_what_could_not_be_sent_is_not_kept_but_for_the_latest(tmp_path: P
         last = running.look().at
         await eventually(lambda: it.updates[0][-1].at >= last)
 
-        assert sent < 2000  # most of the others never left, nor wait anywhere
+        assert sent < 2000  # most others were neither sent nor queued
         assert len(it.updates[0]) <= sent + 3
 
 
-async def test_a_lost_connection_is_opened_anew_with_everything_said_again(tmp_path: Path) -> None:
+async def test_a_reopened_connection_starts_with_a_complete_update(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         it.writers[0].transport.abort()
@@ -227,22 +231,24 @@ async def test_a_lost_connection_is_opened_anew_with_everything_said_again(tmp_p
         assert counts(running.pusher)["failed"] >= 1
 
 
-def test_agents_that_lost_a_replica_together_do_not_come_back_together() -> None:
+def test_reconnect_delays_are_spread_out() -> None:
     options = ReportOptions(reconnect_seconds=1.0, max_backoff_seconds=30.0)
-    digests = Digests(options, Thresholds(), Threshold())
-    agents = [ReportLink(("127.0.0.1", 1), Latest(), digests, options) for _ in range(500)]
+    digest_builder = DigestBuilder(options, Thresholds(), Threshold())
+    agents = [
+        ReportLink(("127.0.0.1", 1), LatestReport(), digest_builder, options) for _ in range(500)
+    ]
 
     for failures, longest in ((1, 1.0), (3, 4.0), (9, 30.0)):
         for agent in agents:
-            agent._in_a_row = failures
-        pauses = sorted(agent._pause_seconds() for agent in agents)
+            agent._consecutive_failures = failures
+        pauses = sorted(agent._backoff_seconds() for agent in agents)
 
         assert 0.1 * longest <= pauses[0] < 0.2 * longest
         assert 0.9 * longest < pauses[-1] <= longest
         assert max(b - a for a, b in pairwise(pauses)) < 0.1 * longest, "spread over the time"
 
 
-async def test_the_token_is_read_anew_for_each_connection(tmp_path: Path) -> None:
+async def test_the_token_is_read_for_each_connection(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, text="one") as running:
         await eventually(lambda: it.updates and it.updates[0])
         (tmp_path / "token").write_text("two")
@@ -265,10 +271,10 @@ async def test_a_refusal_is_logged_with_the_extenders_reason(
                 assert counts(running.pusher)["refused"] >= 2
 
     causes = [record.cause for record in caplog.records if hasattr(record, "cause")]
-    assert causes == ["status 403: not you, pal"]  # once, however often
+    assert causes == ["status 403: not you, pal"]  # logged once for all attempts
 
 
-async def test_last_words_are_a_reason(tmp_path: Path) -> None:
+async def test_a_farewell_is_logged_as_the_reason(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         (link,) = running.pusher.links.values()
@@ -280,7 +286,7 @@ async def test_last_words_are_a_reason(tmp_path: Path) -> None:
         assert link.refusals == 1
 
 
-async def test_no_token_crosses_the_network_in_the_clear_unless_that_is_allowed(
+async def test_no_token_is_sent_without_tls_unless_allowed(
     tmp_path: Path,
 ) -> None:
     async with reporting(9, tmp_path, host="192.0.2.1") as running:
@@ -291,7 +297,7 @@ async def test_no_token_crosses_the_network_in_the_clear_unless_that_is_allowed(
         assert "set reports.ca_file, or reports.allow_plain" in link.problem
 
 
-async def test_without_a_token_the_file_is_named(tmp_path: Path) -> None:
+async def test_a_missing_token_names_the_file(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, text="") as running:
         await eventually(lambda: running.pusher.links)
         (link,) = running.pusher.links.values()
@@ -300,20 +306,20 @@ async def test_without_a_token_the_file_is_named(tmp_path: Path) -> None:
         assert it.requests == []
 
 
-async def test_a_replica_that_is_gone_from_the_service_is_forgotten(tmp_path: Path) -> None:
+async def test_a_replica_removed_from_the_service_is_disconnected(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
 
-        async def nobody() -> set[tuple[str, int]]:
+        async def no_addresses() -> set[tuple[str, int]]:
             return set()
 
-        running.pusher._addresses = nobody  # type: ignore[method-assign] # as DNS would say
+        running.pusher._addresses = no_addresses  # type: ignore[method-assign] # as after a DNS change
         await eventually(lambda: not running.pusher.links)
 
-        assert counts(running.pusher)["sent"] == 1  # what was counted stays
+        assert counts(running.pusher)["sent"] == 1  # counts of closed links remain
 
 
-def test_a_token_says_when_it_expires(tmp_path: Path) -> None:
+def test_the_expiry_is_read_from_the_token(tmp_path: Path) -> None:
     at = time.time() + 600
     path = tmp_path / "token"
     path.write_text(token("n", expires_at=at) + "\n")
@@ -324,7 +330,7 @@ def test_a_token_says_when_it_expires(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "two words", "x" * 20_000, "\x00"])
-def test_what_is_no_token_is_not_sent(tmp_path: Path, content: str) -> None:
+def test_an_invalid_token_is_not_sent(tmp_path: Path, content: str) -> None:
     path = tmp_path / "token"
     path.write_text(content)
 

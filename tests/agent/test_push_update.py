@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from agent.push_news import Digest
-from agent.push_update import MEAN_SECONDS, SHARES_SECONDS, Updates
+from agent.push_digest import Digest
+from agent.push_update import MEAN_SECONDS, SHARES_SECONDS, UpdateBuilder
 from agent.report import (
     AGE,
     MEAN,
     MEAN_SQUARE,
+    XID_AGE,
     Device,
     Place,
     Process,
@@ -33,8 +34,8 @@ def report(at: float = 0.0, **device: Any) -> Report:
     )
 
 
-def make(updates: Updates, said: Report, digest: Digest | None = None) -> Update:
-    return updates.make(said, digest or Digest(), is_news=False, sent_at=said.at)
+def make(updates: UpdateBuilder, said: Report, digest: Digest | None = None) -> Update:
+    return updates.build(said, digest or Digest(), is_news=False, sent_at=said.at)
 
 
 def row(update: Update, names: tuple[str, ...], name: str) -> float:
@@ -47,8 +48,8 @@ def names_of(update: Update) -> tuple[str, ...]:
     return update.layout.rows
 
 
-def test_what_was_said_on_a_connection_is_not_said_again() -> None:
-    updates = Updates()
+def test_unchanged_layout_and_holders_are_not_sent_again() -> None:
+    updates = UpdateBuilder()
     first = make(updates, report())
     second = make(updates, report(1.0))
     third = make(updates, report(2.0, mig_profile="1g.10gb"))
@@ -60,8 +61,8 @@ def test_what_was_said_on_a_connection_is_not_said_again() -> None:
     assert third.holders is None
 
 
-def test_missing_values_are_nan_and_ages_are_told() -> None:
-    update = make(Updates(), report())
+def test_missing_values_are_nan_and_ages_are_sent() -> None:
+    update = make(UpdateBuilder(), report())
     names = names_of(update)
 
     assert row(update, names, "power_watts") == 80.0
@@ -69,8 +70,14 @@ def test_missing_values_are_nan_and_ages_are_told() -> None:
     assert row(update, names, AGE) == 0.5
 
 
-def test_means_are_of_the_passes_since_they_were_last_told() -> None:
-    updates = Updates()
+def test_the_age_of_an_xid_is_sent_besides_that_of_the_values() -> None:
+    update = make(UpdateBuilder(), report(xid_age_seconds=42.0))
+
+    assert row(update, names_of(update), XID_AGE) == 42.0
+
+
+def test_means_cover_the_passes_since_the_last_sent_mean() -> None:
+    updates = UpdateBuilder()
     names = names_of(make(updates, report(0.0), Digest(totals={KEY: (10, 5.0, 4.0)})))
 
     soon = make(updates, report(1.0), Digest(totals={KEY: (11, 6.0, 5.0)}))
@@ -81,8 +88,8 @@ def test_means_are_of_the_passes_since_they_were_last_told() -> None:
     assert row(later, names, MEAN_SQUARE) == 0.125
 
 
-def test_what_is_written_is_read() -> None:
-    update = make(Updates(), report())
+def test_an_update_round_trips() -> None:
+    update = make(UpdateBuilder(), report())
     content = frame(update)
 
     assert int.from_bytes(content[:4], "big") == len(content) - 4
@@ -90,12 +97,12 @@ def test_what_is_written_is_read() -> None:
 
 
 def pods(**device: Any) -> object:
-    update = make(Updates(), report(**device))
+    update = make(UpdateBuilder(), report(**device))
     assert update.holders is not None
     return update.holders.pods[0]
 
 
-def test_pods_are_those_that_hold_a_device() -> None:
+def test_pods_are_the_holders_of_a_device() -> None:
     tenants = (
         Tenant(namespace="ml", pod="a", uid="u", container="x"),
         Tenant(namespace="ml", pod="a", uid="u", container="y"),
@@ -105,13 +112,13 @@ def test_pods_are_those_that_hold_a_device() -> None:
     assert pods(allocated_to=()) == ()
 
 
-def test_without_the_kubelet_pods_are_those_whose_processes_use_it() -> None:
+def test_without_the_kubelet_pods_come_from_processes() -> None:
     inside = Process(pid=1, place=Place.POD, namespace="ml", pod="a", uid="u")
 
     assert pods(used_by=(inside, Process(pid=2, place=Place.HOST))) == (("ml", "a", "u"),)
 
 
-def test_who_cannot_be_told_is_unknown_and_not_nobody() -> None:
+def test_unidentified_processes_make_the_pods_unknown() -> None:
     nameless = Process(pid=1, place=Place.POD, uid="u")
 
     assert pods() is None
@@ -124,8 +131,8 @@ def used(uid: str, memory_bytes: int | None = 1, place: Place = Place.POD) -> Pr
     return Process(pid=1, place=place, uid=uid, namespace="ns", pod=uid, memory_bytes=memory_bytes)
 
 
-def test_who_holds_how_much_of_a_shared_device_is_told_once_a_minute() -> None:
-    updates = Updates()
+def test_memory_shares_of_a_shared_device_are_sent_once_a_minute() -> None:
+    updates = UpdateBuilder()
     shared = {
         "allocated_to": (
             Tenant(namespace="ns", pod="a", uid="a"),
@@ -151,7 +158,7 @@ def test_who_holds_how_much_of_a_shared_device_is_told_once_a_minute() -> None:
         pytest.param(None, id="no-processes-known"),
     ],
 )
-def test_where_it_is_not_shared_or_not_known_nothing_is_told(
+def test_no_memory_shares_are_sent_if_not_shared_or_unknown(
     used_by: tuple[Process, ...] | None,
 ) -> None:
-    assert make(Updates(), report(used_by=used_by)).shares == ()
+    assert make(UpdateBuilder(), report(used_by=used_by)).shares == ()

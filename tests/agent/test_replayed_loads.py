@@ -1,4 +1,4 @@
-"""The agent over what a real H100 and a real H200 answered under known loads."""
+"""The agent on the recorded answers of a real H100 and a real H200 under known loads."""
 
 import contextlib
 import sys
@@ -12,19 +12,19 @@ from agent.options import Options
 from agent.report import Report, Verdict
 from agent.sampler import Sampler
 from agent.session import Cadence
-from agent.verdict import Judgement
+from agent.verdict import VerdictPolicy
 from extender.core.readings import Signal
 from extender.core.signals import IDLE_POWER_SHARE
 from tests.agent.replay import LOADS, RECORDED, Replay
 
-OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=2))  # so that this happens too
+OPTIONS = Options(node="here", cadence=Cadence(slow_seconds=2))  # short, so that slow reads occur
 POINTS = 0.05
 BUSY_LOADS = [(card, load) for card, load in LOADS if load not in {"idle", "after"}]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Second:
-    """What the agent said of a second, and what was true of it."""
+    """The agent's result for one second, with the true activity."""
 
     report: Report
     graphics: float
@@ -42,14 +42,14 @@ class Second:
 
 
 def truth(card: str, load: str, metric: str, since: float, until: float) -> float:
-    """Return what the card itself counted in that time, as recorded."""
+    """Return the recorded GPM activity of a period."""
     series = RECORDED[card]["series"][load]
     values = [
         value
         for t, value in zip(series["t"], series["gpm"][metric], strict=True)
         if since < series["start"] + t <= until and value is not None
     ]
-    return sum(values) / len(values) / 100
+    return float(sum(values) / len(values) / 100)
 
 
 @contextlib.asynccontextmanager
@@ -58,7 +58,7 @@ async def sampled(card: str, load: str, *, has_gpm: bool = True) -> AsyncIterato
     replay = Replay(load, card, has_gpm=has_gpm)
 
     def clock() -> float:
-        return replay.now
+        return float(replay.now)
 
     sampler = Sampler(Nvml(replay), OPTIONS, clock=clock, monotonic=clock)
     seconds = []
@@ -77,7 +77,7 @@ async def sampled(card: str, load: str, *, has_gpm: bool = True) -> AsyncIterato
 
 
 @pytest.mark.parametrize(("card", "load"), LOADS)
-async def test_with_gpm_activity_is_what_the_card_counted(card: str, load: str) -> None:
+async def test_with_gpm_activity_is_gpms(card: str, load: str) -> None:
     async with sampled(card, load) as seconds:
         assert len(seconds) >= 3
         for second in seconds:
@@ -89,14 +89,14 @@ async def test_with_gpm_activity_is_what_the_card_counted(card: str, load: str) 
 
 
 @pytest.mark.parametrize(("card", "load"), LOADS)
-async def test_with_gpm_a_device_is_idle_exactly_where_no_evidence_is_beyond_the_threshold(
+async def test_with_gpm_a_device_is_idle_iff_all_signals_are_below_the_threshold(
     card: str, load: str
 ) -> None:
     async with sampled(card, load) as seconds:
         for second in seconds:
             busiest = max(second.graphics, by_power(second))
             filled = second.values[Signal.MEMORY_USED] / second.values[Signal.MEMORY_TOTAL]
-            limits = Judgement().thresholds
+            limits = VerdictPolicy().thresholds
             is_idle = busiest < limits.utilization and filled < limits.memory
             assert second.verdict.is_idle is is_idle
 
@@ -111,10 +111,10 @@ def by_processes(second: Second) -> float:
 
 
 @pytest.mark.parametrize(("card", "load"), BUSY_LOADS)
-async def test_without_gpm_no_loaded_device_is_idle_while_power_or_processes_say_otherwise(
+async def test_without_gpm_power_or_processes_keep_a_loaded_device_from_being_idle(
     card: str, load: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    threshold = Judgement().thresholds.utilization
+    threshold = VerdictPolicy().thresholds.utilization
     async with sampled(card, load, has_gpm=False) as seconds:
         for second in seconds:
             assert second.report.devices[0].activity_source == "samples"
@@ -131,8 +131,8 @@ def describe_error(load: str, seconds: Sequence[Second]) -> str:
     return f"without GPM, {load}: error {worst * 100:+.0f} points at worst"
 
 
-async def test_without_gpm_a_load_that_readings_call_idle_is_seen_by_its_processes() -> None:
-    """At a true 30 % the driver's utilization fell to 1 % for seconds on end."""
+async def test_without_gpm_process_utilization_reveals_a_load() -> None:
+    """At a true load of 30 %, the driver's utilization was 1 % for several seconds."""
     card, load = "h200", "duty_30pct"
     async with sampled(card, load, has_gpm=False) as seconds:
         last = seconds[-1]
@@ -141,7 +141,7 @@ async def test_without_gpm_a_load_that_readings_call_idle_is_seen_by_its_process
     assert last.values[Signal.GPU_UTILIZATION] == pytest.approx(last.graphics, abs=POINTS)
 
 
-async def test_a_model_that_is_loaded_and_does_nothing_is_idle_and_its_process_is_seen() -> None:
+async def test_a_loaded_model_without_activity_is_idle_and_its_process_listed() -> None:
     card, load = "h200", "loaded_but_idle_60GiB"
     async with sampled(card, load) as seconds:
         last = seconds[-1]

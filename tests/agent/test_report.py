@@ -74,7 +74,7 @@ devices = st.builds(
 
 
 @given(found=st.lists(devices, max_size=4), data=st.data())
-def test_any_report_survives_being_sent(found: list[Device], data: st.DataObject) -> None:
+def test_any_report_round_trips(found: list[Device], data: st.DataObject) -> None:
     values = data.draw(st.lists(ratios, min_size=len(found), max_size=len(found)))
     report = Report(
         node="n", at=1.0, devices=tuple(found), signals={"sm_active_ratio": tuple(values)}
@@ -83,9 +83,9 @@ def test_any_report_survives_being_sent(found: list[Device], data: st.DataObject
     assert decode(encode(report)) == report
 
 
-def test_unknown_and_nobody_are_not_the_same() -> None:
-    unknown, nobody = Device(uuid="a"), Device(uuid="a", allocated_to=(), used_by=())
-    report = Report(node="n", at=1.0, devices=(unknown, nobody))
+def test_unknown_and_empty_holders_differ() -> None:
+    unknown, unheld = Device(uuid="a"), Device(uuid="a", allocated_to=(), used_by=())
+    report = Report(node="n", at=1.0, devices=(unknown, unheld))
 
     first, second = decode(encode(report)).devices
 
@@ -93,7 +93,7 @@ def test_unknown_and_nobody_are_not_the_same() -> None:
     assert (second.allocated_to, second.used_by) == ((), ())
 
 
-def test_fields_of_a_newer_agent_are_ignored_wherever_they_stand() -> None:
+def test_unknown_fields_of_a_newer_agent_are_ignored_at_every_level() -> None:
     content = orjson.loads(encode(full_report()))
     content["weather"] = {"in": "Berlin"}
     content["devices"][0]["color"] = "green"
@@ -106,15 +106,15 @@ def test_fields_of_a_newer_agent_are_ignored_wherever_they_stand() -> None:
     assert report.signals["noise_decibels"] == (40.0, None)
 
 
-def test_the_version_is_always_written() -> None:
+def test_the_version_is_always_encoded() -> None:
     assert orjson.loads(encode(Report(node="n", at=1.0)))["version"] == VERSION
 
 
-def test_the_time_of_sending_is_the_senders() -> None:
+def test_sent_at_is_the_senders_time() -> None:
     assert decode(encode(full_report(), sent_at=2001.5)).sent_at == 2001.5
 
 
-def test_what_is_missing_of_a_device_is_left_out_of_its_values() -> None:
+def test_missing_values_are_left_out_of_a_devices_signals() -> None:
     report = full_report()
 
     assert report.signals_of(0) == {"power_watts": 80.5, "xid": 79.0}
@@ -136,7 +136,7 @@ def test_what_is_missing_of_a_device_is_left_out_of_its_values() -> None:
         ({"signals": {"power_watts": ["much", None]}}, "`$.signals[...][0]`"),
     ],
 )
-def test_what_cannot_be_read_is_named(change: dict[str, Any], message: str) -> None:
+def test_the_error_names_the_malformed_field(change: dict[str, Any], message: str) -> None:
     content = {**orjson.loads(encode(full_report())), **change}
 
     with pytest.raises(ReportError) as caught:
@@ -146,12 +146,12 @@ def test_what_cannot_be_read_is_named(change: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"node":"n"}'])
-def test_what_is_no_report_is_refused(content: bytes) -> None:
+def test_content_that_is_no_report_is_rejected(content: bytes) -> None:
     with pytest.raises(ReportError, match="cannot read report"):
         decode(content)
 
 
-def test_a_report_beyond_all_sense_is_refused_unread() -> None:
+def test_a_report_above_the_size_limit_is_rejected_before_decoding() -> None:
     with pytest.raises(ReportError, match="at most 1048576 bytes"):
         decode(b" " * (MAX_BYTES + 1))
 

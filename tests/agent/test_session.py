@@ -1,15 +1,65 @@
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import pytest
+from typing_extensions import override
 
-from agent.backend import Call, Code, ProcessList, Values
+from agent.backend import Call, Code, ProcessList, Topology, Values, XidEvent
+from agent.events import XidWatcher
 from agent.problems import GONE, NO_GPU, hung_problem
-from agent.reading import DeviceReading, Pass
-from agent.worker import GivenUpError
+from agent.reading import DeviceReading, NodeReading
+from agent.session import Cadence, Session
+from agent.worker import CallAbandonedError, CallTracker
 from extender.core.readings import Signal
-from tests.agent.scripted import migs
-from tests.agent.session_rig import NOW, GivenUpAt, Rig
+from tests.agent.scripted import ScriptedBackend, ScriptedCard, migs
+
+NOW: Final = 1_800_000_000.0
+
+
+class Rig:
+    """A session over scripted cards, and its clock."""
+
+    def __init__(self, *uuids: str) -> None:
+        self.cards = [ScriptedCard(uuid) for uuid in uuids]
+        self.backend = ScriptedBackend(*self.cards)
+        self.now = NOW
+        self.events: list[XidEvent] = []
+        self.watcher = XidWatcher(self.backend, self.events.append, wait_seconds=0.05)
+        self.session = Session(
+            self.backend,
+            self.watcher,
+            cadence=Cadence(slow_seconds=10, process_seconds=5, retry_seconds=30),
+            clock=lambda: self.now,
+            monotonic=lambda: self.now,
+        )
+
+    def read(self, after: float = 1.0, skipped: frozenset[str] = frozenset()) -> NodeReading:
+        self.now += after
+        return self.session.read(CallTracker(10.0), skipped)
+
+    def reads(self, count: int) -> NodeReading:
+        return [self.read() for _ in range(count)][-1]
+
+
+class AbandonedAt(CallTracker):
+    """A tracker whose thread is abandoned during a given call."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(10.0)
+        self._call = call
+
+    @override
+    def call(
+        self,
+        subject: str,
+        name: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        limit_seconds: float | None = None,
+    ) -> Any:
+        self.is_abandoned = name == self._call
+        return super().call(subject, name, function, *arguments, limit_seconds=limit_seconds)
 
 
 @pytest.fixture
@@ -19,7 +69,7 @@ def rig() -> Iterator[Rig]:
     rig.watcher.stop()
 
 
-def by_uuid(found: Pass) -> dict[str, DeviceReading]:
+def by_uuid(found: NodeReading) -> dict[str, DeviceReading]:
     return {device.card.uuid: device for device in found.devices}
 
 
@@ -36,7 +86,7 @@ def test_every_card_is_read(rig: Rig) -> None:
     assert all(device.measured_at == rig.now for device in found.devices)
 
 
-def test_cards_are_listed_and_layouts_looked_at_less_often(rig: Rig) -> None:
+def test_cards_and_layouts_are_listed_less_often(rig: Rig) -> None:
     rig.reads(10)
 
     assert rig.backend.calls["count", ""] == 1
@@ -46,7 +96,7 @@ def test_cards_are_listed_and_layouts_looked_at_less_often(rig: Rig) -> None:
     assert rig.backend.calls["topology", "GPU-1"] == 1, "what does not change is read once"
 
 
-def test_without_a_driver_it_says_why_and_keeps_looking(rig: Rig) -> None:
+def test_without_a_driver_the_problem_is_reported_and_start_is_retried(rig: Rig) -> None:
     rig.backend.faults["start", ""] = Code.LibraryNotFound
     found = rig.reads(200)
 
@@ -73,9 +123,7 @@ START_CODES = [one for one in Code if one is not Code.Success]
 
 
 @pytest.mark.parametrize("fault", START_CODES, ids=lambda one: one.name)
-def test_whatever_start_says_is_told_with_a_cause_and_mended_by_itself(
-    rig: Rig, fault: Code
-) -> None:
+def test_every_start_error_is_reported_and_recovers(rig: Rig, fault: Code) -> None:
     rig.backend.faults["start", ""] = fault
     found = rig.read()
     assert found.problem is not None
@@ -144,7 +192,7 @@ def test_a_card_whose_index_changed_is_the_same_card(rig: Rig) -> None:
     assert all(code(reading) is None for reading in found.values())
 
 
-def test_no_card_at_all_is_said(rig: Rig) -> None:
+def test_a_driver_without_cards_is_a_problem(rig: Rig) -> None:
     rig.backend.cards.clear()
 
     found = rig.read()
@@ -154,11 +202,75 @@ def test_no_card_at_all_is_said(rig: Rig) -> None:
     assert not found.needs_restart
 
 
+USELESS = [
+    Code.GpuIsLost,
+    Code.ResetRequired,
+    Code.InUse,
+    Code.Unknown,
+    Code.NoPermission,
+    Code.OperatingSystem,
+]
+
+
+@pytest.mark.parametrize("fault", USELESS, ids=lambda one: one.name)
+def test_the_library_is_shut_down_if_no_card_is_readable(rig: Rig, fault: Code) -> None:
+    rig.read()
+    lose_access(rig, fault)
+
+    found = rig.read()
+    is_started = rig.backend.is_started
+    assert not is_started, "an upgrade, a reset or another layout may now happen"
+    assert rig.backend.watched == set()
+    rig.reads(300)
+    is_started = rig.backend.is_started
+    assert not is_started
+    assert 10 <= rig.backend.starts <= 18, "looks soon at first, then every 30 s"
+    assert all(code(one) == fault.name for one in found.devices)
+
+    rig.backend.faults.clear()
+    found = rig.reads(31)
+    is_started = rig.backend.is_started
+    assert is_started
+    assert all(code(one) is None for one in found.devices)
+    assert wait_for(lambda: rig.backend.watched == {"GPU-0", "GPU-1", "GPU-2"})
+
+
+def test_the_library_stays_open_if_one_card_is_readable(rig: Rig) -> None:
+    rig.read()
+    lose_access(rig, Code.GpuIsLost)
+    for key in [key for key in rig.backend.faults if key[1] == "GPU-2"]:
+        del rig.backend.faults[key]
+
+    rig.reads(30)
+
+    assert (rig.backend.is_started, rig.backend.starts) == (True, 1)
+
+
+def test_the_library_is_shut_down_without_cards(rig: Rig) -> None:
+    rig.backend.cards.clear()
+
+    found = rig.reads(100)
+
+    assert not rig.backend.is_started
+    assert rig.backend.starts <= 9
+    assert found.problem is not None
+    assert found.problem.code == NO_GPU
+
+
+def test_the_library_is_not_shut_down_while_a_call_hangs(rig: Rig) -> None:
+    rig.read()
+    lose_access(rig, Code.GpuIsLost)
+
+    rig.read(skipped=frozenset({"GPU-0"}))
+
+    assert rig.backend.calls["stop", ""] == 0, "that would hang, too"
+
+
 CUT_OFF = [Code.Uninitialized, Code.DriverNotLoaded, Code.LibraryNotFound]
 
 
 @pytest.mark.parametrize("fault", CUT_OFF, ids=lambda one: one.name)
-def test_a_driver_that_goes_away_is_started_again_when_it_comes_back(rig: Rig, fault: Code) -> None:
+def test_the_library_is_started_again_after_a_driver_reload(rig: Rig, fault: Code) -> None:
     rig.read()
     for card in rig.cards:
         rig.backend.faults[Call.POWER, card.uuid] = fault
@@ -208,7 +320,7 @@ def test_access_that_was_lost_needs_a_new_container(rig: Rig, fault: Code) -> No
     assert found.needs_restart
     assert all(code(device) == fault.name for device in found.devices)
     assert found.problem is not None
-    assert "start anew" in found.problem.text
+    assert "must restart" in found.problem.text
 
 
 def test_access_that_comes_back_needs_none(rig: Rig) -> None:
@@ -224,7 +336,7 @@ def test_access_that_comes_back_needs_none(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("is_listed", [True, False])
-def test_access_that_was_never_given_is_no_reason_to_start_anew(rig: Rig, is_listed: bool) -> None:
+def test_access_that_never_existed_needs_no_new_container(rig: Rig, is_listed: bool) -> None:
     lose_access(rig, Code.NoPermission)
     if is_listed:
         for card in rig.cards:
@@ -245,7 +357,7 @@ def test_one_card_that_fails_needs_no_new_container(rig: Rig) -> None:
     assert not rig.reads(3).needs_restart
 
 
-def test_a_layout_that_changes_is_found_again(rig: Rig) -> None:
+def test_a_layout_change_is_detected(rig: Rig) -> None:
     rig.cards[1].instances = migs((1, "3g.40gb"), (2, "3g.40gb"))
     assert [one.gpu_instance_id for one in rig.read().devices] == ["", "1", "2", ""]
 
@@ -261,7 +373,7 @@ def test_a_layout_that_changes_is_found_again(rig: Rig) -> None:
     assert all(Signal.MEMORY_USED in one.values for one in found.devices)
 
 
-def test_an_instances_call_that_always_fails_is_given_up_where_the_layout_is_the_same(
+def test_a_failing_instance_call_is_skipped_if_the_layout_is_unchanged(
     rig: Rig,
 ) -> None:
     rig.cards[1].instances = migs((1, "3g.40gb"), (2, "3g.40gb"))
@@ -282,7 +394,7 @@ def test_an_instances_call_that_always_fails_is_given_up_where_the_layout_is_the
     assert rig.backend.calls[ProcessList.MPS, "GPU-1"] > 2 * 6, "it answers again"
 
 
-def test_a_card_with_instances_that_cannot_be_read_is_not_looked_for_every_second(
+def test_an_unreadable_card_with_instances_is_not_listed_every_second(
     rig: Rig,
 ) -> None:
     rig.cards[1].instances = migs((1, "3g.40gb"))
@@ -295,7 +407,7 @@ def test_a_card_with_instances_that_cannot_be_read_is_not_looked_for_every_secon
     assert rig.backend.calls["count", ""] <= 4
 
 
-def test_mig_that_is_switched_on_or_off_is_found_again(rig: Rig) -> None:
+def test_enabling_or_disabling_mig_is_detected(rig: Rig) -> None:
     rig.read()
     rig.cards[0].instances = migs((7, "1g.10gb"))
     assert "7" in [one.gpu_instance_id for one in rig.reads(11).devices]
@@ -304,9 +416,49 @@ def test_mig_that_is_switched_on_or_off_is_found_again(rig: Rig) -> None:
     assert [one.gpu_instance_id for one in rig.reads(11).devices] == ["", "", ""]
 
 
-def test_a_card_that_hangs_is_skipped_and_its_values_grow_old(rig: Rig) -> None:
+def links_down(rig: Rig, passes: int = 2) -> list[float | None]:
+    found = rig.reads(passes)
+    return [device.values.get(Signal.NVLINKS_DOWN) for device in found.devices]
+
+
+def test_links_down_from_the_start_count_as_down_if_other_cards_of_the_model_have_them(
+    rig: Rig,
+) -> None:
+    for card, up in zip(rig.cards, (18.0, 12.0, 18.0), strict=True):
+        card.values[Call.NVLINKS] = {"nvlinks_up": up}
+
+    assert links_down(rig) == [0.0, 6.0, 0.0]
+    rig.cards[1].values[Call.NVLINKS] = {"nvlinks_up": 18.0}
+    assert links_down(rig, 11) == [0.0, 0.0, 0.0], "it was trained after all"
+
+
+def test_links_are_compared_only_within_a_model_and_without_mig(rig: Rig) -> None:
+    rig.cards[0].model = "NVIDIA A100-SXM4-40GB"
+    rig.cards[1].instances = ()
+    for card, up in zip(rig.cards, (12.0, 0.0, 18.0), strict=True):
+        card.values[Call.NVLINKS] = {"nvlinks_up": up}
+
+    assert links_down(rig) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("peers", "down"),
+    [(("switch",), 18.0), (("GPU-1",), 0.0)],
+    ids=["on a switch", "by bridges, without a bridge"],
+)
+def test_a_card_without_links_is_unhealthy_on_a_node_with_nvswitch(
+    rig: Rig, peers: tuple[str, ...], down: float
+) -> None:
+    rig.cards[0].values[Call.NVLINKS] = {"nvlinks_up": 0.0}
+    for card in rig.cards[1:]:
+        card.topology = Topology(numa_node=0, nvlink_peers=peers)
+
+    assert links_down(rig) == [down, 0.0, 0.0]
+
+
+def test_a_hung_card_is_skipped_and_its_values_become_stale(rig: Rig) -> None:
     rig.read()
-    rig.session.mark("GPU-1", hung_problem("power", 5))
+    rig.session.mark_hung("GPU-1", hung_problem("power", 5))
 
     found = by_uuid(rig.read(5.0, frozenset({"GPU-1"})))
 
@@ -317,11 +469,11 @@ def test_a_card_that_hangs_is_skipped_and_its_values_grow_old(rig: Rig) -> None:
     assert code(by_uuid(rig.read())["GPU-1"]) is None, "the call has returned"
 
 
-def test_cards_after_one_that_hung_while_it_was_found_are_found_by_the_next_thread(
+def test_the_next_thread_lists_the_cards_after_a_hung_one(
     rig: Rig,
 ) -> None:
-    with pytest.raises(GivenUpError):
-        rig.session.read(GivenUpAt("instances"), frozenset())
+    with pytest.raises(CallAbandonedError):
+        rig.session.read(AbandonedAt("instances"), frozenset())
 
     found = by_uuid(rig.read(0.1, frozenset({"GPU-0"})))
 
@@ -329,11 +481,11 @@ def test_cards_after_one_that_hung_while_it_was_found_are_found_by_the_next_thre
     assert found["GPU-2"].measured_at == rig.now
 
 
-def test_what_was_to_be_looked_at_closely_is_so_after_a_call_that_hung_as_well(rig: Rig) -> None:
+def test_a_requested_slow_read_survives_a_hung_call(rig: Rig) -> None:
     rig.read()
-    rig.session.look_closely()
-    with pytest.raises(GivenUpError):
-        rig.session.read(GivenUpAt("instances"), frozenset())
+    rig.session.request_slow_read()
+    with pytest.raises(CallAbandonedError):
+        rig.session.read(AbandonedAt("instances"), frozenset())
     before = rig.backend.calls["instances", "GPU-2"]
 
     rig.read(0.1)
@@ -341,13 +493,13 @@ def test_what_was_to_be_looked_at_closely_is_so_after_a_call_that_hung_as_well(r
     assert rig.backend.calls["instances", "GPU-2"] == before + 1
 
 
-def test_events_of_all_cards_are_waited_for(rig: Rig) -> None:
+def test_events_of_all_cards_are_watched(rig: Rig) -> None:
     rig.read()
 
     assert wait_for(lambda: rig.backend.watched == {"GPU-0", "GPU-1", "GPU-2"})
 
 
-def test_events_are_waited_for_anew_when_cards_change(rig: Rig) -> None:
+def test_event_watches_follow_card_changes(rig: Rig) -> None:
     rig.read()
     rig.backend.cards.pop()
     rig.reads(11)
@@ -365,7 +517,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("error", [IndexError("value type 9"), AttributeError("sVal"), KeyError(7)])
-def test_what_a_newer_driver_answers_costs_one_value_and_is_named(
+def test_an_unparsable_answer_of_a_newer_driver_loses_one_value(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     read = rig.backend.read

@@ -24,7 +24,7 @@ def report(*devices: Device, **signals: tuple[float | None, ...]) -> Report:
     )
 
 
-def test_a_device_is_shown_with_what_is_known_of_it() -> None:
+def test_a_row_shows_the_known_values_of_a_device() -> None:
     device = Device(
         uuid="GPU-1",
         index=3,
@@ -70,7 +70,7 @@ def test_a_device_is_shown_with_what_is_known_of_it() -> None:
         assert expected in text
 
 
-def test_what_is_unknown_is_a_question_mark_and_nobody_is_nobody() -> None:
+def test_unknown_is_a_question_mark_and_no_holder_is_nobody() -> None:
     free = Device(uuid="GPU-1", index=0, allocated_to=(), used_by=())
     unknown = Device(uuid="GPU-2", index=1)
 
@@ -97,7 +97,7 @@ def test_ill_health_foreign_use_and_old_values_are_shown() -> None:
     assert "values are 42 s old" in text
 
 
-def test_why_a_device_counts_less_is_shown() -> None:
+def test_the_cause_of_stress_is_shown() -> None:
     verdict = Verdict(
         is_idle=True, reason="busy 0%", stress_ratio=1.0, stress_cause="hardware thermal slowdown"
     )
@@ -107,7 +107,7 @@ def test_why_a_device_counts_less_is_shown() -> None:
     assert "counts less: hardware thermal slowdown" in text
 
 
-def test_problems_stand_below_the_table() -> None:
+def test_problems_are_below_the_table() -> None:
     lost = Device(
         uuid="GPU-1",
         index=0,
@@ -124,6 +124,12 @@ def test_an_instance_is_shown_by_card_instance_and_profile() -> None:
     device = Device(uuid="GPU-1", index=2, gpu_instance_id="5", mig_profile="1g.10gb")
 
     assert "2:5 1g.10gb" in printed(report(device))
+
+
+def test_a_card_with_mig_and_no_instances_is_shown_as_such() -> None:
+    device = Device(uuid="GPU-1", index=2, mig_profile="none")
+
+    assert "2 MIG, no instance" in printed(report(device))
 
 
 def test_a_narrow_terminal_still_shows_every_device() -> None:

@@ -1,10 +1,11 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.device_ids import KnownDevice
+from agent.device_ids import DeviceIds
 from agent.report import Foreign, Place, Process, Tenant
 from agent.tenants import DeviceTenants
 from tests.agent.fake_kubelet import FakeKubelet, container, pod
@@ -25,7 +26,7 @@ async def closed(world: World) -> object:
     world.client.close()
 
 
-async def test_a_device_says_who_holds_it_and_whose_processes_use_it(world: World) -> None:
+async def test_a_device_has_its_holders_and_processes(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.run(4242, pod_cgroup(TRAINER), name="python3")
@@ -62,7 +63,7 @@ async def test_a_process_outside_of_kubernetes_is_foreign_at_once(world: World) 
     assert seen.used_by[0].place is Place.HOST
 
 
-async def test_a_pod_that_uses_a_device_of_another_pod_is_foreign_once_the_kubelet_was_asked(
+async def test_a_pod_on_another_pods_device_is_foreign_after_a_kubelet_call(
     world: World,
 ) -> None:
     world.hold("trainer")
@@ -81,7 +82,7 @@ async def test_a_pod_that_uses_a_device_of_another_pod_is_foreign_once_the_kubel
     assert (second.used_by[1].namespace, second.used_by[1].pod) == ("lab", "notebook")
 
 
-async def test_a_new_pod_that_the_kubelet_was_not_asked_about_yet_is_not_foreign(
+async def test_a_pod_newer_than_the_kubelets_answer_is_not_foreign(
     world: World,
 ) -> None:
     await world.second()
@@ -96,7 +97,7 @@ async def test_a_new_pod_that_the_kubelet_was_not_asked_about_yet_is_not_foreign
     assert world.kubelet.calls.count("List") <= 4
 
 
-async def test_use_of_a_device_that_nobody_holds_is_foreign_without_seeing_processes(
+async def test_use_of_a_free_device_is_foreign_even_without_process_data(
     world: World,
 ) -> None:
     world.machine.hide_machine()
@@ -109,7 +110,7 @@ async def test_use_of_a_device_that_nobody_holds_is_foreign_without_seeing_proce
     assert second.allocated_to == ()
 
 
-async def test_a_context_that_does_next_to_nothing_on_a_free_device_is_nothing(
+async def test_use_below_the_threshold_on_a_free_device_is_ignored(
     world: World,
 ) -> None:
     for _ in range(3):
@@ -118,11 +119,11 @@ async def test_a_context_that_does_next_to_nothing_on_a_free_device_is_nothing(
         assert seen.foreign == Foreign()
 
 
-async def test_what_a_tenant_leaves_behind_is_not_foreign_at_once(world: World) -> None:
+async def test_leftovers_of_an_ended_holder_are_not_foreign_at_once(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.run(5, pod_cgroup(TRAINER))
-    busy = {"memory": 10 * GIB, "busy": 0.5, "processes": (used(5),)}
+    busy: dict[str, Any] = {"memory": 10 * GIB, "busy": 0.5, "processes": (used(5),)}
     for _ in range(6):
         await world.second(**busy)
 
@@ -137,11 +138,10 @@ async def test_what_a_tenant_leaves_behind_is_not_foreign_at_once(world: World) 
 
 async def test_without_hostpid_processes_are_unknown_and_never_foreign(world: World) -> None:
     world.machine.hide_machine()
-    world.machine.run(77, HOST_CGROUP)  # another process, by the same number
+    world.machine.run(77, HOST_CGROUP)  # another process with the same pid
     world.hold("trainer")
 
-    for _ in range(3):
-        seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(77),))
+    seen = await world.seconds(3, memory=10 * GIB, busy=0.5, processes=(used(77),))
 
     assert seen.foreign is None
     assert seen.used_by == (used(77),)
@@ -151,7 +151,7 @@ async def test_without_hostpid_processes_are_unknown_and_never_foreign(world: Wo
     assert "hostPID: true" in problem.text
 
 
-async def test_without_the_kubelet_only_what_is_in_no_pod_is_foreign(world: World) -> None:
+async def test_without_the_kubelet_only_host_processes_are_foreign(world: World) -> None:
     world.watch(kubelet=False)
     world.machine.run(1, pod_cgroup(TRAINER))
     world.machine.run(77, HOST_CGROUP)
@@ -166,7 +166,7 @@ async def test_without_the_kubelet_only_what_is_in_no_pod_is_foreign(world: Worl
     assert unused.foreign == Foreign()
 
 
-async def test_without_either_source_nothing_is_said(world: World) -> None:
+async def test_without_both_sources_everything_is_unknown(world: World) -> None:
     world.watch(kubelet=False, processes=False)
 
     seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(1),))
@@ -175,13 +175,12 @@ async def test_without_either_source_nothing_is_said(world: World) -> None:
 
 
 async def test_unreadable_memory_of_a_free_device_is_unknown_use(world: World) -> None:
-    for _ in range(3):
-        seen = await world.second(memory=None, busy=None, processes=None)
+    seen = await world.seconds(3, memory=None, busy=None, processes=None)
 
     assert (seen.used_by, seen.foreign) == (None, None)
 
 
-async def test_a_kubelet_that_is_gone_for_long_is_not_believed_any_more(world: World) -> None:
+async def test_a_stale_kubelet_answer_is_not_used(world: World) -> None:
     world.hold("trainer")
     assert (await world.second()).allocated_to
     world.kubelet.stop()
@@ -198,16 +197,15 @@ async def test_a_kubelet_that_is_gone_for_long_is_not_believed_any_more(world: W
     assert later.allocated_to is None
 
 
-async def test_a_device_that_the_kubelet_does_not_offer_is_unknown_not_free(world: World) -> None:
+async def test_a_device_that_is_not_allocatable_has_unknown_holders(world: World) -> None:
     world.offer("some-plugins-own-name-7")
 
-    for _ in range(3):
-        seen = await world.second(memory=40 * GIB, busy=0.9)
+    seen = await world.seconds(3, memory=40 * GIB, busy=0.9)
 
     assert (seen.allocated_to, seen.foreign) == (None, None)
 
 
-async def test_shares_of_one_container_are_one_tenant_with_their_names(world: World) -> None:
+async def test_shares_of_one_container_are_one_tenant(world: World) -> None:
     world.kubelet.pods = [
         pod("wide", container("main", f"{GPU}::3", f"{GPU}::0")),
         pod("side", container("init", f"{GPU}::1"), container("main", f"{GPU}::2")),
@@ -223,19 +221,18 @@ async def test_shares_of_one_container_are_one_tenant_with_their_names(world: Wo
     }
 
 
-async def test_a_pod_that_nobody_can_name_on_a_held_device_may_be_its_holder(world: World) -> None:
+async def test_an_unnamed_pod_on_a_held_device_may_be_its_holder(world: World) -> None:
     world.hold("trainer")
-    world.machine.run(5, pod_cgroup(TRAINER))  # and no log directory that tells its name
+    world.machine.run(5, pod_cgroup(TRAINER))  # without a log directory that names the pod
 
-    for _ in range(3):
-        seen = await world.second(memory=10 * GIB, busy=0.5, processes=(used(5),))
+    seen = await world.seconds(3, memory=10 * GIB, busy=0.5, processes=(used(5),))
 
     assert seen.foreign is None
     assert seen.used_by is not None
     assert (seen.used_by[0].uid, seen.used_by[0].pod) == (TRAINER, "")
 
 
-async def test_a_process_that_ended_between_the_drivers_list_and_ours_is_nobodys_fault(
+async def test_a_process_that_ended_after_being_listed_is_accounted(
     world: World,
 ) -> None:
     world.hold("trainer")
@@ -246,7 +243,7 @@ async def test_a_process_that_ended_between_the_drivers_list_and_ours_is_nobodys
     assert seen.used_by == (used(999),)
 
 
-async def test_a_number_that_another_process_got_is_looked_up_anew(world: World) -> None:
+async def test_a_reused_pid_is_looked_up_again(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)
     world.machine.run(5, pod_cgroup(TRAINER), started=1_000)
@@ -260,7 +257,7 @@ async def test_a_number_that_another_process_got_is_looked_up_anew(world: World)
     assert after.foreign.pids == (5,)
 
 
-async def test_a_zombie_holds_nothing(world: World) -> None:
+async def test_a_zombie_is_not_foreign(world: World) -> None:
     world.hold("trainer")
     world.machine.run(77, HOST_CGROUP)
     world.machine.become_zombie(77)
@@ -271,16 +268,15 @@ async def test_a_zombie_holds_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", ["nvidia-cuda-mps", "nv-hostengine"])
-async def test_what_serves_everybody_is_foreign_to_nobody(world: World, command: str) -> None:
+async def test_system_programs_are_not_foreign(world: World, command: str) -> None:
     world.machine.run(50, HOST_CGROUP, name=command)
 
-    for _ in range(3):
-        seen = await world.second(memory=GIB + GIB // 2, busy=0.0, processes=(used(50, GIB, 0.0),))
+    seen = await world.seconds(3, memory=GIB + GIB // 2, busy=0.0, processes=(used(50, GIB, 0.0),))
 
     assert seen.foreign == Foreign()
 
 
-async def test_a_command_may_be_called_anything(world: World) -> None:
+async def test_a_command_may_contain_any_characters(world: World) -> None:
     world.machine.run(50, HOST_CGROUP, name=") Z 1 (a b")
 
     seen = await world.second(memory=2 * GIB, processes=(used(50, 2 * GIB),))
@@ -291,10 +287,10 @@ async def test_a_command_may_be_called_anything(world: World) -> None:
     assert seen.foreign.pids == (50,)
 
 
-async def test_an_instance_is_held_by_its_mig_uuid(world: World) -> None:
+async def test_an_instance_is_matched_by_its_mig_uuid(world: World) -> None:
     mig = "MIG-11111111-2222-3333-4444-555555555555"
     world.offer(mig)
-    world.device = KnownDevice(key=(GPU, "7"), mig_uuids=(mig,), index=0)
+    world.device = DeviceIds(key=(GPU, "7"), mig_uuids=(mig,), index=0)
     world.hold("trainer", device_id=f"{mig}::0")
 
     seen = await world.second()
@@ -303,7 +299,7 @@ async def test_an_instance_is_held_by_its_mig_uuid(world: World) -> None:
     assert [(one.pod, one.replicas) for one in seen.allocated_to] == [("trainer", ("0",))]
 
 
-async def test_many_processes_that_come_and_go_at_random_never_raise(world: World) -> None:
+async def test_random_processes_never_raise(world: World) -> None:
     rng = random.Random(7)
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)

@@ -1,4 +1,4 @@
-"""The parts that tenants are joined from: device ids, the kubelet's word, names, processes."""
+"""Sources of tenants: device ids, the kubelet's answers, pod names, processes."""
 
 import logging
 import os
@@ -10,10 +10,10 @@ from threading import Thread
 import pytest
 
 from agent import processes
-from agent.device_ids import DeviceNames, KnownDevice, Meant
-from agent.holdings import Holdings, HoldingsPolicy
+from agent.device_holders import DeviceHolders, DeviceHoldersPolicy
+from agent.device_ids import DeviceIds, DeviceIndex, DeviceMatch
 from agent.pod_names import PodName, PodNames
-from agent.podresources import Allocation, DeviceClaim, Offer, PodResourcesError
+from agent.podresources import AllocatableDevice, Allocation, DeviceClaim, PodResourcesError
 from agent.proc_stat import process_stat, small_file
 from agent.processes import ProcessFacts, ProcessTable
 from agent.report import Place
@@ -24,9 +24,9 @@ UUIDS = [f"43202e14-7a41-4c0e-9d53-5e0b8c11000{number}" for number in range(3)]
 CARD, PARENT = (f"GPU-{uuid}" for uuid in UUIDS[:2])
 MIG = f"MIG-{UUIDS[2]}"
 DEVICES = [
-    KnownDevice(key=(CARD, ""), index=0),
-    KnownDevice(key=(PARENT, "1"), mig_uuids=(MIG,), index=1),
-    KnownDevice(key=(PARENT, "5"), mig_uuids=("MIG-other-a", "MIG-other-b"), index=1),
+    DeviceIds(key=(CARD, ""), index=0),
+    DeviceIds(key=(PARENT, "1"), mig_uuids=(MIG,), index=1),
+    DeviceIds(key=(PARENT, "5"), mig_uuids=("MIG-other-a", "MIG-other-b"), index=1),
 ]
 WHOLE = (CARD, "")
 FIRST, SECOND = (PARENT, "1"), (PARENT, "5")
@@ -39,22 +39,24 @@ def claim(device: str, *cdi: str, driver: str = "gpu.nvidia.com") -> DeviceClaim
 @pytest.mark.parametrize(
     ("device_id", "meant"),
     [
-        pytest.param(CARD, Meant(keys=(WHOLE,)), id="card"),
-        pytest.param(CARD.lower(), Meant(keys=(WHOLE,)), id="whatever-the-case"),
-        pytest.param(f"{CARD}::3", Meant(keys=(WHOLE,), share="3"), id="share"),
-        pytest.param(MIG, Meant(keys=(FIRST,)), id="instance"),
-        pytest.param(f"{MIG}::7", Meant(keys=(FIRST,), share="7"), id="share-of-an-instance"),
-        pytest.param("MIG-other-b", Meant(keys=(SECOND,)), id="second-compute-instance"),
-        pytest.param(f"MIG-{PARENT}/5/0", Meant(keys=(SECOND,)), id="before-driver-470"),
-        pytest.param("nvidia0", Meant(keys=(WHOLE,)), id="gke"),
-        pytest.param("nvidia0/vgpu1", Meant(keys=(WHOLE,), share="vgpu1"), id="gke-share"),
-        pytest.param("nvidia1/gi5", Meant(keys=(SECOND,)), id="gke-instance"),
+        pytest.param(CARD, DeviceMatch(keys=(WHOLE,)), id="card"),
+        pytest.param(CARD.lower(), DeviceMatch(keys=(WHOLE,)), id="any-letter-case"),
+        pytest.param(f"{CARD}::3", DeviceMatch(keys=(WHOLE,), share="3"), id="share"),
+        pytest.param(MIG, DeviceMatch(keys=(FIRST,)), id="instance"),
+        pytest.param(f"{MIG}::7", DeviceMatch(keys=(FIRST,), share="7"), id="share-of-an-instance"),
+        pytest.param("MIG-other-b", DeviceMatch(keys=(SECOND,)), id="second-compute-instance"),
+        pytest.param(f"MIG-{PARENT}/5/0", DeviceMatch(keys=(SECOND,)), id="before-driver-470"),
+        pytest.param("nvidia0", DeviceMatch(keys=(WHOLE,)), id="gke"),
+        pytest.param("nvidia0/vgpu1", DeviceMatch(keys=(WHOLE,), share="vgpu1"), id="gke-share"),
+        pytest.param("nvidia1/gi5", DeviceMatch(keys=(SECOND,)), id="gke-instance"),
         pytest.param(
-            "nvidia1/gi5/vgpu2", Meant(keys=(SECOND,), share="vgpu2"), id="gke-instance-share"
+            "nvidia1/gi5/vgpu2", DeviceMatch(keys=(SECOND,), share="vgpu2"), id="gke-instance-share"
         ),
-        pytest.param(PARENT, Meant(keys=(FIRST, SECOND)), id="card-with-instances"),
-        pytest.param(f"{CARD}-4", Meant(keys=(WHOLE,), share="4"), id="others-suffix"),
-        pytest.param(f"{CARD}-_-4", Meant(keys=(WHOLE,), share="4"), id="others-longer-suffix"),
+        pytest.param(PARENT, DeviceMatch(keys=(FIRST, SECOND)), id="card-with-instances"),
+        pytest.param(f"{CARD}-4", DeviceMatch(keys=(WHOLE,), share="4"), id="others-suffix"),
+        pytest.param(
+            f"{CARD}-_-4", DeviceMatch(keys=(WHOLE,), share="4"), id="others-longer-suffix"
+        ),
         pytest.param("nvidia7", None, id="no-such-card"),
         pytest.param("nvidia1/gi9", None, id="no-such-instance"),
         pytest.param("GPU-unknown", None, id="unknown-uuid"),
@@ -63,8 +65,8 @@ def claim(device: str, *cdi: str, driver: str = "gpu.nvidia.com") -> DeviceClaim
         pytest.param("::", None, id="only-a-separator"),
     ],
 )
-def test_a_device_id_of_any_plugin_is_understood(device_id: str, meant: Meant | None) -> None:
-    assert DeviceNames(DEVICES).find(device_id) == meant
+def test_device_ids_of_all_plugins_are_resolved(device_id: str, meant: DeviceMatch | None) -> None:
+    assert DeviceIndex(DEVICES).find(device_id) == meant
 
 
 @pytest.mark.parametrize(
@@ -78,10 +80,10 @@ def test_a_device_id_of_any_plugin_is_understood(device_id: str, meant: Meant | 
         pytest.param(claim("channel-0"), None, id="no-device"),
     ],
 )
-def test_a_claims_device_is_understood(
+def test_the_device_of_a_claim_is_resolved(
     given: DeviceClaim, keys: tuple[tuple[str, str], ...] | None
 ) -> None:
-    meant = DeviceNames(DEVICES).find(given.device, given)
+    meant = DeviceIndex(DEVICES).find(given.device, given)
 
     assert (None if meant is None else meant.keys) == keys
 
@@ -89,7 +91,7 @@ def test_a_claims_device_is_understood(
 class ScriptedKubelet:
     def __init__(self) -> None:
         self.allocations: tuple[Allocation, ...] | PodResourcesError = ()
-        self.offers: tuple[Offer, ...] | PodResourcesError = ()
+        self.offers: tuple[AllocatableDevice, ...] | PodResourcesError = ()
         self.calls: list[str] = []
 
     async def list(self) -> tuple[Allocation, ...]:
@@ -98,7 +100,7 @@ class ScriptedKubelet:
             raise self.allocations
         return self.allocations
 
-    async def allocatable(self) -> tuple[Offer, ...]:
+    async def allocatable(self) -> tuple[AllocatableDevice, ...]:
         self.calls.append("allocatable")
         if isinstance(self.offers, PodResourcesError):
             raise self.offers
@@ -126,17 +128,17 @@ def held_by(pod: str, device_id: str, given: DeviceClaim | None = None) -> Alloc
     )
 
 
-async def test_the_kubelet_is_asked_every_few_seconds_and_sooner_when_wanted() -> None:
+async def test_the_kubelet_is_called_periodically_and_sooner_on_request() -> None:
     kubelet, clock = ScriptedKubelet(), Clock()
-    policy = HoldingsPolicy(list_seconds=5, least_seconds=1, offer_seconds=60)
-    holdings = Holdings(kubelet, policy=policy, clock=clock)
+    policy = DeviceHoldersPolicy(list_seconds=5, min_interval_seconds=1, allocatable_seconds=60)
+    device_holders = DeviceHolders(kubelet, policy=policy, clock=clock)
     asked = []
     for tick in range(48):  # 12 seconds of 4 passes each
         clock.now = 100 + tick / 4
         if tick >= 30:
-            holdings.want()
+            device_holders.request_refresh()
         before = kubelet.calls.count("list")
-        await holdings.refresh()
+        await device_holders.refresh()
         if kubelet.calls.count("list") > before:
             asked.append(clock.now - 100)
 
@@ -144,49 +146,49 @@ async def test_the_kubelet_is_asked_every_few_seconds_and_sooner_when_wanted() -
     assert kubelet.calls.count("allocatable") == 1
 
 
-async def test_a_clock_that_is_set_back_does_not_keep_the_kubelet_from_being_asked() -> None:
+async def test_the_kubelet_is_called_after_the_clock_is_set_back() -> None:
     kubelet, clock = ScriptedKubelet(), Clock()
-    holdings = Holdings(kubelet, clock=clock)
-    await holdings.refresh()
+    device_holders = DeviceHolders(kubelet, clock=clock)
+    await device_holders.refresh()
 
     clock.now -= 3_600
-    await holdings.refresh()
-    holdings.close()
+    await device_holders.refresh()
+    device_holders.close()
 
     assert kubelet.calls == ["list", "allocatable", "list", "close"]
 
 
-async def test_a_failing_kubelet_is_asked_no_more_often_and_logged_once(
+async def test_a_failing_kubelet_is_called_at_the_same_interval_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kubelet, clock = ScriptedKubelet(), Clock()
     kubelet.allocations = PodResourcesError("it is gone")
-    holdings = Holdings(kubelet, clock=clock)
-    with caplog.at_level(logging.INFO, "agent.holdings"):
+    device_holders = DeviceHolders(kubelet, clock=clock)
+    with caplog.at_level(logging.INFO, "agent.device_holders"):
         for _ in range(50):
             clock.now += 1
-            await holdings.refresh()
+            await device_holders.refresh()
         kubelet.allocations = ()
         clock.now += 10
-        await holdings.refresh()
+        await device_holders.refresh()
 
     assert kubelet.calls.count("list") == 11
     assert [record.message for record in caplog.records] == [
-        "kubelet does not say who holds devices",
+        "cannot list device holders",
         "kubelet answers again",
     ]
-    assert holdings.problem is None
+    assert device_holders.problem is None
 
 
-async def test_what_is_held_and_free_is_told_apart_from_what_is_unknown() -> None:
+async def test_held_free_and_unknown_devices_are_distinguished() -> None:
     kubelet, clock = ScriptedKubelet(), Clock()
     kubelet.allocations = (held_by("trainer", MIG),)
-    kubelet.offers = (Offer(resource="nvidia.com/gpu", device_id=CARD),)
-    holdings = Holdings(kubelet, clock=clock)
-    assert holdings.held(DEVICES) is None
-    await holdings.refresh()
+    kubelet.offers = (AllocatableDevice(resource="nvidia.com/gpu", device_id=CARD),)
+    device_holders = DeviceHolders(kubelet, clock=clock)
+    assert device_holders.snapshot(DEVICES) is None
+    await device_holders.refresh()
 
-    held = holdings.held(DEVICES)
+    held = device_holders.snapshot(DEVICES)
 
     assert held is not None
     assert [one.pod for one in held.holders[FIRST]] == ["trainer"]
@@ -194,34 +196,34 @@ async def test_what_is_held_and_free_is_told_apart_from_what_is_unknown() -> Non
     assert SECOND not in held.holders
 
 
-async def test_where_claims_are_seen_or_offers_are_not_told_every_device_is_known() -> None:
+async def test_with_claims_or_without_allocatable_every_device_is_known() -> None:
     for given in (claim("gpu-0"), None):
         kubelet = ScriptedKubelet()
         kubelet.allocations = (held_by("trainer", CARD if given is None else "gpu-0", given),)
         kubelet.offers = () if given else PodResourcesError("not offered")
-        holdings = Holdings(kubelet, clock=Clock())
-        await holdings.refresh()
+        device_holders = DeviceHolders(kubelet, clock=Clock())
+        await device_holders.refresh()
 
-        held = holdings.held(DEVICES)
+        held = device_holders.snapshot(DEVICES)
 
         assert held is not None
         assert set(held.holders) == {WHOLE, FIRST, SECOND}
 
 
-async def test_a_claim_for_one_of_several_instances_may_hold_any_of_them() -> None:
+async def test_an_ambiguous_claim_counts_on_every_instance() -> None:
     kubelet = ScriptedKubelet()
     kubelet.allocations = (held_by("trainer", "x", claim("gpu-1-mig-1g.10gb-19-0")),)
-    holdings = Holdings(kubelet, clock=Clock())
-    await holdings.refresh()
+    device_holders = DeviceHolders(kubelet, clock=Clock())
+    await device_holders.refresh()
 
-    held = holdings.held(DEVICES)
+    held = device_holders.snapshot(DEVICES)
 
     assert held is not None
     assert [one.pod for key in (FIRST, SECOND) for one in held.holders[key]] == ["trainer"] * 2
     assert held.holders[WHOLE] == ()
 
 
-def test_names_come_from_the_kubelets_log_directory(tmp_path: Path) -> None:
+def test_pod_names_come_from_the_kubelets_log_directory(tmp_path: Path) -> None:
     machine, clock = FakeMachine(tmp_path), Clock()
     machine.log("llm", "trainer-0", "uid-1")
     (machine.logs / "lost+found").mkdir()
@@ -237,7 +239,7 @@ def test_names_come_from_the_kubelets_log_directory(tmp_path: Path) -> None:
     assert names.uid(PodName(namespace="llm", pod="trainer-0")) == ""
 
 
-def test_a_pod_made_again_under_its_name_has_its_own_uid_soon(tmp_path: Path) -> None:
+def test_a_recreated_pod_gets_its_new_uid_in_time(tmp_path: Path) -> None:
     machine, clock = FakeMachine(tmp_path), Clock()
     trainer = PodName(namespace="llm", pod="trainer-0")
     machine.log("llm", "trainer-0", "uid-1")
@@ -251,7 +253,7 @@ def test_a_pod_made_again_under_its_name_has_its_own_uid_soon(tmp_path: Path) ->
     assert names.uid(trainer) == "uid-2"
 
 
-def test_the_hash_of_a_static_pods_manifest_is_not_its_uid_in_the_api(tmp_path: Path) -> None:
+def test_the_manifest_hash_of_a_static_pod_is_not_its_api_uid(tmp_path: Path) -> None:
     machine, digest = FakeMachine(tmp_path), "1f0e" * 8
     machine.log("kube-system", "burn-in-gpu-1", digest)
     names = PodNames(machine.logs, clock=Clock())
@@ -261,7 +263,7 @@ def test_the_hash_of_a_static_pods_manifest_is_not_its_uid_in_the_api(tmp_path: 
     assert names.uid(burn_in) == ""
 
 
-def test_without_the_directory_no_name_is_known(tmp_path: Path) -> None:
+def test_without_the_directory_names_are_unknown(tmp_path: Path) -> None:
     for directory in (tmp_path / "absent", None):
         names = PodNames(directory, clock=Clock())
 
@@ -271,11 +273,11 @@ def test_without_the_directory_no_name_is_known(tmp_path: Path) -> None:
 
 def look_up(table: ProcessTable, *pids: int) -> dict[int, ProcessFacts]:
     found = table.look_up(pids)
-    assert found is not None, "the machine's processes are not seen"
+    assert found is not None, "the machine's host processes are not visible"
     return found
 
 
-def test_processes_are_remembered_while_they_are_asked_for(tmp_path: Path) -> None:
+def test_processes_are_cached_while_they_are_looked_up(tmp_path: Path) -> None:
     machine, clock = FakeMachine(tmp_path), Clock()
     machine.run(5, HOST_CGROUP)
     table = ProcessTable(machine.proc, clock=clock)
@@ -284,13 +286,13 @@ def test_processes_are_remembered_while_they_are_asked_for(tmp_path: Path) -> No
     clock.now += 1
     again = look_up(table, 5)[5]
     look_up(table)
-    anew = look_up(table, 5)[5]
+    forgotten = look_up(table, 5)[5]
 
     assert first is again
-    assert (first.first_seen, anew.first_seen) == (100.0, 101.0)
+    assert (first.first_seen, forgotten.first_seen) == (100.0, 101.0)
 
 
-def test_a_process_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> None:
+def test_a_process_that_ends_during_the_read_is_left_out(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP)
     (machine.proc / "5" / "cgroup").unlink()
@@ -298,12 +300,12 @@ def test_a_process_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> Non
     assert look_up(ProcessTable(machine.proc, clock=Clock()), 5) == {}
 
 
-def test_a_number_that_changes_hands_while_it_is_read_is_left_out(tmp_path: Path) -> None:
+def test_a_pid_reused_during_the_read_is_left_out(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP, started=1_000)
     cgroup = machine.proc / "5" / "cgroup"
     cgroup.unlink()
-    os.mkfifo(cgroup)  # whoever reads it waits for this
+    os.mkfifo(cgroup)  # a reader blocks until it is written
 
     def hand_over() -> None:
         with cgroup.open("w") as reader_came:
@@ -319,7 +321,7 @@ def test_a_number_that_changes_hands_while_it_is_read_is_left_out(tmp_path: Path
     assert found == {}
 
 
-def test_no_process_is_looked_up_where_the_machines_are_not_seen(tmp_path: Path) -> None:
+def test_no_process_is_looked_up_if_host_processes_are_hidden(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)
     machine.run(5, HOST_CGROUP)
     table = ProcessTable(machine.proc, clock=Clock())
@@ -330,13 +332,13 @@ def test_no_process_is_looked_up_where_the_machines_are_not_seen(tmp_path: Path)
     assert table.look_up([5]) is None
 
 
-def test_it_is_looked_once_a_pass_whether_the_machine_is_seen(
+def test_host_visibility_is_checked_once_per_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine, clock = FakeMachine(tmp_path), Clock()
     table = ProcessTable(machine.proc, clock=clock)
     names = PodNames(None, clock=clock)
-    tenants = Tenants(holdings=None, processes=table, names=names, clock=clock)
+    tenants = Tenants(device_holders=None, processes=table, names=names, clock=clock)
     read: list[str] = []
 
     def counted(path: str) -> str | None:
@@ -358,7 +360,7 @@ def test_the_agents_own_pod_is_unknown_in_a_private_namespace(tmp_path: Path) ->
 
     found = look_up(ProcessTable(machine.proc, clock=Clock()), 5, 6)
 
-    assert [found[pid].home.place for pid in (5, 6)] == [Place.UNKNOWN, Place.POD]
+    assert [found[pid].location.place for pid in (5, 6)] == [Place.UNKNOWN, Place.POD]
 
 
 def test_a_real_process_is_found_and_a_zombie_is_gone() -> None:
@@ -369,12 +371,12 @@ def test_a_real_process_is_found_and_a_zombie_is_gone() -> None:
         assert started.started_ticks >= own.started_ticks
         assert started.parent == os.getpid()
         table = ProcessTable(clock=Clock())
-        if table.sees_machine():
+        if table.sees_host():
             assert look_up(table, child.pid)[child.pid].started_ticks == started.started_ticks
 
         assert child.stdin is not None
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
-        assert process_stat(child.pid) is None  # it has ended, and nobody has waited for it yet
+        assert process_stat(child.pid) is None  # a zombie: ended and not yet waited for
     assert process_stat(child.pid) is None

@@ -1,10 +1,12 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.report import Verdict
-from agent.verdict import Facts, Judge, Judgement, gravest_xid
+from agent.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
 from extender.core.causes import words
 from extender.core.health import judge
 from extender.core.policy import Health, HealthAction, Thresholds
@@ -15,22 +17,22 @@ GIB = float(1 << 30)
 
 
 def verdict(
-    judgement: Judgement | None = None,
+    verdict_policy: VerdictPolicy | None = None,
     *,
     source: str = "gpm",
     xid_at: float | None = None,
-    **values: float,
+    **values: Any,
 ) -> Verdict:
     signals = {Signal[name].value: (value,) for name, value in values.items()}
-    facts = Facts(sources=(source,), xid_at=(xid_at,), is_lost=(False,))
-    (found,) = Judge(judgement or Judgement()).judge(signals, facts, NOW)
+    facts = DeviceFacts(sources=(source,), xid_at=(xid_at,), is_lost=(False,))
+    (found,) = DeviceEvaluator(verdict_policy or VerdictPolicy()).evaluate(signals, facts, NOW)
     return found
 
 
-IDLE = {"GRAPHICS_ACTIVE": 0.02, "MEMORY_USED": GIB, "MEMORY_TOTAL": 80 * GIB}
+IDLE: dict[str, Any] = {"GRAPHICS_ACTIVE": 0.02, "MEMORY_USED": GIB, "MEMORY_TOTAL": 80 * GIB}
 
 
-def test_a_device_below_both_thresholds_is_idle_and_says_by_what() -> None:
+def test_a_device_below_both_thresholds_is_idle_with_its_source() -> None:
     found = verdict(**IDLE)
 
     assert (found.is_idle, found.reason) == (True, "busy 2% (gpm), memory 1% used")
@@ -48,15 +50,15 @@ def test_a_device_below_both_thresholds_is_idle_and_says_by_what() -> None:
         ),
     ],
 )
-def test_a_device_that_is_not_idle_says_which_threshold_it_is_beyond(
-    values: dict[str, float], reason: str
+def test_a_device_that_is_not_idle_names_the_exceeded_threshold(
+    values: dict[str, Any], reason: str
 ) -> None:
     found = verdict(**{**IDLE, **values})
 
     assert (found.is_idle, found.reason) == (False, reason)
 
 
-def test_memory_traffic_contradicts_a_reading_that_calls_a_loaded_device_idle() -> None:
+def test_memory_traffic_overrides_a_low_utilization() -> None:
     loaded = {**IDLE, "GPU_UTILIZATION": 0.01, "MEMORY_COPY_UTILIZATION": 0.49}
     del loaded["GRAPHICS_ACTIVE"]
 
@@ -66,26 +68,26 @@ def test_memory_traffic_contradicts_a_reading_that_calls_a_loaded_device_idle() 
     assert found.reason.startswith("busy 49% (1% by samples, more by memory traffic)")
 
 
-def test_power_alone_calls_no_device_busy() -> None:
+def test_power_alone_does_not_make_a_device_busy() -> None:
     hungry = {**IDLE, "POWER": 450.0, "POWER_LIMIT": 700.0}
 
     assert verdict(**hungry).is_idle is True
 
 
 @pytest.mark.parametrize("missing", [("GRAPHICS_ACTIVE",), ("MEMORY_USED", "MEMORY_TOTAL")])
-def test_what_is_not_known_leaves_it_open_whether_a_device_is_idle(missing: tuple[str]) -> None:
+def test_unknown_values_leave_the_verdict_unknown(missing: tuple[str]) -> None:
     found = verdict(**{name: value for name, value in IDLE.items() if name not in missing})
 
     assert found.is_idle is None
     assert "unknown" in found.reason
 
 
-def test_what_is_known_may_be_enough_to_call_it_busy() -> None:
+def test_one_exceeded_threshold_is_enough_for_busy() -> None:
     assert verdict(GRAPHICS_ACTIVE=0.9).is_idle is False
 
 
 def test_thresholds_are_settings() -> None:
-    strict = Judgement(thresholds=Thresholds(utilization=0.01, memory=0.5))
+    strict = VerdictPolicy(thresholds=Thresholds(utilization=0.01, memory=0.5))
 
     assert verdict(strict, **IDLE).is_idle is False
 
@@ -108,7 +110,7 @@ def test_thresholds_are_settings() -> None:
         st.integers(0, 600).map(float),
     )
 )
-def test_health_is_judged_as_the_extender_judges_it(values: dict[str, float]) -> None:
+def test_health_matches_the_extenders_evaluation(values: dict[str, Any]) -> None:
     columns = {Signal[name]: np.array([value]) for name, value in values.items()}
     by_extender = judge(columns, 1, Health(), np.array([False]), np.array([False]))
 
@@ -119,39 +121,42 @@ def test_health_is_judged_as_the_extender_judges_it(values: dict[str, float]) ->
     assert (found.action in excluded) == bool(by_extender.is_excluded[0])
 
 
-def test_what_signs_mean_is_a_setting() -> None:
-    lax = Judgement(health=Health(double_bit_error=HealthAction.PENALTY))
+def test_health_actions_are_settings() -> None:
+    lax = VerdictPolicy(health=Health(double_bit_error=HealthAction.PENALTY))
 
     assert verdict(ECC_DOUBLE_BIT_VOLATILE=1.0).action == "exclude"
     assert verdict(lax, ECC_DOUBLE_BIT_VOLATILE=1.0).action == "penalty"
 
 
-def test_what_slows_a_device_down_is_told_and_is_no_illness() -> None:
+def test_throttling_is_stress_and_not_ill_health() -> None:
     found = verdict(**IDLE, CLOCK_EVENT_REASONS=float(0x40), TEMPERATURE=84.0)
 
     assert (found.is_idle, found.action, found.cause) == (True, "", "")
     assert (found.stress_ratio, found.stress_cause) == (1.0, "hardware thermal slowdown, 84 °C")
 
 
-def test_heat_counts_by_where_the_clocks_of_the_card_are_held_back() -> None:
+def test_heat_is_relative_to_the_slowdown_temperature() -> None:
     assert verdict(TEMPERATURE=82.0).stress_ratio == 0.2
     assert verdict(TEMPERATURE=82.0, TEMPERATURE_SLOWDOWN=89.0).stress_ratio == 0.3
     assert verdict(TEMPERATURE=82.0, TEMPERATURE_SLOWDOWN=100.0).stress_ratio == 0.0
 
 
-def test_a_device_as_hot_as_where_it_switches_off_is_judged_anew_each_second() -> None:
-    judge_of_node = Judge(Judgement())
-    facts = Facts(sources=("gpm",), xid_at=(None,), is_lost=(False,))
+def test_a_device_at_its_shutdown_temperature_is_evaluated_every_time() -> None:
+    judge_of_node = DeviceEvaluator(VerdictPolicy())
+    facts = DeviceFacts(sources=("gpm",), xid_at=(None,), is_lost=(False,))
 
-    def told(celsius: float) -> tuple[str, str]:
-        signals = {Signal.TEMPERATURE: (celsius,), Signal.TEMPERATURE_SHUTDOWN: (95.0,)}
-        (found,) = judge_of_node.judge(signals, facts, NOW)
+    def reported(celsius: float) -> tuple[str, str]:
+        signals = {
+            Signal.TEMPERATURE.value: (celsius,),
+            Signal.TEMPERATURE_SHUTDOWN.value: (95.0,),
+        }
+        (found,) = judge_of_node.evaluate(signals, facts, NOW)
         return found.action, found.cause
 
-    assert told(94.0) == ("", "")
-    assert told(95.0) == ("exclude", "95 °C, at which it switches itself off")
-    assert told(96.0) == ("exclude", "96 °C, at which it switches itself off")
-    assert told(90.0) == ("", "")
+    assert reported(94.0) == ("", "")
+    assert reported(95.0) == ("exclude", "95 °C, at which it switches itself off")
+    assert reported(96.0) == ("exclude", "96 °C, at which it switches itself off")
+    assert reported(90.0) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -162,13 +167,13 @@ def test_a_device_as_hot_as_where_it_switches_off_is_judged_anew_each_second() -
         ((True,), [("", "")]),
     ],
 )
-def test_a_device_that_cannot_be_read_is_missing_among_siblings_that_can(
+def test_an_unreadable_device_counts_as_missing_besides_readable_ones(
     is_lost: tuple[bool, ...], expected: list[tuple[str, str]]
 ) -> None:
     count = len(is_lost)
-    facts = Facts(sources=("",) * count, xid_at=(None,) * count, is_lost=is_lost)
+    facts = DeviceFacts(sources=("",) * count, xid_at=(None,) * count, is_lost=is_lost)
 
-    found = Judge(Judgement()).judge({}, facts, NOW)
+    found = DeviceEvaluator(VerdictPolicy()).evaluate({}, facts, NOW)
 
     assert [(one.action, one.cause) for one in found] == expected
 
@@ -178,51 +183,56 @@ def test_an_xid_counts_for_a_while() -> None:
     assert verdict(XID=48.0, xid_at=NOW - 3601).action == ""
 
 
-def test_an_application_fault_does_not_hide_the_fault_of_the_card_before_it() -> None:
+def test_an_application_error_does_not_hide_an_earlier_hardware_error() -> None:
     events = ((NOW - 20, 13), (NOW - 10, 48), (NOW - 1, 43))
 
-    assert gravest_xid(events, Health(), NOW) == (NOW - 10, 48)
+    assert most_severe_xid(events, Health(), NOW) == (NOW - 10, 48)
 
 
-def test_of_faults_as_grave_the_last_is_told() -> None:
+def test_of_equally_severe_xids_the_last_one_counts() -> None:
     events = ((NOW - 20, 48), (NOW - 10, 62))
 
-    assert gravest_xid(events, Health(), NOW) == (NOW - 10, 62)
+    assert most_severe_xid(events, Health(), NOW) == (NOW - 10, 62)
 
 
 @pytest.mark.parametrize("reads_recovery", [True, False])
-def test_that_the_recovery_action_has_changed_does_not_hide_why(*, reads_recovery: bool) -> None:
+def test_a_recovery_action_xid_does_not_hide_its_cause(*, reads_recovery: bool) -> None:
     events = ((NOW - 20, 95), (NOW - 10, 154))
 
-    assert gravest_xid(events, Health(), NOW, reads_recovery=reads_recovery) == (NOW - 20, 95)
+    assert most_severe_xid(events, Health(), NOW, reads_recovery=reads_recovery) == (NOW - 20, 95)
 
 
-def test_that_the_recovery_action_has_changed_hides_nothing_where_the_action_is_read() -> None:
+def test_a_recovery_action_xid_hides_nothing_if_the_action_is_read() -> None:
     events = ((NOW - 20, 74), (NOW - 10, 154))
 
-    assert gravest_xid(events, Health(), NOW) == (NOW - 10, 154)
-    assert gravest_xid(events, Health(), NOW, reads_recovery=True) == (NOW - 20, 74)
-    assert gravest_xid(events[1:], Health(), NOW, reads_recovery=True) == (NOW - 10, 154)
+    assert most_severe_xid(events, Health(), NOW) == (NOW - 10, 154)
+    assert most_severe_xid(events, Health(), NOW, reads_recovery=True) == (NOW - 20, 74)
+    assert most_severe_xid(events[1:], Health(), NOW, reads_recovery=True) == (NOW - 10, 154)
 
 
-def test_faults_that_count_no_more_leave_the_last_to_be_told() -> None:
+def test_without_recent_xids_the_last_one_is_reported() -> None:
     events = ((NOW - 9000, 48), (NOW - 8000, 43))
 
-    assert gravest_xid(events, Health(), NOW) == (NOW - 8000, 43)
-    assert gravest_xid((), Health(), NOW) is None
+    assert most_severe_xid(events, Health(), NOW) == (NOW - 8000, 43)
+    assert most_severe_xid((), Health(), NOW) is None
 
 
 def test_a_node_without_devices_has_no_verdicts() -> None:
-    assert Judge(Judgement()).judge({}, Facts(sources=(), xid_at=(), is_lost=()), NOW) == ()
+    assert (
+        DeviceEvaluator(VerdictPolicy()).evaluate(
+            {}, DeviceFacts(sources=(), xid_at=(), is_lost=()), NOW
+        )
+        == ()
+    )
 
 
-def test_health_that_changes_is_judged_anew_each_time() -> None:
-    judge_of_node = Judge(Judgement())
-    facts = Facts(sources=("gpm",), xid_at=(NOW,), is_lost=(False,))
+def test_changed_health_is_evaluated_again() -> None:
+    judge_of_node = DeviceEvaluator(VerdictPolicy())
+    facts = DeviceFacts(sources=("gpm",), xid_at=(NOW,), is_lost=(False,))
 
     def action(now: float, **values: float) -> str:
         signals = {Signal[name].value: (value,) for name, value in values.items()}
-        (found,) = judge_of_node.judge(signals, facts, now)
+        (found,) = judge_of_node.evaluate(signals, facts, now)
         return found.action
 
     assert action(NOW) == ""

@@ -1,4 +1,4 @@
-"""Workers of one container as real processes, which find a fake driver's library."""
+"""Workers of one container as real processes that load a fake driver."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 @dataclass
 class Worker:
-    """A process that has its device and lives until it is told to end."""
+    """A process that chooses its device and runs until it is stopped."""
 
     process: subprocess.Popen[str]
     device: str = ""
@@ -40,7 +40,7 @@ class Worker:
 
 
 class Container:
-    """Where workers run: they share the driver and the file."""
+    """Starts workers that share a driver and a lease file."""
 
     def __init__(self, driver: FakeDriver, directory: Path, stack: ExitStack) -> None:
         self.environment = driver.environment | {

@@ -84,6 +84,23 @@ def test_the_default_may_cost_a_twentieth_and_one_node_nothing(
     assert bound.is_met is is_met
 
 
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        pytest.param((19.1, 19.5, 22.0), "met", id="all-within"),
+        pytest.param((18.0, 19.5, 22.0), "undecided", id="on-both-sides"),
+        pytest.param((10.0, 11.0, 18.9), "MISSED", id="none-within"),
+    ],
+)
+def test_where_pairs_spread_over_a_bound_nothing_is_decided(
+    rates: tuple[float, ...], verdict: str
+) -> None:
+    (bound,) = bounds([pair(100, 20.0, rate) for rate in rates])
+
+    assert bound.verdict == verdict
+    assert verdict in str(bound)
+
+
 # --- what is read ---------------------------------------------------------------------------------
 
 

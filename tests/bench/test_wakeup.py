@@ -1,24 +1,33 @@
 """What the benchmark of waking makes of what it measured."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from bench.wakeup import Bindings, Measured, bounds, row, waiting_pod
+from bench.wakeup import WAYS, Bindings, Measured, bounds, row, waiting_pod
 from extender.core.scheduled import GATE
 
 
 def measured(
     way: str = "gated", *, freed: Sequence[float] = (1.0, 2.9), retries: float = 2.0
 ) -> Measured:
-    return Measured(way=way, waiting=1000, freed=freed, retries=retries, others=[0.1, 0.3])
+    return Measured(
+        way=way, waiting=1000, freed=freed, retries=retries, early=[9.0, 0.2], others=[0.1, 0.3]
+    )
 
 
 def test_gated_pods_alone_have_bounds_and_the_slow_ones_count() -> None:
-    of_time, of_questions = bounds([measured("object"), measured("pod"), measured()])
+    *_, of_time, of_questions = bounds([measured("object"), measured("pod"), measured()])
 
     assert (of_time.is_met, of_questions.is_met) == (True, True)
-    assert not bounds([measured(freed=[4.0])])[0].is_met
-    assert not bounds([measured(retries=3.1)])[1].is_met
+    assert not bounds([measured(freed=[4.0])])[1].is_met
+    assert not bounds([measured(retries=3.1)])[2].is_met
     assert of_time.measured == row(measured())["p95 s"]
+
+
+def test_other_pods_are_bound_soon_beside_pods_that_wait_in_any_way() -> None:
+    assert all(bound.is_met for way in WAYS for bound in bounds([measured(way)])[:1])
+    assert not bounds([replace(measured("object"), others=[0.1, 3.5])])[0].is_met
+    assert row(measured())["others at first: max s"] == 9.0
 
 
 def test_a_binding_counts_once_for_its_node_and_only_of_a_pod_that_waited() -> None:

@@ -36,7 +36,7 @@ def follows(world: World) -> None:
     def is_so() -> bool:
         known, state = world.metrics(), world.state()
         nodes, pods = known["idlegpu_nodes"], known["idlegpu_gpu_pods"]
-        return nodes == state["nodes"] and pods == state["gpu_pods"]
+        return bool(nodes == state["nodes"] and pods == state["gpu_pods"])
 
     wait_until(is_so, "the extender follows", LIMIT_SECONDS)
 

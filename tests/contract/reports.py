@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from agent.push_news import Digest
-from agent.push_update import Updates
+from agent.push_digest import Digest
+from agent.push_update import UpdateBuilder
 from agent.report import (
     LENGTH_BYTES,
     Device,
@@ -150,13 +150,13 @@ def reports() -> list[Report]:
 
 def stream() -> bytes:
     """Return what this checkout's agent sends of these reports on one connection."""
-    updates = Updates()
+    updates = UpdateBuilder()
     key = ("GPU-aaaa", "")
     said = b""
     for number, report in enumerate(reports()):
         digest = Digest(totals={key: (10 + 10 * number, 5.0 + 2 * number, 4.0 + number)})
         sent_at = report.at + 0.125
-        said += frame(updates.make(report, digest, is_news=number == 2, sent_at=sent_at))
+        said += frame(updates.build(report, digest, is_news=number == 2, sent_at=sent_at))
     return said
 
 

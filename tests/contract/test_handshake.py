@@ -122,7 +122,7 @@ async def test_an_agent_understands_the_last_words_of_an_extender_of_that_releas
         await eventually(has_heard)
 
         (link,) = running.pusher.links.values()
-        assert link.problem.startswith("the extender ended it: ")
+        assert link.problem.startswith("the extender ended the connection: ")
         assert "gpu-2" in link.problem
 
 

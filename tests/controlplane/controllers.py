@@ -16,6 +16,7 @@ WORKLOADS: Final = (
     "job-controller",
     "persistentvolume-binder-controller",
     "replicaset-controller",
+    "resourcequota-controller",
     "serviceaccount-controller",
     "ttl-after-finished-controller",
 )

@@ -18,6 +18,7 @@ import yaml
 from tests.controlplane.objects import Object
 from tests.controlplane.plane import EXTENDER, ControlPlane
 from tests.controlplane.process import ServerProcess, free_port
+from tests.controlplane.waiting import wait_for
 
 ROOT: Final = Path(__file__).parents[2]
 RIGHTS: Final = ROOT / "manifests" / "rbac"
@@ -139,7 +140,7 @@ class ExtenderServer:
         self.webhooks = f"{'https' if self._ca_file else 'http'}://{listen}"
         self.settings: Object = {}
         self._usual, self._own = usual, own
-        self._token = manner.token
+        self._headers = {"Authorization": f"Bearer {manner.token}"} if manner.token else {}
         self.config = folder / f"{name}.yaml"
         self.process = ServerProcess(
             name=name,
@@ -155,7 +156,7 @@ class ExtenderServer:
         )
 
     async def ensure(self, settings: Object) -> None:
-        """Have it run with these settings; it is started anew only where it does not yet.
+        """Have it run with these settings; it is restarted only where it cannot load them.
 
         Args:
             settings: as in the settings file; what is the extender's own is set here.
@@ -163,11 +164,32 @@ class ExtenderServer:
         Raises:
             ProcessError: it did not come up.
         """
-        if self.process.is_running and settings == self.settings:
-            return
-        await self.process.stop()
+        if self.process.is_running:
+            if settings == self.settings or await self._take_over(settings):
+                return
+            await self.process.stop()
         self.write(settings)
         await self.process.start()
+
+    async def _take_over(self, settings: Object) -> bool:
+        """Write other settings and wait until it has loaded them; say whether all are in force."""
+        loaded = await self._metric("idlegpu_settings_loaded_timestamp_seconds")
+        self.write(settings)
+
+        async def is_loaded() -> bool:
+            return await self._metric("idlegpu_settings_loaded_timestamp_seconds") > loaded
+
+        await wait_for(is_loaded, f"{self.config} is loaded")
+        return not await self._metric("idlegpu_settings_restart_needed")
+
+    async def _metric(self, name: str) -> float:
+        async with (
+            self.session(headers=self._headers, raise_for_status=True) as session,
+            session.get("/metrics") as response,
+        ):
+            text = await response.text()
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+        return float(line.split()[1])
 
     def write(self, settings: Object) -> None:
         """Write these settings into its file: where it runs, it follows them by itself."""
@@ -196,10 +218,9 @@ class ExtenderServer:
         Raises:
             aiohttp.ClientError: it does not answer, or not with 200.
         """
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         async with (
             self.session(
-                headers=headers,
+                headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS),
                 raise_for_status=True,
             ) as session,

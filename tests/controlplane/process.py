@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import socket
-import ssl
 import subprocess
 import tempfile
 import time
@@ -69,6 +68,17 @@ class ServerProcess:
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process ID.
+
+        Raises:
+            ProcessError: it was never started.
+        """
+        if self._process is None:
+            raise ProcessError(f"{self.name} was never started")
+        return self._process.pid
 
     async def start(self, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
         """Start it and wait until it is ready.
@@ -180,10 +190,7 @@ def free_port() -> int:
 
 def _probing_session() -> aiohttp.ClientSession:
     """Open a session that trusts any certificate: it asks only whether a server is there."""
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=context, force_close=True),
+        connector=aiohttp.TCPConnector(ssl=False, force_close=True),
         timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_SECONDS),
     )

@@ -170,18 +170,19 @@ def test_two_builds_at_once_wait_for_each_other(cache: Path, tmp_path: Path) -> 
 
 
 def test_the_table_of_versions_names_those_that_are_built() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "versions.md").read_text()
     modules = Path(__file__).parent
 
     for version, module in (
         (KUBERNETES_VERSION, modules),
         (OLDEST_KUBERNETES_VERSION, modules / "oldest"),
     ):
-        assert f"| {version.removeprefix('v').rpartition('.')[0]} ({version})" in readme.replace(
+        assert f"| {version.removeprefix('v').rpartition('.')[0]} ({version})" in page.replace(
             "| | ", "| Kubernetes | "
         )
         assert f"k8s.io/kubernetes {version} // indirect" in (module / "go.mod").read_text()
-    assert f"| Prometheus | {PROMETHEUS_VERSION.rpartition('.')[0]} |" in readme
+    minor = PROMETHEUS_VERSION.rpartition(".")[0]
+    assert f"| Prometheus | {minor} ({PROMETHEUS_VERSION}) |" in page
 
 
 def test_the_descheduler_that_is_built_is_the_one_that_the_docs_name() -> None:

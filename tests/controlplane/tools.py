@@ -25,7 +25,7 @@ from tests.controlplane.gobuild import BuildError, GoProgram, GoToolchain, say
 
 KUBERNETES_VERSION: Final = "v1.37.2"
 OLDEST_KUBERNETES_VERSION: Final = "v1.32.2"
-"""The oldest that README.md names, for the cases of tests/versions."""
+"""The oldest that docs/versions.md names, for the cases of tests/versions."""
 OLDEST: Final = "oldest-"
 """Before the names of its programs."""
 DESCHEDULER_VERSION: Final = "v0.36.0"
@@ -116,6 +116,13 @@ TOOLS: Final = {
     ),
     "kube-apiserver": _kubernetes("kube-apiserver", "--version", build_seconds=195),
     "kube-scheduler": _kubernetes("kube-scheduler", "--version", build_seconds=40),
+    # Compiled from what kube-scheduler has just been compiled from.
+    "extenderargs": Tool(
+        program=GoProgram(module=MODULES / "extenderargs", package=".", variables={}),
+        version_arguments=("-version",),
+        fitting=r"extenderargs of kube-scheduler v0\.37\.",
+        build_seconds=10,
+    ),
     # A module of its own: it needs much that the others do not.
     "kube-controller-manager": _kubernetes(
         "kube-controller-manager",
@@ -171,6 +178,16 @@ TOOLS: Final = {
     "promtool": _prometheus("promtool", 30),
     f"{OLDEST}kube-apiserver": _oldest_kubernetes("kube-apiserver", 140),
     f"{OLDEST}kube-scheduler": _oldest_kubernetes("kube-scheduler", 20),
+    "actionlint": Tool(
+        program=GoProgram(
+            module=MODULES / "actionlint",
+            package="github.com/rhysd/actionlint/cmd/actionlint",
+            variables={},
+        ),
+        version_arguments=("-version",),
+        fitting=r"built with go",
+        build_seconds=20,
+    ),
     "helm": Tool(
         program=GoProgram(
             module=MODULES / "helm",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 Value = TypeVar("Value")
-DEADLINE_SECONDS: Final = 30.0
+DEADLINE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.05
 
 

@@ -1,7 +1,7 @@
 """Pods that are made anew when they are evicted: a ReplicaSet, and what became of its pods."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from tests.controlplane.client import ApiClient, address
 from tests.controlplane.objects import Object, pod
@@ -36,7 +36,7 @@ class Replicas:
         *,
         labels: Mapping[str, str] = MAY_MOVE,
         annotations: Mapping[str, str] | None = None,
-        **spec: object,
+        **spec: Any,
     ) -> Nodes:
         """Create it, wait until all of its pods run, and return their nodes.
 
@@ -115,7 +115,8 @@ async def dissolve_all(client: ApiClient) -> None:
 
         async def is_empty(path: str = path, generation: int = generation) -> bool:
             status = (await client.request("GET", path))["status"]
-            return status["replicas"] == 0 and status.get("observedGeneration", 0) >= generation
+            seen = status.get("observedGeneration", 0)
+            return bool(status["replicas"] == 0 and seen >= generation)
 
         await wait_for(is_empty, f"{item['metadata']['name']} has no pods")
         await client.request("DELETE", path)

@@ -21,12 +21,6 @@ CONFLICT: Final = 409
 
 SERVER_NAME: Final = "idlegpu-extender.idlegpu.svc"
 
-WITHIN_SECONDS: Final = 3.0
-"""So soon after a GPU has turned busy no pod goes there any more."""
-
-SOON_SECONDS: Final = 8.0
-"""Two passes of an agent, a back-off of kube-scheduler, and the 3 s that a wake may take."""
-
 POD_RIGHTS: Final[list[Object]] = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]
 """What the extender needs besides its rights where tokens name their pods alone."""
 

@@ -25,7 +25,8 @@ async def test_a_pod_never_lands_where_its_memory_does_not_fit(world: World) -> 
     await world.burden(roomy)
 
     # Quiet, and with fewer requests, the tight node is the better one but for its memory.
-    assert await world.place(pod("small")) == tight
+    little = {"idlegpu.io/gpu-memory": "2Gi"}
+    assert await world.place(pod("small", annotations=little)) == tight
     assert await world.place(pod("large", annotations=ROOM_OF_20_GIB)) == roomy
 
     another = pod("another", annotations=ROOM_OF_20_GIB)
@@ -230,3 +231,13 @@ async def test_one_pod_that_fails_by_a_device_sends_the_next_elsewhere(
     await world.settled()
 
     assert await world.place(pod("next")) == lively
+
+
+async def test_a_failing_jobs_next_pods_try_another_node(world: World) -> None:
+    idle, lively = await idle_and_lively(world)
+    await die(world, of_job("train-1", idle))
+    retry = of_job("train-2", "")
+    del retry["spec"]["nodeName"]
+
+    assert await world.place(retry) == lively
+    assert await world.place(pod("other")) == idle

@@ -1,5 +1,7 @@
 """Memory of shared GPUs: what pods declared stays theirs, and no other pod is promised it."""
 
+from typing import Any
+
 import pytest
 
 from simulation.devices import Load
@@ -16,14 +18,12 @@ BRIEF = {"assumed": {"warm_up_seconds": 1}}
 NO_MEMORY = "1 node(s) had too little free GPU memory"
 
 
-def asking(name: str, gib: int, **spec: object) -> Object:
+def asking(name: str, gib: int, **spec: Any) -> Object:
     """Describe a pod that asks for so much memory of each GPU."""
     return pod(name, annotations={"idlegpu.io/gpu-memory": f"{gib}Gi"}, **spec)
 
 
-async def tenant(
-    world: World, node: str, declared: int, used: str = "1Mi", **spec: object
-) -> Object:
+async def tenant(world: World, node: str, declared: int, used: str = "1Mi", **spec: Any) -> Object:
     """Have a pod hold a share of a GPU that declared so many GiB, and uses other than that."""
     item = asking(f"{node}-{declared}", declared, nodeName=node, **spec)
     item["metadata"]["annotations"][MEMORY_ANNOTATION] = used
@@ -138,3 +138,20 @@ async def test_a_node_that_is_named_in_expectation_lets_no_pod_pass(world: World
     waiting = await world.client.get(large)
     assert not waiting["spec"].get("nodeName")
     assert NO_MEMORY in unschedulable(waiting)
+
+
+async def test_the_next_of_an_owner_goes_where_what_its_pods_use_has_room(world: World) -> None:
+    own, calm, roomy = (world.add_shared(name) for name in ("own", "calm", "roomy"))
+    await world.start(BRIEF)
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "serve", "uid": "serve"}
+    first = pod("serve-1", nodeName=own, annotations={MEMORY_ANNOTATION: "12Gi"})
+    first["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    await world.client.create(first)
+    await world.running(first)
+    await world.tenants(calm, 1, utilization=0.35, memory="14Gi")
+    await world.tenants(roomy, 1, utilization=0.8, memory="1Gi")
+    await world.covered(own, calm, roomy)
+    following = pod("serve-2")
+    following["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+
+    assert await world.place(following) == roomy

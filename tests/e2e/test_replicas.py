@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -77,7 +78,7 @@ async def placed_while(
         after: it is called when so many pods are bound.
         beyond: so many come after it has returned.
     """
-    pods = []
+    pods: list[dict[str, Any]] = []
     disturbing: asyncio.Task[None] | None = None
 
     async def enough_bound() -> bool:
@@ -160,7 +161,9 @@ async def test_a_replica_that_dies_costs_the_calls_in_flight_and_its_pods_are_bo
     assert spread(placed).keys() == set(nodes)
 
 
-async def test_a_replica_that_hangs_is_left_alone_until_it_answers_again(world: World) -> None:
+async def test_pods_are_bound_while_a_replica_hangs_and_once_it_answers_it_is_ready(
+    world: World,
+) -> None:
     nodes = add_equal_nodes(world)
     async with two_replicas(world) as service:
         hung = service.endpoints[1]

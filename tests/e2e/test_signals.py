@@ -79,9 +79,13 @@ async def test_a_shared_gpu_whose_tenant_went_idle_is_idle_though_its_hour_was_b
 
     world.fleet.set_utilization(rests, 0, 0.0)
     rested: list[Any] = []
-    await world.wait_gpu(
-        rests, 0, lambda gpu: gpu["state"] == "idle" and not rested.append(gpu), "is idle"
-    )
+
+    def rests_now(gpu: Any) -> bool:
+        if gpu["state"] == "idle":
+            rested.append(gpu)
+        return bool(rested)
+
+    await world.wait_gpu(rests, 0, rests_now, "is idle")
 
     assert rested[0]["utilization_ratio"] > 0.1
     await world.covered(rests, works)

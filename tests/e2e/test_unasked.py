@@ -66,7 +66,7 @@ class Watched:
         async def are_judged() -> bool:
             nonlocal report
             report = await self._server.get("/v1/unasked")
-            return sum(group["count"] for group in report["bound"]) >= pods
+            return bool(sum(group["count"] for group in report["bound"]) >= pods)
 
         await wait_for(are_judged, f"{pods} pods are judged")
         return report

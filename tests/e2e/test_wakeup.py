@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -47,7 +47,7 @@ async def make_idle(world: World, node: str) -> None:
     await world.wait_state(node, 0, "idle")
 
 
-async def refused(world: World, name: str = "patient", **spec: object) -> Object:
+async def refused(world: World, name: str = "patient", **spec: Any) -> Object:
     """Create a pod that is refused, and wait until kube-scheduler would try it again at once."""
     patient = pod(name, annotations=PATIENT, **spec)
     await world.client.create(patient)
@@ -111,7 +111,7 @@ async def holds_lease(world: World, server: ExtenderServer) -> None:
     await wait_for(is_holder, "the extender holds the lease")
 
 
-async def start(world: World, **wake: object) -> str:
+async def start(world: World, **wake: Any) -> str:
     """Start with one node of one GPU that somebody outside Kubernetes uses."""
     node = world.add("only", cards=1)
     await world.start({"wake": {"lease_seconds": 5, **wake}})
@@ -287,7 +287,7 @@ async def test_gated_pods_are_tried_one_for_each_gpu_the_most_urgent_first(world
     async with may_patch_pods(world):
         node = await start(world, target="pod")
         urgently = await world.priority_class("urgent", 1000)
-        gated: dict[str, object] = {"schedulingGates": [{"name": GATE}]}
+        gated: dict[str, Any] = {"schedulingGates": [{"name": GATE}]}
         pods = [pod(f"gated-{number}", annotations=PATIENT, **gated) for number in range(5)]
         pods.append(pod("urgent", annotations=PATIENT, priorityClassName=urgently, **gated))
         await world.client.create_all(pods)

@@ -28,7 +28,7 @@ BURDEN: Final = {"cpu": "110", "memory": "900Gi"}
 _marks: Final = count(1)
 
 SETTINGS: Final[Mapping[str, object]] = {
-    "prometheus": {"interval_seconds": 0.5, "timeout_seconds": 2, "exporter_interval_seconds": 0},
+    "prometheus": {"interval_seconds": 0.5, "timeout_seconds": 10, "exporter_interval_seconds": 0},
     "cluster": {"max_backoff_seconds": 1},
 }
 """What differs from the defaults in all scenarios: everything is quicker than in a real cluster."""

@@ -9,7 +9,7 @@ from extender.certs.issuing import Files, Wanted
 from extender.certs.storing import write_folder
 from extender.settings.tls import Tls
 
-WANTED = Wanted(names=("localhost",), addresses=("127.0.0.1",))
+WANTED = Wanted(names=("localhost", "idlegpu-extender.idlegpu.svc"), addresses=("127.0.0.1",))
 
 
 def issue(folder: Path, *, days_ago: float = 0.0, files: Files | None = None) -> Files:

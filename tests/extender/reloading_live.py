@@ -69,11 +69,13 @@ class Live:
             self.statuses.add(answer.status)
             return await answer.json()
 
-    async def filter(self, pod: JsonObject, *nodes: str) -> JsonObject:
-        return await self._ask("filter", pod, nodes)
+    async def filter(self, pod: JsonObject, *nodes: str) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._ask("filter", pod, nodes)
+        return answer
 
-    async def prioritize(self, pod: JsonObject, *nodes: str) -> list[JsonObject]:
-        return await self._ask("prioritize", pod, nodes)
+    async def prioritize(self, pod: JsonObject, *nodes: str) -> list[dict[str, Any]]:
+        answer: list[dict[str, Any]] = await self._ask("prioritize", pod, nodes)
+        return answer
 
     async def _ask(self, verb: str, pod: JsonObject, nodes: Sequence[str]) -> Any:
         question = orjson.dumps({"Pod": pod, "Nodes": None, "NodeNames": nodes})

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from extender import in_flight as in_flight_module
 from extender.app import Extender, start
 from extender.config import Prometheus, Settings
-from extender.in_flight import LOOK_SECONDS
 from extender.settings.service import Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from simulation.demo_fleet import demo_fleet
@@ -44,7 +43,8 @@ class Running:
     async def filter(self, pod: JsonObject, *nodes: str) -> JsonObject:
         question = {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)}
         async with self.session.post(f"{self.url}/filter", json=question) as answer:
-            return await answer.json()
+            found: JsonObject = await answer.json()
+            return found
 
 
 @asynccontextmanager
@@ -174,14 +174,23 @@ async def test_question_that_is_still_arriving_at_the_end_is_answered() -> None:
     assert b'"NodeNames":["gpu-h100-01","unknown"]' in answer
 
 
-async def test_connection_on_which_nothing_was_asked_yet_is_left_to_whoever_opened_it() -> None:
+async def test_a_new_connection_is_kept_at_the_end_until_its_first_question_is_answered() -> None:
     body = orjson.dumps({"Pod": pod_object("first"), "NodeNames": ["gpu-h100-01", "unknown"]})
     head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
 
     async with running() as part:
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(part.url).port)
-        leaving = asyncio.create_task(part.extender.in_flight.take_leave(0.0, 60.0))
-        await asyncio.sleep(5 * LOOK_SECONDS)
+        in_flight = part.extender.in_flight
+        looks, callers = 0, in_flight.callers
+
+        def count_looks() -> Iterable[object]:
+            nonlocal looks
+            looks += 1
+            return callers()
+
+        in_flight.callers = count_looks
+        leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
+        await eventually(lambda: looks >= 5, deadline_seconds=DEADLINE_SECONDS)
         assert not leaving.done()
 
         writer.write(head + body)

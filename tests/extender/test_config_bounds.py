@@ -94,8 +94,8 @@ def test_every_setting_is_one_row_of_the_table() -> None:
     )
 
 
-def test_the_table_of_the_readme_is_up_to_date() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_table_of_the_reference_is_up_to_date() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert BEGIN in text
     assert END in text
 

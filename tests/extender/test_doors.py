@@ -7,13 +7,15 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import pytest
 import uvloop
 from aiohttp import web
+from typing_extensions import override
 
+from extender import doors as doors_module
 from extender.config import Settings
 from extender.doors import Doors
 from extender.handshakes import Failure
@@ -27,6 +29,8 @@ from tests.extender.certificates import client_context, issue, settings_for
 from tests.extender.fake_kube import eventually
 
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+GO_IDLE_SECONDS: Final = 90.0
+"""IdleConnTimeout of Go's http.DefaultTransport and of kube-scheduler's extender client."""
 Run = Callable[[Coroutine[object, object, None]], None]
 
 
@@ -98,6 +102,49 @@ async def test_kube_scheduler_is_answered_whoever_fills_the_other_ports(folder: 
         assert not sample(metrics, refusals, port="webhooks", reason="full")
         for writer in greedy:
             writer.transport.abort()
+
+
+class Wire(asyncio.Transport):
+    """A connection on which nothing is sent on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closed_at: float | None = None
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    @override
+    def is_closing(self) -> bool:
+        return self.closed_at is not None
+
+    @override
+    def close(self) -> None:
+        self.closed_at = asyncio.get_running_loop().time()
+
+
+@pytest.mark.looptime
+async def test_a_connection_is_kept_longer_than_kube_scheduler_keeps_an_idle_one() -> None:
+    """Go's client repeats no POST whose connection ended under it."""
+    settings = Settings()
+    app = web.Application()
+    app.add_routes([web.get("/", answer)])
+    runner = doors_module._runner(settings, app)
+    await runner.setup()
+    assert runner.server is not None
+    wire, connection = Wire(), runner.server()
+    connection.connection_made(wire)
+
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n")
+    await asyncio.sleep(GO_IDLE_SECONDS)
+
+    assert wire.written.endswith(b"an answer")
+    assert wire.closed_at is None
+    await asyncio.sleep(settings.keepalive_seconds)
+    assert wire.closed_at == pytest.approx(settings.keepalive_seconds)
+    await runner.cleanup()
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float:

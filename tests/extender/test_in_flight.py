@@ -1,66 +1,114 @@
-"""Other work gives way to a question from its first byte to its answer, but not for ever."""
+"""Other work gives way to a question from its first byte to its answer, but not for ever.
+
+In virtual time, as of `loop.time()`: connections are stand-ins, and requests are handled without
+a server.
+"""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
 from extender import in_flight as module
-from extender.in_flight import InFlight
-from tests.extender.fake_kube import eventually
-from tests.extender.giving_way import makes_wait
+from extender.in_flight import (
+    BURST_SECONDS,
+    CALM_SECONDS,
+    EXPECTED_SECONDS,
+    LOOK_SECONDS,
+    PATIENCE_SECONDS,
+    InFlight,
+)
+
+pytestmark = pytest.mark.looptime
 
 
-async def serving(
-    in_flight: InFlight, over: asyncio.Event
-) -> TestClient[web.Request, web.Application]:
-    async def handle(_: web.Request) -> web.Response:
-        await over.wait()
-        return web.Response()
-
-    app = web.Application(middlewares=[in_flight.count])
-    app.add_routes([web.get("/filter", handle), web.get("/metrics", handle)])
-    client = TestClient(TestServer(app))
-    await client.start_server()
-    return client
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
-async def asked(
-    in_flight: InFlight, client: TestClient[web.Request, web.Application], path: str
-) -> asyncio.Task[None]:
-    async def ask() -> None:
-        async with client.get(path):
-            pass
+@pytest.fixture(autouse=True)
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=now))
 
-    task = asyncio.create_task(ask())
-    await eventually(lambda: in_flight.requests == 1)
+
+class Connection:
+    """A client's connection, of which only its requests and its end are known."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self.connected = True
+        self.received = b""
+        self._in_flight = in_flight
+        self._watched: Any = in_flight.watch(self)  # type: ignore[arg-type] # stands in for one
+
+    def ask(self, path: str, handle: Callable[[], Awaitable[object]]) -> asyncio.Task[web.Response]:
+        """Begin with the answer to a question."""
+
+        async def answer(_: web.Request) -> web.Response:
+            await handle()
+            return web.Response()
+
+        request = SimpleNamespace(path=path, protocol=self)
+        count: Any = self._in_flight.count
+        return asyncio.create_task(count(request, answer))
+
+    def receive(self, data: bytes) -> None:
+        self._watched.data_received(data)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def close(self) -> None:
+        self.connected = False
+        self._watched.connection_lost(None)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        pass
+
+
+async def at_once() -> None:
+    """Answer at once."""
+
+
+async def answered(connection: Connection, path: str = "/filter") -> web.Response:
+    return await connection.ask(path, at_once)
+
+
+async def begun(connection: Connection, path: str, over: asyncio.Event) -> asyncio.Task[Any]:
+    """Ask what is not answered before `over`; return once it is being handled."""
+    task = connection.ask(path, over.wait)
+    await asyncio.sleep(0)
     return task
 
 
-async def gives_way_at_once(in_flight: InFlight) -> bool:
-    """Whether work that gives way goes on after a turn or two of the loop."""
-    work = asyncio.create_task(in_flight.give_way())
-    for _ in range(3):
-        await asyncio.sleep(0)
-    is_done = work.done()
-    await work  # whatever is asked, it goes on some time
-    return is_done
+async def seconds_of(work: Awaitable[object]) -> float:
+    """Return how long some work takes."""
+    began = now()
+    await work
+    return now() - began
 
 
 async def test_work_waits_for_a_verb_but_not_for_long() -> None:
     in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
-    client = await serving(in_flight, over)
-    task = await asked(in_flight, client, "/filter")
+    task = await begun(Connection(in_flight), "/filter", over)
 
-    assert not await gives_way_at_once(in_flight)
+    assert await seconds_of(in_flight.give_way()) == pytest.approx(PATIENCE_SECONDS)
 
     over.set()
     await task
-    assert await gives_way_at_once(in_flight)
-    await client.close()
+    assert await seconds_of(in_flight.give_way()) == 0.0
+
+
+async def test_work_goes_on_as_soon_as_the_verb_is_answered() -> None:
+    in_flight = InFlight(urgent=["/filter"])
+    soon = PATIENCE_SECONDS / 4
+    task = Connection(in_flight).ask("/filter", lambda: asyncio.sleep(soon))
+    await asyncio.sleep(0)
+
+    assert await seconds_of(in_flight.give_way()) == pytest.approx(soon)
+    await task
 
 
 async def test_work_waits_for_a_question_that_is_expected_but_not_for_long() -> None:
@@ -68,253 +116,186 @@ async def test_work_waits_for_a_question_that_is_expected_but_not_for_long() -> 
 
     in_flight.expect()
 
-    assert not await gives_way_at_once(in_flight)  # and it went on, though nothing came
-    assert await gives_way_at_once(in_flight)
+    assert await seconds_of(in_flight.give_way()) == pytest.approx(EXPECTED_SECONDS)
+    assert await seconds_of(in_flight.give_way()) == 0.0
 
 
-@pytest.mark.usefixtures("patient")
-async def test_what_was_expected_is_waited_for_until_it_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "EXPECTED_SECONDS", 60.0)
-    in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
-    client = await serving(in_flight, over)
+async def test_what_was_expected_is_waited_for_until_it_is_answered() -> None:
+    in_flight = InFlight(urgent=["/filter"])
     in_flight.expect()
-    work = asyncio.create_task(in_flight.give_way())
+    work = asyncio.create_task(seconds_of(in_flight.give_way()))
+    await asyncio.sleep(EXPECTED_SECONDS / 2)
 
-    task = await asked(in_flight, client, "/filter")
-    assert not work.done()
+    longer = 2 * EXPECTED_SECONDS
+    task = Connection(in_flight).ask("/filter", lambda: asyncio.sleep(longer))
 
-    over.set()
-    await asyncio.wait([task, work])
-    assert await gives_way_at_once(in_flight)
-    await client.close()
+    assert await work == pytest.approx(EXPECTED_SECONDS / 2 + longer)
+    await task
+    assert await seconds_of(in_flight.give_way()) == 0.0
 
 
 async def test_work_does_not_wait_for_anything_else() -> None:
     in_flight, over = InFlight(urgent=["/filter"]), asyncio.Event()
-    client = await serving(in_flight, over)
-    task = await asked(in_flight, client, "/metrics")
+    task = await begun(Connection(in_flight), "/metrics", over)
 
-    assert await gives_way_at_once(in_flight)
+    assert await seconds_of(in_flight.give_way()) == 0.0
 
     assert not in_flight.is_quiet(0.0)
     over.set()
     await task
-    assert in_flight.is_quiet(0.0)
-    assert not in_flight.is_quiet(60.0)
-    await client.close()
+    await asyncio.sleep(10.0)
+    assert in_flight.is_quiet(10.0)
+    assert not in_flight.is_quiet(10.5)
 
 
-async def test_what_is_not_urgent_waits_for_the_end_of_a_burst(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "CALM_SECONDS", 0.01)
+async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
+    in_flight, half = InFlight(), CALM_SECONDS / 2
+
+    async def burst() -> None:
+        for _ in range(4):  # the last answer comes after seven halves
+            await Connection(in_flight).ask("/filter", lambda: asyncio.sleep(half))
+            await asyncio.sleep(half)
+
+    asking = asyncio.create_task(burst())
+    await asyncio.sleep(half / 2)
+
+    assert await seconds_of(in_flight.calm()) == pytest.approx(6.5 * half + CALM_SECONDS)
+    await asking
+
+
+async def test_it_does_not_wait_for_ever() -> None:
     in_flight, over = InFlight(), asyncio.Event()
-    client = await serving(in_flight, over)
-    task = await asked(in_flight, client, "/filter")
-    work = asyncio.create_task(in_flight.calm())
+    task = await begun(Connection(in_flight), "/filter", over)
 
-    await asyncio.sleep(0.05)
-    assert not work.done()
+    assert await seconds_of(in_flight.calm()) == pytest.approx(BURST_SECONDS)
 
     over.set()
     await task
-    await work
-    assert in_flight.is_quiet(0.01)
-    await client.close()
-
-
-async def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BURST_SECONDS", 0.01)
-    in_flight, over = InFlight(), asyncio.Event()
-    client = await serving(in_flight, over)
-    task = await asked(in_flight, client, "/filter")
-
-    await in_flight.calm()
-
-    over.set()
-    await task
-    await client.close()
-
-
-async def serving_verbs(in_flight: InFlight) -> TestClient[web.Request, web.Application]:
-    over = asyncio.Event()
-    over.set()
-    return await serving(in_flight, over)
 
 
 async def test_every_answer_at_the_end_is_the_last_of_its_connection() -> None:
     in_flight = InFlight(once=["/filter"])
-    client = await serving_verbs(in_flight)
-    async with client.get("/filter") as before:
-        pass
+    connection = Connection(in_flight)
+    before = await answered(connection)
     leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
-    await eventually(lambda: in_flight.is_draining)
+    await asyncio.sleep(1.0)
 
-    async with client.get("/filter") as answer:
-        assert answer.status == 200
+    last = await answered(connection)
+    connection.close()
 
-    assert before.headers.get("Connection") != "close"
-    assert answer.headers["Connection"] == "close"
+    assert (before.keep_alive, last.keep_alive) == (None, False)
     await leaving
-    await client.close()
 
 
-async def test_an_idle_connection_is_left_to_whoever_may_ask_on_it() -> None:
+async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes_it() -> None:
     in_flight = InFlight(once=["/filter"])
-    client = await serving_verbs(in_flight)
-    async with client.get("/filter"):
-        pass
+    connection = Connection(in_flight)
+    await answered(connection)
+    leaving = asyncio.create_task(seconds_of(in_flight.take_leave(0.0, 60.0)))
 
-    leaving = asyncio.create_task(in_flight.take_leave(0.0, 60.0))
-    await asyncio.sleep(5 * module.LOOK_SECONDS)
-    assert not leaving.done()
+    await asyncio.sleep(50.0)
+    connection.close()
 
-    await client.session.close()
-    await leaving
-    await client.close()
+    assert await leaving == pytest.approx(50.0, abs=2 * LOOK_SECONDS)
 
 
 async def test_who_asks_again_where_a_connection_breaks_is_not_waited_for() -> None:
     in_flight = InFlight(once=["/filter"])
-    client = await serving_verbs(in_flight)
-    async with client.get("/metrics"):
-        pass
+    await answered(Connection(in_flight), "/metrics")
 
-    await in_flight.take_leave(0.0, 60.0)
-
-    await client.close()
+    assert await seconds_of(in_flight.take_leave(0.0, 60.0)) == 0.0
 
 
 async def test_an_idle_connection_is_not_waited_for_for_ever() -> None:
     in_flight = InFlight(once=["/filter"])
-    client = await serving_verbs(in_flight)
-    async with client.get("/filter"):
-        pass
+    await answered(Connection(in_flight))
 
-    await in_flight.take_leave(0.0, 0.2)
+    waited = await seconds_of(in_flight.take_leave(5.0, 60.0))
 
-    await client.close()
+    assert waited == pytest.approx(65.0, abs=2 * LOOK_SECONDS)
 
 
 async def test_what_was_waited_is_not_waited_twice() -> None:
     in_flight, over = InFlight(once=["/filter"]), asyncio.Event()
-    client = await serving(in_flight, over)
-    task = await asked(in_flight, client, "/filter")
+    task = await begun(Connection(in_flight), "/filter", over)
 
-    await in_flight.take_leave(0.0, 0.2)
-    async with asyncio.timeout(30):
-        await in_flight.drain(60.0)
+    await in_flight.take_leave(0.0, 20.0)
 
+    assert await seconds_of(in_flight.drain(60.0)) == pytest.approx(0.0, abs=LOOK_SECONDS)
     assert in_flight.requests == 1
     over.set()
     await task
-    await client.close()
 
 
-async def test_in_a_hurry_nobody_waits_for_what_is_under_way(
+async def test_in_a_hurry_requests_under_way_are_waited_for_no_longer_than_that(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     in_flight, over = InFlight(), asyncio.Event()
-    client = await serving(in_flight, over)
-    task = await asked(in_flight, client, "/metrics")
+    task = await begun(Connection(in_flight), "/metrics", over)
 
-    in_flight.hurry(0.01)
-    async with asyncio.timeout(30):
-        await in_flight.drain(3600)
+    in_flight.hurry(3.0)
 
+    assert await seconds_of(in_flight.drain(3600)) == pytest.approx(3.0)
     assert "requests left unanswered" in caplog.text
     over.set()
     await task
-    await client.close()
 
 
 # --- a question that is coming --------------------------------------------------------------------
 
-QUESTION = b"GET /filter HTTP/1.1\r\nHost: here\r\n\r\n"
+FIRST_BYTES = b"GET /filt"
 
 
-@contextlib.asynccontextmanager
-async def connected(
-    in_flight: InFlight, first: bytes
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect, and have a first question answered."""
-
-    async def handle(_: web.Request) -> web.Response:
-        return web.Response(text="an answer")
-
-    app = web.Application(middlewares=[in_flight.count])
-    app.add_routes([web.get("/filter", handle), web.get("/metrics", handle)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    made = runner.server
-    assert made is not None
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: in_flight.watch(made()), "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
-    try:
-        writer.write(first)
-        await reader.readuntil(b"an answer")
-        yield reader, writer
-    finally:
-        writer.close()
-        server.close()
-        await runner.cleanup()
+async def known(in_flight: InFlight, path: str = "/filter") -> Connection:
+    """Return a connection on which this was asked before."""
+    connection = Connection(in_flight)
+    await answered(connection, path)
+    return connection
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have work wait longer than any test."""
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 60.0)
-
-
-@pytest.mark.usefixtures("patient")
-async def test_work_waits_from_the_first_bytes_of_the_next_question() -> None:
+async def test_work_waits_from_the_first_bytes_of_the_next_question_to_its_answer() -> None:
     in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    async with connected(in_flight, QUESTION) as (reader, writer):
-        assert await gives_way_at_once(in_flight)
-        writer.write(QUESTION[:9])
+    connection = await known(in_flight)
+    part = PATIENCE_SECONDS / 4
+    assert await seconds_of(in_flight.give_way()) == 0.0
 
-        await makes_wait(in_flight)
+    connection.receive(FIRST_BYTES)
+    work = asyncio.create_task(seconds_of(in_flight.give_way()))
+    await asyncio.sleep(part)
+    await connection.ask("/filter", lambda: asyncio.sleep(part))
 
-        writer.write(QUESTION[9:])
-        await reader.readuntil(b"an answer")
-        assert await gives_way_at_once(in_flight)
+    assert connection.received == FIRST_BYTES
+    assert await work == pytest.approx(2 * part)
+    assert await seconds_of(in_flight.give_way()) == 0.0
 
 
-@pytest.mark.usefixtures("patient")
 async def test_work_that_waits_for_a_question_goes_on_once_its_connection_is_gone() -> None:
     in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    async with connected(in_flight, QUESTION) as (_, writer):
-        writer.write(QUESTION[:9])
-        await makes_wait(in_flight)
-        work = asyncio.create_task(in_flight.give_way())
+    connection = await known(in_flight)
+    connection.receive(FIRST_BYTES)
+    work = asyncio.create_task(seconds_of(in_flight.give_way()))
+    await asyncio.sleep(PATIENCE_SECONDS / 4)
 
-        writer.close()
+    connection.close()
 
-        async with asyncio.timeout(30):
-            await work
+    assert await work == pytest.approx(PATIENCE_SECONDS / 4)
 
 
 async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
     in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    async with connected(in_flight, QUESTION) as (_, writer):
-        writer.write(QUESTION[:9])
-        await asyncio.sleep(3 * module.PATIENCE_SECONDS)
+    connection = await known(in_flight)
+    connection.receive(FIRST_BYTES)
+    await asyncio.sleep(PATIENCE_SECONDS / 2)
+    assert await seconds_of(in_flight.give_way()) > 0.0
 
-        assert await gives_way_at_once(in_flight)
+    connection.receive(b"er")  # more of them are no other question
+    assert await seconds_of(in_flight.give_way()) == 0.0
 
 
-@pytest.mark.usefixtures("patient")
 async def test_bytes_of_who_asks_nothing_urgent_are_not_waited_for() -> None:
     in_flight = InFlight(urgent=["/filter"], once=["/filter"])
-    metrics = QUESTION.replace(b"/filter", b"/metrics")
-    async with connected(in_flight, metrics) as (reader, writer):
-        writer.write(metrics[:9])
-        await asyncio.sleep(0.05)
+    connection = await known(in_flight, "/metrics")
 
-        assert await gives_way_at_once(in_flight)
+    connection.receive(FIRST_BYTES)
 
-        writer.write(metrics[9:])
-        await reader.readuntil(b"an answer")
+    assert await seconds_of(in_flight.give_way()) == 0.0

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -124,7 +125,7 @@ async def test_many_new_logins_leave_requests_under_way_their_connection(
 async def test_a_hanging_api_server_is_given_up(kube: FakeKube, tmp_path: Path) -> None:
     released = asyncio.Event()
 
-    async def hang(_: object) -> object:
+    async def hang(_: object) -> web.StreamResponse:
         await released.wait()
         raise ConnectionResetError
 

@@ -53,10 +53,18 @@ async def running(searching: Garbage) -> AsyncIterator[None]:
 
 async def test_cycles_are_freed_in_an_idle_moment_and_not_before() -> None:
     is_idle = False
-    async with running(garbage(lambda: is_idle)):
+    looks = 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return is_idle
+
+    async with running(garbage(look)):
         knot = make_knot()
         junk = [[number] for number in range(5000)]  # more than Python itself would wait for
-        await asyncio.sleep(0.05)
+        before = looks
+        await eventually(lambda: looks > before + 5)
         assert knot() is not None
         is_idle = True
         await eventually(lambda: knot() is None)
@@ -69,6 +77,7 @@ async def test_without_an_idle_moment_patience_ends() -> None:
         await eventually(lambda: knot() is None)
 
 
+@pytest.mark.looptime
 async def test_too_many_objects_are_searched_at_once() -> None:
     searching = garbage(lambda: False, pause_seconds=1e6, patience_seconds=1e6, most_objects=20_000)
     async with running(searching):
@@ -127,6 +136,7 @@ async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
         await eventually(lambda: knot() is None)
 
 
+@pytest.mark.looptime
 async def test_memory_is_given_back_once_nobody_has_asked_for_some_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

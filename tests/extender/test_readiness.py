@@ -47,7 +47,6 @@ class Replica:
             monotonic=lambda: self.now,
         )
 
-    @property
     def standing(self) -> Standing:
         return self.readiness.standing
 
@@ -66,14 +65,14 @@ def replica() -> Replica:
 @pytest.fixture
 def started(replica: Replica) -> Replica:
     replica.readiness.lay_out()
-    assert replica.standing is Standing.READY
+    assert replica.standing() is Standing.READY
     return replica
 
 
 def test_it_starts_until_nodes_and_pods_are_laid_out(replica: Replica) -> None:
     replica.now += 1000
 
-    assert replica.standing is Standing.STARTING
+    assert replica.standing() is Standing.STARTING
     assert replica.readiness.faults() is None
     assert replica.readiness.causes() == {}
 
@@ -89,25 +88,25 @@ def test_it_waits_for_first_readings(replica: Replica) -> None:
     replica.readiness.lay_out()
     replica.now += 19.9
 
-    assert replica.standing is Standing.STARTING
+    assert replica.standing() is Standing.STARTING
     assert replica.readiness.causes() == {"start": "no readings yet, or no word: prometheus"}
     assert replica.readiness.faults() is None
 
     replica.awaited = []
 
-    assert replica.standing is Standing.READY
+    assert replica.standing() is Standing.READY
 
 
 def test_what_takes_long_is_done_once_before_anybody_asks(replica: Replica) -> None:
     replica.awaited = ["prometheus"]
     replica.readiness.lay_out()
-    assert replica.standing is Standing.STARTING
+    assert replica.standing() is Standing.STARTING
     assert not replica.made_ready
 
     replica.awaited = []
-    assert replica.standing is Standing.READY
+    assert replica.standing() is Standing.READY
     replica.now += 1.0
-    assert replica.standing is Standing.READY
+    assert replica.standing() is Standing.READY
 
     assert replica.made_ready == [replica.now - 1.0]
 
@@ -117,41 +116,41 @@ def test_it_waits_for_them_no_longer_than_the_bound(replica: Replica) -> None:
     replica.readiness.lay_out()
     replica.now += 20.0
 
-    assert replica.standing is Standing.READY
+    assert replica.standing() is Standing.READY
     assert replica.readiness.causes() == {}
 
 
 def test_who_has_started_does_not_start_again(started: Replica) -> None:
     started.awaited = ["prometheus"]
 
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
 
 
 def test_who_has_a_fault_steps_back_for_another_without_it(started: Replica) -> None:
     started.others = [()]
     started.fail("apiserver/pods")
 
-    assert started.standing is Standing.BEHIND
+    assert started.standing() is Standing.BEHIND
     assert not started.readiness.is_ready
     assert "apiserver/pods" in started.readiness.causes()["replica"]
 
     started.errors["apiserver/pods"] = ""
 
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
 
 
 def test_a_fault_counts_once_it_has_lasted(started: Replica) -> None:
     started.others = [()]
     started.errors["prometheus"] = "timed out"
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
     started.now += 29.9
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
     started.errors["prometheus"] = ""  # a success between
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
     started.errors["prometheus"] = "timed out"
     started.now += 29.9
 
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_who_has_a_fault_stays_ready_where_no_other_is_better(
     started.others = others
     started.fail("prometheus")
 
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
 
 
 def test_who_is_told_ready_helps_others_with_what_it_reaches(started: Replica) -> None:
@@ -199,14 +198,14 @@ def test_whose_kubelet_is_gone_is_no_help_to_others(started: Replica) -> None:
     started.now += 0.1
 
     assert started.readiness.faults() is None
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
 
 
 def test_who_ends_is_not_ready_and_no_help_to_others(started: Replica) -> None:
     assert started.readiness.tell() is Standing.READY
     started.in_flight.is_draining = True
 
-    assert started.standing is Standing.ENDING
+    assert started.standing() is Standing.ENDING
     assert started.readiness.faults() is None
 
 
@@ -246,7 +245,7 @@ def test_one_that_follows_more_than_another_is_not_behind_it(started: Replica) -
     started.others = [{"agents"}]  # not set there: an older one, that is about to go
     started.fail("agents")
 
-    assert started.standing is Standing.READY
+    assert started.standing() is Standing.READY
 
 
 def test_one_that_follows_less_than_another_is_not_behind_it(started: Replica) -> None:

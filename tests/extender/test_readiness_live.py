@@ -5,6 +5,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -155,7 +156,7 @@ async def pair(replicas: Replicas) -> AsyncIterator[Pair]:
             kubeconfig = replicas.cluster.kubeconfig.with_name(f"kubeconfig-{number}")
             text = replicas.cluster.kubeconfig.read_text(encoding="utf-8")
             kubeconfig.write_text(text.replace(replicas.cluster.apiserver_url, way.url))
-            changes = {"kubeconfig": kubeconfig, "ready": PATIENT, "cluster": QUICK}
+            changes: dict[str, Any] = {"kubeconfig": kubeconfig, "ready": PATIENT, "cluster": QUICK}
             started.append(await stack.enter_async_context(replicas.start(number, **changes)))
         for replica in started:
             await replica.hear_all()

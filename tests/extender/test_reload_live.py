@@ -3,7 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -30,6 +32,9 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
         names, devices, pods = nodes(part), len(fleet.store), len(fleet.pods)
         answers = 0
 
+        def are_answered(count: int) -> bool:
+            return answers >= count
+
         async def ask(asker: int) -> None:
             nonlocal answers
             while True:
@@ -52,7 +57,7 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask(asker), name="asker") for asker in range(3)]
             tasks.append(group.create_task(watch(), name="watcher"))
-            changes: list[dict[str, object]] = [
+            changes: list[dict[str, Any]] = [
                 {"thresholds": {"utilization": 60}, "strategy": "pack"},
                 {"shared_policy": "packed", "assumed": {"warm_up_seconds": 5}},
                 {"window_seconds": 600, "foreign": {"memory": "4Gi"}},
@@ -67,9 +72,7 @@ async def test_every_kind_of_change_under_load_loses_no_answer_and_stays_ready(
             for change in changes:
                 await part.change(**change)
                 enough = answers + 10
-                await eventually(
-                    lambda enough=enough: answers >= enough, deadline_seconds=DEADLINE_SECONDS
-                )
+                await eventually(partial(are_answered, enough), deadline_seconds=DEADLINE_SECONDS)
             for task in tasks:
                 task.cancel()
 
@@ -243,7 +246,8 @@ async def test_waking_is_switched_off_and_on_and_remembers_what_it_did(tmp_path:
         )
 
         await part.change(wake={"enabled": False})
-        assert part.extender.waker is None
+        is_off = part.extender.waker is None
+        assert is_off
         assert "waker" not in {task.get_name() for task in asyncio.all_tasks()}
 
         await part.change(wake=None)
@@ -290,7 +294,8 @@ async def test_events_are_written_or_not_as_is_set_now(tmp_path: Path) -> None:
         await eventually(lambda: control.events, deadline_seconds=DEADLINE_SECONDS)
 
         assert part.extender.events.settings.per_second == 100
-        assert [event["regarding"]["name"] for event in control.events] == ["told"]
+        events: list[Any] = list(control.events)
+        assert [event["regarding"]["name"] for event in events] == ["told"]
 
 
 @pytest.fixture

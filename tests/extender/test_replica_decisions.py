@@ -70,7 +70,7 @@ async def test_any_replica_tells_why_and_the_regret_of_what_another_decided() ->
         explained = await read(second, f"/v1/explain?id={decided['id']}")
         by_number = await read(second, "/v1/explain?number=1")
         regret = await read(second, "/v1/regret")
-        (waiting,) = (await read(second, "/v1/pending"))["pods"]  # type: ignore[misc] # a list
+        (waiting,) = (await read(second, "/v1/pending"))["pods"]
 
     assert waiting["decision"]["id"] == decided["id"]
     assert explained["pod"] == "default/a"

@@ -4,13 +4,16 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from extender import reload as reload_module
 from extender import settings_file
 from extender.reload import Outcome
+from extender.settings_file import Content, SettingsFile
 from tests.extender.config_map import NAME, ConfigMap
 from tests.extender.reloading import (
     NOW,
@@ -62,9 +65,13 @@ async def test_config_map_is_taken_over_each_time_the_kubelet_swaps_its_symlink(
     mounted = ConfigMap(tmp_path / "etc", threshold(30))
 
     async with following(Following(mounted.path)) as part:
+
+        def has_adopted(number: int) -> bool:
+            return len(part.adopted) == number
+
         for number, percent in enumerate((60, 70, 80), start=1):
             mounted.write(threshold(percent))
-            await until(lambda number=number: len(part.adopted) == number)
+            await until(partial(has_adopted, number))
             assert part.busy == percent
 
     assert part.counts == (3, 0, 0)
@@ -104,27 +111,43 @@ async def test_other_content_with_the_same_time_is_a_change(tmp_path: Path) -> N
         await until(lambda: part.adopted)
 
 
-async def test_several_quick_changes_end_with_the_last_one(path: Path) -> None:
-    async with following(Following(path)) as part:
-        for percent in range(31, 61):
-            replace(path, threshold(percent))
-            await asyncio.sleep(0.01)
-        await until(lambda: part.adopted and part.busy == 60)
+@pytest.fixture
+def changes(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """Changes of the file, one of which comes before each time that it is read."""
+    left: list[Callable[[], object]] = []
+    read = SettingsFile.read
 
-    assert part.count(Outcome.REJECTED) == 0
-    assert len(part.adopted) < 10
+    def read_changed(file: SettingsFile) -> Content:
+        if left:
+            left.pop(0)()
+        return read(file)
+
+    monkeypatch.setattr(SettingsFile, "read", read_changed)
+    monkeypatch.setattr(reload_module, "SETTLE_SECONDS", 0.0)
+    return left
 
 
-async def test_file_that_is_still_being_written_is_not_taken_over(path: Path) -> None:
+async def test_several_quick_changes_end_with_the_last_one(
+    path: Path, changes: list[Callable[[], object]]
+) -> None:
+    part = Following(path)
+    await part.reloader.look()
+    changes += [partial(replace, path, threshold(percent)) for percent in range(31, 61)]
+
+    await part.reloader.look()
+
+    assert (part.busy, part.counts) == (60, (1, 0, 0))
+
+
+async def test_file_that_is_still_being_written_is_not_taken_over(
+    path: Path, changes: list[Callable[[], object]]
+) -> None:
     whole = threshold(60) + "strategy: pack\n"
+    part = Following(path)
+    await part.reloader.look()
+    changes += [partial(rewrite, path, whole[:end]) for end in range(len(whole) + 1)]
 
-    async with following(Following(path, poll_seconds=0.05)) as part:
-        with path.open("w", encoding="utf-8") as file:
-            for character in whole:
-                file.write(character)
-                file.flush()
-                await asyncio.sleep(0.02)
-        await until(lambda: part.adopted)
+    await part.reloader.look()
 
     assert (part.counts, part.adopted[0].strategy) == ((1, 0, 0), "pack")
 
@@ -178,8 +201,9 @@ async def test_where_nothing_can_be_watched_the_file_is_read_now_and_then(
     error: type[Exception],
 ) -> None:
     async def broken(*_: object, **__: object) -> AsyncGenerator[set[object]]:
-        raise error("OS file watch limit reached.")
-        yield set()
+        for text in ("OS file watch limit reached.",):
+            raise error(text)
+        yield set()  # never: it makes this a generator
 
     monkeypatch.setattr(settings_file, "awatch", broken)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
+from typing_extensions import override
 
 from extender.config import Settings
 from extender.core.inventory import PodRecord
@@ -28,6 +29,7 @@ NEAR, FAR = 0, 1
 class Replica(World):
     """A replica that watches how placements turn out."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.untold: list[AnsweredQuestion] = []

@@ -5,7 +5,7 @@ tests/e2e/test_held.py.
 """
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -24,7 +24,7 @@ GIVEN_BACK: Final = "pod group is unschedulable"
 """What kube-scheduler says of a pod that has a node, in a group that has too few."""
 
 
-async def group(world: World, name: str, count: int, **both: str) -> list[Object]:
+async def group(world: World, name: str, count: int, **both: Any) -> list[Object]:
     """Have a group that starts with so many pods, and describe these.
 
     Args:

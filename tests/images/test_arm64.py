@@ -12,7 +12,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is in the cache, and no program on the path."""
     monkeypatch.setenv("IDLEGPU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(platforms.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
 
 
 def test_without_apt_it_is_told_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tests.controlplane.client import ApiClient, ApiError
+from tests.controlplane.client import PATCH, ApiClient, ApiError
 from tests.controlplane.kubeconfig import User, write_kubeconfig
 from tests.controlplane.objects import Object
 from tests.controlplane.plane import ControlPlane
@@ -39,6 +39,13 @@ class Installation:
         items = built(folder)
         self.items += items
         await self.plane.kubectl("apply", "--validate=strict", "-k", str(folder))
+        for item in items:
+            if item["kind"] == "ResourceQuota":  # no pod is taken before a controller has counted
+                hard = item["spec"]["hard"]
+                status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+                await self.admin.request(
+                    "PATCH", f"{address_of(item)}/status", status, content_type=PATCH
+                )
         return items
 
     async def dry_run(self, folder: Path) -> None:

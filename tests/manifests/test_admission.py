@@ -258,12 +258,12 @@ async def test_a_new_ca_is_told_to_the_api_server_before_a_certificate_of_it_is_
         before = ca_file.read_bytes()
         await admitting.extender.make_certificates(step)
         config = (await admitting.webhook())["clientConfig"]
+        assert config["url"].endswith("/admit")  # the rest is as it was
         assert base64.b64decode(config["caBundle"]) == ca_file.read_bytes()
         if step == "--switch-ca":
             await wait_for(lambda: took_over(1), "the extender shows the new CA's certificate")
         assert before != ca_file.read_bytes() or step == "--switch-ca", times
         await admitting.until(SCHEDULER)
-    assert config["url"].endswith("/admit")  # the rest is as it was
 
 
 @pytest.mark.e2e

@@ -228,17 +228,17 @@ def test_settings_go_over_those_that_are_shipped(tmp_path: Path) -> None:
 
 
 def test_agents_which_read_their_settings_once_start_anew_with_other_ones(tmp_path: Path) -> None:
-    def template(settings: Object) -> Object:
+    def template(settings: Values) -> Object:
         daemon_set = find(
             rendered({"agent": {"settings": settings}}, tmp_path), "DaemonSet", "idlegpu-agent"
         )
         return dict(daemon_set["spec"]["template"])
 
-    shipped, slow, slower = ({}, {"interval_seconds": 2}, {"interval_seconds": 3})
-    templates = [template(settings) for settings in (shipped, slow, slower)]
+    every: tuple[Values, ...] = ({}, {"interval_seconds": 2}, {"interval_seconds": 3})
+    templates = [template(settings) for settings in every]
 
     assert templates[0] != templates[1] != templates[2] != templates[0]
-    assert template(slow) == templates[1]
+    assert template(every[1]) == templates[1]
     assert len({str(each["metadata"]["labels"]) for each in templates}) == 1  # of the selector
 
 

@@ -1,6 +1,7 @@
 """The files fit each other and the programs: what would else be noticed on the cluster alone."""
 
 import ipaddress
+import re
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from tests.controlplane.objects import Object
 from tests.manifests.shipped import (
     AGENT_NAMESPACE,
     COMPONENTS,
+    EXTENDER_NAMESPACE,
     MANIFESTS,
     SCHEDULER_CONFIG,
     built,
@@ -34,6 +36,15 @@ PATHS: Final = sorted(
 EXTENDER: Final = "idlegpu-extender"
 AGENT: Final = "idlegpu-agent"
 WORKLOADS: Final = {"Deployment", "DaemonSet"}
+
+PAUSES: Final = {"paused-for-driver-upgrade", "paused-for-mig-change"}
+PAUSED: Final = {
+    "nvidia.com/gpu.deploy.client": PAUSES | {"false"},
+    "nvidia.com/gpu.deploy.device-plugin": PAUSES,
+    "nvidia.com/gpu.deploy.gpu-feature-discovery": PAUSES,
+}
+"""What NVIDIA's driver manager and MIG manager set while they work: k8s-driver-manager
+`cmd/driver-manager/main.go`, mig-parted `pkg/mig/reconfigure/reconfigure.go`."""
 
 
 def read(path: Path) -> Object:
@@ -186,8 +197,51 @@ def test_a_static_pods_node_reaches_the_webhooks_and_nothing_else() -> None:
     # kube-scheduler's pod has its node's address: no label of a pod or namespace fits it.
     assert [set(peer) for peer in rule["from"]] == [{"ipBlock"}]
     assert rule["ports"] == [{"port": "webhooks"}]
-    network = ipaddress.ip_network(rule["from"][0]["ipBlock"]["cidr"])
-    assert network.subnet_of(ipaddress.ip_network("192.0.2.0/24")), "until it is set: nobody's"
+    network = ipaddress.IPv4Network(rule["from"][0]["ipBlock"]["cidr"])
+    assert network.subnet_of(ipaddress.IPv4Network("192.0.2.0/24")), "until it is set: nobody's"
+
+
+def test_no_tenant_may_name_a_priority_of_ours_and_each_workload_may_name_the_systems() -> None:
+    shipped = items()
+    quotas = {
+        item["metadata"]["namespace"]: values
+        for item in shipped
+        if item["kind"] == "ResourceQuota"
+        for term in item["spec"]["scopeSelector"]["matchExpressions"]
+        for values in [(term["scopeName"], term["operator"], *term["values"])]
+    }
+    named = {
+        (item["metadata"]["namespace"], spec["priorityClassName"])
+        for item in shipped
+        for spec in pod_specs(item)
+    }
+
+    assert not [item for item in shipped if item["kind"] == "PriorityClass"]
+    assert named == {
+        (EXTENDER_NAMESPACE, "system-cluster-critical"),
+        (AGENT_NAMESPACE, "system-node-critical"),
+    }
+    assert quotas == {namespace: ("PriorityClass", "In", priority) for namespace, priority in named}
+
+
+def test_the_threat_model_has_a_row_for_each_port() -> None:
+    text = (MANIFESTS.parent / "SECURITY.md").read_text()
+    told = set(re.findall(r"^\| (\d+), ", text, re.MULTILINE))
+    ports = {
+        port
+        for path in MANIFESTS.rglob("*.yaml")
+        if EXAMPLES not in path.parents
+        for port in re.findall(r"containerPort: (\d+)", path.read_text())
+    }
+
+    assert told == ports
+
+
+def pod_specs(item: Object) -> list[Object]:
+    """Return the pod templates' specs of a workload, none of what makes no pods."""
+    spec = item.get("spec", {})
+    template = spec.get("jobTemplate", {"spec": spec})["spec"].get("template", {})
+    return [template["spec"]] if "spec" in template else []
 
 
 def test_every_namespace_refuses_what_no_policy_allows() -> None:
@@ -322,8 +376,8 @@ def test_the_api_server_reaches_the_status_port_from_where_the_right_to_the_prox
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert rule["ports"] == [{"port": "status"}]
     assert rule["from"] == [{"ipBlock": {"cidr": each}} for each in proxies]
-    (network,) = map(ipaddress.ip_network, proxies)
-    assert network.subnet_of(ipaddress.ip_network("192.0.2.0/24")), "until it is set: nobody's"
+    (network,) = map(ipaddress.IPv4Network, proxies)
+    assert network.subnet_of(ipaddress.IPv4Network("192.0.2.0/24")), "until it is set: nobody's"
 
 
 @pytest.mark.e2e
@@ -348,6 +402,19 @@ def test_pods_of_a_node_reach_the_loads_of_its_gpus_and_nothing_else_of_the_agen
     for_some = [rule["from"] for rule in rules if rule["ports"] == [{"port": "metrics"}]]
     monitoring = {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
     assert for_some == [[{"namespaceSelector": monitoring}]]
+
+
+def test_no_term_of_the_agents_affinity_holds_while_the_gpu_operator_pauses_a_node() -> None:
+    affinity = template("DaemonSet", AGENT)["spec"]["affinity"]["nodeAffinity"]
+    (required,) = affinity.values()
+    for label, values in PAUSED.items():
+        for term in required["nodeSelectorTerms"]:
+            not_in = [
+                set(each["values"])
+                for each in term["matchExpressions"]
+                if (each["key"], each["operator"]) == (label, "NotIn")
+            ]
+            assert not_in == [values], term
 
 
 def test_both_images_are_pinned_to_the_version_that_is_built() -> None:

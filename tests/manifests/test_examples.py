@@ -311,9 +311,9 @@ def test_the_exporters_file_lists_only_what_idlegpu_reads_or_dashboards_show() -
     (item,) = objects(EXAMPLES / "settings" / "dcgm-exporter.yaml")
     lines = [line for line in item["data"]["metrics"].splitlines() if not line.startswith("#")]
     fields = [line.split(", ", maxsplit=2) for line in lines]
-    readme = (EXAMPLES.parents[1] / "README.md").read_text()
+    guide = (EXAMPLES.parents[1] / "docs" / "install.md").read_text()
 
     assert all(len(field) == 3 and field[1] in {"gauge", "counter"} for field in fields)
     names = {field[0] for field in fields}
     assert names - {metric.name for metric in DEFAULT_METRICS} == {"DCGM_FI_DEV_SM_CLOCK"}
-    assert set(re.findall(r"`(DCGM_FI_\w+)`", readme)) <= names
+    assert set(re.findall(r"`(DCGM_FI_\w+)`", guide)) <= names

@@ -161,7 +161,7 @@ async def pods_by_node(installation: Installation, namespace: str, name: str) ->
     return counts
 
 
-@pytest.mark.usefixtures("controllers")  # makes the DaemonSet's pods
+@pytest.mark.usefixtures("controllers", "kubelets")  # make the DaemonSet's pods, and end them
 async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
     installation: Installation, start_scheduler: StartScheduler
 ) -> None:
@@ -190,6 +190,22 @@ async def test_agents_run_on_gpu_nodes_of_every_labelling_whatever_their_taints(
         )
     )["status"]
     assert status["desiredNumberScheduled"] == len(GPU_NODES)
+
+    label = "nvidia.com/gpu.deploy.client"
+    for name, labels in GPU_NODES.items():
+        paused = {"metadata": {"labels": {**labels, label: "paused-for-driver-upgrade"}}}
+        await installation.admin.patch(node(name), paused)
+    await wait_for(
+        lambda: _runs_nowhere(installation), "no agent where the GPU operator upgrades the driver"
+    )
+    for name in GPU_NODES:
+        await installation.admin.patch(node(name), {"metadata": {"labels": {label: "true"}}})
+
+    assert await wait_for(found, "the agents are back") == dict.fromkeys(GPU_NODES, 1)
+
+
+async def _runs_nowhere(installation: Installation) -> bool | None:
+    return not await pods_by_node(installation, AGENT_NAMESPACE, "idlegpu-agent") or None
 
 
 @pytest.mark.usefixtures("controllers", "kubelets")  # make the Deployment's pods, and run them

@@ -154,7 +154,9 @@ def test_both_ask_in_the_same_way(path: Path) -> None:
         "prioritize",
         "preempt",
     ]
-    assert yaml.safe_load(path.read_text())["percentageOfNodesToScore"] == 100
+    config = yaml.safe_load(path.read_text())
+    assert config["percentageOfNodesToScore"] == 100
+    assert config["podMaxBackoffSeconds"] == 60
 
 
 @pytest.mark.parametrize("card", MIG_PROFILES)

@@ -1,1 +1,1 @@
-"""The main cases once more, on the oldest Kubernetes that README.md names."""
+"""The main cases once more, on the oldest Kubernetes that docs/versions.md names."""

@@ -39,14 +39,18 @@ async def test_where_nobody_has_the_lease_nobody_is_waited_for(
     assert capsys.readouterr().err == ""
 
 
-async def test_of_several_at_once_one_at_a_time_acts(client: KubeClient) -> None:
+async def test_of_several_at_once_one_at_a_time_acts(
+    client: KubeClient, server: LeaseServer
+) -> None:
     acting: list[int] = []
     done: list[int] = []
 
     async def act(number: int) -> None:
         async with alone_with(client, "ns"):
             acting.append(number)
-            await asyncio.sleep(0.05)  # others ask meanwhile
+            asked = server.asked.count("GET")
+            if len(done) < 3:  # others ask meanwhile, again and again
+                await eventually(lambda: server.asked.count("GET") >= asked + 3)
             assert acting == [number]
             acting.remove(number)
         done.append(number)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import yaml
+from typing_extensions import override
 
 from extender.client import Client, ClientError
 from extender.observe.replicas import ALONE
@@ -25,6 +26,7 @@ class Elsewhere(Far):
         super().__init__({FAR: None})
         self._client = Client.at(url)
 
+    @override
     async def ask_one(self, address: str, path: str) -> bytes | None:
         assert address == FAR
         try:

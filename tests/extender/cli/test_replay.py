@@ -13,7 +13,8 @@ from tests.builders import GIB, request
 from tests.extender.records.logs import LoggedWorld
 from tests.worlds import World
 
-POOL = {"spread": (0.05, 0.4), "roomy": (0.2, 0.0)}
+EARLIEST = Path(__file__).parents[2] / "data/decisions/earliest.jsonl"
+POOL = {"spread": (0.05, 0.26), "roomy": (0.29, 0.0)}
 
 
 @pytest.fixture
@@ -68,16 +69,16 @@ def test_with_set_it_tells_what_would_differ(log: Path, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     table = [line.split() for line in shown.stdout.splitlines()]
     assert ["settings", "of", "the", "log", "3", "0", "5.0%", "100%"] in table
-    assert ["changed", "settings", "3", "0", "20.0%", "100%"] in table
+    assert ["changed", "settings", "3", "0", "29.0%", "100%"] in table
     assert "3 of 3 pods (100%) would go elsewhere" in shown.stdout
-    assert ["kube-scheduler", "3", "0", "10.0%", "100%"] in table
+    assert ["kube-scheduler", "3", "0", "13.0%", "100%"] in table
     assert "ACTIVITY: mean of the GPUs where the pods land" in shown.stdout
     assert "ACTIVITY FROM   ACTIVITY TO" in shown.stdout
     assert "2 of the 3 pods known to be bound are on our first choice" in shown.stdout
     texts = [element.text or "" for element in ET.parse(plot).iter()]  # noqa: S314 - ours
-    assert "changed settings: 3 pods, mean 20.0%" in texts
+    assert "changed settings: 3 pods, mean 29.0%" in texts
     assert "settings of the log: 3 pods, mean 5.0%" in texts
-    assert "kube-scheduler: 3 pods, mean 10.0%" in texts
+    assert "kube-scheduler: 3 pods, mean 13.0%" in texts
 
 
 def test_it_tells_programs_the_same(log: Path) -> None:
@@ -156,3 +157,12 @@ def test_a_file_without_decisions_is_told(tmp_path: Path) -> None:
 
     assert shown.exit_code == 1
     assert "the log tells of no decision" in shown.stdout
+
+
+def test_a_log_of_the_earliest_format_is_decided_again_by_todays_order() -> None:
+    shown = run(str(EARLIEST), "-o", "json")
+
+    report = json.loads(shown.stdout)
+    assert (report["pods"], report["decisions"], report["bound"]) == (7, 14, 3)
+    assert report["before"]["placed"] == 7
+    assert "were they made by another version of idlegpu?" in run(str(EARLIEST)).stdout

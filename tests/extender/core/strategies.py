@@ -46,6 +46,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
         assumed=assumed,
         assumed_shares=assumed if draw(flags) else 0,
         declared_bytes=draw(st.sampled_from([0.0, 20 * GIB, 70 * GIB])) if is_shared else 0.0,
+        guessed_bytes=draw(st.sampled_from([0.0, 30 * GIB])) if assumed else 0.0,
         others_bytes=memory_used * 80 * GIB * draw(st.sampled_from([0.0, 0.5, 1.0])),
         loading=used - assumed if is_shared and draw(flags) else 0,
     )
@@ -74,7 +75,8 @@ def nodes(draw: st.DrawFn) -> Node:
     if draw(rarely):
         described = replace(described, held=draw(st.integers(0, 20)))
     held = [at for at, device in enumerate(devices) if device.used]
-    if held and draw(flags):
+    leaves: bool = draw(flags)
+    if held and leaves:
         leaving = draw(st.lists(st.sampled_from(held), min_size=1, unique=True))
         described = replace(described, leaving=tuple(leaving))
     return described

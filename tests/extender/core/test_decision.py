@@ -1,6 +1,7 @@
 """The verdict on each candidate, and their order."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_the_first_choice_is_the_best_of_those_that_pass() -> None:
     assert decide_on(nodes, candidates=("dead",)).best is None
 
 
-def test_nodes_that_came_or_went_cost_the_others_nothing_but_time() -> None:
+def test_nodes_are_decided_on_alike_by_number_and_by_name() -> None:
     fleet = {f"node-{at:03}": node(gpu(utilization=at % 7 / 10)) for at in range(0, 600, 2)}
     snapshot = snapshot_of(fleet)
     candidates = (*fleet, "node-001", "zone-b", "a")
@@ -131,7 +132,7 @@ def test_tentative_pods_on_a_node_that_is_gone_matter_to_nobody() -> None:
 # --- the load filter ----------------------------------------------------------------------------
 
 
-def filtered(nodes: dict[str, Node], **asked: object) -> dict[str, int]:
+def filtered(nodes: dict[str, Node], **asked: Any) -> dict[str, int]:
     return rejected(decide_on(nodes, request(**asked), policy=LOAD_FILTER))
 
 

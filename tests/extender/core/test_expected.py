@@ -11,6 +11,7 @@ from extender.core.expected import (
     expected_devices,
 )
 from extender.core.inventory import NodeRecord
+from extender.core.readings import NO_INSTANCES
 from tests.builders import GPU
 from tests.extender.core.holding import row_of
 
@@ -56,6 +57,14 @@ def gpu_labels(**labels: str) -> dict[str, str]:
             10,
             True,
             id="shared-by-a-label",
+        ),
+        pytest.param(
+            offering(gpu_labels(product="Tesla-T4-SHARED"), gpu=20),
+            {"": 2},
+            2,
+            10,
+            True,
+            id="shared-by-the-name-of-the-product",
         ),
         pytest.param(
             offering({"cloud.google.com/gke-max-shared-clients-per-gpu": "4"}, gpu=8),
@@ -142,6 +151,7 @@ def gpu_labels(**labels: str) -> dict[str, str]:
             offering(gpu_labels(replicas="many"), gpu=2), {"": 2}, 2, 1, False, id="no-number"
         ),
         pytest.param(offering(gpu_shared=2), {"": 2}, 2, 1, True, id="shared-by-name"),
+        pytest.param(offering(vgpu=20), {"": 2}, 2, 10, True, id="virtual-by-name"),
     ],
 )
 def test_what_stands_behind_the_gpu_resource(
@@ -242,6 +252,19 @@ def test_a_node_whose_allocatable_names_no_gpus_has_what_telemetry_sees() -> Non
         (GPU, 2),
         ("nvidia.com/mig-1g.10gb.me", 1),
     ]
+
+
+@pytest.mark.parametrize("labels", [{}, {"nvidia.com/mig.strategy": "single"}])
+@pytest.mark.parametrize("offered", [{}, {"gpu": 2}])
+def test_nothing_is_expected_of_a_card_with_mig_and_no_instances(
+    labels: dict[str, str], offered: dict[str, int]
+) -> None:
+    node = offering(labels, **offered)
+    devices = (Device(row=0, mig_profile="1g.10gb"), Device(row=1, mig_profile=NO_INSTANCES))
+
+    for expected in expected_devices(node, {"1g.10gb": 1, NO_INSTANCES: 1}):
+        assert NO_INSTANCES not in expected.resource
+        assert devices[1] not in devices_behind(node, expected, devices)
 
 
 INSTANCES = (

@@ -1,5 +1,7 @@
 """Which nodes would do, and why the others would not."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.filtering import Code, Rejection
@@ -22,7 +24,7 @@ FOREIGN = gpu(is_foreign=True, is_in_use=True)
 ROOM_FOR_20 = {"memory_bytes": int(20 * GIB)}
 
 
-def verdict(described: Node, count: int = 1, **asked: object) -> Code:
+def verdict(described: Node, count: int = 1, **asked: Any) -> Code:
     decision = decide_on({"node": described}, request(count, **asked))
     return Code(rejected(decision).get("node", 0))
 
@@ -62,7 +64,7 @@ def test_too_few_working_or_clean_devices_refuse_a_node(
     assert verdict(described, count) is expected
 
 
-def in_use(count: int, of: int, held: int, **changes: object) -> Node:
+def in_use(count: int, of: int, held: int, **changes: Any) -> Node:
     """Return a node where nobody knows which devices the pods hold."""
     devices = [gpu(is_in_use=index < count) for index in range(of)]
     return node(*devices, held=held, is_agreed=False, **changes)
@@ -188,7 +190,7 @@ def test_a_node_that_we_do_not_know_passes_unless_the_pod_requires_idle() -> Non
         assert rejected(decide_on({"a": node()}, asked, candidates=("new",))) == expected
 
 
-LEAVES = {"leaving": (0,)}
+LEAVES: dict[str, Any] = {"leaving": (0,)}
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ LEAVES = {"leaving": (0,)}
 def test_on_its_nominated_node_what_leaving_pods_release_counts_for_a_pod(
     described: Node, expected: Code
 ) -> None:
-    asked = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
+    asked: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
 
     assert verdict(described, **asked) is expected
 
@@ -261,7 +263,7 @@ def test_a_nomination_where_no_pod_leaves_enough_is_no_pass(
     described: Node, expected: Code
 ) -> None:
     count = len(described.gpus)
-    asked = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
+    asked: dict[str, Any] = {**ROOM_FOR_20, "requires_idle": True, "nominated_node": "node"}
 
     assert verdict(described, count, **asked) is expected
 

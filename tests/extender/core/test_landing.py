@@ -20,7 +20,7 @@ def slots(described: Node, count: int = 1) -> list[int]:
     return np.flatnonzero(landing_on(described, count).devices[0]).tolist()
 
 
-def used(*replicas: int, **changes: object) -> Node:
+def used(*replicas: int, **changes: Any) -> Node:
     return shared(*(gpu(used=count) for count in replicas), **changes)
 
 

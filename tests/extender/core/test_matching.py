@@ -14,7 +14,9 @@ NODE = NodeRecord(name="n", labels=LABELS, hostname="host-n")
 
 def having(*terms: dict[str, Any], **spec: object) -> Selection:
     """Return what a pod says with these terms of required node affinity."""
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}}
+    required: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}
+    }
     affinity = {"affinity": {"nodeAffinity": required}} if terms else {}
     return read_selection({"spec": {**affinity, **spec}})
 
@@ -83,7 +85,9 @@ def test_of_terms_one_is_enough_and_of_requirements_all_count() -> None:
 
 
 def test_required_affinity_without_terms_takes_no_node() -> None:
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    required: dict[str, Any] = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}
+    }
     pod = {"spec": {"affinity": {"nodeAffinity": required}}}
 
     assert not selects(read_selection(pod), NODE)

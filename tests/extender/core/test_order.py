@@ -135,7 +135,7 @@ def test_nodes_of_whole_devices_rank_as_the_order_is_written(
     loads=st.lists(st.tuples(devices, st.integers(0, 9)), min_size=1, max_size=6),
     strategy=st.sampled_from([Strategy.AUTO, Strategy.SPREAD]),
 )
-def test_nodes_of_shared_devices_rank_by_certainty_and_then_by_load(
+def test_nodes_of_shared_devices_rank_by_band_and_health_and_then_by_load(
     loads: list[tuple[Gpu, int]], strategy: Strategy
 ) -> None:
     named = {f"node-{at}": shared(replace(one, used=used)) for at, (one, used) in enumerate(loads)}
@@ -168,10 +168,11 @@ def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]
     penalties = sum((Fraction(one.penalty) for one in landing), Fraction(0)) / len(landing)
     left = (1 - penalties) * (1 - Fraction(described.suspicion))
     power = 1 if band == Band.LIKELY else k
+    certain = Fraction(1) if described.is_shared else all_good
     steps = max(
         step
         for step in range(STEPS + 1)
-        if not step or all_good * left**power > ((step - Fraction(1, 2)) / STEPS) ** power
+        if not step or certain * left**power > ((step - Fraction(1, 2)) / STEPS) ** power
     )
     place = {"": 0, "nvidia h100": 2, "nvidia a100": 1}[MODELS[described.model_id]]
     return band, place if asked.preferred_models else 0, steps, fit(described, landing, asked)
@@ -211,3 +212,93 @@ def test_declared_memory_that_fills_a_device_does_not_fade_with_an_old_reading(
     decision = decide_on({"full": Node(gpus=(declared,), is_shared=True)}, asked)
 
     assert decision.scores[0] < 1 / 3
+
+
+# --- tight memory -----------------------------------------------------------------------------
+
+
+def loaded(free_gib: float, utilization: float = 0.4, **changes: object) -> Gpu:
+    """Return a shared card with so much memory free, busy to every pod."""
+    used = 1 - free_gib * GIB / (80 * GIB)
+    return gpu(utilization=utilization, memory_used=used, used=1, **changes)
+
+
+def expecting(gib: float) -> GpuRequest:
+    return request(expected_bytes=int(gib * GIB))
+
+
+@pytest.mark.parametrize("strategy", tuple(Strategy))
+def test_cards_with_room_rank_before_calmer_ones_without(strategy: Strategy) -> None:
+    tight = shared(loaded(10, 0.35), loaded(10, 0.35), loaded(20, 0.35), replicas=4)
+    roomy = shared(*[loaded(20, 0.9)] * 3, replicas=4)
+    asked = request(memory_bytes=int(16 * GIB), strategy=strategy)
+
+    assert ranking(decide_on({"tight": tight, "roomy": roomy}, asked)) == ["roomy", "tight"]
+
+
+def test_a_pod_that_says_nothing_is_expected_to_use_what_pods_like_it_did() -> None:
+    nodes = {
+        "calm": shared(loaded(25, 0.35), replicas=4),
+        "roomy": shared(loaded(35, 0.9), replicas=4),
+    }
+
+    assert ranking(decide_on(nodes, request())) == ["calm", "roomy"]
+    assert ranking(decide_on(nodes, expecting(30))) == ["roomy", "calm"]
+    assert ranking(decide_on(nodes, expecting(5))) == ["calm", "roomy"]
+    assert ranking(decide_on(nodes, request(memory_bytes=1))) == ["calm", "roomy"]
+
+
+def test_without_any_like_it_an_even_share_is_expected_of_a_pod() -> None:
+    nodes = {
+        "calm": shared(loaded(15, 0.35), replicas=4),
+        "roomy": shared(loaded(25, 0.9), replicas=4),
+    }
+
+    assert ranking(decide_on(nodes, request())) == ["roomy", "calm"]
+
+
+def test_what_is_only_expected_refuses_no_node() -> None:
+    nodes = {"full": shared(loaded(1), replicas=4)}
+
+    assert ranking(decide_on(nodes, expecting(60))) == ["full"]
+    assert ranking(decide_on({"idle": shared(replicas=4)}, request(
+        requires_idle=True, expected_bytes=int(500 * GIB)
+    ))) == ["idle"]  # fmt: skip
+
+
+def test_an_idle_card_without_the_room_is_not_good() -> None:
+    nodes = {
+        "idle": shared(gpu(memory_used=0.45, used=1), replicas=4),
+        "busy": shared(loaded(70, 0.5), replicas=4),
+    }
+
+    assert ranking(decide_on(nodes, expecting(60))) == ["busy", "idle"]
+    assert ranking(decide_on(nodes, expecting(20))) == ["idle", "busy"]
+
+
+def test_of_whole_gpus_nothing_is_expected_that_was_not_measured() -> None:
+    nodes = {"a": node(gpu(memory_used=0.05), gpu(memory_used=0.05)), "b": node(unknown())}
+
+    assert ranking(decide_on(nodes, request())) == ["a", "b"]
+
+
+@given(st.lists(st.tuples(ratios, ratios), min_size=1, max_size=6), st.integers(1, 79))
+def test_more_room_never_ranks_a_node_lower(
+    cards: list[tuple[Fraction, Fraction]], gib: int
+) -> None:
+    def described(more: float) -> Node:
+        return shared(
+            *(
+                gpu(
+                    utilization=float(busy_ratio),
+                    memory_used=max(float(used) - more, 0.0),
+                    used=1,
+                )
+                for busy_ratio, used in cards
+            ),
+            replicas=4,
+        )
+
+    order = ranking(decide_on({"a": described(0.0), "b": described(0.3)}, expecting(gib)))
+
+    assert order[0] == "b" or described(0.0) == described(0.3)

@@ -15,6 +15,7 @@ from extender.core.parts import (
     ILL_HEALTH,
     MODEL,
     NUMBER,
+    ROOM,
     Breakdown,
 )
 from extender.core.policy import Policy, Strategy
@@ -74,9 +75,9 @@ def test_the_parts_come_to_the_score_of_the_decision_itself() -> None:
 def test_the_parts_are_the_digits_of_the_order() -> None:
     idle, full = verdicts({"idle": node(gpu()), "full": node(busy())}, request())
 
-    assert names(idle) == names(full) == [BAND, MODEL, CERTAINTY, FULLNESS, *CALM.values()]
-    assert [part.value for part in idle.parts[:3]] == [1.0, 1.0, 1.0]
-    assert [part.value for part in full.parts[:3]] == [0.0, 1.0, 0.0]
+    assert names(idle) == names(full) == [BAND, MODEL, ROOM, CERTAINTY, FULLNESS, *CALM.values()]
+    assert [part.value for part in idle.parts[:4]] == [1.0] * 4
+    assert [part.value for part in full.parts[:4]] == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_a_preferred_model_counts_by_its_place() -> None:
@@ -91,7 +92,7 @@ def test_a_preferred_model_counts_by_its_place() -> None:
 def test_the_fit_is_named_by_the_strategy_and_of_shares_the_load_is_the_fit() -> None:
     def told(described: Node, strategy: Strategy) -> list[str]:
         (verdict,) = verdicts({"a": described}, request(strategy=strategy))
-        return names(verdict)[3:]
+        return names(verdict)[4:]
 
     for strategy, fit in [
         (Strategy.AUTO, FULLNESS), (Strategy.PACK, FULLNESS), (Strategy.SPREAD, NUMBER)
@@ -111,4 +112,4 @@ def test_doubt_ill_health_and_early_failures_take_their_shares_of_the_certainty(
         (ILL_HEALTH, 0.875),
         (EARLY_FAILURES, 0.5),
     ]
-    assert verdict.parts[2].value == 3 / 16  # of 3.5, rounded down
+    assert verdict.parts[3].value == 3 / 16  # of 3.5, rounded down

@@ -1,7 +1,8 @@
 """What holds for every decision, whatever the fleet."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from hypothesis import assume, given
@@ -28,7 +29,7 @@ from tests.builders import (
 from tests.extender.core import strategies as fleet
 
 
-def decisions(data: st.DataObject, nodes: dict[str, Node], **how: object) -> dict[str, object]:
+def decisions(data: st.DataObject, nodes: dict[str, Node], **how: Any) -> dict[str, Any]:
     """Draw what a decision rests on besides the nodes."""
     return {
         "asked": data.draw(fleet.requests()),
@@ -90,7 +91,7 @@ def test_nodes_that_are_not_asked_about_change_nothing(
 
 def more_loaded(data: st.DataObject, device: Gpu) -> Gpu:
     """Draw the same device with at least as much load."""
-    changes: dict[str, float] = {}
+    changes: dict[str, Any] = {}
     if device.freshness:
         changes["utilization"] = data.draw(st.floats(device.utilization, 1))
         latest = device.latest or 0.0
@@ -222,7 +223,7 @@ def test_what_was_worked_out_for_other_requests_makes_no_difference(
     policies = [
         Policy(),
         Policy(weights=Weights(utilization=0.1, memory=0.9)),
-        Policy(assumed=replace(Policy().assumed, utilization=0.9), mps_share_bytes=2 * GIB),
+        Policy(assumed=replace(Policy().assumed, utilization=0.9), mps_share_bytes=int(2 * GIB)),
     ]
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
     batch = snapshot.pools[GPU].batch
@@ -255,7 +256,15 @@ def test_the_decision_reads_the_snapshot_and_never_writes_it(
     nodes: dict[str, Node], asked: GpuRequest
 ) -> None:
     snapshot = snapshot_of(nodes, models=fleet.MODELS)
-    for column in (snapshot.telemetry.utilization, snapshot.pools[GPU].batch.used):
+    pool = snapshot.pools[GPU]
+    columns = [
+        value
+        for part in (snapshot.telemetry, pool.batch, pool.batch.telemetry)
+        for value in (getattr(part, each.name) for each in fields(part))
+        if isinstance(value, np.ndarray)
+    ]
+    assert len(columns) > 20
+    for column in columns:
         column.flags.writeable = False
 
     decide(

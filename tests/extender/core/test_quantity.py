@@ -37,8 +37,12 @@ def test_a_quantity_is_exact(text: object, value: Fraction) -> None:
     assert parse_quantity(text) == value
 
 
-NO_QUANTITIES = [
-    *("", " ", ".", "1 Gi", " 1", "1\n", "20GB", "20gb", "1K", "1ki", "1mi", "1e", "1e1.5", "0x10"),
+def test_space_around_a_quantity_is_left_out_as_kubernetes_does() -> None:
+    assert parse_quantity(" 1\n") == 1
+
+
+NO_QUANTITIES: list[object] = [
+    *("", " ", ".", "1 Gi", "20GB", "20gb", "1K", "1ki", "1mi", "1e", "1e1.5", "0x10"),
     *(
         "1_000",
         "1,5",

@@ -219,7 +219,8 @@ def test_a_device_that_was_never_measured_is_unknown() -> None:
 def test_each_signal_is_missing_for_itself(
     missing: str, activity_fresh: float, memory_fresh: float
 ) -> None:
-    columns = reading(**{missing: NAN, "MEMORY_TOTAL": 80 * GIB})
+    values: dict[str, Any] = {missing: NAN, "MEMORY_TOTAL": 80 * GIB}
+    columns = reading(**values)
 
     telemetry = believed(evidence(columns=columns))
 

@@ -18,7 +18,7 @@ def one(**values: float) -> dict[Signal, Column]:
 
 
 def words(**values: float) -> str:
-    known = {Signal[name]: value for name, value in values.items() if not math.isnan(value)}
+    known = {Signal[name].value: value for name, value in values.items() if not math.isnan(value)}
     return stress_in_words(known, Health())
 
 

@@ -16,7 +16,8 @@ def windows(seconds: float = 600.0, steps: int = 10) -> Windows:
 
 
 def means(made: Windows) -> list[float]:
-    return made.summarize()[0].tolist()
+    found: list[float] = made.summarize()[0].tolist()
+    return found
 
 
 def test_mean_and_spread_are_those_of_the_readings() -> None:

@@ -316,6 +316,17 @@ FAULTS: Final[dict[str, Fault]] = {
         "peers: {service: idlegpu-peers.idlegpu.svc:8888}",
         {"pods": beside(replica("x"), replica("y"))},
     ),
+    "an agent where the GPU operator upgrades the driver": Fault(
+        "IG406",
+        "docs/gpu-operator.md",
+        {
+            "nodes": (
+                node(labels={"nvidia.com/gpu.deploy.client": "paused-for-driver-upgrade"}),
+                *(HEALTHY.nodes or ())[1:],
+            ),
+            "pods": beside(pod("idlegpu-agent-x")),
+        },
+    ),
 }
 """Every finding that there is, by what it is of."""
 

@@ -35,8 +35,9 @@ DEAD_MPS: Final = pod(
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_remedy_names_what_is_known(name: str) -> None:
     fault = FAULTS[name]
-    pods = fault.changes.get("pods", HEALTHY.pods)
-    facts = replace(HEALTHY, **{**fault.changes, "pods": (*pods, *INSTALLED)})
+    changes: dict[str, Any] = dict(fault.changes)
+    pods: tuple[Any, ...] = changes.get("pods") or HEALTHY.pods or ()
+    facts = replace(HEALTHY, **{**changes, "pods": (*pods, *INSTALLED)})
 
     for finding in examine(facts, CHECKS).findings:
         assert not {"NODE", "NAMESPACE", "POD", "NVIDIA-DEVICE-PLUGIN"} & set(
@@ -73,8 +74,9 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
 )
 def test_a_remedy_is_a_command_for_what_is_there(name: str, told: str) -> None:
     fault = FAULTS[name]
-    pods = fault.changes.get("pods", HEALTHY.pods)
-    facts = replace(HEALTHY, **{**fault.changes, "pods": (*pods, *INSTALLED)})
+    changes: dict[str, Any] = dict(fault.changes)
+    pods: tuple[Any, ...] = changes.get("pods") or HEALTHY.pods or ()
+    facts = replace(HEALTHY, **{**changes, "pods": (*pods, *INSTALLED)})
 
     (finding,) = (one for one in examine(facts, CHECKS).findings if one.code == fault.code)
 

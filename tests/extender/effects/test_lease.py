@@ -257,7 +257,7 @@ async def test_who_is_refused_asks_less_and_less_often(
     assert 48.0 <= pauses[-1] <= 60.0
 
 
-async def test_a_broken_connection_ends_nothing(
+async def test_a_lease_whose_server_fails_is_taken_once_it_answers(
     client: KubeClient, server: LeaseServer, clock: Clock
 ) -> None:
     lease = replica(client, clock, "a", duration_seconds=0.05)

@@ -1,7 +1,6 @@
 """Telling one replica: what is kept, what is dropped, and what the replica may rely on."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -11,16 +10,24 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from typing_extensions import override
 
 from extender.effects.peer_link import HEARTBEAT_SECONDS, MAX_QUEUE, PATH, WARN_AFTER, PeerLink
-from extender.effects.peer_wire import MAX_QUESTIONS, Message, decode_message, encode_receipt
+from extender.effects.peer_wire import (
+    MAX_QUESTIONS,
+    Message,
+    Receipt,
+    decode_message,
+    decode_receipt,
+    encode_receipt,
+)
 from extender.effects.peers import Peers, _family
 from extender.metrics import Metrics
 from extender.placement.asked import AnsweredQuestion
 from extender.settings import peers as settings
-from tests.extender.fake_kube import eventually
 
 OWN = "us"
+INTERVAL_SECONDS = 0.001
 
 
 @dataclass
@@ -71,7 +78,7 @@ async def link(replica: Replica) -> AsyncIterator[PeerLink]:
             runner.addresses[0],
             session,
             instance=OWN,
-            interval_seconds=0.001,
+            interval_seconds=INTERVAL_SECONDS,
             monotonic=lambda: replica.now,
             count=replica.outcomes.append,
         )
@@ -202,20 +209,43 @@ async def test_question_that_no_replica_would_take_is_left_out(
     assert replica.messages[0].gap_at == 1005.0
 
 
-async def test_question_is_told_at_once_and_silence_now_and_then(
-    replica: Replica, link: PeerLink
-) -> None:
-    task = asyncio.create_task(link.run())
-    await eventually(lambda: replica.messages)
-    await asyncio.sleep(0.05)  # from now on it waits
-    link.add(question("a"))
-    await eventually(lambda: ["a"] in replica.told(), deadline_seconds=HEARTBEAT_SECONDS / 2)
-    count = len(replica.messages)
-    await eventually(lambda: len(replica.messages) > count)
+class Timed(PeerLink):
+    """A link whose messages are taken at once; notes when it told which questions."""
 
+    def __init__(self) -> None:
+        self.told: list[tuple[float, list[str]]] = []
+        self._now = asyncio.get_running_loop().time
+        super().__init__(
+            ("127.0.0.1", 1),
+            None,  # type: ignore[arg-type] # nothing is sent over it
+            instance=OWN,
+            interval_seconds=INTERVAL_SECONDS,
+            monotonic=self._now,
+            count=lambda _: None,
+        )
+
+    @override
+    async def _exchange(self, body: bytes) -> Receipt:
+        self.told.append((self._now(), [asked.uid for asked in decode_message(body).asked]))
+        return decode_receipt(encode_receipt("them", self._now()))
+
+
+@pytest.mark.looptime
+async def test_a_question_is_told_at_once_and_a_heartbeat_after_each_silence() -> None:
+    link = Timed()
+    task = asyncio.create_task(link.run())
+    await asyncio.sleep(HEARTBEAT_SECONDS / 2)
+    link.add(question("a"))
+    await asyncio.sleep(2.5 * HEARTBEAT_SECONDS)
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+    await asyncio.wait([task])
+
+    silence = HEARTBEAT_SECONDS + INTERVAL_SECONDS
+    asked_at = HEARTBEAT_SECONDS / 2
+    assert [uids for _, uids in link.told] == [[], ["a"], [], []]
+    assert [at for at, _ in link.told] == pytest.approx(
+        [0.0, asked_at, asked_at + silence, asked_at + 2 * silence]
+    )
 
 
 async def test_only_lasting_trouble_is_logged_and_its_end(

@@ -61,6 +61,14 @@ async def test_it_says_how_the_gpus_are_that_the_pod_gets(placed: World) -> None
     )
 
 
+async def test_of_cards_that_differ_the_fullest_is_told() -> None:
+    world = World()
+    world.add({"n": [Gpu(used_gib=10.0), Gpu(used_gib=30.0)]})
+    await decide(world, "n", gpus=2)
+
+    assert describe(bind(world, "n")).endswith(", 50 GiB free each")
+
+
 async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) -> None:
     await decide(placed, "node-7", "node-8")
     first = placed.history.last_of("uid-p")

@@ -228,6 +228,8 @@ def test_a_wake_that_failed_is_tried_again_ever_more_slowly() -> None:
 def test_what_is_remembered_goes_with_the_pods() -> None:
     planned = Planned(SETTINGS, *(pod_ref(str(number)) for number in range(100)))
     planned.look(prospect("x", pods=tuple(pod_ref(str(number)) for number in range(100))))
+    assert planned.plan._pods
+    assert planned.plan._hoping
     planned.waiting.clear()
 
     planned.look()

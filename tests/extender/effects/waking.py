@@ -52,9 +52,10 @@ class Recorder(KubeClient):
         self.asked: list[tuple[str, str, str]] = []
 
     @override
-    async def send(self, method: str, path: str, body: object, **how: Any) -> None:
+    async def send(self, method: str, path: str, body: object, **how: Any) -> bytes:
         assert body
         self.asked.append((method, path, str(how["action"])))
+        return b""
 
     @override
     async def get(self, path: str, params: object, **how: Any) -> dict[str, object]:

@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from extender.core.filtering import Code
 from extender.core.policy import Policy
 from extender.core.readings import (
+    NO_INSTANCES,
     DeviceInfo,
     Signal,
 )
@@ -64,6 +66,22 @@ def test_a_device_that_prometheus_does_not_know_exists(agents: Agents) -> None:
     row = made.fleet.store.row_of(other.key)
     assert row is not None
     assert row in made.fleet.store.rows_of_node("node")
+
+
+def test_a_card_with_mig_and_no_instances_is_no_place_for_a_pod_and_its_health_counts(
+    agents: Agents,
+) -> None:
+    made = agents.world
+    undivided = DeviceInfo(node="node", uuid="GPU-mig", index=2, mig_profile=NO_INSTANCES)
+    infos = [one.info for one in made.devices.values()]
+
+    agents.report("node", *infos, undivided)
+    shown = gpus_of(made.fleet, made.fleet.snapshot(), ["node"])["node"]
+    assert [gpu.uuid for gpu in shown] == [info.uuid for info in infos]
+    assert made.rank().feasible == 1
+    agents.report("node", undivided, XID=79.0, xid_age=1.0)
+
+    assert made.rank().codes.tolist() == [Code.UNHEALTHY]
 
 
 # --- both -----------------------------------------------------------------------------------------
@@ -304,7 +322,7 @@ def test_windows_take_an_agents_means_with_their_spread(agents: Agents) -> None:
         agents.report(GRAPHICS_ACTIVE=1.0, mean=(0.5, 0.5))
 
     mean, spread, count = windows(agents.world, agents.world.card())
-    assert (mean, spread, count) == (pytest.approx(0.5), pytest.approx(0.5), 4)
+    assert (mean, spread, count) == pytest.approx((0.5, 0.5, 4))
 
 
 def test_what_prometheus_says_of_the_same_time_is_not_counted_again(agents: Agents) -> None:
@@ -317,7 +335,7 @@ def test_what_prometheus_says_of_the_same_time_is_not_counted_again(agents: Agen
         made.read(measured_at=made.clock.now, GRAPHICS_ACTIVE=1.0)
 
     mean, _, count = windows(made, made.card())
-    assert (mean, count) == (pytest.approx(0.2), 6)
+    assert (mean, count) == pytest.approx((0.2, 6))
 
 
 def test_a_report_that_repeats_a_measurement_counts_once(agents: Agents) -> None:

@@ -1,5 +1,7 @@
 """Whose devices are, whose use of them is foreign, and which are ill, as nodes' agents say."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.policy import Policy
@@ -148,7 +150,8 @@ def test_an_agent_knows_foreign_use_while_a_young_pod_is_not_placed_yet(agents: 
 )
 def test_what_nvml_alone_sees_excludes_a_device(agents: Agents, signal: str, value: float) -> None:
     made = agents.world
-    agents.report(**{signal: value, "TEMPERATURE": 45.0})
+    values: dict[str, Any] = {signal: value, "TEMPERATURE": 45.0}
+    agents.report(**values)
     made.read(measured_at=NOW - 30.0)
 
     assert made.believed(made.card(), "is_excluded") == 1.0

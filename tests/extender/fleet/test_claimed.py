@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from extender.core.inventory import ClaimedDevice, PodRecord
-from extender.core.readings import DeviceInfo, Signal
+from extender.core.readings import DeviceInfo
 from extender.fleet.held import put_claimed
 from tests.builders import GPU
 from tests.worlds import World, one_node
@@ -168,7 +168,7 @@ def test_a_busy_device_is_not_foreign_while_a_claimants_plugin_device_is_unseen(
     made.is_mapped = False
 
     made.bind("a", has_claims=True, claimed=(claimed(0),))
-    made.read_after(300, **{Signal.GPU_UTILIZATION.name: 0.9})
+    made.read_after(300, GPU_UTILIZATION=0.9)
 
     row = made.row()
     assert (row.used, row.taken, row.is_agreed) == ((1, 0), 1, False)

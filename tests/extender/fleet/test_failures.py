@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extender.core.decision import Decision
 from extender.core.inventory import PodRecord
+from extender.core.kin import owner_key
 from extender.core.policy import EarlyFailures
 from extender.core.readings import Signal
 from extender.fleet.failures import FailureLog
-from tests.builders import GPU, NOW
+from tests.builders import GPU, NOW, request
 from tests.worlds import World
 
 RULE = EarlyFailures(half_life_seconds=600, weight=0.5)
@@ -148,6 +150,58 @@ def test_two_failed_pods_of_one_job_push_no_other_pod_to_a_busier_card() -> None
     world.read_after(30, times=2)
 
     assert world.rank().best == "calm"
+
+
+def scores_of(decision: Decision) -> dict[str, float]:
+    return dict(zip(decision.candidates, decision.scores.tolist(), strict=True))
+
+
+def own_rank(world: World, owner: str) -> Decision:
+    """Return what the next pod of an owner would get."""
+    asked = world.fleet.informed(request(), (owner_key("ns", owner, ""),))
+    return world.rank(asked)
+
+
+def test_a_failing_jobs_own_next_pods_try_another_node_until_that_fades() -> None:
+    world = two_nodes()
+    world.bind("train-1", "calm", owner="Job train", is_failed_early=True)
+    world.fleet.remove_pod("uid-train-1", NOW)
+    world.read_after(30, times=2)
+
+    assert own_rank(world, "Job train").best == "lively"
+    assert own_rank(world, "Job other").best == "calm"
+    assert own_rank(world, "Job train").feasible == 2
+
+    world.read_after(600, times=8)
+    assert own_rank(world, "Job train").best == "calm"
+
+
+def test_its_pods_go_back_to_the_node_of_which_the_failure_is_the_oldest() -> None:
+    world = two_nodes()
+    for name, node in (("train-1", "calm"), ("train-2", "lively")):
+        world.bind(name, node, owner="Job train", is_failed_early=True)
+        world.fleet.remove_pod(f"uid-{name}", world.clock.now)
+        world.read_after(300, times=2)
+
+    assert own_rank(world, "Job train").best == "calm"
+    assert own_rank(world, "Job other").best == "calm"
+
+
+def test_what_is_avoided_is_explained_and_nothing_else_is_changed() -> None:
+    world = two_nodes()
+    before = {node: score for node, score in scores_of(world.rank()).items() if node != "calm"}
+    world.bind("train-1", "calm", owner="Job train", is_failed_early=True)
+    world.fleet.remove_pod("uid-train-1", NOW)
+    world.read_after(30, times=2)
+    asked = world.fleet.informed(request(), ("ns/Job train",))
+
+    after = scores_of(world.rank(asked))
+    shown = {one.node: one for one in world.placer.explain_nodes(asked, ["calm", "lively"])}
+
+    assert {node: after[node] for node in before} == pytest.approx(before, abs=1e-3)
+    assert shown["calm"].score == after["calm"]
+    assert "early failures of pods cost" in shown["calm"].reason
+    assert shown["lively"].suspicion == 0
 
 
 def test_a_job_that_fails_everywhere_changes_no_order() -> None:

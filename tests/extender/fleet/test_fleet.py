@@ -309,7 +309,7 @@ def test_a_nominated_pod_is_firm_until_it_is_bound() -> None:
     [{}, {"phase": PodPhase.FAILED}, {"node": "other"}, {"is_unscheduled": True}],
     ids=["nomination-cleared", "ended", "bound-elsewhere", "unschedulable"],
 )
-def test_a_nominated_pod_counts_no_more_once_it_is_not(changes: dict[str, object]) -> None:
+def test_a_nominated_pod_counts_no_more_once_it_is_not(changes: dict[str, Any]) -> None:
     made = one_node()
     made.fleet.apply_pod(pending(nominated_node="node"))
 

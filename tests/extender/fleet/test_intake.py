@@ -133,3 +133,23 @@ def test_what_is_said_of_a_device_that_is_forgotten_meanwhile_is_left_out() -> N
     assert store.value(Signal.GPU_UTILIZATION, row) is None
     assert [store.value(Signal.GPU_UTILIZATION, at) for at in range(4)] == [0.3] * 4
     assert len(applied.disagree) == 5
+
+
+def test_each_device_keeps_the_age_of_its_own_xid_where_another_is_forgotten_meanwhile() -> None:
+    store = DeviceStore(Policy())
+    seconds = [10.0, 20.0, 30.0, 40.0, 50.0]
+    said = answer([(0.3, 1.0, age) for age in seconds], NOW, is_own=True)
+    other = replace(CARD, uuid="GPU-other", node="other")
+
+    steps = store.apply_in_steps(replace(said, devices=(other, *said.devices[1:])), NOW)
+    while store.row_of(CARDS[-1].key) is None:
+        next(steps)
+    next(steps)
+    next(steps)  # the values are being taken
+    store.forget_node("other")
+    finish(steps)
+
+    rows = [store.row_of(card.key) for card in CARDS[1:]]
+    happened = said.measured_at - seconds
+    assert store.row_of(other.key) is None
+    assert store.evidence(np.array(rows)).xid_since.tolist() == happened[1:].tolist()

@@ -1,5 +1,7 @@
 """Who holds which devices, and what becomes of those that change hands."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -242,7 +244,8 @@ def test_a_device_that_was_just_freed_is_unknown_until_it_is_measured_again() ->
     made.read(measured_at=made.clock.now - 6)
     assert made.believed(made.card(), "freshness") == 0.0
 
-    made.read_after(10, **{signal.name: value for signal, value in IDLE.items()})
+    idle: dict[str, Any] = {signal.name: value for signal, value in IDLE.items()}
+    made.read_after(10, **idle)
     assert made.believed(made.card(), "freshness") == 1.0
     assert made.believed(made.card(), "utilization") == 0.0
 
@@ -357,7 +360,7 @@ def test_history_fills_the_windows_of_devices_and_their_tenants() -> None:
     made = one_node(1)
     made.bind("a", on=[made.card()], bound_at=NOW - 150, started_at=NOW - 150)
     made.read()
-    times = NOW - 60.0 * np.arange(31)[::-1]
+    times = NOW - 60.0 * np.arange(31, dtype=np.float64)[::-1]
     load = np.where(times < NOW - 150, 0.9, 0.2)[:, None]
 
     made.fleet.apply_history(

@@ -37,7 +37,9 @@ def found(replaced: Replaced | None) -> set[DeviceKey]:
 def test_all_that_changed_is_found_though_answers_were_missed(
     answers: list[tuple[PodsByDevice, bool, bool]],
 ) -> None:
-    known, held, latest = Mappings(), {}, {}
+    known = Mappings()
+    held: PodsByDevice = {}
+    latest: PodsByDevice = {}
     for mapping, says_what_changed, is_missed in answers:
         changed = ChangedTenants(latest, differing(latest, mapping))
         latest = mapping

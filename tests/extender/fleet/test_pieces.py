@@ -1,6 +1,6 @@
 """What concerns many nodes at once is done some at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -50,11 +50,11 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Nodes that each snapshot was patched with; many are more than 16."""
     counts: list[int] = []
 
-    def patch_pools(pools: object, changed: Mapping[str, object], *rest: object) -> object:
+    def patch_pools(pools: Any, changed: Mapping[str, Any], *rest: Any) -> object:
         counts.append(len(changed))
-        return pools_patched(pools, changed, *rest)  # type: ignore[arg-type]
+        return pools_patched(pools, changed, *rest)
 
-    pools_patched = snapshots.patch_pools
+    pools_patched: Callable[..., object] = vars(snapshots)["patch_pools"]
     monkeypatch.setattr(snapshots, "patch_pools", patch_pools)
     monkeypatch.setattr(snapshots, "PIECE_NODES", 16)
     return counts

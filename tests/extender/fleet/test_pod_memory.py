@@ -6,11 +6,12 @@ import pytest
 
 from extender.core.advice import Use
 from extender.core.inventory import PodPhase, PodRecord
+from extender.core.readings import DeviceKey
 from extender.fleet.pod_memory import PodMemory
 from extender.fleet.pods import KnownPods
 
-A: Final = ("GPU-0", "")
-B: Final = ("GPU-1", "")
+A: Final = DeviceKey(("GPU-0", ""))
+B: Final = DeviceKey(("GPU-1", ""))
 
 
 def pod(uid: str) -> PodRecord:
@@ -52,7 +53,7 @@ def test_of_several_devices_the_fullest_and_the_fewest_samples_count(memory: Pod
 
     assert memory.use("one", [A, B]) == Use(memory_most_bytes=7.0, samples=1, seconds=0.0)
     assert memory.use("two", [A]) == Use()
-    assert memory.use("one", [A, ("GPU-2", "")]) == Use()
+    assert memory.use("one", [A, DeviceKey(("GPU-2", ""))]) == Use()
 
 
 def test_an_agent_is_believed_of_the_pods_of_its_own_node_alone(memory: PodMemory) -> None:

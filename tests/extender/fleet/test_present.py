@@ -1,5 +1,7 @@
 """Idle or busy by the last minutes, order by the hour; power orders and claims nothing."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,7 +80,7 @@ def test_what_was_before_the_last_minutes_says_nothing_of_idle_and_busy(
 
     # The oldest part is partly over: between five sixths of the time and all of it count.
     most = int(minutes * 2) + 1
-    means = [np.mean(recent[-count:]) for count in range(int(most * 5 / 6) - 2, most + 1)]
+    means = [float(np.mean(recent[-count:])) for count in range(int(most * 5 / 6) - 2, most + 1)]
     assert max(recent[-1], min(means)) - 1e-6 <= peak <= max(recent[-1], *means) + 1e-6
 
 
@@ -199,7 +201,7 @@ def test_foreign_use_of_a_shared_card_ranks_and_refuses_nothing() -> None:
 
 def test_foreign_use_that_pauses_between_two_readings_still_counts_for_its_hour() -> None:
     world = one_node(1, replicas=4)
-    used = {"MEMORY_USED": 20 * GIB, "MEMORY_FREE": 60 * GIB}
+    used: dict[str, Any] = {"MEMORY_USED": 20 * GIB, "MEMORY_FREE": 60 * GIB}
     for _ in range(20):
         world.read_after(30, GRAPHICS_ACTIVE=0.8, **used)
         world.read_after(30, GRAPHICS_ACTIVE=0.0)

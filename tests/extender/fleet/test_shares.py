@@ -42,6 +42,15 @@ def test_several_pods_on_one_card_are_evidence_that_lasts_when_they_are_gone() -
     assert shape(world) == (4, 2)
 
 
+def test_a_single_pods_share_by_its_name_is_evidence() -> None:
+    world = unlabelled()
+    world.bind("one", on=[world.card()])
+    world.is_shown_by_shares = True
+    world.read_after(30)
+
+    assert shape(world) == (4, 2)
+
+
 def test_where_a_node_offers_another_number_the_evidence_is_old() -> None:
     world = unlabelled()
     pods = [world.bind(name, on=[world.card()]) for name in ("one", "other")]

@@ -245,7 +245,7 @@ def test_an_old_xid_counts_anew_only_if_it_was_gone(gap: float, counts_again: bo
 
 def history(utilization: list[float], xid: list[float] | None = None) -> History:
     """Return what was read of the card each minute until now, and of one that nobody knows."""
-    times = NOW - 60.0 * np.arange(len(utilization))[::-1]
+    times = NOW - 60.0 * np.arange(len(utilization), dtype=np.float64)[::-1]
     columns = np.column_stack([utilization, np.ones(len(utilization))])
     return History(
         times=times,

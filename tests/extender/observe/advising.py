@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from typing_extensions import override
 
 from extender.core.inventory import PodPhase, PodRecord
 from extender.core.steps import finish
@@ -27,10 +28,12 @@ class AdvisingWorld(HoldersWorld):
 
     plots: Plots | None = field(default=None)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.memory = ShortMemory(self.fleet, lambda: self.now)
 
+    @override
     def build_app(
         self, *, max_body_bytes: int = 256 << 20, viewer: Viewer = SEES_ALL
     ) -> web.Application:
@@ -39,6 +42,7 @@ class AdvisingWorld(HoldersWorld):
         app.add_routes(advice.routes())
         return app
 
+    @override
     def live(self, cards: dict[str, list[Gpu]], seconds: float, *, every: float = 60.0) -> None:
         """Read the devices, look at them and remember them while time passes."""
         until = self.now + seconds

@@ -57,7 +57,7 @@ async def door_in(tmp_path: Path, aiohttp_client: MakeClient) -> AsyncIterator[D
                 kube,
                 Api(**settings),
                 is_open=is_open,
-                namespaces=lambda: {"blue", "red"},
+                namespaces=lambda: frozenset({"blue", "red"}),
                 requests=metrics.api_requests,
                 monotonic=lambda: found.now,
             )

@@ -1,11 +1,11 @@
 """Replicas that ask each other over their real answers, and callers who may not see all of it."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.observe.replicas import Replicas
@@ -78,6 +78,7 @@ class Replica(WhyWorld):
     tells: bool = True
     name: str = "near"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.why = Why(
@@ -97,7 +98,7 @@ class Replica(WhyWorld):
         return app
 
 
-def serve_to(viewer: Viewer) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+def serve_to(viewer: Viewer) -> Middleware:
     """Return the middleware that has a caller with some rights ask; replicas come as they are."""
 
     @web.middleware

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from extender.core.readings import DeviceKey
 from tests.extender.observe.advising import SHARED, AdvisingWorld
 from tests.extender.observe.asking import get
 from tests.extender.observe.test_holders import card
@@ -250,7 +251,7 @@ def tell(world: AdvisingWorld, minutes: int, **used_gib: float) -> None:
     for minute in range(minutes):
         share = 1.0 if minute == minutes - 1 else 0.5
         told = [
-            (("GPU-s-0", ""), f"uid-{name}", int(gib * share * GIB))
+            (DeviceKey(("GPU-s-0", "")), f"uid-{name}", int(gib * share * GIB))
             for name, gib in used_gib.items()
         ]
         world.fleet.pod_memory.note("s", told, world.now + 60.0 * minute)

@@ -92,7 +92,7 @@ class Counted(frozenset[str]):
     looked = 0
 
     @override
-    def __or__(self, other: AbstractSet[object]) -> frozenset[str]:  # type: ignore[override] # of names
+    def __or__(self, other: AbstractSet[object]) -> frozenset[str]:
         Counted.looked += 1
         return frozenset(self).union(map(str, other))
 

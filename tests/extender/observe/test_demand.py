@@ -32,7 +32,7 @@ def world() -> AdvisingWorld:
     return world
 
 
-def waiting(world: AdvisingWorld, name: str, gpus: int = 1, **rest: object) -> None:
+def waiting(world: AdvisingWorld, name: str, gpus: int = 1, **rest: Any) -> None:
     world.add_waiting(name, resources={GPU: gpus}, **{"is_unscheduled": True, **rest})
 
 

@@ -317,7 +317,7 @@ async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
     world: WhyWorld, client: Client
 ) -> None:
     zone = {"topology.kubernetes.io/zone": "a"}
-    fast = {"labels": zone, "other_labels": {"disk": "ssd"}}
+    fast: dict[str, Any] = {"labels": zone, "other_labels": {"disk": "ssd"}}
     world.add_node("here", **fast)
     world.add_node("slow", labels=zone)
     world.add_node("cordoned", is_unschedulable=True, **fast)

@@ -88,7 +88,7 @@ async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
 ) -> None:
     sees = SeesTeam()
     client = await aiohttp_client(Replica(far=far).build_app(viewer=sees))
-    sees.sees = lambda _: False  # type: ignore[method-assign] # nobody's pods
+    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # nobody's pods
 
     for wanted in ({"id": "far-1"}, {"number": "1"}):
         await get(client, "/v1/explain", 404, **wanted)
@@ -103,7 +103,7 @@ async def test_a_caller_who_may_not_read_the_pod_is_told_nothing(
 
     assert (await get(client, "/v1/explain", pod="theirs"))["pod"] == "team/theirs"
 
-    sees.sees = lambda _: False  # type: ignore[method-assign] # from now on
+    sees.sees = lambda namespace: not namespace  # type: ignore[method-assign] # from now on
     await get(client, "/v1/explain", 404, pod="theirs")
 
 

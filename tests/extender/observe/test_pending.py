@@ -1,5 +1,7 @@
 """Which pods wait, and for what."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.assumed import Assumption
@@ -64,7 +66,7 @@ async def test_before_kube_scheduler_has_said_anything_our_own_decision_counts(
     ],
 )
 async def test_the_state_says_why_a_pod_is_not_bound(
-    world: WhyWorld, client: Client, record: dict[str, object], state: str
+    world: WhyWorld, client: Client, record: dict[str, Any], state: str
 ) -> None:
     world.add_waiting("p", **record)
 

@@ -1,6 +1,7 @@
 """Any replica tells the last decision about a pod that waits, whichever of them made it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,9 @@ class Side:
         self.world.now = at
         await decide(self.client, "full", name=name, require_idle="true", gpus=2)
 
-    async def pending(self, **query: str) -> list[dict[str, object]]:
-        return (await get(self.client, "/v1/pending", **query))["pods"]
+    async def pending(self, **query: str) -> list[dict[str, Any]]:
+        pods: list[dict[str, Any]] = (await get(self.client, "/v1/pending", 200, **query))["pods"]
+        return pods
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ async def test_an_explanation_says_how_the_pod_fares_by_the_last_decision_of_any
 
     for side in sides:
         for wanted in ({"pod": "p"}, {"id": "near-1"}, {"id": "far-1"}):
-            answer = await get(side.client, "/v1/explain", **wanted)
+            answer = await get(side.client, "/v1/explain", 200, **wanted)
 
             assert answer["decision"]["id"] == wanted.get("id", "far-1")
             assert (answer["state"], answer["pending"]["decision"]["id"]) == ("refused", "far-1")

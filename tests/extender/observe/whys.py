@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from typing_extensions import override
 
 from extender.core.inventory import PodRecord
 from extender.observe.seen import SEES_ALL, Viewer
@@ -25,10 +26,12 @@ class WhyWorld(World):
         why: the routes.
     """
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.why = Why(self.placer, lambda: self.resources, lambda: self.now)
 
+    @override
     def build_app(
         self, *, max_body_bytes: int = 256 << 20, viewer: Viewer = SEES_ALL
     ) -> web.Application:

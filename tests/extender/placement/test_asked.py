@@ -133,7 +133,9 @@ def test_pod_that_another_replica_tried_again_in_vain_is_assumed_nowhere(world: 
     assert assumed_on(world) == ""
 
 
-def test_nomination_is_firm(world: World) -> None:
+def test_a_nominated_pod_is_assumed_where_it_is_nominated_whatever_a_replica_chose(
+    world: World,
+) -> None:
     waiting = PodRecord(uid="uid-p", namespace="team", name="p", resources={GPU: 1})
     world.fleet.apply_pod(replace(waiting, nominated_node="b"))
 

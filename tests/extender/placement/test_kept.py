@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from extender.core import standing
+from extender.core.evaluation import evaluate_for
 from extender.core.memo import Memo
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
@@ -27,7 +28,7 @@ def world() -> World:
 def pools_evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts how many nodes are evaluated each time that a whole pool is."""
     counted: list[int] = []
-    evaluate: Callable[..., Any] = standing.evaluate_for
+    evaluate: Callable[..., Any] = evaluate_for
 
     def count(question: Any, batch: Any, *rest: Any) -> Any:
         counted.append(len(batch))

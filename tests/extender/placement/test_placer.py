@@ -378,3 +378,19 @@ def test_where_few_nodes_pass_some_that_were_refused_are_remembered_in_full_too(
         ("broken-1", Rejection.UNHEALTHY),
         ("busy-1", Rejection.NOT_IDLE),
     ]
+
+
+def test_remembered_decisions_share_one_list_of_the_same_candidates() -> None:
+    world = time_sliced(3, 1, 4)
+    names = sorted(world.fleet.nodes)
+
+    def remembered(verb: str, number: int) -> object:
+        record = world.placer.place(
+            verb, pod_ref(f"pod-{number}"), request(), world.placer.roll.number(names)
+        )
+        world.placer.detail(record)
+        return record.decision.candidates
+
+    lists = [remembered(verb, number) for number in range(3) for verb in ("filter", "prioritize")]
+
+    assert {id(one) for one in lists[2:]} <= {id(one) for one in lists[:2]}

@@ -1,6 +1,7 @@
 """What room a shared GPU has: what its tenants declared stays theirs, whatever is in use."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -39,7 +40,7 @@ def tenant(
     return world.bind(name, on=[on or world.card()], memory_bytes=memory)
 
 
-def refused(world: World, gib: float, **asked: object) -> dict[str, int]:
+def refused(world: World, gib: float, **asked: Any) -> dict[str, int]:
     """Return why a pod that asks for so much gets no node."""
     return rejected(world.rank(request(memory_bytes=int(gib * GIB), **asked)))
 
@@ -188,7 +189,10 @@ def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
     use(world, 30, LATER)
     assert room(world) == pytest.approx(40)  # it may be what was declared
 
-    shares = [(world.card().info.key, late.uid, 0), (world.card().info.key, other.uid, 30 * GIB)]
+    shares = [
+        (world.card().info.key, late.uid, 0),
+        (world.card().info.key, other.uid, int(30 * GIB)),
+    ]
     world.fleet.note_shares("node", shares, world.clock.now)
     use(world, 30)
 
@@ -228,7 +232,7 @@ def test_processes_that_are_not_all_tell_nothing() -> None:
 
     key = world.card().info.key
     world.fleet.note_shares("node", [(key, late.uid, 0), (key, other.uid, 0)], world.clock.now)
-    world.fleet.note_shares("node", [(key, other.uid, 30 * GIB)], world.clock.now)
+    world.fleet.note_shares("node", [(key, other.uid, int(30 * GIB))], world.clock.now)
     use(world, 30)
 
     assert room(world) == pytest.approx(40)
@@ -320,21 +324,25 @@ def test_what_a_pod_that_stays_declared_stays_as_another_leaves() -> None:
     assert room(world) == pytest.approx(20)
 
 
-@pytest.mark.parametrize(("before", "after", "expected"), [(60, 30, 20), (60, 40, 0)])
-def test_a_reading_after_an_end_says_whose_memory_was_given_back(
-    before: float, after: float, expected: float
+@pytest.mark.parametrize(
+    ("leaves", "left"),
+    [pytest.param("other", 20, id="its-declaration-stays"), ("declared", 40)],
+)
+def test_after_an_end_and_a_reading_a_pod_that_stays_keeps_what_is_its_own(
+    leaves: str, left: float
 ) -> None:
-    """Of 40 GiB in use by a pod that declared none and 20 of 40 declared, one part goes."""
+    """One uses 40 GiB and declared none, one uses 20 of the 40 GiB that it declared."""
     world = sliced()
-    other = tenant(world, "other")
+    pods = {"other": tenant(world, "other")}
     use(world, 40, LATER)
-    declared = tenant(world, "declared", 40)
-    use(world, before, LATER)
+    pods["declared"] = tenant(world, "declared", 40)
+    use(world, 60, LATER)
+    assert room(world) == pytest.approx(0)
 
-    world.end(other if after == 30 else declared)
-    use(world, after if after == 40 else 20)
+    world.end(pods[leaves])
+    use(world, left)
 
-    assert room(world) == pytest.approx(40 if after == 30 else 40 + expected)
+    assert room(world) == pytest.approx(40)
 
 
 def test_a_whole_gpu_comes_back_as_it_was_before_its_pod_came() -> None:
@@ -369,7 +377,7 @@ def test_a_whole_gpu_of_which_nothing_is_known_from_before_its_pod_waits_for_a_r
 # --- nominations ----------------------------------------------------------------------------------
 
 
-def nominated(world: World, gib: float, **asked: object) -> dict[str, int]:
+def nominated(world: World, gib: float, **asked: Any) -> dict[str, int]:
     return refused(world, gib, nominated_node="node", **asked)
 
 

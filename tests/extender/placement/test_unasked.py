@@ -1,5 +1,7 @@
 """Which bound pods count as bound unasked."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.inventory import PodPhase
@@ -104,7 +106,7 @@ def test_question_before_our_watch_shows_the_pod_counts(part: Part) -> None:
         pytest.param({"phase": PodPhase.FAILED}, id="ended-before-it-was-bound"),
     ],
 )
-def test_pods_that_are_none_of_ours_are_not_counted(part: Part, changes: dict[str, object]) -> None:
+def test_pods_that_are_none_of_ours_are_not_counted(part: Part, changes: dict[str, Any]) -> None:
     part.create(part.pod(**changes))
     part.bind(part.pod(**changes))
     part.judge()

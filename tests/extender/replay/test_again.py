@@ -102,8 +102,8 @@ def test_a_log_that_was_tampered_with_is_not_exact() -> None:
 # --- other settings -----------------------------------------------------------------------------
 
 CHOICE: dict[str, Node] = {
-    "calm": node(gpu(utilization=0.05, memory_used=0.4), gpu(utilization=0.05, memory_used=0.4)),
-    "roomy": node(gpu(utilization=0.2, memory_used=0.0), gpu(utilization=0.2, memory_used=0.0)),
+    "calm": node(*[gpu(utilization=0.02, memory_used=0.31)] * 2),
+    "roomy": node(*[gpu(utilization=0.29, memory_used=0.0)] * 2),
     "nearly-full": node(gpu(utilization=0.25, memory_used=0.45), busy(used=1)),
 }
 
@@ -143,7 +143,7 @@ def test_landings_are_told_by_the_settings_of_the_log() -> None:
 
     (one,) = again(log, "weights.memory=0.9")
 
-    assert (one.before.activity, one.after.activity) == pytest.approx((0.05, 0.2))
+    assert (one.before.activity, one.after.activity) == pytest.approx((0.02, 0.29))
     assert (one.before.is_idle, one.after.is_idle) == (True, True)
 
 

@@ -13,8 +13,8 @@ from tests.builders import GIB, NOW, Node, busy, gpu, node, request, snapshot_of
 from tests.extender.records.logs import read, record_of, weighed
 
 FLEET: dict[str, Node] = {
-    "calm": node(gpu(utilization=0.05, memory_used=0.4), gpu(utilization=0.05, memory_used=0.4)),
-    "roomy": node(gpu(utilization=0.2, memory_used=0.0), gpu(utilization=0.2, memory_used=0.0)),
+    "calm": node(*[gpu(utilization=0.02, memory_used=0.31)] * 2),
+    "roomy": node(*[gpu(utilization=0.29, memory_used=0.0)] * 2),
     "nearly-full": node(gpu(utilization=0.25, memory_used=0.45), busy(used=1)),
 }
 LOADED: dict[str, Node] = {"calm": FLEET["calm"], "loaded": node(gpu(utilization=0.4))}
@@ -106,8 +106,8 @@ def test_where_only_prioritize_was_asked_that_counts_and_is_told(
 
 def test_a_filter_that_nothing_passed_is_not_of_the_attempt_that_was_scored() -> None:
     log = Log(FLEET | {"full": node(busy(memory_free_bytes=GIB))}, Policy())
-    assert log.asked(FILTER, "full", memory_bytes=20 * GIB) == 0
-    log.asked(PRIORITIZE, at=NOW + 1, memory_bytes=20 * GIB)
+    assert log.asked(FILTER, "full", memory_bytes=int(20 * GIB)) == 0
+    log.asked(PRIORITIZE, at=NOW + 1, memory_bytes=int(20 * GIB))
 
     report = log.replayed()
 
@@ -122,4 +122,4 @@ def test_of_several_attempts_the_last_counts(log: Log) -> None:
     report = log.replayed("strategy=pack")
 
     assert (report.pods, report.moved, report.narrowed) == (1, 0, 0)
-    assert report.before.activity == pytest.approx(0.2)
+    assert report.before.activity == pytest.approx(0.29)

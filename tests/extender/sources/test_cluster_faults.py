@@ -240,8 +240,8 @@ async def test_the_api_server_may_go_and_come_back(kube: FakeKube, tmp_path: Pat
         await kube.start()
 
         await eventually(lambda: "m" in sink.nodes)
-        assert source.status["nodes"].is_connected
-        assert source.status["nodes"].last_error == ""
+        status = source.status["nodes"]
+        assert (status.is_connected, status.last_error) == (True, "")
 
 
 async def test_a_version_from_the_future_leads_to_a_new_list(

@@ -1,23 +1,26 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.core.inventory import PodPhase, PodRecord, Taint
+from extender.core.kin import likeness_of
 from extender.core.selection import Selection
 from extender.sources.kube_failures import is_failed_early
 from extender.sources.kube_records import (
     ExporterPod,
-    parse_time,
     reduce_exporter,
     reduce_node,
     reduce_pod,
 )
+from extender.sources.kube_time import parse_time
 from tests.extender.kube_objects import Object, node, pod
 from tests.extender.sources.pods import NAMES, START, T0, T30, T61, container, ended, reduced
 
 
 def test_a_node_is_reduced_to_what_placing_needs() -> None:
-    raw = node("n", **{
+    labels: dict[str, Any] = {
         "nvidia.com/gpu.product": "NVIDIA-H100",
         "nvidia.com/gfd.timestamp": "1",
         "nvidia.com/gpu.deploy.driver": "true",
@@ -26,7 +29,8 @@ def test_a_node_is_reduced_to_what_placing_needs() -> None:
         "topology.kubernetes.io/zone": "a",
         "karpenter.sh/nodepool": "gpu",
         "kubernetes.io/hostname": "n",
-    })  # fmt: skip
+    }  # fmt: skip
+    raw = node("n", **labels)
     raw["spec"] = {
         "unschedulable": True,
         "taints": [
@@ -111,6 +115,7 @@ def test_a_pod_that_waits_is_reduced() -> None:
 
     assert record == PodRecord(
         uid="p",
+        likeness=likeness_of(raw),
         namespace="ns",
         name="p",
         nominated_node="n",

@@ -19,7 +19,7 @@ NAMES: Final = ResourceNames()
 NESTED: Any = None
 for _ in range(sys.getrecursionlimit()):
     NESTED = [NESTED]
-ODD: Final = (
+ODD: Final[tuple[Any, ...]] = (
     None, True, 0, -1, 1 << 63, 10**5000, 1e308, "", "x" * 5000, "\x00", "-1", "1e999", [], {},
     [[]], [None], [{}], ["a"], {"a": []}, {"": {"": []}},
     [{"name": {}, "key": [], "uid": {}}], NESTED,

@@ -1,5 +1,7 @@
 """What is kept of pods' selectors and nodes' labels, so that each can be compared."""
 
+from typing import Any
+
 import pytest
 
 from extender.core.inventory import NodeRecord, PodRecord
@@ -11,7 +13,7 @@ from tests.extender.kube_objects import Object, node, pod
 SSD = {"disk": "ssd"}
 
 
-def selecting(selector: dict[str, str] | None = None, name: str = "p", **status: object) -> Object:
+def selecting(selector: dict[str, str] | None = None, name: str = "p", **status: Any) -> Object:
     raw = pod(name, **status)
     raw["spec"]["nodeSelector"] = SSD if selector is None else selector
     return raw
@@ -23,7 +25,7 @@ def kept(raw: Object) -> PodRecord:
     return record
 
 
-def labelled(name: str = "n", **labels: str) -> NodeRecord:
+def labelled(name: str = "n", **labels: Any) -> NodeRecord:
     record = reduce_node(node(name, **labels), ResourceNames())
     assert record is not None
     return record

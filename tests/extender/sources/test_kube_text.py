@@ -1,5 +1,7 @@
 """What a glance leaves out can have nothing to do with GPUs; what is left is read as ever."""
 
+from typing import Any
+
 import msgspec
 import orjson
 import pytest
@@ -48,7 +50,7 @@ DOES_NOT = [
     {"metadata": {"uid": "u", "name": "x", "labels": {"team": "dcgm-exporter"}}},
 ]
 
-ODD = [
+ODD: list[Any] = [
     [],
     None,
     pod(spec={"containers": "none"}),

@@ -61,10 +61,11 @@ def test_what_pods_hold_of_shared_devices_is_told_once() -> None:
     found = round_of(table, [device(0)])
     shares = ((device(0).key, "ns/a", 1 << 30), (device(0).key, "ns/b", 0))
 
-    readings = apply(builder, replace(found, shares=shares))
+    readings = apply(builder, replace(found, shares=shares, divided=(device(0).key,)))
 
-    assert readings.shares == shares
-    assert apply(builder, round_of(table, [device(0)])).shares == ()
+    assert (readings.shares, readings.divided) == (shares, (device(0).key,))
+    after = apply(builder, round_of(table, [device(0)]))
+    assert (after.shares, after.divided) == ((), ())
 
 
 @given(st.lists(fleets, max_size=6))

@@ -12,7 +12,7 @@ from aiohttp import web
 from extender.config import Prometheus
 from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_rows import Row
+from extender.sources.prometheus_rows import Recognized, Row, Rows
 from tests.extender.sources.fake_prometheus import FakePrometheus, Handler, series
 
 LIMIT_SECONDS = 0.5
@@ -37,7 +37,11 @@ async def ask(settings: Prometheus, limit_seconds: float = PATIENCE) -> Sequence
     client = PrometheusClient(settings)
     query = "max by (UUID) (DCGM_FI_DEV_GPU_UTIL{})"
     try:
-        return await asyncio.to_thread(client.query, query, limit_seconds)
+        rows: Rows | Recognized[object] = await asyncio.to_thread(
+            lambda: client.query(query, limit_seconds)
+        )
+        assert not isinstance(rows, Recognized)
+        return rows
     finally:
         client.close()
 
@@ -205,9 +209,11 @@ async def test_partial_answer_is_taken_and_counted(prometheus: FakePrometheus) -
     prometheus.warnings = ["store 2 is down"]
     client = PrometheusClient(settings(prometheus.url))
 
-    rows = await asyncio.to_thread(client.query, "max by (UUID) (DCGM_FI_DEV_GPU_UTIL{})", PATIENCE)
+    query = "max by (UUID) (DCGM_FI_DEV_GPU_UTIL{})"
+    rows: Rows | Recognized[object] = await asyncio.to_thread(lambda: client.query(query, PATIENCE))
 
     client.close()
+    assert not isinstance(rows, Recognized)
     assert len(rows) == 1
     assert client.partial_answers == 1
     assert "store 2 is down" in client.last_warning

@@ -224,6 +224,7 @@ async def test_where_each_pods_series_has_the_whole_value_nothing_is_told_of_the
 
     assert asked.value(Signal.MEMORY_USED, T4) == 10812 << 20
     assert not asked.found.shares
+    assert [key[0] for key in asked.found.divided] == [T4]  # their names tell that it is shared
     assert asked.found.failed == {}
 
 

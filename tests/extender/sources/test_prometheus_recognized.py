@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from extender.core.readings import Signal
+from extender.sources import promql
 from extender.sources.dcgm_devices import DeviceRow, DeviceTable
 from extender.sources.prometheus_layouts import Vector
 from extender.sources.prometheus_queries import UNREADABLE
@@ -266,7 +267,9 @@ class Compact:
                 {"status": "success", "data": ["DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_XID_ERRORS"]}
             )
         else:
+            is_of_shares = f"{promql.SHARE_LABEL}!=" in query  # it names other metrics, too
             told = next((rows for word, rows in self.rows.items() if word in query), [])
+            told = [] if is_of_shares else told
             body = answer(told, self.at, **self.others)
         return web.Response(body=body, content_type="application/json")
 

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from extender.config import Prometheus
 from extender.core.readings import DeviceKey, History, Readings, Signal
+from extender.sources import prometheus
 from extender.sources.identity import NodeIdentity
 from extender.sources.prometheus import PrometheusSource
 from extender.sources.prometheus_process import WorkerError, WorkerProcess
@@ -50,7 +51,7 @@ class Delivered:
 async def running(
     url: str,
     *,
-    identity: NodeIdentity = NODES,
+    identity: Callable[[], NodeIdentity] = lambda: NODES,
     deliver: Callable[[Readings], None] | None = None,
     window_seconds: float = 0,
     **values: object,
@@ -67,7 +68,7 @@ async def running(
 
     source = PrometheusSource(
         Prometheus.model_validate({**base, **values}),
-        identity=lambda: identity,
+        identity=identity,
         deliver=take,
         deliver_history=take_history,
         clock=time.time,
@@ -261,9 +262,19 @@ async def test_past_that_fails_does_not_hold_up_readings(fake: FakePrometheus) -
     assert not delivered.history
 
 
-async def test_nothing_is_asked_before_there_are_nodes(fake: FakePrometheus) -> None:
-    async with running(fake.url, identity=NodeIdentity()) as delivered:
-        await asyncio.sleep(0)
+async def test_nothing_is_asked_before_there_are_nodes(
+    fake: FakePrometheus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "_WAIT_FOR_NODES_SECONDS", 0.0)
+    looks = 0
+
+    def no_nodes() -> NodeIdentity:
+        nonlocal looks
+        looks += 1
+        return NodeIdentity()
+
+    async with running(fake.url, identity=no_nodes) as delivered:
+        await until(lambda: looks >= 3)  # a round that asked would be over before the next look
 
     assert not delivered.readings
     assert not fake.questions
@@ -295,12 +306,12 @@ async def test_hung_server_never_holds_the_loop_and_is_left_in_time(fake: FakePr
     async with running(fake.url, timeout_seconds=0.3) as delivered:
         turns = 0
         while not delivered.source.status().failures:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # a loop that was held would have few turns until then
             turns += 1
         over.set()
 
     assert "no complete answer in time" in delivered.source.status().last_error
-    assert turns > 5
+    assert turns > 50
 
 
 async def test_late_worker_is_killed_and_the_next_question_is_answered(
@@ -344,6 +355,21 @@ async def test_worker_goes_when_the_extender_does(fake: FakePrometheus) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await process.wait() == 0
     await worker.stop()
+
+
+async def test_a_stop_that_is_cancelled_leaves_no_process_behind(fake: FakePrometheus) -> None:
+    worker = WorkerProcess(Prometheus(url=fake.url))
+    await worker.ask({"now": time.time()}, DEADLINE_SECONDS)
+    process = worker._process
+    assert process is not None
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.wait([stopping])
+
+    await worker.stop()
+
+    assert process.returncode is not None
 
 
 async def test_worker_finds_files_named_relative_to_the_extender(

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from extender.config import Prometheus
 from extender.sources.prometheus_common import PrometheusError
 from extender.sources.prometheus_http import PrometheusClient
+from extender.sources.prometheus_rows import Recognized, Rows
 
 ANSWER = {
     "status": "success",
@@ -70,7 +71,11 @@ async def ask(url: str, **values: object) -> int:
     """Ask once; return how many rows came."""
     client = PrometheusClient(Prometheus.model_validate({"url": url, **values}))
     try:
-        return len(await asyncio.to_thread(client.query, "DCGM_FI_DEV_GPU_UTIL", DEADLINE_SECONDS))
+        rows: Rows | Recognized[object] = await asyncio.to_thread(
+            lambda: client.query("DCGM_FI_DEV_GPU_UTIL", DEADLINE_SECONDS)
+        )
+        assert not isinstance(rows, Recognized)
+        return len(rows)
     finally:
         client.close()
 

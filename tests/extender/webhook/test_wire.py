@@ -47,6 +47,7 @@ def test_the_names_are_those_of_the_question_itself(
     question = wire.decode_question(body)
 
     assert list(question.nodes) == names
+    assert isinstance(question.pod, dict)
     metadata = question.pod["metadata"]
     assert isinstance(metadata, dict)
     assert metadata["name"] == pod
@@ -140,7 +141,7 @@ def test_a_list_of_no_nodes_keeps_the_form_of_whole_nodes(node_list: object) -> 
     assert question.node_objects == ()
 
 
-@pytest.mark.parametrize("key", ["NodeNames", "nodenames", "NODENAMES", "nodeNames"])
+@pytest.mark.parametrize("key", ["NodeNames", "nodenames", "NODENAMES", "NodeName\u017f"])
 def test_keys_are_matched_in_any_case(key: str) -> None:
     assert decode({key: ["b", "a"]}).nodes == ("b", "a")
 
@@ -221,6 +222,11 @@ def test_a_node_without_a_name_is_the_empty_name_as_it_is_to_go(document: object
         pytest.param(b"null", "$ is null, must be an object", id="null"),
         pytest.param(b'"%s"', '$ is "%s", must be an object', id="text"),
         pytest.param(b'{"Pod":[1]}', "$.Pod is a list, must be an object or null", id="pod"),
+        pytest.param(
+            b'{"Pod":{"a":"%s"}}' % (b"x" * wire.MOST_POD_BYTES),
+            "$.Pod is an object, must be at most 4194304 bytes",
+            id="a pod larger than the API server takes",
+        ),
         pytest.param(b'{"Nodes":[{}]}', "$.Nodes is a list", id="nodes-as-list"),
         pytest.param(b'{"Nodes":{"items":{}}}', "$.Nodes.items is an object", id="items"),
         pytest.param(b'{"Nodes":{"items":[7]}}', "$.Nodes.items[0] is 7", id="node"),

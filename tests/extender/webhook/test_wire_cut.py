@@ -61,6 +61,7 @@ class Asked:
             codes=codes,
             scores=scores,
             order=passing[np.argsort(-scores[passing], kind="stable")],
+            zones=np.zeros(len(candidates), dtype=np.intp),
         )
 
 
@@ -95,7 +96,7 @@ def expected(about: Asked, shortlist: int) -> dict[str, object]:
     passing = [name for name in names if about.codes[name] is Code.PASSES]
     is_long = 0 < shortlist < len(passing)
     decision = about.decision(names)
-    best = {names[at] for at in decision.order[:shortlist]}
+    best = {names[at] for at in decision.shortlist(shortlist, 0.0)} if is_long else set()
     refused = {} if is_long else {name: about.codes[name] for name in names}
     reasons = [
         {

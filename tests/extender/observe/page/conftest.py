@@ -1,8 +1,10 @@
-"""A browser for each test, and a fleet that has something of everything."""
+"""A browser that all tests share, and a fleet that has something of everything."""
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser
 
 from extender.core.inventory import PodPhase, PodRecord
@@ -66,13 +68,22 @@ def world() -> World:
     return small_world()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def server(world: World) -> AsyncIterator[Server]:
     async with serving(world) as server:
         yield server
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
+    """Each test opens a context of its own in it: nothing is kept from one test to the next."""
     async with browsing() as browser:
         yield browser
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what uses the browser, or the server that it looks at, in the browser's event loop."""
+    here = (item for item in items if item.path.parent == Path(__file__).parent)
+    for item in here:
+        if not {"browser", "server"}.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)

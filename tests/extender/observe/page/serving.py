@@ -63,7 +63,16 @@ class Server:
         else:
             app.middlewares.append(self.access.guard())
             app.add_routes(self.access.routes())
-        self.page = OurPage(
+        self.page = self.make_page()
+        self.page.add_to(app)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.5)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+        self._task = asyncio.create_task(self.page.run())
+
+    def make_page(self) -> OurPage:
+        """Return a page that nobody runs or serves yet."""
+        return OurPage(
             self.world.fleet,
             self.world.history,
             states=self._states,
@@ -71,11 +80,6 @@ class Server:
             give_way=lambda: asyncio.sleep(0),
             plots=self.plots,
         )
-        self.page.add_to(app)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.5)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self._task = asyncio.create_task(self.page.run())
 
     async def stop(self) -> None:
         """Go away."""

@@ -35,14 +35,14 @@ async def guarding(world: World, tmp_path: Path) -> AsyncIterator[tuple[Server, 
             kube,
             Api(),
             is_open=False,
-            namespaces=lambda: {"team", "others"},
+            namespaces=lambda: frozenset({"team", "others"}),
             requests=Metrics().api_requests,
         )
         async with serving(world, access=access) as server:
             yield server, reviewers
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def guarded(world: World, tmp_path: Path) -> AsyncIterator[tuple[Server, Reviewers]]:
     async with guarding(world, tmp_path) as both:
         yield both

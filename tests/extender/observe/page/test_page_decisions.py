@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from extender.core.policy import Policy, Strategy
@@ -26,7 +27,7 @@ def world() -> WhyWorld:
     return world
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def server(world: WhyWorld) -> AsyncIterator[Server]:
     async with serving(world) as server:
         yield server

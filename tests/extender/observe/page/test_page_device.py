@@ -117,7 +117,7 @@ class FromPrometheus:
         times = tuple(self.world.now - 60.0 * (steps - 1 - step) for step in range(steps))
         return Hour(
             times=times,
-            activity={key: [0.25] * (steps - 1) + [0.75] for key in devices},
+            activity={key: [*[0.25] * (steps - 1), 0.75] for key in devices},
             memory_bytes={key: [40.0 * GIB] * steps for key in devices},
         )
 

@@ -79,8 +79,8 @@ async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser:
     ):
         note = page.locator("#holders [role=status]")
         await expect(note).to_contain_text("2 pods")
-        node = page.get_by_role("row", name="team/second").get_by_role("button")
-        await node.focus()
+        button = page.get_by_role("row", name="team/second").get_by_role("button")
+        await button.focus()
 
         world.now += 7200.0
         world.tell({"b": [held_by("second", IDLE)]})
@@ -90,7 +90,7 @@ async def test_holders_and_their_sums_are_renewed_with_the_focus_on_one(browser:
 
         await expect(note).to_contain_text("1 pod: 2.1 GPU-hours")
         await expect(page.locator("#holders tbody tr")).to_have_count(1)
-        await expect(node).to_be_focused()
+        await expect(button).to_be_focused()
 
 
 async def test_the_table_is_renewed_with_the_focus_on_a_node(

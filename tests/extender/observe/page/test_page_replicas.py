@@ -1,27 +1,18 @@
 """The page of one replica shows what the others decide: real extenders, over one cluster."""
 
-from dataclasses import dataclass
-
 import pytest
 from playwright.async_api import Browser, expect
 
 from simulation.objects import pod_object
 from tests.extender.observe.page.acting import live
-from tests.extender.observe.page.serving import looking
+from tests.extender.observe.page.serving import looking_at
 from tests.extender.replicas import NODES, Replica, running
 
 pytestmark = pytest.mark.page
 
 
-@dataclass
-class At:
-    """Where a replica's page is."""
-
-    url: str
-
-
-def page_of(replica: Replica) -> At:
-    return At(replica.extender.addresses[-1])
+def page_of(replica: Replica) -> str:
+    return f"{replica.extender.addresses[-1]}/page/"
 
 
 async def test_what_another_replica_decides_shows_with_its_reasons_and_binding(
@@ -29,7 +20,7 @@ async def test_what_another_replica_decides_shows_with_its_reasons_and_binding(
 ) -> None:
     async with (
         running(2) as (cluster, (first, second)),
-        looking(browser, page_of(second), "?view=decisions") as (page, _),
+        looking_at(browser, f"{page_of(second)}?view=decisions") as (page, _),
     ):
         await first.choose(cluster.control.create_pod(pod_object("before")))
         await page.reload()

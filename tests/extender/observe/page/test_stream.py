@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import pytest
+from typing_extensions import override
 
 from extender.observe.page import hub as hub_module
 from extender.observe.page import stream as stream_module
+from extender.observe.page.hub import Hub
 from extender.observe.seen import AccessError, SeesNone
 from tests.extender.observe.page.conftest import CARDS, wait_for_gpus
 from tests.extender.observe.page.serving import Server, serving
@@ -70,20 +73,36 @@ async def test_signs_of_life_come_though_nothing_changes(server: Server) -> None
     assert (first["at"], second["sources"]) == (server.world.now, [])
 
 
-async def test_nothing_is_computed_while_nobody_looks(server: Server, world: World) -> None:
-    hub = server.page.hub
-    async with listening(server) as content:
-        await event(content, "fleet")
-    await until(lambda: len(hub) == 0 and not hub.fleet.is_there)
-    version = hub.fleet.version
+@pytest.mark.looptime
+async def test_nothing_is_computed_while_nobody_looks(world: World) -> None:
+    page = Server(world).make_page()
+    running = asyncio.create_task(page.run())
+    hub = page.hub
+    unseen = await looks_of(hub, 60.0)
 
-    world.now += 10.0
-    world.tell(CARDS | {"node-c": [IDLE, IDLE]})
-    await asyncio.sleep(0.1)
-    assert hub.fleet.version == version
+    viewer = hub.join()
+    seen = await looks_of(hub, 60.0)
+    known = hub.fleet.is_there
 
-    async with listening(server) as content:
-        assert await event(content, "fleet")
+    hub.leave(viewer)
+    await asyncio.sleep(hub_module.LOOK_SECONDS)  # a look that has begun ends
+    left = await looks_of(hub, 60.0)
+
+    assert seen > 1
+    assert known
+    assert (unseen, left) == (0, 0)
+    assert not hub.fleet.is_there
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def looks_of(hub: Hub, seconds: float) -> int:
+    """Return how often a hub makes the fleet's picture anew in some time."""
+    with mock.patch.object(
+        hub.fleet, "refresh_in_steps", wraps=hub.fleet.refresh_in_steps
+    ) as refresh:
+        await asyncio.sleep(seconds)
+    return refresh.call_count
 
 
 async def test_it_is_told_that_waiting_pods_and_holders_have_changed(
@@ -124,7 +143,8 @@ async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counte
         for number in range(100):
             asked = names_question("node-a", asker=pod(f"p{number}"))
             await world.webhooks().prioritize(json.dumps(asked).encode())
-        told, passed_over = [], 0
+        told: list[Any] = []
+        passed_over = 0
         while len(told) + passed_over < 100:
             document = await event(content, "decisions")
             told += document["decisions"]
@@ -154,6 +174,7 @@ class Expiring(SeesNone):
     left: int = 2
     asked: list[int] = field(default_factory=list)
 
+    @override
     async def renew(self) -> None:
         self.left -= 1
         if self.left < 0:
@@ -173,7 +194,7 @@ async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
 ) -> None:
     monkeypatch.setattr(stream_module, "WRITE_SECONDS", 0.5)
     world = World()
-    world.add({f"{'long-name-' * 20}{at:04}": [IDLE] * 2 for at in range(20_000)}, readings=1)
+    world.add({f"{'long-name-' * 200}{at:04}": [IDLE] * 2 for at in range(4_000)}, readings=1)
     async with serving(world) as server:
         # A small window: what is told soon fills it.
         door = socket.socket()

@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.report import Layout, Part, Update
+from agent.report import XID_AGE, Layout, Part, Update
 from extender.core.policy import Foreign, Strategy
+from extender.core.readings import Signal
 from extender.sources.agents.states import _ROWS, AgentState, readings_of
 from tests.builders import request
 from tests.worlds import one_node
@@ -46,6 +47,18 @@ def test_whatever_an_agent_says_the_score_is_a_number(
         assert not any(np.isinf(column).any() for column in readings.columns.values())
         for decision in decisions:
             assert ((decision.scores >= 0) & (decision.scores <= 1)).all()
+
+
+def test_an_xids_age_arrives_as_the_agent_told_it() -> None:
+    state = AgentState("node")
+    rows = [math.nan] * len(_ROWS)
+    rows[_ROWS.index(Signal.XID)], rows[_ROWS.index(XID_AGE)] = 48.0, 42.0
+
+    state.take(said("GPU-0", rows, 100.0, 100.0), 100.0)
+    own = readings_of([state], Foreign(), 100.0, 1).own
+
+    assert own is not None
+    assert own.xid_age.tolist() == [42.0]
 
 
 def said(uuid: str, row: Sequence[float], at: float, sent_at: float) -> Update:

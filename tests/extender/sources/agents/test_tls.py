@@ -93,7 +93,7 @@ async def test_an_extender_of_another_ca_gets_no_token_and_the_agent_says_why(
 
         assert desk.reviews.asked == []
         assert "certificate is not trusted" in causes(caplog)[0]
-        assert f"reports.ca_file ({reports.ca_file}) must have its CA" in causes(caplog)[0]
+        assert f"reports.ca_file ({reports.ca_file}) must contain its CA" in causes(caplog)[0]
 
 
 async def test_a_certificate_must_have_the_services_name_or_the_one_that_is_set(
@@ -160,7 +160,7 @@ def test_no_reporter_is_lost_while_the_certificate_is_replaced_under_load(
     caplog.set_level(logging.INFO)
     run(replace_under_load(tmp_path, folder))
 
-    taken = [record for record in caplog.records if record.message == "reports are taken"]
+    taken = [record for record in caplog.records if record.message == "connected to the extender"]
     assert len(taken) == len(NAMES)  # each has the one connection that it began with
     assert causes(caplog) == []
 

@@ -1,0 +1,91 @@
+"""`agent.device` on every supported Python that is installed, because workers use their own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.agent.fake_driver import FakeDriver, card
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+(LEAST,) = re.findall(r"^>=3\.(\d+)$", PROJECT["requires-python"])
+
+
+@cache
+def interpreters() -> dict[int, str]:
+    """Return the installed Pythons by minor version: in PATH, or from pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [sys.executable, *map(str, sorted(pyenv.glob("3.*/bin/python")))]
+    candidates += filter(None, (shutil.which(f"python3.{minor}") for minor in range(30)))
+    found: dict[int, str] = {}
+    for path in candidates:
+        asked = subprocess.run(
+            [path, "-c", "import sys; print(sys.version_info.minor)"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if asked.returncode == 0 and int(asked.stdout) >= int(LEAST):
+            found.setdefault(int(asked.stdout), path)
+    return found
+
+
+def run(python: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return subprocess.run(
+        [python, "-B", "-W", "error", *arguments],
+        cwd=ROOT,
+        env=kept | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("minor", sorted(interpreters()))
+def test_a_worker_gets_and_keeps_its_device_on_every_installed_python(
+    minor: int, tmp_path: Path
+) -> None:
+    driver = FakeDriver(tmp_path)
+    driver.has(card(0), card(1))
+    environ = driver.environment | {"IDLEGPU_DEVICE_FILE": str(tmp_path / "devices.json")}
+    pid = str(os.getpid())
+
+    first = run(interpreters()[minor], "-m", "agent.device", "--pid", pid, **environ)
+    again = run(interpreters()[minor], "-m", "agent.device", "--pid", pid, **environ)
+
+    assert (first.returncode, first.stdout) == (0, "cuda:0\n"), first.stderr
+    assert (again.stdout, "as before" in again.stderr) == ("cuda:0\n", True), again.stderr
+
+
+@pytest.mark.parametrize("minor", sorted(interpreters()))
+def test_every_installed_python_reports_a_missing_gpu_and_bad_arguments(minor: int) -> None:
+    python = interpreters()[minor]
+
+    none = run(python, "-m", "agent.device", "--worker-id", "1", CUDA_VISIBLE_DEVICES="")
+    wrong = run(python, "-m", "agent.device", "--worker-id", "one")
+
+    assert (none.returncode, none.stdout) == (0, "cpu\n"), none.stderr
+    assert wrong.returncode == 2
+    assert "worker id is 'one'" in wrong.stderr
+
+
+@pytest.mark.parametrize("minor", sorted(interpreters()))
+def test_both_programs_compile_on_every_installed_python(minor: int) -> None:
+    compiled = run(
+        interpreters()[minor],
+        "-c",
+        "import pathlib\n"
+        "for name in ('agent', 'extender'):\n"
+        "    for path in pathlib.Path(name).rglob('*.py'):\n"
+        "        compile(path.read_text(), str(path), 'exec')\n",
+    )
+
+    assert compiled.returncode == 0, compiled.stderr

@@ -1,0 +1,136 @@
+"""We read kube-scheduler's questions as an extender in Go would, or refuse them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from extender.core.policy import Policy
+from extender.core.request import parse_pod_ref, parse_request
+from extender.core.resources import ResourceNames
+from extender.webhook import wire
+from extender.webhook.folded import WireError
+from tests.contract import go_bodies
+from tests.contract.go_decoder import (
+    ARGS,
+    PREEMPTION_ARGS,
+    GoDecoder,
+    running_decoder,
+)
+from tests.controlplane.tools import binary
+
+pytestmark = pytest.mark.e2e  # the program is built as the control plane is
+
+GOLDEN: Final = Path(__file__).with_name("golden")
+EXAMPLES: Final = 200
+
+STRICTER: Final = re.compile(
+    r"is not UTF-8|surrogate|hex escape|truncated|out of range|nested too deeply|has no UID"
+    r"|\$ is null"
+)
+"""Our refusals of what Go reads: bytes and halves of surrogate pairs (Go puts U+FFFD there,
+so that an answer would have other names), numbers that no double holds, victims without a UID."""
+
+UNREAD: Final = re.compile(
+    r"unmarshal .* into Go (struct field|value of type) "
+    r"(Pod|Node|Object|Container|Resource|Meta)\w*\."
+    r"|quantities must match|unable to parse quantity|v1\.(Node|Pod|Container)\b"
+    r"|(ExtenderPreemptionArgs|Victims)\.NodeNameToVictims"  # where the other form is there as well
+)
+"""Go's refusals of what we read: a value of another type in a Pod or a Node counts as absent."""
+
+
+@pytest.fixture(scope="module")
+def go() -> Iterator[GoDecoder]:
+    with running_decoder(binary("extenderargs")) as decoder:
+        yield decoder
+
+
+def read(kind: bytes, body: bytes) -> object:
+    """Return all that a question says to us."""
+    if kind == ARGS:
+        question = wire.decode_question(body)
+        names, is_whole = tuple(question.nodes), question.node_objects is not None
+        said: tuple[object, ...] = (names, is_whole)
+        pod = question.pod
+    else:
+        preemption = wire.decode_preemption(body)
+        by_node = {each.node: each for each in preemption.candidates}  # Go's maps have no order
+        said, pod = (by_node,), preemption.pod
+    parsed = parse_request(pod, resources=ResourceNames(), defaults=Policy())
+    return (*said, parse_pod_ref(pod), parsed.request, parsed.is_disabled, parsed.has_claims)
+
+
+class Refusal(str):
+    """Our reason not to read a question."""
+
+    __slots__ = ()
+
+
+def read_or_refuse(kind: bytes, body: bytes) -> object:
+    try:
+        return read(kind, body)
+    except WireError as error:
+        return Refusal(error)
+
+
+def compare(go: GoDecoder, kind: bytes, body: bytes) -> None:
+    """Fail where Go and we read a question differently."""
+    ours = read_or_refuse(kind, body)
+    rewritten = go.rewrite(kind, body)
+    if rewritten.error:
+        assert isinstance(ours, Refusal) or UNREAD.search(rewritten.error), rewritten
+        return
+    theirs = read_or_refuse(kind, rewritten.body)
+    if not isinstance(ours, Refusal):
+        assert ours == theirs
+    elif not isinstance(theirs, Refusal):
+        assert STRICTER.search(ours), f"Go reads it: {ours}"
+
+
+@given(body=go_bodies.args)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@example(body=b'{"NodeName\xc5\xbf":["a"]}')  # a long s
+@example(body=b'{"nodenames":["a"],"NODENAMES":["b"]}')
+@example(body=b'{"NodeNames":["a"],"NodeNames":null}')
+@example(body=b'{"NodeNames":["a"]} {}')
+@example(body=b'\xef\xbb\xbf{"NodeNames":["a"]}')  # a byte order mark
+@example(body=b'{"Pod":null,"Nodes":null,"NodeNames":["a\x00"]}')
+@example(body=b'{"Pod":{"spec":{"overhead":{"cpu":" 1"}}}}')
+@example(body=b"[]")
+@example(body=b"null")
+@example(body=b"")
+def test_filter_and_prioritize_are_read_as_go_reads_them(go: GoDecoder, body: bytes) -> None:
+    compare(go, ARGS, body)
+
+
+@given(body=go_bodies.preemption)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@example(body=b'{"NodeNameToMetaVictims":{"a":{"Pods":[{"uid":"1"}]}}}')
+@example(body=b'{"NodeNameToMetaVictims":{"a":{"Pods":[],"NumPDBViolations":1.0}}}')
+@example(
+    body=b'{"NodeNameToMetaVictims":{"a":{}},"NodeNameToVictims":{"a":{"NumPDBViolations":true}}}'
+)
+def test_preempt_is_read_as_go_reads_it(go: GoDecoder, body: bytes) -> None:
+    compare(go, PREEMPTION_ARGS, body)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda path: path.stem)
+def test_what_kube_scheduler_sends_is_read_alike(go: GoDecoder, path: Path) -> None:
+    kind = PREEMPTION_ARGS if path.stem.startswith("preempt") else ARGS
+    body = path.read_bytes()
+
+    assert read(kind, body) == read(kind, go.rewrite(kind, body).body)
+
+
+def test_of_two_objects_under_one_key_we_take_the_last_and_go_merges_them(go: GoDecoder) -> None:
+    # kube-scheduler writes each key once: nothing is to be gained from merging.
+    body = b'{"Pod":{"metadata":{"name":"a","uid":"1"}},"Pod":{"metadata":{"name":"b"}}}'
+
+    ours, theirs = wire.decode_question(body), wire.decode_question(go.rewrite(ARGS, body).body)
+
+    assert (ours.about.name, ours.about.uid) == ("b", "")
+    assert (theirs.about.name, theirs.about.uid) == ("b", "1")

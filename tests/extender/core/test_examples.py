@@ -1,0 +1,195 @@
+"""The examples of docs/decision.md come out as the page says, in the words that `explain` says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from extender.core.evaluation import Question
+from extender.core.explain import NodeVerdict, explain, gather
+from extender.core.policy import Policy, Strategy
+from extender.core.reasons import EARLY_FAILURES, ILL_HEALTH, PREFERRED
+from extender.core.request import GpuRequest
+from tests.builders import (
+    GIB,
+    GPU,
+    Gpu,
+    Node,
+    ask,
+    busy,
+    decide_on,
+    freed,
+    gpu,
+    node,
+    ranking,
+    request,
+    shared,
+    snapshot_of,
+    unknown,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs/decision.md").read_text(encoding="utf-8")
+MODELS = ("", "nvidia a100", "nvidia v100")
+
+
+def idle(count: int) -> list[Gpu]:
+    return [gpu()] * count
+
+
+def held(count: int) -> list[Gpu]:
+    return [busy(used=1)] * count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A row of the page's table, and what it is about."""
+
+    texts: tuple[str, str, str]
+    asked: GpuRequest
+    a: Node
+    b: Node
+    first: str
+
+
+EXAMPLES = {
+    "declared-memory": Example(
+        texts=("1 share, 40Gi", "tenant of 60Gi that uses 1", "tenant that uses 30, declared none"),
+        asked=request(memory_bytes=int(40 * GIB)),
+        a=shared(gpu(memory_used=1 / 80, used=1, declared_bytes=60 * GIB)),
+        b=shared(gpu(memory_used=30 / 80, used=1, others_bytes=30 * GIB)),
+        first="B",
+    ),
+    "require-idle": Example(
+        texts=("1 GPU, `require-idle`", "8 free, 1 busy", "1 free, freed a second ago"),
+        asked=request(requires_idle=True),
+        a=node(*idle(7), busy()),
+        b=node(freed()),
+        first="neither",
+    ),
+    "foreign-use": Example(
+        texts=("1 GPU", "8 free, docker uses 2", "8 GPUs, 3 free, all idle"),
+        asked=request(),
+        a=node(*idle(6), *[gpu(is_foreign=True)] * 2),
+        b=node(*idle(3), *held(5)),
+        first="B",
+    ),
+    "broken": Example(
+        texts=("2 GPUs", "8 free, 1 broken", "2 free, idle"),
+        asked=request(2),
+        a=node(*idle(7), gpu(is_excluded=True)),
+        b=node(*idle(2)),
+        first="B",
+    ),
+    "band": Example(
+        texts=("1 GPU", "8 free, 7 broken", "8 free, silent"),
+        asked=request(),
+        a=node(*idle(1), *[gpu(is_excluded=True)] * 7),
+        b=node(*[unknown()] * 8),
+        first="B",
+    ),
+    "may": Example(
+        texts=("1 GPU", "2 free, 1 busy", "2 free, both busy"),
+        asked=request(),
+        a=node(gpu(), busy()),
+        b=node(busy(), busy()),
+        first="A",
+    ),
+    "presumed": Example(
+        texts=("1 GPU", "1 free, freed a second ago", "1 free, idle"),
+        asked=request(),
+        a=node(freed()),
+        b=node(gpu()),
+        first="B",
+    ),
+    "model": Example(
+        texts=("1 GPU, `A100,V100`", "A100, freed a second ago", "V100, idle for hours"),
+        asked=request(preferred_models=("A100", "V100")),
+        a=node(freed(), model_id=1),
+        b=node(gpu(), model_id=2),
+        first="A",
+    ),
+    "early-failures": Example(
+        texts=("1 GPU", "8 idle", "3 idle; pods of two owners failed here early"),
+        asked=request(),
+        a=node(*idle(8)),
+        b=node(*idle(3), suspicion=0.5),
+        first="A",
+    ),
+    "fit": Example(
+        texts=("1 GPU", "8 idle", "8 GPUs, 3 idle, 5 held"),
+        asked=request(),
+        a=node(*idle(8)),
+        b=node(*idle(3), *held(5)),
+        first="B",
+    ),
+    "spread": Example(
+        texts=("1 GPU, `spread`", "8 idle", "8 GPUs, 3 idle, 5 held"),
+        asked=request(strategy=Strategy.SPREAD),
+        a=node(*idle(8)),
+        b=node(*idle(3), *held(5)),
+        first="A",
+    ),
+    "host": Example(
+        texts=("1 GPU, 8 CPUs", "8 GPUs, 6 idle, 8 CPUs left", "8 GPUs, 3 idle, 64 CPUs left"),
+        asked=request(millicores=8000),
+        a=node(*idle(6), *held(2), free_millicores=8000),
+        b=node(*idle(3), *held(5), free_millicores=64_000),
+        first="A",
+    ),
+    "load": Example(
+        texts=("1 share", "its card is 25 % busy", "its card is 10 % busy"),
+        asked=request(),
+        a=shared(gpu(utilization=0.25, used=1)),
+        b=shared(gpu(utilization=0.1, used=1)),
+        first="B",
+    ),
+    "foreign-load": Example(
+        texts=(
+            "1 share",
+            "its card is 60 % busy with docker",
+            "its card is 90 % busy with tenants",
+        ),
+        asked=request(),
+        a=shared(busy(utilization=0.6, memory_used=0.1, is_foreign=True)),
+        b=shared(busy(utilization=0.9, memory_used=0.1, used=1)),
+        first="A",
+    ),
+}
+
+
+def verdicts(example: Example) -> dict[str, NodeVerdict]:
+    """Return the verdict on both nodes."""
+    snapshot, asked = snapshot_of({"A": example.a, "B": example.b}, models=MODELS), example.asked
+    question = Question(
+        request=asked,
+        ask=ask(asked.count, float(asked.memory_bytes or 0)),
+        policy=Policy(),
+        overlay={},
+    )
+    found = explain(gather(snapshot, snapshot.pools[GPU], question, ["A", "B"]))
+    return {verdict.node: verdict for verdict in found}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_page_comes_out_as_it_says(name: str) -> None:
+    example = EXAMPLES[name]
+    decision = decide_on({"A": example.a, "B": example.b}, example.asked, models=MODELS)
+    found = verdicts(example)
+
+    best = ranking(decision)[0] if len(decision.order) else "neither"
+    verdict = found.get(best, found["A"])
+    row = f"| {' | '.join(example.texts)} | {best}: {verdict.reason or verdict.rejection} |"
+
+    assert best == example.first
+    assert row in PAGE, row
+
+
+@pytest.mark.parametrize("clause", [EARLY_FAILURES, ILL_HEALTH, PREFERRED])
+def test_the_page_names_what_else_counts(clause: str) -> None:
+    assert f"*{clause} " in PAGE
+
+
+def test_the_page_has_no_other_examples() -> None:
+    section = PAGE.partition("## Examples\n")[2].partition("\n## ")[0]
+
+    assert sum(line.startswith("| ") for line in section.splitlines()) == len(EXAMPLES) + 1

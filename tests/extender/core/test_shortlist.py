@@ -1,0 +1,163 @@
+"""Which of many nodes are named to kube-scheduler: its own wishes must find theirs among them."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.decision import Decision, decide
+from extender.core.filtering import Code
+from extender.core.policy import Policy
+from extender.core.request import parse_request
+from extender.core.resources import ResourceNames
+from extender.core.scoring import UNITS
+from extender.core.selection import has_preferences
+from tests.builders import Node, busy, gpu, node, request, snapshot_of
+
+COUNT = 12
+
+
+def decided(
+    fleet: dict[str, Node], *, like: list[str] | None = None, ranked: int = COUNT
+) -> Decision:
+    snapshot = snapshot_of(fleet)
+    asked = like or list(fleet)
+    return decide(snapshot, request(), asked, Policy(), overlays={}, ranked=ranked)
+
+
+def fleet_of(zones: str, **changes: Any) -> dict[str, Node]:
+    """Return a node for each letter, which is its zone."""
+    return {
+        f"n{number:03}": node(gpu(), gpu(), zone_id=ord(zone), **changes)
+        for number, zone in enumerate(zones)
+    }
+
+
+def zones_of(decision: Decision, fleet: dict[str, Node], rows: Any) -> Counter[str]:
+    return Counter(chr(fleet[decision.candidates[at]].zone_id) for at in rows.tolist())
+
+
+@pytest.mark.parametrize(
+    ("zones", "expected"),
+    [
+        ("a" * 100 + "b" * 100 + "c" * 100, {"a": 4, "b": 4, "c": 4}),
+        ("a" * 290 + "b" * 2 + "c" * 8, {"a": 6, "b": 2, "c": 4}),  # the first is in any case
+        ("a" * 300, {"a": 12}),
+        ("abc" * 100, {"a": 4, "b": 4, "c": 4}),
+    ],
+    ids=["in-a-row", "few-of-one", "one-zone", "in-turns"],
+)
+def test_of_equal_nodes_as_many_are_named_of_each_zone(
+    zones: str, expected: dict[str, int]
+) -> None:
+    fleet = fleet_of(zones)
+    decision = decided(fleet)
+
+    rows = decision.shortlist(COUNT, 0.0)
+
+    assert zones_of(decision, fleet, rows) == expected
+    assert decision.order[0] in rows
+
+
+def test_better_nodes_are_named_whatever_their_zone() -> None:
+    fleet = fleet_of("a" * 100 + "b" * 10)
+    for number in range(4):  # fewer GPUs are left together there
+        fleet[f"n{number:03}"] = replace(fleet[f"n{number:03}"], gpus=(gpu(),))
+    decision = decided(fleet)
+
+    rows = decision.shortlist(COUNT, 0.0)
+
+    assert set(range(4)) <= set(rows.tolist())
+    assert zones_of(decision, fleet, rows) == {"a": 8, "b": 4}
+
+
+def test_a_node_that_is_worse_by_a_gpu_of_fit_is_not_named_in_the_place_of_an_equal() -> None:
+    fleet = fleet_of("a" * 50 + "b" * 50)
+    for number in range(50, 100):
+        fleet[f"n{number:03}"] = replace(fleet[f"n{number:03}"], gpus=(gpu(),) * 3)
+
+    decision = decided(fleet)
+
+    assert zones_of(decision, fleet, decision.shortlist(COUNT, 0.0)) == {"a": COUNT}
+
+
+@given(st.permutations(range(60)))
+def test_the_same_nodes_are_named_in_whatever_order_they_are_asked_about(order: list[int]) -> None:
+    fleet = fleet_of("ab" * 30)
+    names = list(fleet)
+    first = decided(fleet)
+    other = decided(fleet, like=[names[at] for at in order])
+
+    assert {names[at] for at in first.shortlist(COUNT, 0.0).tolist()} == {
+        other.candidates[at] for at in other.shortlist(COUNT, 0.0).tolist()
+    }
+    assert first.best == other.best
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(1, 3)),
+        min_size=14,
+        max_size=40,
+    ),
+    st.integers(1, 13),
+    st.sampled_from([0.0, 3.5, 120.0]),
+)
+def test_only_nodes_that_pass_are_named_the_first_among_them_and_none_is_missed(
+    described: list[tuple[str, bool, int]], count: int, reach: float
+) -> None:
+    fleet = {
+        f"n{number:03}": node(
+            *[busy() if is_busy else gpu()] * cards, zone_id=ord(zone), is_reconfiguring=number == 3
+        )
+        for number, (zone, is_busy, cards) in enumerate(described)
+    }
+    decision = decided(fleet, ranked=count)
+    rows = decision.shortlist(count, reach / UNITS)
+    scores, passes = decision.scores, decision.codes == Code.PASSES
+    best = scores[passes].max()
+
+    assert len(set(rows.tolist())) == len(rows) >= count
+    assert passes[rows].all()
+    assert decision.order[0] in rows
+    assert rows.tolist() == sorted(rows.tolist())
+    if reach:
+        within = np.flatnonzero(passes & (scores >= best - reach / UNITS))
+        assert set(within.tolist()) <= set(rows.tolist())
+    else:
+        assert len(rows) == count
+    least = scores[rows].min()
+    missed = [at for at in np.flatnonzero(passes).tolist() if at not in rows]
+    assert all(scores[at] <= least + 2 * 3 / UNITS + 1e-12 for at in missed)
+
+
+ANTI = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
+HARD = {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, False),
+        ({"affinity": {"podAntiAffinity": ANTI}}, True),
+        ({"affinity": {"nodeAffinity": ANTI, "podAffinity": HARD}}, True),
+        ({"affinity": {"podAntiAffinity": HARD}}, False),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, False),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}]}, True),
+        ({"affinity": "zone", "topologySpreadConstraints": [None, 7]}, False),
+        ({"affinity": {"nodeAffinity": []}}, False),
+    ],
+)
+def test_what_a_pod_wishes_but_does_not_require(spec: dict[str, object], expected: bool) -> None:
+    container = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    pod = {"spec": {"containers": [container], **spec}}
+
+    parsed = parse_request(pod, resources=ResourceNames(), defaults=Policy())
+
+    assert has_preferences(pod) is expected
+    assert parsed.request is not None
+    assert parsed.request.has_preferences is expected

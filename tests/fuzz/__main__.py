@@ -1,0 +1,142 @@
+"""Fuzz every decoder, guided by coverage (Atheris): `make fuzz MINUTES=10`.
+
+Each target runs in a process of its own, from the corpus on. A body fails where the product raises
+anything but its typed errors, logs a fault, answers of nodes that were not asked about, or takes
+longer than `SLOWEST_SECONDS` or more than `MOST_MIB`; it is kept in `.fuzz/`.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tests.controlplane.leash import leashed
+from tests.fuzz.corpus import corpus
+from tests.fuzz.targets import NAMES
+
+SLOWEST_SECONDS: Final = 5
+MOST_MIB: Final = 1024
+LONGEST_BODY: Final = 16384
+FAILED: Final = Path(".fuzz")
+RESULT: Final = Path("bench/results/fuzz.md")
+_STAT: Final = re.compile(r"stat::(\w+):\s+(\d+)")
+_COVERED: Final = re.compile(r"cov: (\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What came of fuzzing one target.
+
+    Attributes:
+        target: its name.
+        bodies: how many were judged.
+        seconds: how long that took.
+        covered: edges of the product's code that they reached.
+        slowest_seconds: of one body, rounded down.
+        peak_mib: memory of the process.
+        failed: the body did not pass; `output` says why.
+        output: of the process.
+    """
+
+    target: str
+    bodies: int
+    seconds: float
+    covered: int
+    slowest_seconds: int
+    peak_mib: int
+    failed: bool
+    output: str
+
+
+def fuzz(target: str, limits: Sequence[str]) -> Run:
+    """Fuzz one target until libFuzzer's limits are reached."""
+    FAILED.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for at, body in enumerate(corpus()[target]):
+            Path(folder, f"{at:03}").write_bytes(body)
+        options = [
+            f"-artifact_prefix={FAILED}/{target}-",
+            f"-timeout={SLOWEST_SECONDS}",
+            f"-rss_limit_mb={MOST_MIB}",
+            f"-max_len={LONGEST_BODY}",
+            "-print_final_stats=1",
+            *limits,
+            folder,
+        ]
+        command = [sys.executable, "-m", "tests.fuzz.one", target, *options]
+        started = time.monotonic()
+        done = subprocess.run(leashed(command), capture_output=True, text=True, check=False)
+        seconds = time.monotonic() - started
+    output = done.stdout + done.stderr
+    stats = {name: int(value) for name, value in _STAT.findall(output)}
+    return Run(
+        target=target,
+        bodies=stats.get("number_of_executed_units", 0),
+        seconds=seconds,
+        covered=max(map(int, _COVERED.findall(output)), default=0),
+        slowest_seconds=stats.get("slowest_unit_time_sec", 0),
+        peak_mib=stats.get("peak_rss_mb", 0),
+        failed=done.returncode != 0,
+        output=output,
+    )
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return the result as Markdown."""
+    head = (
+        "# Fuzzing\n\n"
+        f"`python -m tests.fuzz --keep` on Python {sys.version.split()[0]}: bodies made by Atheris "
+        "from the corpus of `tests/fuzz`,\nguided by coverage. Each was answered with a typed "
+        f"error or rightly, within {SLOWEST_SECONDS} s and {MOST_MIB} MiB, unless its row says "
+        "that it failed.\n\n"
+        "| target | bodies | seconds | edges reached | slowest, s | peak MiB | failed |\n"
+        "|---|---:|---:|---:|---:|---:|---|\n"
+    )
+    rows = [
+        f"| {run.target} | {run.bodies:,} | {run.seconds:.0f} | {run.covered:,} | "
+        f"{run.slowest_seconds} | {run.peak_mib} | {'yes' if run.failed else 'no'} |\n"
+        for run in runs
+    ]
+    total = f"| all | {sum(run.bodies for run in runs):,} | "
+    total += f"{sum(run.seconds for run in runs):.0f} | | | | |\n"
+    return head + "".join(rows) + total
+
+
+def main() -> int:
+    """Fuzz; return 1 where a body failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of all targets together")
+    parser.add_argument("--bodies", type=int, help="of all targets together, in place of minutes")
+    parser.add_argument("--keep", action="store_true", help=f"write {RESULT}")
+    parser.add_argument("only", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)}")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.only or list(NAMES)
+    if find_spec("atheris") is None:
+        sys.stdout.write("fuzz: Atheris is there for Python 3.11 to 3.14 on Linux x86-64 alone\n")
+        return 1
+    limits = [f"-max_total_time={max(1, round(60 * arguments.minutes / len(names)))}"]
+    if arguments.bodies:
+        limits = [f"-runs={-(-arguments.bodies // len(names))}"]
+    runs = []
+    for name in names:
+        run = fuzz(name, limits)
+        runs.append(run)
+        sys.stdout.write(f"{name:22} {run.bodies:9,} bodies in {run.seconds:5.0f} s\n")
+        if run.failed:
+            sys.stdout.write(run.output[-4000:])
+        sys.stdout.flush()
+    if arguments.keep:
+        RESULT.write_text(table(runs), encoding="utf-8")
+    sys.stdout.write(table(runs))
+    return 1 if any(run.failed for run in runs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""Bodies to begin with: what honest parties send, and kinds that once brought something down."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from agent.report import Farewell, Holders, Layout, Part, Update, frame
+from extender.effects.peer_wire import encode_message, encode_receipt
+from extender.placement.asked import AnsweredQuestion
+from extender.sources.agents.states import _ROWS
+from tests.extender.served import names_question, objects_question, pod
+from tests.extender.sources.test_hostile_objects import (
+    CLAIM_OBJECT,
+    NODE_OBJECT,
+    POD_OBJECT,
+    REVIEW_OBJECT,
+    SLICE_OBJECT,
+)
+from tests.extender.webhook.asking import meta
+
+GOLDEN: Final = Path(__file__).parents[1] / "contract" / "golden"
+REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"
+LENGTH_BYTES: Final = 4
+UPDATES_END: Final = b"\n--\n"
+
+NESTED: Final = b"[" * 3000
+ODD: Final = (b"", b"null", b"[]", b"{}", b"\xff\xfe", b"\x00", NESTED, b'{"a":' * 1500, b"1e400")
+"""Go to every target."""
+
+
+def corpus() -> Mapping[str, Sequence[bytes]]:
+    """Return the bodies of each target."""
+    by_target = {
+        **{verb: _questions(verb) for verb in ("filter", "prioritize", "preempt")},
+        "admission": [_json(REVIEW_OBJECT), *_with_odd_fields(REVIEW_OBJECT)],
+        "agent-updates": _updates(),
+        "agent-report": [path.read_bytes() for path in sorted(REPORTS.glob("*/*.json"))],
+        "peers": _messages(),
+        "settings": _settings(),
+        "prometheus": _answers(),
+        **{
+            f"watch-{kind}": _events(document)
+            for kind, document in (
+                ("nodes", NODE_OBJECT),
+                ("pods", POD_OBJECT),
+                ("resourceclaims", CLAIM_OBJECT),
+                ("resourceslices", SLICE_OBJECT),
+            )
+        },
+    }
+    return {name: [*bodies, *ODD] for name, bodies in by_target.items()}
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _questions(verb: str) -> list[bytes]:
+    golden = [path.read_bytes() for path in sorted(GOLDEN.glob(f"{verb}-*.json"))]
+    if verb == "preempt":
+        asked: list[object] = [{"Pod": pod(), **meta("busy")}]
+    else:
+        nodes = ("idle", "busy", "gpu-node-0", "unknown")
+        asked = [names_question(*nodes), objects_question(*nodes)]
+        asked += [names_question(*nodes, asker=pod(gpus=2, strategy="pack", gpu_memory="20Gi"))]
+    made = [_json(question) for question in asked]
+    odd = [body.replace(b'"main"', b"[" * 200 + b"]" * 200) for body in made]
+    return [*made, *odd, *(body.swapcase() for body in made), *golden]
+
+
+def _with_odd_fields(document: Mapping[str, Any]) -> list[bytes]:
+    body = _json(document)
+    return [
+        body.replace(b'"uid":"', b'"uid":["a",{}],"u":"', 1),
+        body.replace(b'"containers":[', b'"containers":[[],null,7,', 1),
+        body.replace(b'"name":"', b'"name":{"a":[]},"n":"'),
+    ]
+
+
+def _updates() -> list[bytes]:
+    parts = tuple(Part(uuid=f"GPU-{at}", index=at, model="NVIDIA H100") for at in range(2))
+    values = np.arange(2.0 * len(_ROWS)).astype("<f8")
+    first = Update(
+        node="node",
+        at=1.0,
+        sent_at=2.0,
+        is_news=True,
+        layout=Layout(driver_version="580", devices=parts, rows=_ROWS),
+        holders=Holders(pods=((("ns", "pod", "uid"),), None)),
+        values=values.tobytes(),
+        shares=((0, "uid", 1 << 30),),
+    )
+    later = Update(node="node", at=3.0, sent_at=3.0, values=np.full_like(values, np.nan).tobytes())
+    made = [frame(update)[LENGTH_BYTES:] for update in (first, later)]
+    deep = b"\x82\xa7version\x01\xa5extra" + b"\x91" * 3000 + b"\xc0"
+    farewell = frame(Farewell(reason="full"))[LENGTH_BYTES:]
+    return [UPDATES_END.join([*made, made[1]]), made[0], deep, farewell]
+
+
+def _messages() -> list[bytes]:
+    question = AnsweredQuestion(
+        verb="filter",
+        uid="uid",
+        key="ns/pod",
+        at=1.0,
+        choices=3,
+        is_lost=False,
+        node="idle",
+        resources=(("nvidia.com/gpu", 2),),
+        memory_bytes=1 << 34,
+    )
+    sent = encode_message("a", [question] * 3, to="b", gap_at=1.0, mark=2.0, now=3.0, faults=["x"])
+    return [sent, encode_receipt("a", 1.0), sent.replace(b"3.0", b"-1e308")]
+
+
+def _settings() -> list[bytes]:
+    return [
+        b"listen: 127.0.0.1:0\ngpu_resources: [nvidia.com/gpu]\n",
+        b"prometheus:\n  url: http://p:9090\n  metrics: {a: {signal: x}}\n",
+        b"decision:\n  strategy: pack\n  idle: {utilization_percent: 30}\n",
+        b"a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n",
+        b"a: &a {<<: *a}\n",
+        b"? [a]\n: b\n",
+        b"!!python/object:os.system {}\n",
+        b"x: 2026-99-99\ny: 0x_\nz: .inf\nw: 1:99:99\n",
+        b"- a\n---\n- b\n",
+    ]
+
+
+def _answers() -> list[bytes]:
+    labels = {"__name__": "up", "UUID": "GPU-1", "Hostname": "gpu-1", "gpu": "0", "modelName": "H"}
+    vector = [
+        {"metric": labels | {"UUID": f"GPU-{at}"}, "value": [1.5, value]}
+        for at, value in enumerate(("1", "NaN", "+Inf", "0.5"))
+    ]
+    data = {"resultType": "vector", "result": vector}
+    names = {"status": "success", "data": ["DCGM_FI_DEV_GPU_UTIL", "up"]}
+    answer = _json({"status": "success", "data": data})
+    error = {"status": "error", "errorType": "bad_data", "error": "\x9b31m"}
+    return [
+        answer,
+        _json(names),
+        _json(error),
+        answer.replace(b'"H"', b"[" * 200 + b"]" * 200),
+        answer.replace(b'[1.5,"1"]', b'[1e400,{"a":1}]'),
+        answer.replace(b'"metric":{', b'"metric":[{', 1),
+    ]
+
+
+def _events(document: Mapping[str, Any]) -> list[bytes]:
+    events = [
+        _json({"type": kind, "object": document}) for kind in ("ADDED", "MODIFIED", "DELETED")
+    ]
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}}
+    odd = [_json({"type": "ADDED", "object": json.loads(body)}) for body in _with_odd(document)]
+    strange = [_json({"type": {"kind": []}}), events[0].replace(b'"cpu":"1', b'"cpu":"\xd8')]
+    return [b"\n".join([*events, _json(bookmark)]), *events, *odd, _json(gone), *strange]
+
+
+def _with_odd(document: Mapping[str, Any]) -> list[bytes]:
+    return [
+        _json({**document, "spec": {**document.get("spec", {}), "resourceClaims": [{"name": []}]}}),
+        _json({**document, "metadata": {**document["metadata"], "labels": {"a": ["b"]}}}),
+        _json({**document, "status": [document.get("status")]}),
+    ]

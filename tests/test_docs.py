@@ -1,0 +1,113 @@
+"""Rules for the pages in Markdown: links resolve, the index is complete, so is the architecture."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.test_layout import ROOT, tracked
+
+LONGEST_README: Final = 220
+BLOCK: Final = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+LINK: Final = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+MENTION: Final = re.compile(r"\bdocs/[\w/-]+\.md\b")
+HEADING: Final = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+WITHOUT_DOCS: Final = {".lock", ".json", ".png", ".gz", ".zip"}
+"""Kinds of files that name no page of ours, and may be large."""
+
+PAGES: Final = sorted(tracked("*.md"))
+
+
+def prose(path: Path) -> str:
+    """Return a page without its blocks of code, in which nothing is a link or a heading."""
+    return BLOCK.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    seen: dict[str, int] = {}
+    found = set()
+    for heading in HEADING.findall(prose(path)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        number = seen.get(slug, 0)
+        seen[slug] = number + 1
+        found.add(f"{slug}-{number}" if number else slug)
+    return found
+
+
+def relative_links(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield file and anchor of each link that stays in the repository."""
+    for target in LINK.findall(prose(path)):
+        if not re.match(r"[a-z]+:", target):
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_and_anchor_resolves(path: Path) -> None:
+    broken = []
+    for file, anchor in relative_links(path):
+        target = path if not file else (path.parent / file).resolve()
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(f"{file}#{anchor}" if anchor else file)
+
+    assert broken == []
+
+
+def test_every_page_that_a_file_mentions_exists() -> None:
+    missing = {
+        f"{path.relative_to(ROOT)}: {page}"
+        for path in tracked("*")
+        if path.is_file() and not path.is_symlink() and path.suffix not in WITHOUT_DOCS
+        for page in MENTION.findall(path.read_text(encoding="utf-8", errors="replace"))
+        if not (ROOT / page).exists()
+    }
+
+    assert missing == set()
+
+
+def test_the_index_links_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / file).resolve() for file, _ in relative_links(index)}
+
+    assert set((ROOT / "docs").rglob("*.md")) - {index} - linked == set()
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_commands_name_the_images_of_this_release(page: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    named = re.findall(r"idlegpu-(?:extender|agent):(\S+)", (ROOT / page).read_text())
+
+    assert set(named) == {version}
+
+
+def test_the_architecture_names_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {
+        str(path.parent.relative_to(ROOT))
+        for program in ("extender", "agent")
+        for path in tracked(f"{program}/*.py")
+    }
+
+    assert sorted(name for name in packages if f"`{name}`" not in page) == []
+
+
+def test_the_architecture_names_no_package_or_module_that_is_gone() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = re.findall(r"`((?:extender|agent|tests)(?:/\w+)*)`", page)
+    modules = re.findall(r"`((?:\w+/)*\w+\.py)`", page)
+
+    gone = [name for name in packages if not (ROOT / name).is_dir()]
+    for name in modules:
+        places = (ROOT / name, ROOT / "extender" / name)
+        if not any(place.is_file() for place in places):
+            gone.append(name)
+    assert gone == []
