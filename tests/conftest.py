@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,6 +19,10 @@ SCENARIOS: Final = "tests/e2e/"
 # hypothesis asks for the current loop, and asyncio makes one that nobody closes unless told that
 # there is none: each async test brings its own.
 asyncio.set_event_loop(None)
+
+# A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says how busy the machine is, not whether the code is right. The same
 # examples each time: a change is not blamed for what chance finds; `--hypothesis-profile=random`

@@ -50,6 +50,7 @@ class GoProgram:
         return (
             "-trimpath",
             "-buildvcs=false",
+            "-pgo=off",  # a profile would compile all dependencies for one program alone
             f"-tags={','.join(self.tags)}",
             f"-ldflags={' '.join(['-s', '-w', *variables])}",
         )

@@ -141,14 +141,23 @@ async def test_scrape_amid_a_round_never_shows_the_load_of_a_pod_and_not_the_pod
     assert told == {(False, False), (False, True), (True, True)}
 
 
-async def test_mapping_is_as_new_as_the_question_for_it(fake: FakePrometheus) -> None:
+async def test_mapping_is_newer_than_the_loads_and_no_newer_than_its_question(
+    fake: FakePrometheus,
+) -> None:
     fake.series = [util(0, pod="a", namespace="ns")]
-    fake.before_answer = lambda: time.sleep(0.02)
+    arrived: list[float] = []
+    fake.before_answer = lambda: arrived.append(time.monotonic())
 
+    began = time.monotonic()
     found = await Asked(fake.url).round(NOW)
 
-    asked_before = next(n for n, text in enumerate(fake.questions) if "exported_pod" in text)
-    assert found.tenants_at >= NOW + 0.02 * asked_before
+    def arrival(text: str) -> float:
+        return arrived[next(n for n, query in enumerate(fake.questions) if text in query)]
+
+    after = found.tenants_at - NOW
+    rounding = 1e-6  # what a float keeps of seconds since the epoch
+    assert arrival("(DCGM_FI_DEV_GPU_UTIL{})") - arrived[0] <= after + rounding
+    assert after - rounding <= arrival("exported_pod") - began
 
 
 async def test_metric_that_hangs_as_long_as_a_round_lasts_costs_no_tenants(
