@@ -11,9 +11,11 @@ UNIT := "not prometheus and not e2e and not gpu and not page"
 # Tests with real parts wait half of their time, their servers compute in the other half.
 REAL := -n 4 --dist loadfile
 PARTS := "(prometheus or page or e2e) and not neighbours"
+# The files that have such tests: each worker would import all the others too, for 6 s.
+files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit unit-beside coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,7 +44,8 @@ demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why 
 
 check: announce-check format lint types imports unit ## everything that needs no cluster, in 4 minutes
 
-test: announce-test format lint types imports unit real ## everything, against a real control plane, Prometheus and Chromium
+test: announce-test format lint imports ## everything, against a real control plane, Prometheus and Chromium
+	@$(MAKE) --no-print-directory --jobs=2 tools types unit-beside real
 
 test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes
 
@@ -61,6 +64,11 @@ imports: $(VENV)/.dev
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
 	@$(BIN)/pytest -n 4 --dist worksteal -m $(UNIT)
 
+# With the CPU that builds and tests with real parts leave; what it prints comes at its end, in one piece.
+unit-beside: $(VENV)/.dev
+	@mkdir -p out
+	@nice $(BIN)/pytest -n 2 --dist worksteal -m $(UNIT) > out/unit.log 2>&1; status=$$?; cat out/unit.log; exit $$status
+
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
 
@@ -75,22 +83,22 @@ neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler and 
 real repeated neighbours: export GOGC := 400
 
 real: tools ## all that need real parts: the next three at once
-	@$(BIN)/pytest $(REAL) -m $(PARTS)
+	@$(BIN)/pytest $(REAL) -m $(PARTS) $(call files,prometheus|page|e2e)
 
 repeated: tools ## these tests ten times in a row (RUNS=...) beside two busy loops
-	@$(BIN)/python -m tests.repeated $(or $(RUNS),10) -- $(BIN)/pytest -q $(REAL) -m $(PARTS)
+	@$(BIN)/python -m tests.repeated $(or $(RUNS),10) -- $(BIN)/pytest -q $(REAL) -m $(PARTS) $(call files,prometheus|page|e2e)
 
 neighbours: neighbour-tools
-	@$(BIN)/pytest $(REAL) -m neighbours
+	@$(BIN)/pytest $(REAL) -m neighbours $(call files,neighbours)
 
 prometheus: tools ## tests against a real Prometheus
-	@$(BIN)/pytest $(REAL) -m prometheus
+	@$(BIN)/pytest $(REAL) -m prometheus $(call files,prometheus)
 
 page: tools ## tests of the page in a real headless Chromium
-	@$(BIN)/pytest $(REAL) -m page
+	@$(BIN)/pytest $(REAL) -m page $(call files,page)
 
 e2e: tools ## tests with the real kube-scheduler, kube-apiserver and Prometheus
-	@$(BIN)/pytest $(REAL) -m "e2e and not neighbours"
+	@$(BIN)/pytest $(REAL) -m "e2e and not neighbours" $(call files,e2e)
 
 e2e-installed: tools ## its scenarios as the manifests say, with the default and with the second scheduler
 	@E2E_WAY=default $(BIN)/pytest $(REAL) -m e2e tests/e2e
