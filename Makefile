@@ -47,7 +47,7 @@ check: announce-check format lint types imports unit ## everything that needs no
 test: announce-test format lint imports ## everything, against a real control plane, Prometheus and Chromium
 	@$(MAKE) --no-print-directory --jobs=2 tools types unit-beside real
 
-test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes
+test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; what the images hold
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff format --check .
@@ -76,7 +76,7 @@ tools: $(VENV)/.dev ## build Kubernetes, kubectl, helm, kwok and Prometheus into
 	@$(BIN)/python -m tests.controlplane.tools
 	@$(BIN)/python -m tests.extender.observe.page.chromium
 
-neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler and the oldest Kubernetes as well
+neighbour-tools: $(VENV)/.dev ## build Karpenter, cert-manager, descheduler, actionlint and the oldest Kubernetes as well
 	@$(BIN)/python -m tests.controlplane.tools --neighbours
 
 # Servers written in Go collect garbage less often: tests need their CPU, not their memory.
@@ -121,7 +121,7 @@ fuzz: $(VENV)/.dev ## every decoder, guided by coverage, for MINUTES=10; Linux o
 
 arm64: $(VENV)/.dev ## build the images' trees for arm64 and run them in an emulator; needs apt with Debian 12
 	@$(BIN)/python -m tests.images.arm64
-	@IMAGES_PLATFORM=arm64 $(BIN)/pytest -m e2e -s -v tests/images/test_trees.py
+	@IMAGES_PLATFORM=arm64 $(BIN)/pytest -s -v tests/images/test_trees.py
 
 lock: $(VENV)/.dev ## write the lock files anew from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv

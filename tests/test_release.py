@@ -29,6 +29,7 @@ def commands(job: str) -> str:
 
 
 @pytest.mark.e2e
+@pytest.mark.neighbours
 def test_github_would_take_the_workflow() -> None:
     told = subprocess.run(
         [str(binary("actionlint")), "-shellcheck=", "-pyflakes=", str(WORKFLOW)],

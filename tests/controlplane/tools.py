@@ -186,7 +186,8 @@ TOOLS: Final = {
         ),
         version_arguments=("-version",),
         fitting=r"built with go",
-        build_seconds=20,
+        build_seconds=10,
+        is_neighbour=True,
     ),
     "helm": Tool(
         program=GoProgram(

@@ -22,8 +22,8 @@ from tests.controlplane.waiting import wait_for
 from tests.images.dockerfile import IMAGES, ROOT, Image, build, fetch_wheels
 from tests.images.platforms import Platform, chosen
 
-# As slow as what needs a cluster, and like that it needs a package index; slower in an emulator.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+# Builds for minutes, and needs a package index; slower in an emulator.
+pytestmark = [pytest.mark.e2e, pytest.mark.neighbours, pytest.mark.timeout(900)]
 
 SETTINGS = """
 listen: 127.0.0.1:{webhooks}
