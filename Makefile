@@ -64,10 +64,10 @@ imports: $(VENV)/.dev
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
 	@$(BIN)/pytest -n 4 --dist worksteal -m $(UNIT)
 
-# With the CPU that builds and tests with real parts leave; what it prints comes at its end, in one piece.
+# While builds and tests with real parts wait; what it prints comes at its end, in one piece.
 unit-beside: $(VENV)/.dev
 	@mkdir -p out
-	@nice $(BIN)/pytest -n 2 --dist worksteal -m $(UNIT) > out/unit.log 2>&1; status=$$?; cat out/unit.log; exit $$status
+	@$(BIN)/pytest -n 2 --dist worksteal -m $(UNIT) > out/unit.log 2>&1; status=$$?; cat out/unit.log; exit $$status
 
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
