@@ -1,4 +1,6 @@
-"""When pods started and ended, by a clock that does not depend on their node's."""
+"""When pods were bound, started, failed and ended, by our own clock where another one is wrong."""
+
+from dataclasses import dataclass, replace
 
 from extender.core.inventory import PodRecord
 
@@ -6,15 +8,69 @@ AGREE_SECONDS = 10.0
 """A kubelet says so soon what happened. A time that is off by more is of a clock that is wrong."""
 
 
-class PodClocks:
-    """Starts of pods whose node has another time than we; kubelets write the node's own.
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """A time as the API server shows it, and the one that counts, seconds since the epoch."""
 
-    Such a start counts as now where the pod was seen before it started. Where it was not, it is not
-    before the pod was bound, which the API server's clock says, and not in the future.
+    told: float
+    counted: float
+
+
+class PodClocks:
+    """Times of pods whose node, or whose API server, has another time than we.
+
+    A binding is on the API server's clock. One in the future counts as now: no source could have
+    seen the pod since, and the pod would count as unseen until that time comes.
+
+    Starts, failures and ends are on the node's clock. Each counts as now where it is news and the
+    time that is told is in the future, or too long ago. Where the pod was not seen before, it may
+    be long ago: then it is not before the binding, and not in the future.
     """
 
     def __init__(self) -> None:
+        self._bound_at: dict[str, _Time] = {}
         self._started_at: dict[str, float] = {}
+        self._failed_at: dict[str, _Time] = {}
+
+    def correct(self, before: PodRecord | None, pod: PodRecord, now: float) -> PodRecord:
+        """Return what the API server shows of a pod, with its binding and failure on our clock.
+
+        The same told again is corrected likewise, however much later.
+
+        Args:
+            before: what was returned before, None where that was nothing.
+            pod: what the API server shows now.
+            now: seconds since the epoch.
+        """
+        bound_at = self._bound(pod, now)
+        failed_at = self._failed(before, pod, bound_at, now)
+        if (bound_at, failed_at) == (pod.bound_at, pod.failed_at):
+            return pod
+        return replace(pod, bound_at=bound_at, failed_at=failed_at)
+
+    def _bound(self, pod: PodRecord, now: float) -> float | None:
+        told, known = pod.bound_at, self._bound_at.get(pod.uid)
+        if told is None or (known is not None and known.told == told):
+            return told if known is None else known.counted
+        if told <= now:
+            return told
+        self._bound_at[pod.uid] = _Time(told, now)
+        return now
+
+    def _failed(
+        self, before: PodRecord | None, pod: PodRecord, bound_at: float | None, now: float
+    ) -> float | None:
+        told, known = pod.failed_at, self._failed_at.get(pod.uid)
+        if told is None:
+            return None
+        if known is not None and known.told == told:
+            return known.counted
+        if before is not None and not before.phase.is_terminal:
+            counted = _recent(told, now)
+        else:
+            counted = min(max(told, bound_at or told), now)
+        self._failed_at[pod.uid] = _Time(told, counted)
+        return counted
 
     def started_at(self, pod: PodRecord) -> float | None:
         """Return when a pod started, seconds since the epoch; None before that."""
@@ -29,7 +85,7 @@ class PodClocks:
             now: seconds since the epoch.
         """
         if not pod.holds_devices:
-            self.forget(pod.uid)
+            self._started_at.pop(pod.uid, None)
             return
         if pod.started_at is None or (before is not None and before.started_at is not None):
             return
@@ -41,9 +97,14 @@ class PodClocks:
 
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone."""
-        self._started_at.pop(uid, None)
+        for times in (self._bound_at, self._started_at, self._failed_at):
+            times.pop(uid, None)
 
     def ended_at(self, pod: PodRecord, now: float) -> float:
         """Return when a pod ended of which that is news, seconds since the epoch."""
-        told = now if pod.ended_at is None else pod.ended_at
-        return told if now - AGREE_SECONDS <= told <= now else now
+        return now if pod.ended_at is None else _recent(pod.ended_at, now)
+
+
+def _recent(told: float, now: float) -> float:
+    """Return when something happened that is news: as told where that can be, else now."""
+    return told if now - AGREE_SECONDS <= told <= now else now

@@ -124,14 +124,15 @@ class Fleet:
 
     def apply_pod(self, record: PodRecord) -> None:
         """Take over a pod that was added or changed."""
-        before = self.pods.get(record.uid)
+        before, now = self.pods.get(record.uid), self._clock()
+        record = self._clocks.correct(before, record, now)
         if before == record:
             return
         self._known.put(record)
-        self._clocks.note(before, record, self._clock())
+        self._clocks.note(before, record, now)
         self._assume_nominated(before, record)
         if before is not None and before.holds_devices and not record.holds_devices:
-            self._end_tenancy(before, self._clocks.ended_at(record, self._clock()))
+            self._end_tenancy(before, self._clocks.ended_at(record, now))
         if record.holds_devices:
             self._pods_of_node.setdefault(record.node, {})[record.uid] = record
         if not record.node:
@@ -143,7 +144,7 @@ class Fleet:
         self._dirty.add(record.node)
         self.on_change()
         if record.is_failed_early:
-            self._failures.note(record, record.failed_at or self._clock())
+            self._failures.note(record, record.failed_at or now)
             self._snapshots.doubt()
 
     def apply_host_use(self, node: str, requested: HostResources) -> None:

@@ -1,0 +1,136 @@
+"""Bindings and failures count by our own clock where the node's or the API server's is wrong."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.inventory import PodPhase, PodRecord
+from extender.core.readings import Signal
+from extender.fleet.clocks import AGREE_SECONDS, PodClocks
+from tests.builders import NOW, ranking, request
+from tests.worlds import BUSY, World, time_sliced
+
+OFF = [-3600.0, -300.0, 0.0, 300.0, 3600.0]
+CONTAINED_MEMORY_ERROR = 94.0
+
+
+def running(world: World) -> PodRecord:
+    return world.bind("p", "node-0", owner="Job train")
+
+
+def fails(world: World, record: PodRecord, clock: float, *, is_device_fault: bool = False) -> None:
+    """Let the watch show that a pod has failed just now, by a clock that is so far off."""
+    failed = replace(
+        record,
+        phase=PodPhase.FAILED,
+        is_failed_early=True,
+        is_device_fault=is_device_fault,
+        failed_at=world.clock.now + clock,
+    )
+    world.fleet.apply_pod(failed)
+    world.fleet.remove_pod(record.uid, world.clock.now)
+
+
+@pytest.mark.parametrize("clock", OFF)
+def test_an_xid_at_that_time_counts_whatever_the_nodes_clock_says(clock: float) -> None:
+    world = time_sliced(2, 1, 4)
+    fails(world, running(world), clock)
+    world.card("node-0").values[Signal.XID] = CONTAINED_MEMORY_ERROR
+    world.read_after(15)
+    world.fleet.snapshot()
+
+    assert world.fleet.early_failures("node-0") == 1
+
+
+@pytest.mark.parametrize("clock", OFF)
+def test_a_devices_failure_fades_from_now_on_whatever_the_nodes_clock_says(clock: float) -> None:
+    world = time_sliced(2, 1, 4)
+    fails(world, running(world), clock, is_device_fault=True)
+
+    world.read_after(15)
+    assert ranking(world.rank())[0] == "node-1"
+
+    world.read_after(60, times=80)
+    assert ranking(world.rank())[0] == "node-0"
+    assert world.fleet.early_failures("node-0") == 0
+
+
+def test_what_failed_before_we_started_is_as_old_as_it_says() -> None:
+    clocks = PodClocks()
+    pod = PodRecord(
+        uid="p", namespace="ns", name="p", node="node", bound_at=NOW - 900, failed_at=NOW - 600
+    )
+
+    assert clocks.correct(None, pod, NOW) is pod
+
+
+def test_what_failed_before_we_started_did_not_do_so_before_its_binding() -> None:
+    clocks = PodClocks()
+    pod = PodRecord(
+        uid="p", namespace="ns", name="p", node="node", bound_at=NOW - 60, failed_at=NOW - 3600
+    )
+
+    assert clocks.correct(None, pod, NOW).failed_at == NOW - 60
+
+
+def test_a_pod_that_had_ended_before_fails_as_early_as_it_says() -> None:
+    # Other settings may make an end of long ago an early one.
+    clocks = PodClocks()
+    ended = PodRecord(uid="p", namespace="ns", name="p", node="node", phase=PodPhase.FAILED)
+
+    late = replace(ended, is_failed_early=True, failed_at=NOW - 7200)
+
+    assert clocks.correct(ended, late, NOW).failed_at == NOW - 7200
+
+
+@given(clock=st.floats(-1e9, 1e9), api_clock=st.floats(-1e9, 1e9), is_seen=st.booleans())
+def test_no_clock_puts_a_binding_or_a_failure_into_the_future_and_told_again_it_is_the_same(
+    clock: float, api_clock: float, is_seen: bool
+) -> None:
+    clocks = PodClocks()
+    pod = PodRecord(uid="p", namespace="ns", name="p", node="node", bound_at=NOW + api_clock - 30)
+    before = clocks.correct(None, pod, NOW - 30) if is_seen else None
+    failed = replace(pod, is_failed_early=True, failed_at=NOW + clock)
+
+    once = clocks.correct(before, failed, NOW)
+    again = clocks.correct(once, failed, NOW + 1e6)
+
+    assert once == again
+    assert once.bound_at is not None
+    assert once.failed_at is not None
+    assert max(once.bound_at, once.failed_at) <= NOW
+    assert once.failed_at >= (NOW - AGREE_SECONDS if is_seen else once.bound_at)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 30.0, 600.0])
+def test_a_mapping_shows_a_pod_that_was_bound_by_a_clock_ahead_of_ours(ahead: float) -> None:
+    world = World()
+    world.add_node("node", 4)
+    world.read()
+    pod = world.bind("p", on=[world.card()], bound_at=NOW + ahead)
+    world.card().values |= BUSY
+    world.read_after(30, times=2)
+    world.fleet.apply_pod(replace(pod, is_deleting=True))
+    world.read_after(30, times=2)
+
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert row is not None
+    assert world.fleet.tenants_of(row) == ("ns/p",)
+    assert ranking(world.rank(request(3, requires_idle=True))) == ["node"]
+
+
+def test_a_pod_of_the_same_name_is_not_the_one_that_the_mapping_showed_before() -> None:
+    world = World()
+    world.add_node("node", 4)
+    old = world.bind("p", on=[world.card()])
+    world.read_after(30)
+    world.fleet.remove_pod(old.uid, world.clock.now)
+    world.clock.now += 1.0
+    world.bind("p", uid="uid-next", bound_at=world.clock.now + 600)
+
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert row is not None
+    world.fleet.snapshot()
+    assert world.fleet.tenants_of(row) == ()
