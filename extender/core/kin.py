@@ -1,5 +1,7 @@
 """Which pods are alike: what some of them did tells what the next one will do."""
 
+import re
+from calendar import timegm
 from collections.abc import Mapping
 from functools import lru_cache
 from hashlib import blake2b
@@ -10,18 +12,75 @@ from extender.core.untyped import mapping_of, objects_of, text_of
 MAX_OWNER: Final = 200
 MAX_CACHED: Final = 4096
 
+TEMPLATE_HASH_LABEL: Final = "pod-template-hash"
+"""A Deployment names each of its ReplicaSets after itself and this label of their pods."""
+
+OWNER_NAME_LABELS: Final[Mapping[str, tuple[str, str]]] = {
+    "Job": ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
+    "StatefulSet": ("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),
+}
+"""By kind of a controller: the label of its pods that names what made it, and the kind of that."""
+
+MAX_RUN_DAYS: Final = 31
+"""A pod that comes longer after its CronJob's moment than this belongs to a Job of another kind:
+numbers that people put into names are often dates."""
+
+_MINUTES: Final = re.compile(r"[0-9]{8}")
+"""Minutes since the epoch, from 1989 to 2160."""
+
+_TIME: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2}):")
+
 Kin = tuple[str, ...]
 """Keys that pods have in common which are alike, the most alike first: their owner, their images,
 their requests; all within one namespace."""
 
 
 def owner_of(metadata: Mapping[str, object]) -> str:
-    """Return kind and name of what controls a pod, "" where nothing does."""
+    """Return kind and name of what controls a pod, "" where nothing does.
+
+    Each revision of a Deployment has a ReplicaSet of its own, and each run of a CronJob a Job: the
+    owner is the Deployment or the CronJob, where the controller's name shows that for certain.
+
+    Example:
+        >>> owner = {"controller": True, "kind": "ReplicaSet", "name": "serve-5d8f9c"}
+        >>> owner_of({"ownerReferences": [owner], "labels": {"pod-template-hash": "5d8f9c"}})
+        'Deployment serve'
+    """
     for owner in objects_of(metadata.get("ownerReferences")):
         if owner.get("controller") is True:
-            told = f"{text_of(owner.get('kind'))} {text_of(owner.get('name'))}"
+            kind, name = text_of(owner.get("kind")), text_of(owner.get("name"))
+            told = _maker_of(kind, name, metadata) or f"{kind} {name}"
             return told.strip()[:MAX_OWNER]
     return ""
+
+
+def _maker_of(kind: str, name: str, metadata: Mapping[str, object]) -> str:
+    """Return kind and name of what made a pod's controller, "" where that is not certain."""
+    labels = mapping_of(metadata.get("labels"))
+    base, _, suffix = name.rpartition("-")
+    if kind == "ReplicaSet" and base and suffix and suffix == labels.get(TEMPLATE_HASH_LABEL):
+        return f"Deployment {base}"
+    label, maker_kind = OWNER_NAME_LABELS.get(kind, ("", ""))
+    maker = text_of(labels.get(label))
+    if maker and f"{name}-".startswith(f"{maker}-"):
+        return f"{maker_kind} {maker}"
+    if kind == "Job" and base and _is_of_schedule(suffix, metadata):
+        return f"CronJob {base}"
+    return ""
+
+
+def _is_of_schedule(suffix: str, metadata: Mapping[str, object]) -> bool:
+    """Whether the end of a Job's name is the moment at which its CronJob had to make it."""
+    if not _MINUTES.fullmatch(suffix):
+        return False
+    created = _TIME.match(text_of(metadata.get("creationTimestamp")))
+    if created is None:
+        return False
+    try:
+        created_at = timegm((*map(int, created.groups()), 0))
+    except ValueError:  # no such day
+        return False
+    return 0 <= created_at // 60 - int(suffix) <= MAX_RUN_DAYS * 24 * 60
 
 
 def owner_key(namespace: str, owner: str, name: str) -> str:
