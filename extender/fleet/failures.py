@@ -28,17 +28,25 @@ class _Failure:
     Attributes:
         at: when the first of them did, seconds since the epoch.
         last_at: when the last of them did.
-        device_at: when a device last was the cause, None where none was.
+        told_at: when the pod's status last said that a device was the cause, None where none did.
+        measured_at: when a device of the node last had a fault at the time, None where none had.
     """
 
     at: float
     last_at: float
-    device_at: float | None = None
+    told_at: float | None = None
+    measured_at: float | None = None
+
+    @property
+    def device_at(self) -> float | None:
+        """When a device last was the cause, None where none was."""
+        return max((at for at in (self.told_at, self.measured_at) if at is not None), default=None)
 
     @property
     def fades_from(self) -> float:
         """From when on it fades; a device that fails again is no better than before."""
-        return self.at if self.device_at is None else self.device_at
+        device_at = self.device_at
+        return self.at if device_at is None else device_at
 
 
 class FailureLog:
@@ -46,8 +54,9 @@ class FailureLog:
 
     A failure by a device counts at once. Any other may be the program's own fault: it counts once
     pods of a second owner fail on the node too. An owner whose pods fail in one of these ways on
-    several nodes is at fault itself, and that counts against none of these nodes. Whoever is at
-    fault: the owner's own next pods had better try other nodes.
+    several nodes is at fault itself, and that counts against none of these nodes; but where the
+    node itself was measured to have a fault at the time, that counts whatever happens elsewhere.
+    Whoever is at fault: the owner's own next pods had better try other nodes.
 
     Args:
         rule: how much a failure counts, and how fast it fades.
@@ -75,7 +84,7 @@ class FailureLog:
         failure.last_at = max(failure.last_at, at)
         self._by_owner.setdefault(owner, {})[pod.node] = failure
         if pod.is_device_fault:
-            failure.device_at = max(at, failure.device_at or at)
+            failure.told_at = max(at, failure.told_at or at)
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""
@@ -138,18 +147,31 @@ class FailureLog:
         """Forget what has faded, and note where a device turns out to have been the cause."""
         for node, failures in list(self._by_node.items()):
             for owner, failure in list(failures.items()):
+                # First: what has faded otherwise may turn out to have been a device again.
+                self._measure(node, failure)
                 if self._weight(now - failure.fades_from) < FORGOTTEN_WEIGHT:
                     del failures[owner]
                     self._forget(owner, node)
-                elif failure.device_at is None and self._had_fault(node, failure.at):
-                    failure.device_at = failure.at
             if not failures:
                 del self._by_node[node]
 
+    def _measure(self, node: str, failure: _Failure) -> None:
+        """Note whether the node had a fault when pods first failed, or when they last did."""
+        for at in (failure.at, failure.last_at):
+            if at > (failure.measured_at or float("-inf")) and self._had_fault(node, at):
+                failure.measured_at = at
+
     def _spread(self) -> tuple[Counter[str], Counter[str]]:
-        """Return by owner on how many nodes its pods failed, by a device and at all."""
+        """Return by owner on how many nodes its pods failed, by a device and at all.
+
+        A device that was measured is its node's, and says nothing of the owner.
+        """
         failed = [item for failures in self._by_node.values() for item in failures.items()]
-        by_device = (owner for owner, failure in failed if failure.device_at is not None)
+        by_device = (
+            owner
+            for owner, failure in failed
+            if failure.told_at is not None and failure.measured_at is None
+        )
         return Counter(by_device), Counter(owner for owner, _ in failed)
 
     def _counting(
@@ -159,7 +181,8 @@ class FailureLog:
         counting: tuple[list[_Failure], list[_Failure]] = ([], [])
         for owner, failure in self._by_node.get(node, {}).items():
             is_other = failure.device_at is None
-            if (at_all if is_other else by_device)[owner] == 1:
+            spread = (at_all if is_other else by_device)[owner]
+            if failure.measured_at is not None or spread == 1:
                 counting[is_other].append(failure)
         return counting
 

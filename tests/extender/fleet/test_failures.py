@@ -241,3 +241,75 @@ def test_an_xid_at_that_time_makes_a_failure_one_of_a_device(
 
     assert world.fleet.early_failures("calm") == counts
     assert sorted(suspicion > 0) == [False, bool(counts)]
+
+
+def fails_early(world: World, node: str, owner: str, name: str) -> None:
+    """Let the watch show a pod of an owner that failed just now."""
+    world.bind(name, node, owner=owner, is_failed_early=True)
+    world.fleet.remove_pod(f"uid-{name}", world.clock.now)
+
+
+def test_an_xid_at_the_time_of_a_later_failure_counts_as_one_at_the_first() -> None:
+    world = two_nodes()
+    fails_early(world, "calm", "Job train", "train-1")
+    world.read_after(300, times=2)
+    assert world.fleet.early_failures("calm") == 0
+
+    fails_early(world, "calm", "Job train", "train-2")
+    world.card("calm").values[Signal.XID] = MALADY
+    world.read_after(30)
+    world.fleet.snapshot()
+
+    assert world.fleet.early_failures("calm") == 1
+
+
+def test_a_device_that_fails_again_is_no_better_than_before_also_where_only_its_xid_tells() -> None:
+    faults = {NOW, NOW + 3600}
+    log = FailureLog(RULE, lambda _node, at: at in faults)
+    log.note(failed("a", "Job train"), NOW)
+    assert log.suspicion(NOW) == {"a": pytest.approx(0.5)}
+
+    log.note(failed("a", "Job train", "next"), NOW + 3600)
+
+    assert log.suspicion(NOW + 3600) == {"a": pytest.approx(0.5)}
+
+
+def test_a_fault_at_a_failure_counts_though_the_owners_first_one_has_faded() -> None:
+    log = FailureLog(RULE, lambda _node, at: at > NOW)
+    log.note(failed("a", "Job train"), NOW)
+    log.note(failed("a", "Job train", "next"), NOW + 1e5)
+
+    assert log.suspicion(NOW + 1e5) == {"a": pytest.approx(0.5)}
+
+
+def test_xids_of_two_nodes_count_against_both_though_one_owner_met_them() -> None:
+    world = two_nodes()
+    for node in ("calm", "lively"):
+        fails_early(world, node, "Job train", f"train-{node}")
+        world.card(node).values[Signal.XID] = MALADY
+    world.read_after(30)
+    world.fleet.snapshot()
+
+    assert [world.fleet.early_failures(node) for node in ("calm", "lively")] == [1, 1]
+
+
+def test_xids_of_the_programs_own_on_two_nodes_count_against_neither() -> None:
+    world = two_nodes()
+    for node in ("calm", "lively"):
+        fails_early(world, node, "Job train", f"train-{node}")
+        world.card(node).values[Signal.XID] = OWN_FAULT
+    world.read_after(30)
+    world.fleet.snapshot()
+
+    assert [world.fleet.early_failures(node) for node in ("calm", "lively")] == [0, 0]
+
+
+def test_a_node_whose_fault_was_measured_says_nothing_of_the_owner() -> None:
+    # The status alone tells of a device on both nodes; only on one was a fault measured.
+    log = FailureLog(RULE, lambda node, _at: node == "a")
+    for node in ("a", "b"):
+        log.note(failed(node, "Job train", node, is_device_fault=True), NOW)
+    assert set(log.suspicion(NOW)) == {"a", "b"}
+
+    log.note(failed("c", "Job train", "c", is_device_fault=True), NOW)
+    assert set(log.suspicion(NOW)) == {"a"}
