@@ -31,6 +31,10 @@ PIECE_DEVICES = 4096
 MEAN_SPAN_SECONDS = 15.0
 """A mean that a source tells may reach so far back: further than between two heartbeats."""
 
+XID_AGAIN_SECONDS = 10.0
+"""An XID that is dated so much later than before has happened again: what a source on the node
+says of the time differs by less from report to report."""
+
 MOST_SOURCES = 8
 
 
@@ -187,13 +191,14 @@ class Intake:
     def _date_xids(self, readings: Readings, rows: Rows, before: Column, now: float) -> None:
         """Note when each sticky XID happened: where the source does not say, when it came up."""
         xids = np.nan_to_num(self._latest.column(Signal.XID)[rows])
-        seen = np.full(len(rows), now)
+        since = self._float["xid_since"]
+        seen, is_news = np.full(len(rows), now), xids != np.nan_to_num(before)
         if readings.own is not None:
             happened = readings.measured_at - readings.own.xid_age
             seen = np.where(np.isnan(happened), seen, happened)
+            is_news |= happened > since[rows] + XID_AGAIN_SECONDS
         first_seen = np.where(xids > 0, seen, np.nan)
-        since = self._float["xid_since"]
-        since[rows] = np.where(xids != np.nan_to_num(before), first_seen, since[rows])
+        since[rows] = np.where(is_news, first_seen, since[rows])
 
     def _note_told(self, rows: Rows, answer: Mapping[Signal, Column]) -> None:
         """Note how large the devices are, and since when their values tell all."""

@@ -157,6 +157,22 @@ def test_what_nvml_alone_sees_excludes_a_device(agents: Agents, signal: str, val
     assert made.believed(made.card(), "is_excluded") == 1.0
 
 
+def test_an_xid_that_happens_again_counts_from_then_on(agents: Agents) -> None:
+    made = agents.world
+    seconds = Policy().health.xid_seconds
+    agents.report(XID=48.0, xid_age=0.0)
+
+    made.clock.now += seconds - 10.0
+    agents.report(XID=48.0, xid_age=5.0)
+    made.clock.now += 30.0
+    agents.report(XID=48.0, xid_age=35.0)
+    assert made.believed(made.card(), "is_excluded") == 1.0
+
+    made.clock.now += seconds
+    agents.report(XID=48.0, xid_age=seconds + 35.0)
+    assert made.believed(made.card(), "is_excluded") == 0.0
+
+
 def test_an_xid_counts_from_when_it_happened(agents: Agents) -> None:
     made = agents.world
     seconds = Policy().health.xid_seconds
