@@ -10,11 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from extender.core.resources import ResourceNames
 from extender.core.untyped import mapping_of, objects_of, text_of
 from extender.sources.kube_time import parse_time
 
 NODE_REFUSED: Final = frozenset({"TopologyAffinityError", "UnexpectedAdmissionError"})
 """Pod reasons: the kubelet or the device plugin could not give devices as the node should."""
+
+REFUSED_RESOURCE: Final = re.compile(
+    r"(?:devices unavailable for|cannot allocate unregistered device"
+    r"|cannot allocate unhealthy devices|changed request for resource) \"?([^\s\"]+)"
+)
+"""How the kubelet names the resource of which it has no device to give: any device plugin's."""
 
 DEVICE_FAULT: Final = re.compile(
     r"nvidia-container-cli: (?!requirement error)|nvml error|driver/library version mismatch"
@@ -73,13 +80,18 @@ def is_failed_early(pod: Mapping[str, object], within_seconds: float) -> bool:
     )
 
 
-def is_device_fault(status: Mapping[str, object]) -> bool:
-    """Whether the status of a pod that failed early says that a device, or its driver, was why.
+def is_device_fault(status: Mapping[str, object], names: ResourceNames) -> bool:
+    """Whether the status of a pod that failed early says that a GPU, or its driver, was why.
 
     Args:
         status: the pod's status.
+        names: which resources are GPUs.
     """
-    return text_of(status.get("reason")) in NODE_REFUSED or any(
+    if text_of(status.get("reason")) in NODE_REFUSED:
+        # Most of the plugins' own errors name no resource.
+        named = REFUSED_RESOURCE.search(text_of(status.get("message")))
+        return named is None or names.matches(named[1].rstrip(".,;"))
+    return any(
         _names_device(mapping_of(ended_or_waits))
         for kind in ("containerStatuses", "initContainerStatuses")
         for container in objects_of(status.get(kind))

@@ -170,7 +170,7 @@ def reduce_pod(
         started_at=_started_at(status),
         ended_at=last_end(status, ("state",)) if phase.is_terminal else None,
         is_failed_early=is_failed,
-        is_device_fault=is_failed and is_device_fault(status),
+        is_device_fault=is_failed and is_device_fault(status, names),
         failed_at=(last_end(status) or refused_at) if is_failed else None,
         is_unscheduled=is_unscheduled,
         is_refused=is_refused,

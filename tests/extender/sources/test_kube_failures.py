@@ -212,6 +212,56 @@ def test_an_end_by_the_program_or_its_image_is_none_by_a_device(message: str) ->
     assert not record.is_device_fault
 
 
+def not_admitted(why: str) -> Object:
+    """Describe the status of a pod that the kubelet did not admit, in its words."""
+    message = f"Allocate failed due to {why}, which is unexpected"
+    return {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "requested number of devices unavailable for {}. Requested: 1, Available: 0",
+        "cannot allocate unregistered device {}",
+        "no healthy devices present; cannot allocate unhealthy devices {}",
+        "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {}",
+        'pod "u" container "main" changed request for resource "{}" from 1 to 2',
+    ],
+)
+@pytest.mark.parametrize(
+    ("resource", "is_gpu"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/gpu.shared", True),
+        ("nvidia.com/mig-1g.10gb", True),
+        ("rdma/hca_shared_devices_a", False),
+        ("smarter-devices/fuse", False),
+        ("openshift.io/mlnx_port0", False),
+    ],
+)
+def test_a_device_that_another_plugin_lacks_is_no_gpus_failure(
+    why: str, resource: str, is_gpu: bool
+) -> None:
+    record = reduced(pod("p", node="n", **not_admitted(why.format(resource))))
+
+    assert record.is_failed_early
+    assert record.is_device_fault is is_gpu
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "",
+        "rpc error: code = Unknown desc = no such device: GPU-0",
+        "device plugin GetPreferredAllocation rpc failed with err: rpc error: code = Unavailable "
+        "desc = dial unix /var/lib/kubelet/device-plugins/nvidia-gpu.sock: connection refused",
+        "cannot allocate unregistered device",
+    ],
+)
+def test_an_error_that_names_no_resource_may_be_a_gpus(why: str) -> None:
+    assert reduced(pod("p", node="n", **not_admitted(why))).is_device_fault
+
+
 def test_what_a_pod_that_runs_on_said_of_a_device_counts_no_more() -> None:
     status = of_message("NVML error: GPU is lost")
     status["containerStatuses"][0] = {
