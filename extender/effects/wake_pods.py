@@ -27,10 +27,12 @@ class _Node:
 
     Attributes:
         failures: so many in a row did not come to it.
+        tried: UIDs of those of them that wait.
         not_before: no pod is woken for it sooner, seconds.
     """
 
     failures: int = 0
+    tried: set[str] = field(default_factory=set)
     not_before: float = 0.0
 
 
@@ -98,9 +100,11 @@ class PodWakes:
                     self.helped += 1
                     self._nodes.pop(pod.node, None)
                 del self._pods[uid]
+                for node in self._nodes.values():
+                    node.tried.discard(uid)
             elif pod.is_out and not is_assumed(uid):
                 pod.is_out = False
-                self._note_in_vain(pod, now)
+                self._note_in_vain(uid, pod, now)
 
     def confirm(self, need: object, nodes: Iterable[str], now: float) -> list[str]:
         """Return which of the nodes that would do now have done so for long enough, best first.
@@ -113,11 +117,12 @@ class PodWakes:
         before = self._streaks.get(need, {})
         best = [node for node, _ in zip(nodes, range(MOST_NODES), strict=False)]
         streaks = self._streaks[need] = {node: before.get(node, 0) + 1 for node in best}
-        return [
-            node
-            for node in best
-            if streaks[node] >= self.settings.confirmations and self._is_open(node, now)
-        ]
+        confirmed = (node for node in best if streaks[node] >= self.settings.confirmations)
+        return self.open_nodes(confirmed, now)
+
+    def open_nodes(self, nodes: Iterable[str], now: float) -> list[str]:
+        """Return those of some nodes that pods may be woken for now: not lately in vain."""
+        return [node for node in nodes if self._is_open(node, now)]
 
     def keep_needs(self, needs: Collection[object]) -> None:
         """Forget what no waiting pod needs any more."""
@@ -128,6 +133,11 @@ class PodWakes:
         """Tell whether a pod may be woken for a node."""
         pod = self._pods.get(uid)
         return pod is None or now >= pod.tried.get(node, now)
+
+    def is_untried(self, uid: str, node: str) -> bool:
+        """Tell whether a pod was not woken for a node in vain since another one came to it."""
+        known = self._nodes.get(node)
+        return known is None or uid not in known.tried
 
     def is_free(self, now: float) -> bool:
         """Tell whether pods can be woken: lately the API server took it."""
@@ -148,11 +158,12 @@ class PodWakes:
         known = self._nodes.get(node)
         return known is None or now >= known.not_before
 
-    def _note_in_vain(self, pod: _Pod, now: float) -> None:
+    def _note_in_vain(self, uid: str, pod: _Pod, now: float) -> None:
         """Take that a pod did not come to the node that it was woken for."""
         node = self._nodes.setdefault(pod.node, _Node())
         node.not_before = now + self._pause(node.failures)
         node.failures = min(node.failures + 1, MAX_DOUBLINGS)
+        node.tried.add(uid)
         pod.tried = {name: until for name, until in pod.tried.items() if until > now}
         repeat_seconds = self.settings.repeat_seconds * 2.0**pod.failures
         pod.tried[pod.node] = now + min(repeat_seconds, MAX_REPEAT_SECONDS)

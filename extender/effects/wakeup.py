@@ -10,12 +10,12 @@ only those with a scheduling gate it leaves alone.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
-from itertools import islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ from extender.core.selection import ANYWHERE
 from extender.core.waiting import WaitingRequests
 from extender.effects.lease import Lease
 from extender.effects.trouble import Trouble
+from extender.effects.wake_order import MAX_NEEDS, LookOrder
 from extender.effects.wake_plan import (
     Hope,
     Need,
@@ -58,14 +59,19 @@ DEFAULT_NAMESPACE: Final = "idlegpu"
 TIMEOUT_SECONDS: Final = 5.0
 SHOWN_PODS: Final = 5
 
-SCANNED: Final = 1000
+SCANNED: Final = 250
 """Pods that are looked through before others get their turn on the event loop."""
 LOOKED_AT: Final = 1000
 """Waiting pods that are looked at in one look, in turn where there are more."""
-MAX_NEEDS: Final = 32
-"""Distinct needs among them."""
 MOST_WOKEN: Final = 64
 """Pods that are woken one by one after one look: each takes a request and a few milliseconds."""
+MAX_CHECKED_NODES: Final = 16
+"""Nodes that a look finds are offered first to more urgent pods that it does not ask about: so many
+nodes ..."""
+MAX_CHECKS: Final = 256
+"""... and as many nodes, pod by pod, in all: each takes a fraction of a millisecond."""
+PIECE_CHECKS: Final = 8
+"""Of these so many are made in one step."""
 PIECE_NODES: Final = 1000
 """Nodes whose labels and taints are looked at in one step: 1 to 3 ms."""
 REST: Final = 19.0
@@ -160,7 +166,7 @@ class Waker:
         self.pods = PodWakes(settings)
         self._woken_number = 0
         self._requests = WaitingRequests()
-        self._turn = 0
+        self.order = LookOrder()
         self._seldom = Seldom()
         self._trouble = Trouble(
             logger, "cannot wake waiting pods", "waiting pods can be woken again"
@@ -184,6 +190,7 @@ class Waker:
                 self.counts.waiting = 0
                 self.plan.forget()
                 self.pods.forget()
+                self.order.forget()
                 continue
             try:
                 await self.look()
@@ -231,28 +238,107 @@ class Waker:
     ) -> AsyncIterator[tuple[Hope, Waiter]]:
         """Yield who is to be woken, and count each where it may go, as long as there is room."""
         self.pods.keep_needs({_key(waiter.need) for waiter in waiting})
-        offers: dict[object, list[str]] = {}
-        woken = 0
-        for number, waiter in enumerate(sorted(waiting, key=lambda each: each.place)):
+        by_need: dict[object, list[Waiter]] = {}
+        for waiter in sorted(waiting, key=lambda each: each.place):
+            if not self._is_assumed(waiter.pod.uid):
+                by_need.setdefault(_key(waiter.need), []).append(waiter)
+        offers = await self._offers(waiting, by_need, now)
+        hopeful = sorted(
+            (waiter for key, nodes in offers.items() if nodes for waiter in by_need[key]),
+            key=lambda each: each.place,
+        )
+        woken = set[str]()
+        # A node that a pod did not come to is offered to all others before that pod has it again:
+        # the node may lack what we do not see, and a less urgent pod may need less of it.
+        for is_first, (number, waiter) in product((True, False), enumerate(hopeful)):
             if number % SCANNED == SCANNED - 1:
                 await asyncio.sleep(0)
-            key, uid = _key(waiter.need), waiter.pod.uid
-            if self._is_assumed(uid) or not (key in offers or len(offers) < MAX_NEEDS):
+            if waiter.pod.uid in woken:
                 continue
-            if key not in offers:
-                offers[key] = self.pods.confirm(key, await self._nodes_for(waiter.need, uid), now)
-            node = self._take(waiter, offers[key], now)
+            node = self._take(waiter, offers[_key(waiter.need)], now, is_first=is_first)
             if node is not None:
-                woken += 1
+                await asyncio.sleep(0)
+                woken.add(waiter.pod.uid)
                 yield Hope(pod=waiter.pod, node=node, nodes=frozenset()), waiter
-            if woken == MOST_WOKEN:
+            if len(woken) == MOST_WOKEN:
                 return
 
-    def _take(self, waiter: Waiter, nodes: list[str], now: float) -> str | None:
-        """Return a node for a pod, which counts there; nodes without room are taken off."""
-        request = waiter.need.request
+    async def _offers(
+        self, waiting: list[Waiter], by_need: Mapping[object, Sequence[Waiter]], now: float
+    ) -> dict[object, list[str]]:
+        """Return the nodes that pods may be woken for, by need.
+
+        Args:
+            waiting: all waiting pods.
+            by_need: those that may be woken, by need, the most urgent first.
+            now: seconds of a clock that never goes back.
+        """
+        self.order.begin(waiter.pod.uid for waiter in waiting)
+        uids = {key: [waiter.pod.uid for waiter in some] for key, some in by_need.items()}
+        picked = self.order.pick(uids)
+        found: dict[object, Sequence[str]] = {}
+        # The most urgent last: what was evaluated last is what is still known when they are taken.
+        for key in reversed(picked):
+            first = by_need[key][0]
+            found[key] = await self._nodes_for(first.need, first.pod.uid)
+            self.order.note(uids[key])
+        offers = {key: self.pods.confirm(key, found[key], now) for key in picked}
+        promising = {
+            key: nodes for key in picked if (nodes := self.pods.open_nodes(found[key], now))
+        }
+        for key, nodes in (await self._wanted_before(by_need, picked, promising)).items():
+            offers[key] = self.pods.confirm(key, nodes, now)
+            promising[key] = nodes
+        self.order.note_promising(picked, promising)
+        return offers
+
+    async def _wanted_before(
+        self,
+        by_need: Mapping[object, Sequence[Waiter]],
+        picked: Collection[object],
+        promising: Mapping[object, Sequence[str]],
+    ) -> dict[object, list[str]]:
+        """Return what was found for some needs and would do for others that are more urgent.
+
+        A node must not go to a pod because its turn came before that of a more urgent one.
+
+        Args:
+            by_need: the pods that wait, by need, the most urgent first.
+            picked: the needs that this look asks about.
+            promising: the nodes that it found, by need.
+        """
+        nodes = list(islice(dict.fromkeys(chain(*promising.values())), MAX_CHECKED_NODES))
+        last = max((by_need[key][0].place for key in promising), default=None)
+        wanted: dict[object, list[str]] = {}
+        checks = 0
+        for key, (first, *_) in by_need.items():
+            if last is None or first.place > last or checks >= MAX_CHECKS:
+                break
+            if key in picked:
+                continue
+            candidates = open_to(first.need.selection, nodes, self._placer.fleet.nodes)
+            checks += len(candidates)
+            for start in range(0, len(candidates), PIECE_CHECKS):
+                some = candidates[start : start + PIECE_CHECKS]
+                accepts = partial(self._placer.accepting, first.pod, first.need.request, some)
+                if fitting := await _in_turn(accepts):
+                    wanted.setdefault(key, []).extend(fitting)
+        return wanted
+
+    def _take(self, waiter: Waiter, nodes: list[str], now: float, *, is_first: bool) -> str | None:
+        """Return a node for a pod, which counts there; nodes without room are taken off.
+
+        Args:
+            waiter: the pod.
+            nodes: nodes for it.
+            now: seconds of a clock that never goes back.
+            is_first: whether those count that it was not woken for in vain before, or the others.
+        """
+        request, uid = waiter.need.request, waiter.pod.uid
         for node in tuple(nodes):
-            if not self.pods.may_try(waiter.pod.uid, node, now):
+            if not self.pods.may_try(uid, node, now):
+                continue
+            if self.pods.is_untried(uid, node) is not is_first:
                 continue
             if self._placer.would_do(waiter.pod, request, node):
                 self._placer.reserve(waiter.pod, request, node)
@@ -314,17 +400,19 @@ class Waker:
             yield Prospect(request=need.request, pods=tuple(pods), nodes=nodes)
 
     def _next_in_turn(self, waiting: list[Waiter]) -> list[tuple[Need, list[PodRef]]]:
-        """Return pods by need: as many as one look takes, beginning where the last one ended."""
+        """Return as many pods as one look takes, by need: those first that it is longest since."""
+        self.order.begin(waiter.pod.uid for waiter in waiting)
         groups: dict[object, tuple[Need, list[PodRef]]] = {}
-        start = self._turn if self._turn < len(waiting) else 0
-        taken = 0
-        for waiter in islice(waiting[start:] + waiting[:start], LOOKED_AT):
+        taken: list[str] = []
+        for waiter in sorted(waiting, key=lambda each: self.order.looked_at(each.pod.uid)):
             key = _key(waiter.need)
             if key not in groups and len(groups) == MAX_NEEDS:
-                break
+                continue
             groups.setdefault(key, (waiter.need, []))[1].append(waiter.pod)
-            taken += 1
-        self._turn = start + taken if taken < len(waiting) else 0
+            taken.append(waiter.pod.uid)
+            if len(taken) == LOOKED_AT:
+                break
+        self.order.note(taken)
         return list(groups.values())
 
     async def _nodes_for(self, need: Need, uid: str) -> tuple[str, ...]:
@@ -449,6 +537,7 @@ def build_waker(
     waker = Waker(client, placer, settings, namespace=namespace, leader=lease)
     if before is not None:
         waker.counts, waker.plan, waker.pods = before.counts, before.plan, before.pods
+        waker.order = before.order
         waker.plan.settings = waker.pods.settings = settings
     return waker
 

@@ -237,6 +237,12 @@ class Placer:
             if self._accepts(snapshot, request, overlays, candidate)
         )
 
+    def accepting(self, pod: PodRef, request: GpuRequest, nodes: Iterable[str]) -> list[str]:
+        """Return the nodes that filter would accept now, without evaluating any others."""
+        as_they_are = [Victims(node=node, uids=frozenset()) for node in nodes]
+        accepted = self.accepts_without(pod, request, as_they_are)
+        return [victims.node for victims in as_they_are if victims.node in accepted]
+
     def _accepts(
         self,
         snapshot: Snapshot,

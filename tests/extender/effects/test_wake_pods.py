@@ -191,6 +191,44 @@ def test_a_node_that_no_pod_comes_to_is_tried_less_and_less_often_by_each_in_tur
     assert set(tried) == set(uids)
 
 
+async def test_a_node_that_urgent_pods_do_not_come_to_is_offered_to_all_others_before_them_again(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    count = 70
+    for number in range(count):
+        gated(world, f"p{number:02}", created_at=float(number))
+    gated(world, "last", created_at=1e3)
+    turn_idle(world, "y")
+    clock = Clock()
+    waking = each(client, world, clock=clock)
+
+    while "last" not in woken(kube):
+        await waking.look()
+        for pod in woken(kube):  # what kube-scheduler has found by now: too little CPU
+            world.fleet.ledger.drop(f"uid-{pod}")
+        clock.now += EACH.max_interval_seconds
+        assert len(woken(kube)) <= count + 1
+
+    assert woken(kube) == [*(f"p{number:02}" for number in range(count)), "last"]
+
+
+def test_once_a_pod_came_to_a_node_all_count_as_untried_there_again() -> None:
+    plan = PodWakes(EACH)
+    now = 0.0
+
+    def wait(*waiting: str) -> None:
+        plan.note_waiting(waiting, now, is_placed=lambda _: True, is_assumed=lambda _: False)
+
+    plan.note_woken("first", "node")
+    wait("first", "second")
+    assert [plan.is_untried(uid, "node") for uid in ("first", "second")] == [False, True]
+
+    plan.note_woken("second", "node")
+    wait("first")
+
+    assert plan.is_untried("first", "node")
+
+
 async def test_a_pod_that_went_meanwhile_is_no_failure_and_frees_its_room(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from extender.core.selection import read_selection
-from extender.effects.wakeup import LOOKED_AT, MAX_NEEDS
+from extender.effects.wake_order import MAX_NEEDS
+from extender.effects.wakeup import LOOKED_AT
 from extender.kube import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.extender.effects.waking import (

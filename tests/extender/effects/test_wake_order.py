@@ -1,0 +1,265 @@
+"""Every waiting pod gets its turn, however many others need something else."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.selection import read_selection
+from extender.effects.wake_order import MAX_NEEDS, MAX_PROMISING, LookOrder
+from extender.effects.wakeup import Waker, build_waker
+from extender.kube import KubeClient
+from extender.settings.wake import WakeTarget
+from tests.builders import GPU
+from tests.extender.effects.waking import (
+    EAGER,
+    IDLE_ONLY,
+    Clock,
+    Recorder,
+    count_ranks,
+    told,
+    turn_idle,
+    waits,
+    waker,
+)
+from tests.extender.fake_kube import FakeKube
+from tests.worlds import World
+
+EACH = EAGER.model_copy(update={"target": WakeTarget.POD})
+GATED = {"is_unscheduled": False, "is_refused": False, "is_gated": True, "awaits_room": True}
+PODS = "/api/v1/namespaces/ns/pods"
+
+Wants = Callable[[int], dict[str, Any]]
+
+
+def too_much_memory(number: int) -> dict[str, Any]:
+    return {"wishes": (*IDLE_ONLY, ("idlegpu.io/gpu-memory", f"{200 + number}Gi"))}
+
+
+def elsewhere(number: int) -> dict[str, Any]:
+    spec = {"nodeSelector": {"zone": f"zone-{number}"}}
+    return {"selection": read_selection({"spec": spec})}
+
+
+def too_many(number: int) -> dict[str, Any]:
+    return {"resources": {GPU: 2 + number}}
+
+
+def little_memory(number: int) -> dict[str, Any]:
+    return {"wishes": (*IDLE_ONLY, ("idlegpu.io/gpu-memory", f"{1 + number}Mi"))}
+
+
+@pytest.fixture(autouse=True)
+def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the rests between steps: nothing else wants the event loop."""
+    monkeypatch.setattr("extender.effects.wakeup.REST", 0.0)
+
+
+def woken(kube: FakeKube) -> list[str]:
+    return [path.removeprefix(f"{PODS}/") for _, path, _ in kube.writes]
+
+
+async def look(waking: Waker, times: int) -> None:
+    for _ in range(times):
+        await waking.look()
+
+
+@pytest.mark.parametrize("confirmations", [1, 2])
+@pytest.mark.parametrize("count", [MAX_NEEDS - 1, MAX_NEEDS, 3 * MAX_NEEDS])
+@pytest.mark.parametrize("wants", [too_much_memory, elsewhere, too_many])
+async def test_pods_that_fit_nowhere_keep_no_gated_pod_waiting(
+    kube: FakeKube, client: KubeClient, world: World, wants: Wants, count: int, confirmations: int
+) -> None:
+    for number in range(count):
+        waits(world, f"never-{number:03}", created_at=float(number), **{**GATED, **wants(number)})
+    waits(world, "fits", created_at=1e3, **GATED)
+    settings = EACH.model_copy(update={"confirmations": confirmations})
+    waking = waker(client, world, settings)
+    await look(waking, 2)
+    turn_idle(world, "y")
+
+    await look(waking, count // MAX_NEEDS + confirmations)
+
+    assert woken(kube) == ["fits"]
+
+
+@pytest.mark.parametrize("count", [MAX_NEEDS, 3 * MAX_NEEDS])
+async def test_pods_that_fit_nowhere_keep_none_waiting_where_all_are_woken_at_once(
+    kube: FakeKube, client: KubeClient, world: World, count: int
+) -> None:
+    for number in range(count):
+        waits(world, f"never-{number:03}", **too_much_memory(number))
+    waits(world, "fits")
+    waking = waker(client, world)
+    turn_idle(world, "y")
+
+    await look(waking, count // MAX_NEEDS + 1)
+
+    assert told(kube) == ["1 waiting pod may fit: ns/fits on y"]
+
+
+@pytest.mark.parametrize("looks", range(4))
+async def test_room_goes_to_the_most_urgent_pod_whoevers_turn_it_is(
+    kube: FakeKube, client: KubeClient, world: World, looks: int
+) -> None:
+    for number in range(4 * MAX_NEEDS):
+        waits(
+            world, f"p-{number:03}", created_at=float(number), **{**GATED, **little_memory(number)}
+        )
+    waits(world, "urgent", created_at=1e3, priority=1, **{**GATED, **little_memory(1000)})
+    waking = waker(client, world, EACH.model_copy(update={"confirmations": 2}))
+    await look(waking, looks)
+    turn_idle(world, "y")
+
+    await look(waking, 3)
+    turn_idle(world, "x")
+    await look(waking, 3)
+
+    assert woken(kube) == ["urgent", "p-000"]
+
+
+async def test_a_more_urgent_pod_that_may_not_go_there_keeps_nobody_from_the_room(
+    kube: FakeKube, client: KubeClient, world: World
+) -> None:
+    count = 3 * MAX_NEEDS
+    for number in range(count):
+        changes = {**GATED, **elsewhere(number), **too_much_memory(number)}
+        waits(world, f"never-{number:03}", priority=1, **changes)
+    for number in range(count):
+        waits(world, f"fits-{number:03}", **{**GATED, **little_memory(number)})
+    waking = waker(client, world, EACH)
+    turn_idle(world, "y")
+
+    await look(waking, 2 * count // MAX_PROMISING)
+
+    (name,) = woken(kube)
+    assert name.startswith("fits-")
+
+
+async def test_a_look_asks_about_so_many_needs_alone(client: KubeClient, world: World) -> None:
+    for number in range(3 * MAX_NEEDS):
+        waits(world, f"p-{number}", **{**GATED, **too_much_memory(number)})
+    waking = waker(client, world, EACH)
+    asked = count_ranks(world)
+    turn_idle(world, "y")
+
+    await waking.look()
+    assert len(asked) == MAX_NEEDS
+    await look(waking, 2)
+
+    assert len(set(asked)) == 3 * MAX_NEEDS
+
+
+async def test_pods_that_are_woken_in_vain_again_and_again_keep_no_other_waiting(
+    kube: FakeKube, client: KubeClient
+) -> None:
+    # A node for each of them is idle, and kube-scheduler never binds them: too little CPU, say.
+    world = World()
+    count = 2 * MAX_NEEDS
+    for number in range(count):
+        zone = {"zone": f"zone-{number}"}
+        world.add_node(f"n-{number:02}", other_labels=zone)
+        waits(
+            world,
+            f"vain-{number:02}",
+            priority=1,
+            **{**GATED, **elsewhere(number)},
+        )
+    world.add_node("last", other_labels={"zone": "last"})
+    spec = {"nodeSelector": {"zone": "last"}}
+    waits(world, "fits", **{**GATED, "selection": read_selection({"spec": spec})})
+    world.read()
+    clock = Clock()
+    waking = waker(client, world, EACH, clock=clock)
+
+    for _ in range(2 * count // (MAX_NEEDS - MAX_PROMISING)):
+        await waking.look()
+        clock.now += 0.5
+        for number in range(count):
+            world.fleet.ledger.drop(f"uid-vain-{number:02}")
+
+    assert "fits" in woken(kube)
+
+
+# --- whose turn it is ------------------------------------------------------------------------
+
+
+def needs_of(uids: Sequence[str]) -> Mapping[object, Sequence[str]]:
+    """Return a need for each pod, the most urgent first."""
+    return {f"need of {uid}": [uid] for uid in uids}
+
+
+def take(order: LookOrder, needs: Mapping[object, Sequence[str]]) -> list[str]:
+    """Look once; return the pods whose turn it was."""
+    order.begin(uid for uids in needs.values() for uid in uids)
+    taken = [uid for key in order.pick(needs) for uid in needs[key]]
+    order.note(taken)
+    return taken
+
+
+def test_the_most_urgent_come_first_and_then_the_others_in_turn() -> None:
+    order = LookOrder()
+    uids = [f"{number:03}" for number in range(3 * MAX_NEEDS)]
+
+    looks = [take(order, needs_of(uids)) for _ in range(3)]
+
+    assert [uid for taken in looks for uid in taken] == uids
+    assert take(order, needs_of(uids)) == uids[:MAX_NEEDS]
+
+
+def test_needs_that_promise_something_are_asked_about_in_every_look_but_leave_others_theirs() -> (
+    None
+):
+    order = LookOrder()
+    uids = [f"{number:03}" for number in range(100)]
+    needs = needs_of(uids)
+    promising = list(needs)[30:80]
+    take(order, needs)
+    order.note_promising([], promising)
+
+    looks = [take(order, needs) for _ in range(100 // (MAX_NEEDS - MAX_PROMISING) + 1)]
+
+    always = set.intersection(*map(set, looks))
+    assert always == set(uids[30 : 30 + MAX_PROMISING])
+    assert set.union(*map(set, looks)) == set(uids)
+
+
+def test_a_need_that_promises_nothing_any_more_waits_for_its_turn() -> None:
+    order = LookOrder()
+    uids = [f"{number:03}" for number in range(2 * MAX_NEEDS)]
+    needs = needs_of(uids)
+    take(order, needs)
+    order.note_promising([], ["need of 000"])
+    assert "000" in take(order, needs)
+
+    order.note_promising(["need of 000"], [])
+
+    assert "000" not in take(order, needs)
+
+
+@given(data=st.data())
+def test_no_pod_waits_for_longer_than_all_the_others_take(data: st.DataObject) -> None:
+    order = LookOrder()
+    waiting = [f"old-{number}" for number in range(data.draw(st.integers(1, 120)))]
+    late = data.draw(st.integers(0, 40))
+    due = set(waiting)
+
+    for number in range(len(waiting) // (MAX_NEEDS - MAX_PROMISING) + 1):
+        # New pods come, with other needs; those of the others change, and some are promising.
+        pods = [*(f"new-{number}-{each}" for each in range(late)), *waiting]
+        needs: dict[object, Sequence[str]] = {(number, uid): [uid] for uid in pods}
+        promising = data.draw(st.lists(st.sampled_from(list(needs)), max_size=40))
+        order.note_promising([], promising)
+        due -= set(take(order, needs))
+
+    assert not due
+
+
+def test_a_change_of_settings_does_not_begin_all_turns_anew(world: World) -> None:
+    before = build_waker(Recorder(), world.placer, EACH, kubeconfig=None)
+
+    after = build_waker(Recorder(), world.placer, EACH, kubeconfig=None, before=before)
+
+    assert after.order is before.order
