@@ -1,12 +1,14 @@
 """A waker that is refused, fails, does not lead, or has much to do."""
 
+import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 from extender.core.selection import read_selection
 from extender.effects.wake_order import MAX_NEEDS
-from extender.effects.wakeup import LOOKED_AT
+from extender.effects.wakeup import LOOKED_AT, REST, _in_turn
 from extender.kube import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.extender.effects.waking import (
@@ -186,3 +188,11 @@ async def test_of_very_many_alike_some_are_looked_at_in_turn(
     assert len(first) == len(second) == LOOKED_AT
     assert second[0] == f"p{LOOKED_AT:05}"
     assert len({*first, *second}) == LOOKED_AT + 10
+
+
+async def test_a_step_that_waits_for_the_processor_makes_no_look_longer() -> None:
+    started = time.monotonic()
+
+    await _in_turn(partial(time.sleep, 0.1))
+
+    assert time.monotonic() - started < 0.1 * REST
