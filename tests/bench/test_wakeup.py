@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.wakeup import WAYS, Bindings, Measured, bounds, row, waiting_pod
+from bench.wakeup import WAYS, Bindings, Measured, bounds, plan, row, waiting_pod
 from extender.core.scheduled import GATE
 
 
@@ -15,13 +15,22 @@ def measured(
     )
 
 
-def test_gated_pods_alone_have_bounds_and_the_slow_ones_count() -> None:
+def test_pods_that_are_woken_by_themselves_have_bounds_and_the_slow_ones_count() -> None:
     *_, of_time, of_questions = bounds([measured("object"), measured("pod"), measured()])
 
     assert (of_time.is_met, of_questions.is_met) == (True, True)
+    assert not bounds([measured("pod", freed=[4.0])])[1].is_met
     assert not bounds([measured(freed=[4.0])])[1].is_met
     assert not bounds([measured(retries=3.1)])[2].is_met
     assert of_time.measured == row(measured())["p95 s"]
+
+
+def test_how_often_pods_without_a_gate_are_tried_is_ours_where_bindings_wake_none() -> None:
+    pods = [measured("object", retries=500.0), measured("pod", retries=500.0)]
+
+    assert all(bound.is_met for bound in bounds(pods))
+    assert not bounds(pods, bindings_wake=False)[-1].is_met
+    assert bounds(pods[:1], bindings_wake=False)[0].is_met
 
 
 def test_other_pods_are_bound_soon_beside_pods_that_wait_in_any_way() -> None:
@@ -48,3 +57,8 @@ def test_a_binding_counts_once_for_its_node_and_only_of_a_pod_that_waited() -> N
 def test_pods_that_wait_have_the_gate_in_one_way_alone() -> None:
     assert waiting_pod(1, is_gated=True)["spec"]["schedulingGates"] == [{"name": GATE}]
     assert waiting_pod(1, is_gated=False)["spec"]["schedulingGates"] == []
+
+
+def test_thousands_wait_by_default_where_they_have_a_gate_and_elsewhere_on_demand() -> None:
+    assert plan(WAYS, None)[-2:] == [(1000, "gated"), (5000, "gated")]
+    assert plan(["pod"], [5000, 30]) == [(30, "pod"), (5000, "pod")]
