@@ -72,11 +72,12 @@ def _holds(requirement: Requirement, value: str | None) -> bool:
 
 def _compares(requirement: Requirement, value: str | None) -> bool:
     """Tell whether a label's value is greater, or less, than the one that is required."""
-    bounds = [_integer(bound) for bound in requirement.values]
-    found = _integer(value or "")
-    if found is None or len(bounds) != 1 or bounds[0] is None:
+    if len(requirement.values) != 1:
         return False
-    return found > bounds[0] if requirement.operator is Operator.GT else found < bounds[0]
+    bound, found = _integer(next(iter(requirement.values))), _integer(value or "")
+    if bound is None or found is None:
+        return False
+    return found > bound if requirement.operator is Operator.GT else found < bound
 
 
 def _integer(text: str) -> int | None:

@@ -153,7 +153,7 @@ def _tolerations(tolerations: Iterable[Mapping[str, object]]) -> Iterator[Tolera
     """Yield each toleration that means anything."""
     for toleration in tolerations:
         key, effect = text_of(toleration.get("key")), text_of(toleration.get("effect"))
-        operator = toleration.get("operator")
+        operator = text_of(toleration.get("operator"))
         if operator == "Exists":
             yield key, effect, None
         elif key:

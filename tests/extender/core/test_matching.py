@@ -1,12 +1,21 @@
 """A pod goes where kube-scheduler's own filters would let it, as far as labels and taints say."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.core.inventory import NodeRecord, Taint
 from extender.core.matching import may_go, selects, tolerates
-from extender.core.selection import ANYWHERE, Selection, read_selection
+from extender.core.selection import (
+    ANYWHERE,
+    Operator,
+    Requirement,
+    Selection,
+    Term,
+    read_selection,
+)
 
 LABELS = {"disk": "ssd", "cores": "64", "empty": "", "nvidia.com/gpu.product": "NVIDIA-L4"}
 NODE = NodeRecord(name="n", labels=LABELS, hostname="host-n")
@@ -224,3 +233,17 @@ def test_the_size_grows_with_all_that_is_said() -> None:
     assert Selection().size == 0
     assert small.size > having(labelled("disk", "In", "a"), nodeSelector={"a": "b"}).size
     assert min(sizes) > having(labelled("disk", "In", "a"), nodeSelector={"a": "b"}).size
+
+
+class Unread(frozenset[str]):
+    """Fails when its values are read one by one."""
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError
+
+
+def test_a_comparison_with_more_than_one_value_is_refused_by_their_count() -> None:
+    requirement = Requirement(key="disk", operator=Operator.GT, values=Unread(("1", "2")))
+
+    assert not selects(Selection(terms=(Term(labels=(requirement,)),)), NODE)

@@ -1,15 +1,23 @@
 """Any JSON may stand anywhere in an object: it is read, or left out, and nothing fails."""
 
 import copy
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pytest
 
+from extender.admission.review import ReviewError, decode_review
+from extender.admission.webhook import AdmissionWebhook
+from extender.core.inventory import NodeRecord, Taint
+from extender.core.matching import may_go
 from extender.core.policy import Policy
 from extender.core.request import parse_request
 from extender.core.resources import ResourceNames
+from extender.core.selection import read_selection
+from extender.metrics import Metrics
+from extender.observe.what_if import read_asked
 from extender.sources.kube_claims import reduce_claim, reduce_slice
 from extender.sources.kube_records import reduce_exporter, reduce_node, reduce_pod
 from extender.webhook.casing import POD, restore_case
@@ -125,6 +133,12 @@ POD_OBJECT: Final[Object] = {
         ],
     },
 }
+WAITING_OBJECT: Final[Object] = {
+    "metadata": {**POD_OBJECT["metadata"], "deletionTimestamp": None, "ownerReferences": []},
+    "spec": {**POD_OBJECT["spec"], "nodeName": ""},
+    "status": {**POD_OBJECT["status"], "phase": "Pending"},
+}
+"""Only of a pod that waits is read what it says of its nodes."""
 NODE_OBJECT: Final[Object] = {
     "metadata": {"name": "n", "labels": {"nvidia.com/gpu.product": "H100", "zone": "a"}},
     "spec": {
@@ -177,7 +191,10 @@ REVIEW_OBJECT: Final[Object] = {
         "kind": {"group": "", "version": "v1", "kind": "Pod"},
         "operation": "CREATE",
         "namespace": "ml",
-        "object": POD_OBJECT,
+        "object": {
+            **WAITING_OBJECT,
+            "spec": {**WAITING_OBJECT["spec"], "affinity": {}, "tolerations": [{"key": "a"}]},
+        },
     },
 }
 
@@ -218,12 +235,50 @@ def read_question(raw: Mapping[str, object]) -> object:
     return parse_request(pod, resources=NAMES, defaults=Policy())
 
 
+def read_wishes(raw: Mapping[str, object]) -> object:
+    node = NodeRecord(name="n", labels={"a": "2"}, taints=(Taint(key="a", effect="NoSchedule"),))
+    return may_go(read_selection(raw), node), may_go(read_asked(raw).selection, node)
+
+
+class FreshLease:
+    """The scheduler is there."""
+
+    is_fresh: Final = True
+
+    async def run(self) -> None:
+        """There is nothing to find out."""
+
+
+WEBHOOK: Final = AdmissionWebhook(
+    "idlegpu-scheduler",
+    taint_key="idlegpu.io/scheduler",
+    resources=lambda: NAMES,
+    policy=Policy,
+    lease=FreshLease(),
+    admissions=Metrics().admissions,
+)
+
+
+def read_review(raw: Mapping[str, object]) -> object:
+    try:
+        body = json.dumps(raw).encode()
+    except (RecursionError, ValueError):
+        return "it cannot be sent"
+    try:
+        return WEBHOOK.judge(decode_review(body))
+    except ReviewError as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("sample", "read"),
     [
         pytest.param(POD_OBJECT, read_pod, id="pod"),
         pytest.param(POD_OBJECT, read_question, id="question"),
         pytest.param(POD_OBJECT, lambda raw: reduce_exporter(raw, ("dcgm",)), id="exporter"),
+        pytest.param(WAITING_OBJECT, read_pod, id="waiting pod"),
+        pytest.param(WAITING_OBJECT, read_wishes, id="wishes"),
+        pytest.param(REVIEW_OBJECT, read_review, id="review"),
         pytest.param(NODE_OBJECT, lambda raw: reduce_node(raw, NAMES), id="node"),
         pytest.param(CLAIM_OBJECT, reduce_claim, id="claim"),
         pytest.param(SLICE_OBJECT, reduce_slice, id="slice"),
