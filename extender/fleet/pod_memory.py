@@ -6,7 +6,7 @@ Agents tell it again and again, for advice; exporters that split memory by pod t
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from extender.core.advice import Use
 from extender.core.inventory import PodRecord
@@ -21,6 +21,11 @@ MOST_ALIKE: Final = 8
 
 MOST_KEYS: Final = 4096
 """Keys of pods by which that is remembered."""
+
+MOST_DEVICES: Final = 128
+"""Devices of a pod of which that is remembered: 16 cards of 7 instances each, and room to spare."""
+
+Value = TypeVar("Value")
 
 Share = tuple[DeviceKey, str, int]
 """A device, the UID of a pod on it, and what its processes hold of the device's memory."""
@@ -107,7 +112,7 @@ class PodMemory:
             of_pod = self._seen.setdefault(uid, {})
             one = of_pod.get(device)
             if one is None:
-                of_pod[device] = _Seen(count, 1, at, at)
+                _put(of_pod, device, _Seen(count, 1, at, at))
                 continue
             one.most_bytes = max(one.most_bytes, count)
             if at - one.last_at >= SAMPLE_SECONDS:
@@ -132,7 +137,7 @@ class PodMemory:
     def note_last(self, shares: Iterable[Share]) -> None:
         """Take note of what pods hold by now, as any source tells."""
         for device, uid, count in shares:
-            self._last.setdefault(uid, {})[device] = count
+            _put(self._last.setdefault(uid, {}), device, count)
 
     def last(self, uid: str, device: DeviceKey) -> int | None:
         """Return what a pod was last seen to hold of a device, None if unknown."""
@@ -142,3 +147,10 @@ class PodMemory:
         """Forget a pod that is gone."""
         self._seen.pop(uid, None)
         self._last.pop(uid, None)
+
+
+def _put(of_pod: dict[DeviceKey, Value], device: DeviceKey, value: Value) -> None:
+    """Remember something of a pod's device; of too many the first ones are forgotten."""
+    of_pod[device] = value
+    if len(of_pod) > MOST_DEVICES:
+        del of_pod[next(iter(of_pod))]

@@ -14,6 +14,10 @@ _PIECE = 2000
 _STAND_IN = -1
 """Index of a stand-in: a device that only the node's labels or counts tell of."""
 
+MOST_ON_NODE = 512
+"""Devices of a node that are remembered, shown or not. An agent shows 256 at most; one that names
+others in each report must not fill the memory, nor take ever longer to be taken over."""
+
 _NOTHING = DeviceInfo(node="", uuid="")
 
 Placing = Generator[tuple[tuple[int, ...], tuple[int, ...]], None, "Placed"]
@@ -145,7 +149,8 @@ class DeviceRegistry:
                 is_instance[some] = [bool(info.gpu_instance_id) for info in devices[some]]
                 yield renewed, updated
             yield (), ()
-        dropped = [row for row in self._former_parts(devices, rows) if not is_kept(row)]
+        gone = [*self._former_parts(devices, rows), *self._surplus(nodes, rows)]
+        dropped = [row for row in gone if not is_kept(row)]
         nodes |= self.drop(dropped)
         self._last_devices, self._last = devices, Placed(rows=rows, is_instance=is_instance)
         return Placed(
@@ -192,6 +197,7 @@ class DeviceRegistry:
                 for row in self.seen_on(node)
                 if row not in shown and (self._info[row] or _NOTHING).uuid in cards
             ]
+            dropped += self._surplus(nodes.intersection(on_nodes), rows)
         nodes |= self.drop(dropped)
         return Placed(
             rows=rows,
@@ -340,6 +346,12 @@ class DeviceRegistry:
         }
         cards = {info.uuid for info in devices} if others else ()  # nearly always none are left
         return [row for row, uuid in others.items() if uuid in cards]
+
+    def _surplus(self, nodes: Iterable[str], rows: Rows) -> list[int]:
+        """Return what an answer does not show of nodes with too many devices."""
+        full = [node for node in nodes if len(self.seen_on(node)) > MOST_ON_NODE]
+        shown = set(rows.tolist()) if full else ()
+        return [row for node in full for row in self.seen_on(node) if row not in shown]
 
     def _update(self, row: int, info: DeviceInfo, nodes: set[str]) -> bool:
         """Take over what changed of a device; tell whether it is another one.

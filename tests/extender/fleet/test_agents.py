@@ -13,6 +13,7 @@ from extender.core.readings import (
     Signal,
 )
 from extender.core.steps import finish
+from extender.fleet.registry import MOST_ON_NODE
 from extender.observe.views import gpus_of
 from tests.builders import GIB, GPU, NOW, request
 from tests.extender.fleet.agents import HOLD, NAN, Agents, windows
@@ -401,3 +402,21 @@ def test_one_source_still_makes_the_same_of_things() -> None:
 
     assert made.believed(made.card(), "latest") == pytest.approx(0.4)
     assert windows(made, made.card())[2] == 4
+
+
+def test_a_node_whose_reports_name_ever_new_devices_keeps_the_last_ones_alone(
+    agents: Agents,
+) -> None:
+    store = agents.world.fleet.store
+    for report in range(6):
+        shown = [
+            DeviceInfo(node="node", uuid=f"GPU-{report}-{at}", index=at)
+            for at in range(MOST_ON_NODE // 2)
+        ]
+        agents.report("node", *shown)
+
+        known = {info.uuid for row in store.rows_of_node("node") if (info := store.info(row))}
+        assert known >= {info.uuid for info in shown}
+        assert len(known) <= MOST_ON_NODE
+        agents.world.clock.now += 1
+    assert len(store) <= 2 * MOST_ON_NODE

@@ -7,7 +7,7 @@ import pytest
 from extender.core.advice import Use
 from extender.core.inventory import PodPhase, PodRecord
 from extender.core.readings import DeviceKey
-from extender.fleet.pod_memory import PodMemory
+from extender.fleet.pod_memory import MOST_DEVICES, PodMemory
 from extender.fleet.pods import KnownPods
 
 A: Final = DeviceKey(("GPU-0", ""))
@@ -70,3 +70,14 @@ def test_a_pod_that_is_gone_is_forgotten(pods: KnownPods, memory: PodMemory) -> 
     pods.put(pod("one"))
 
     assert memory.use("one", [A]) == Use()
+
+
+def test_of_a_pod_on_ever_new_devices_the_last_ones_are_remembered(memory: PodMemory) -> None:
+    told = [DeviceKey((f"GPU-{at}", "")) for at in range(MOST_DEVICES + 1)]
+    for device in told:
+        memory.note("node", [(device, "one", 7)], 0.0)
+
+    assert memory.last("one", told[0]) is None
+    assert memory.use("one", told[:1]) == Use()
+    assert [memory.last("one", device) for device in told[1:]] == [7] * MOST_DEVICES
+    assert memory.use("one", told[1:]).memory_most_bytes == 7
