@@ -47,6 +47,24 @@ def decode_with(decoder: Callable[[Content], Value], content: Content) -> Value:
         raise MalformedError(str(error)[:MOST_SHOWN] or type(error).__name__) from error
 
 
+_ESCAPES: Final = re.compile(
+    rb"\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2}"
+    rb"|(?P<lone>\\u[dD][89a-fA-F][\da-fA-F]{2})|\\."
+)
+
+
+def paired_json(content: bytes) -> bytes:
+    r"""Return JSON in which each half of a surrogate pair is the replacement character.
+
+    A decoder refuses the whole content for one. Go reads it so, too.
+
+    Example:
+        >>> paired_json(rb'"\ud83d \ud83d\ude00 \\ud83d"')
+        b'"\\ufffd \\ud83d\\ude00 \\\\ud83d"'
+    """
+    return _ESCAPES.sub(lambda found: rb"\ufffd" if found["lone"] else found[0], content)
+
+
 def shallow_json(content: bytes) -> bytes:
     """Return JSON in which each value that nests deeper than `MOST_DEPTH` is null.
 

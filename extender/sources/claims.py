@@ -187,6 +187,9 @@ class _Feed(Generic[Record]):
     def add_listed(self, raw: Mapping[str, object]) -> None:
         self._shelf.add_listed(_uid(raw), self._reduce(raw))
 
+    def keep_listed(self, raw: Mapping[str, object]) -> None:
+        self._shelf.keep_listed(_uid(raw))
+
     async def end_list(self, pace: Pace) -> int:
         corrections = await self._shelf.end_list(pace)
         self.is_listed = True

@@ -236,6 +236,9 @@ class _NodeFeed:
         if record is not None:
             self.shelf.add_listed(record.name, record)
 
+    def keep_listed(self, raw: Mapping[str, object]) -> None:
+        self.shelf.keep_listed(_name(raw))
+
     async def end_list(self, pace: Pace) -> int:
         return await self.shelf.end_list(pace)
 
@@ -248,4 +251,8 @@ class _NodeFeed:
             self.shelf.put(record.name, record)
 
     def drop(self, raw: Mapping[str, object]) -> None:
-        self.shelf.drop(text_of(mapping_of(raw.get("metadata")).get("name")))
+        self.shelf.drop(_name(raw))
+
+
+def _name(raw: Mapping[str, object]) -> str:
+    return text_of(mapping_of(raw.get("metadata")).get("name"))

@@ -52,6 +52,11 @@ class HostUse:
         if placed is not None:
             self._listed[uid] = placed
 
+    def keep_listed(self, uid: str) -> None:
+        """Keep what is held of a pod of the list: it is there, and cannot be read."""
+        if self._touched is not None and uid not in self._listed:
+            self._touched.add(uid)
+
     async def end_list(self, pace: Pace) -> None:
         """Go by the list, but for pods of which the watch has told meanwhile."""
         listed, self._listed = self._listed, {}

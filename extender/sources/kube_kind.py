@@ -108,6 +108,9 @@ class Feed(Protocol):
     def add_listed(self, raw: Mapping[str, object]) -> None:
         """Take one object of the list."""
 
+    def keep_listed(self, raw: Mapping[str, object]) -> None:
+        """Keep what is held of an object of the list of which only the metadata may be read."""
+
     async def end_list(self, pace: Pace) -> int:
         """Take over the list; return how many records it corrected."""
 

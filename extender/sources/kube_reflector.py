@@ -17,12 +17,12 @@ from typing import Final, TypeVar
 import msgspec
 
 from extender.core.untyped import mapping_of, text_of
-from extender.decoding import shallow_json
-from extender.kube import KubeClient, KubeError, parse_object
+from extender.decoding import paired_json, shallow_json
+from extender.kube import KubeClient, KubeError
 from extender.seldom import Seldom
 from extender.sources.kube_kind import Feed, FollowStatus, Kind
 from extender.sources.kube_shelf import Pace
-from extender.sources.kube_text import read_object, read_page
+from extender.sources.kube_text import Event, read_event, read_identity, read_object, read_page
 from extender.stepping import GiveWay, next_turn
 
 logger = logging.getLogger(__name__)
@@ -251,21 +251,23 @@ class Reflector:
             )
             page = await _parse(read_page, body, action)
             for item in page.items:
-                self._take_listed(item, action)
+                await self._take_listed(item, action)
                 await pace.breathe()
             token = page.token
             if not token:
                 return page.version
         raise KubeError(f"cannot {action}: it does not end after {MOST_PAGES} pages")
 
-    def _take_listed(self, item: msgspec.Raw, action: str) -> None:
+    async def _take_listed(self, item: msgspec.Raw, action: str) -> None:
         """Take one object of a list; one that cannot be read costs that object alone."""
         raw: Mapping[str, object] = {}
         try:
             if self._feed.may_matter(item):
-                raw = read_object(item, action)
+                raw = await _parse(read_object, bytes(item), action)
                 self._feed.add_listed(raw)
         except Exception as error:  # noqa: BLE001 - see above
+            raw = raw or read_identity(bytes(item))
+            self._feed.keep_listed(raw)
             self._note_unreadable(raw, error)
 
     async def _watch(self) -> None:
@@ -304,7 +306,7 @@ class Reflector:
                     continue
                 change = self._feed.idle_change(line)
                 if change is None:
-                    self._take_event(await _parse(parse_object, line, action), action)
+                    await self._take_event(await _parse(read_event, line, action), action)
                 else:
                     self._version = change.version
                 self._note_success()
@@ -313,31 +315,41 @@ class Reflector:
         if is_silent and loop.time() - started_at < SHORTEST_WATCH_SECONDS:
             raise KubeError(f"cannot {action}: the API server ended the watch at once")
 
-    def _take_event(self, event: Mapping[str, object], action: str) -> None:
+    async def _take_event(self, event: Event, action: str) -> None:
         """Take one event of the watch.
 
         Raises:
             KubeError: it says that the watch cannot go on, or is no event.
         """
-        kind = text_of(event.get("type"))
-        raw = mapping_of(event.get("object"))
-        if kind in {"ADDED", "MODIFIED", "DELETED"}:
-            take = self._feed.drop if kind == "DELETED" else self._feed.put
-            try:
-                take(raw)
-            except Exception as error:  # noqa: BLE001 - it costs this object alone
-                self._note_unreadable(raw, error)
-        elif kind == "ERROR":
+        if event.kind in {"ADDED", "MODIFIED", "DELETED"}:
+            raw = await self._take_change(event, action)
+        else:
+            raw = await _parse(read_object, event.text, action)
+        if event.kind == "ERROR":
             code = raw.get("code")
             raise KubeError(
                 f"cannot {action}: {text_of(raw.get('message')) or 'the API server gave up'}",
                 status=code if isinstance(code, int) else None,
             )
-        elif kind != "BOOKMARK":
-            raise KubeError(f"cannot {action}: {kind!r} is no kind of event")
+        if event.kind not in {"ADDED", "MODIFIED", "DELETED", "BOOKMARK"}:
+            raise KubeError(f"cannot {action}: {event.kind!r} is no kind of event")
         version = text_of(mapping_of(raw.get("metadata")).get("resourceVersion"))
         if version:
             self._version = version
+
+    async def _take_change(self, event: Event, action: str) -> Mapping[str, object]:
+        """Take a changed object and return it; one that cannot be read costs that object alone."""
+        is_gone = event.kind == "DELETED"
+        raw: Mapping[str, object] = {}
+        try:
+            raw = await _parse(read_object, event.text, action)
+            (self._feed.drop if is_gone else self._feed.put)(raw)
+        except Exception as error:  # noqa: BLE001 - see above
+            raw = read_identity(event.text)
+            if is_gone:
+                self._feed.drop(raw)
+            self._note_unreadable(raw, error)
+        return raw
 
     def _note_success(self) -> None:
         """Note that the watch works."""
@@ -404,7 +416,7 @@ class Reflector:
 
 
 async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str) -> Parsed:
-    """Parse what the API server sent, without what is no UTF-8 or nests too deeply.
+    """Parse what the API server sent, without what is no text or nests too deeply.
 
     Raises:
         KubeError: it cannot be parsed.
@@ -419,4 +431,4 @@ async def _parse(parse: Callable[[bytes, str], Parsed], body: bytes, action: str
 
 
 def _mend(body: bytes) -> bytes:
-    return shallow_json(body.decode(errors="replace").encode())
+    return shallow_json(paired_json(body.decode(errors="replace").encode()))

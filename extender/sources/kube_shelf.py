@@ -89,6 +89,10 @@ class Shelf(Generic[Record]):
         if record is not None:
             self._listed[key] = record
 
+    def keep_listed(self, key: str) -> None:
+        """Keep what is held of an object of the list: it is there, and cannot be read."""
+        self._touch(key)
+
     async def end_list(self, pace: Pace) -> int:
         """Make what is held equal to the list, but for what the watch has touched meanwhile.
 

@@ -81,6 +81,22 @@ class _PodEvent(msgspec.Struct):
     object: _Pod = msgspec.field(default_factory=_Pod)
 
 
+class _Event(msgspec.Struct):
+    type: str = ""
+    object: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+class _Named(msgspec.Struct):
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+    version: str = msgspec.field(name="resourceVersion", default="")
+
+
+class _NamedObject(msgspec.Struct):
+    metadata: _Named = msgspec.field(default_factory=_Named)
+
+
 class _ListMetadata(msgspec.Struct):
     version: str = msgspec.field(name="resourceVersion", default="")
     token: str = msgspec.field(name="continue", default="")
@@ -94,6 +110,8 @@ class _List(msgspec.Struct):
 
 _POD: Final = msgspec.json.Decoder(_Pod)
 _POD_EVENT: Final = msgspec.json.Decoder(_PodEvent)
+_EVENT: Final = msgspec.json.Decoder(_Event)
+_NAMED: Final = msgspec.json.Decoder(_NamedObject)
 _LIST: Final = msgspec.json.Decoder(_List)
 _ANYTHING: Final = msgspec.json.Decoder()
 
@@ -111,6 +129,19 @@ class Page:
     version: str
     token: str
     items: Sequence[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event of a watch.
+
+    Attributes:
+        kind: "ADDED", "MODIFIED", "DELETED", "BOOKMARK" or "ERROR".
+        text: the object's text.
+    """
+
+    kind: str
+    text: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +296,22 @@ def read_page(body: bytes, action: str) -> Page:
     return Page(version=found.metadata.version, token=found.metadata.token, items=found.items or ())
 
 
-def read_object(text: msgspec.Raw, action: str) -> Mapping[str, object]:
-    """Read an object of a page, an empty one for any other value.
+def read_event(line: bytes, action: str) -> Event:
+    """Read an event of a watch, and leave its object as text.
+
+    Raises:
+        KubeError: it is none.
+    """
+    try:
+        found = decode_with(_EVENT.decode, line)
+    except MalformedError as error:
+        parse_object(line, action)  # raises where it is not even JSON
+        raise KubeError(f"cannot {action}: the answer is no event: {error}") from error
+    return Event(kind=found.type, text=bytes(found.object))
+
+
+def read_object(text: bytes, action: str) -> Mapping[str, object]:
+    """Read an object of a page or an event, an empty one for any other value.
 
     Raises:
         KubeError: it is no JSON after all.
@@ -274,4 +319,25 @@ def read_object(text: msgspec.Raw, action: str) -> Mapping[str, object]:
     try:
         return mapping_of(decode_with(_ANYTHING.decode, text))
     except MalformedError:
-        return parse_object(bytes(text), action)
+        return parse_object(text, action)
+
+
+def read_identity(text: bytes) -> Mapping[str, object]:
+    """Read of an object's metadata what tells which it is, and nothing where that cannot be read.
+
+    Example:
+        >>> read_identity(b'{"metadata": {"name": "n", "uid": "u"}, "spec": 1e999}')["metadata"]
+        {'namespace': '', 'name': 'n', 'uid': 'u', 'resourceVersion': ''}
+    """
+    try:
+        found = decode_with(_NAMED.decode, text).metadata
+    except MalformedError:
+        return {}
+    return {
+        "metadata": {
+            "namespace": found.namespace,
+            "name": found.name,
+            "uid": found.uid,
+            "resourceVersion": found.version,
+        }
+    }

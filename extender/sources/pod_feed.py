@@ -104,6 +104,14 @@ class PodFeed:
         self._withheld.add_listed(uid, None if shown is record else record)
         self._exporters.add_listed(uid, reduce_exporter(raw, self._words))
 
+    def keep_listed(self, raw: Mapping[str, object]) -> None:
+        """Keep what is held of a pod of the list that cannot be read: else its GPUs looked free."""
+        uid = _uid(raw)
+        self.shelf.keep_listed(uid)
+        self._withheld.keep_listed(uid)
+        self._exporters.keep_listed(uid)
+        self._use.keep_listed(uid)
+
     async def end_list(self, pace: Pace) -> int:
         """Take over the list; return how many records it corrected."""
         await self._withheld.end_list(pace)
@@ -186,10 +194,14 @@ class PodFeed:
 
     def _reduce(self, raw: Mapping[str, object]) -> tuple[str, PodRecord | None]:
         record = reduce_pod(raw, self._resources, early_seconds=self._early_seconds)
-        return text_of(mapping_of(raw.get("metadata")).get("uid")), record
+        return _uid(raw), record
 
     def _forget_index(self, _: object) -> None:
         self._index = None
+
+
+def _uid(raw: Mapping[str, object]) -> str:
+    return text_of(mapping_of(raw.get("metadata")).get("uid"))
 
 
 def _may_hold_by_claims(record: PodRecord) -> bool:

@@ -305,15 +305,17 @@ def watch(resource: str, runner: asyncio.Runner) -> Target:
         cast(KubeClient, api), world.fleet, resources=ResourceNames(), clock=lambda: NOW
     )
     reflector = cluster._reflectors[resource]
+    errors: list[Exception] = []
+    setattr(reflector, "_note_unreadable", lambda _, error: errors.append(error))  # noqa: B010
 
     def target(body: bytes) -> bool:
         api.lines = tuple(line for line in body.split(b"\n") if line)
-        status = reflector.status
-        before = status.unreadable
+        errors.clear()
         with contextlib.suppress(KubeError):
             runner.run(reflector._watch())
-        if status.unreadable != before:
-            raise FaultError("an object could not be read")
+        for error in errors:
+            if not isinstance(error, KubeError):
+                raise FaultError("an object could not be read") from error
         return bool(api.lines)
 
     return target

@@ -215,6 +215,9 @@ class SlowFeed:
         time.sleep(0.001)
         self.turns_at.append(self.turns)
 
+    def keep_listed(self, _: Mapping[str, object]) -> None:
+        raise AssertionError("every object can be read")
+
     async def end_list(self, _: Pace) -> int:
         return 0
 

@@ -14,6 +14,7 @@ from extender.sources.kube_reflector import FollowSettings
 from tests.extender.fake_kube import (
     FakeKube,
     Fault,
+    Object,
     answer,
     eventually,
     line,
@@ -302,6 +303,87 @@ async def test_an_object_that_our_code_fails_on_costs_that_object_alone(
         assert (status.unreadable, status.unreadable_since_list, status.errors) == (2, 2, 0)
     named = [line.__dict__.get("object") for line in caplog.records]
     assert [name for name in named if name] == ["bad-1", "bad-2"]
+
+
+ODD_NUMBER = b"1e999"
+
+
+def odd_text(raw: Object, odd: bytes = ODD_NUMBER) -> bytes:
+    """Return the text of an object with a value in it that not every decoder takes."""
+    return orjson.dumps({**raw, "extra": "odd"}).replace(b'"odd"', odd)
+
+
+@pytest.mark.parametrize(
+    ("odd", "unreadable"),
+    [
+        pytest.param(ODD_NUMBER, 1, id="a number that no double holds"),
+        pytest.param(b"9" * 400, 0, id="an integer of 400 digits"),
+        pytest.param(b'"\\ud83d"', 0, id="half a surrogate pair"),
+        pytest.param(b'"\xff"', 0, id="no UTF-8"),
+    ],
+)
+async def test_an_odd_value_in_an_event_costs_that_object_at_most(
+    kube: FakeKube, tmp_path: Path, odd: bytes, unreadable: int
+) -> None:
+    async with following(kube, tmp_path) as (source, sink):
+        kube.say("nodes", b'{"type":"ADDED","object":%b}\n' % odd_text(node("strange"), odd))
+        kube.put("nodes", node("last"))
+        await eventually(lambda: "last" in sink.nodes)
+
+        status = source.status["nodes"]
+        assert (status.errors, status.watches, status.unreadable) == (0, 1, unreadable)
+        assert ("strange" in sink.nodes) is (unreadable == 0)
+
+
+@pytest.mark.parametrize("odd", [ODD_NUMBER, b'"\\ud83d"'], ids=["number", "surrogate"])
+async def test_an_odd_value_in_a_list_costs_that_object_at_most(
+    kube: FakeKube, tmp_path: Path, odd: bytes
+) -> None:
+    kube.faults["list"].extend([listing(kube, "nodes", odd_text(node("strange"), odd))] * 2)
+    async with following(kube, tmp_path) as (source, _):
+        assert source.status["nodes"].errors == 0
+
+
+def listing(kube: FakeKube, resource: str, *items: bytes) -> Fault:
+    """Return an answer: a list of these objects of a kind; other kinds as they are."""
+    page = b'{"kind":"AList","metadata":{"resourceVersion":"2000"},"items":[%b]}'
+
+    async def answer_list(request: web.Request) -> web.StreamResponse:
+        if request.match_info["resource"] != resource:
+            return await kube._list(request)
+        return await answer(page % b",".join(items))(request)
+
+    return answer_list
+
+
+@pytest.mark.parametrize(
+    ("resource", "raw"),
+    [("pods", pod("held", node="n", phase="Running")), ("nodes", node("held"))],
+    ids=["pod", "node"],
+)
+async def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(
+    kube: FakeKube, tmp_path: Path, resource: str, raw: Object
+) -> None:
+    kube.put(resource, raw)
+    async with following(kube, tmp_path, replace(FAST, resync_seconds=0.05)) as (source, sink):
+        kube.faults["list"].extend([listing(kube, resource, odd_text(raw))] * 4)
+        await eventually(lambda: source.status[resource].unreadable)
+        lists = source.status[resource].lists
+
+        await eventually(lambda: source.status[resource].lists > lists)
+
+        assert "remove held" not in sink.calls
+
+
+async def test_what_is_gone_needs_only_its_identity_to_be_read(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    raw = pod("held", node="n", phase="Running")
+    kube.put("pods", raw)
+    async with following(kube, tmp_path) as (_, sink):
+        kube.say("pods", b'{"type":"DELETED","object":%b}\n' % odd_text(raw))
+
+        await eventually(lambda: "held" not in sink.pods)
 
 
 async def test_a_list_without_an_end_is_given_up(
