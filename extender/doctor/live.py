@@ -26,6 +26,8 @@ from extender.remote.cluster import Cluster
 from extender.remote.errors import ClientError, Failure
 
 PAGE: Final = "500"
+MOST_PAGES: Final = 1000
+"""Of one list: half a million objects."""
 LISTS: Final = {
     "nodes": ("Node", "/api/v1/nodes"),
     "pods": ("Pod", "/api/v1/pods"),
@@ -97,16 +99,20 @@ def _pages(server: Cluster, path: str) -> Iterator[Object]:
     """Yield every object of a collection.
 
     Raises:
-        ClientError: the API server does not give it.
+        ClientError: the API server does not give it, or not to its end.
     """
-    params = {"limit": PAGE}
-    while True:
+    params, tokens = {"limit": PAGE}, set[str]()
+    while len(tokens) < MOST_PAGES:
         page = mapping_of(server.get(path, params))
         yield from objects_of(page.get("items"))
         rest = text_of(mapping_of(page.get("metadata")).get("continue"))
         if not rest:
             return
+        if rest in tokens:
+            break
+        tokens.add(rest)
         params = {"limit": PAGE, "continue": rest}
+    raise ClientError(f"cannot list {path}: it does not end", Failure.FAULT)
 
 
 def _add_config_maps(pile: Pile, server: Cluster, pods: list[Object], own: str) -> None:

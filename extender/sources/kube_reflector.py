@@ -36,8 +36,11 @@ this API server does not know (etcd was restored)."""
 SHORTEST_WATCH_SECONDS: Final = 1.0
 """A watch that says nothing and ends sooner is a failure: the API server keeps them for minutes."""
 
+MOST_OBJECTS: Final = 500_000
+"""Of one list; clusters have up to 150,000 pods."""
+
 MOST_PAGES: Final = 20_000
-"""Of one list: two million objects at the default page size."""
+"""Of one list: they may be empty."""
 
 MOST_UNREADABLE_LINES: Final = 10
 """Objects that cannot be read and are logged, a minute."""
@@ -239,8 +242,8 @@ class Reflector:
         """Hand every object of a list to the feed, page by page; return the list's version."""
         action = f"list {self._resource}"
         pace = Pace(self._give_way)
-        token = ""
-        for _ in range(MOST_PAGES):
+        token, tokens, taken = "", set[str](), 0
+        while len(tokens) < MOST_PAGES:
             body = await self._client.get_text(
                 self._path,
                 {**self._selection, "limit": self._settings.page_size}
@@ -250,13 +253,21 @@ class Reflector:
                 limit_bytes=self._settings.page_limit_bytes,
             )
             page = await _parse(read_page, body, action)
+            taken += len(page.items)
+            if taken > MOST_OBJECTS:
+                break
             for item in page.items:
                 await self._take_listed(item, action)
                 await pace.breathe()
             token = page.token
             if not token:
                 return page.version
-        raise KubeError(f"cannot {action}: it does not end after {MOST_PAGES} pages")
+            if token in tokens:
+                raise KubeError(f"cannot {action}: it comes to the same page again, and never ends")
+            tokens.add(token)
+        raise KubeError(
+            f"cannot {action}: it does not end after {len(tokens)} pages of {taken} objects"
+        )
 
     async def _take_listed(self, item: msgspec.Raw, action: str) -> None:
         """Take one object of a list; one that cannot be read costs that object alone."""

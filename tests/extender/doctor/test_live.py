@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from extender.client import Client
+from extender.doctor import live
 from extender.doctor.facts import Facts
 from extender.doctor.live import gather_cluster, gather_extender
 from extender.doctor.pile import Pile
@@ -74,6 +75,24 @@ def asked_of(server: Server) -> Facts:
 
 def items(*objects: object) -> dict[str, object]:
     return {"items": list(objects), "metadata": {}}
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_list_without_an_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, *, is_same: bool
+) -> None:
+    monkeypatch.setattr(live, "MOST_PAGES", 7)
+
+    def page(params: dict[str, str]) -> object:
+        before = params.get("continue", "")
+        return {"items": [], "metadata": {"continue": "x" if is_same else before + "x"}}
+
+    server = Server({"/api/v1/nodes": page})
+
+    facts = gathered(server)
+
+    assert server.asked.count("GET /api/v1/nodes") == (2 if is_same else 7)
+    assert "does not end" in facts.missing["nodes"]
 
 
 def test_a_long_list_is_read_page_by_page() -> None:

@@ -386,10 +386,22 @@ async def test_what_is_gone_needs_only_its_identity_to_be_read(
         await eventually(lambda: "held" not in sink.pods)
 
 
-async def test_a_list_without_an_end_is_given_up(
-    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_list_that_comes_to_the_same_page_again_is_given_up(
+    kube: FakeKube, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kube_reflector, "MOST_PAGES", 3)
+    page = b'{"kind":"AList","metadata":{"resourceVersion":"9","continue":"again"},"items":[]}'
+    kube.faults["list"].extend([answer(page)] * 40)
+    async with following(kube, tmp_path, is_awaited=False) as (source, _):
+        await eventually(lambda: "never ends" in source.status["nodes"].last_error)
+
+        assert len([resource for resource, _ in kube.lists if resource == "nodes"]) <= 4
+
+
+@pytest.mark.parametrize("limit", ["MOST_PAGES", "MOST_OBJECTS"])
+async def test_a_list_without_an_end_is_given_up(
+    kube: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(kube_reflector, limit, 3)
     for number in range(7):
         kube.put("nodes", node(f"n{number}"))
     async with following(kube, tmp_path, replace(FAST, page_size=2), is_awaited=False) as (
