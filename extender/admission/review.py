@@ -10,7 +10,7 @@ from typing import Final
 
 import orjson
 
-from extender.core.resources import MOST_CONTAINERS, count_containers
+from extender.core.resources import excess_of
 from extender.core.untyped import items_of, mapping_of, text_of
 from extender.decoding import MalformedError, decode_with
 
@@ -79,12 +79,8 @@ def decode_review(body: bytes) -> Review:
     pod = request.get("object")
     if not isinstance(pod, dict):
         raise ReviewError("cannot use AdmissionReview: $.request.object must be a Pod", uid)
-    if (count := count_containers(pod)) > MOST_CONTAINERS:
-        raise ReviewError(
-            f"cannot use AdmissionReview: $.request.object has {count} containers, must be at most "
-            f"{MOST_CONTAINERS}",
-            uid,
-        )
+    if excess := excess_of(pod):
+        raise ReviewError(f"cannot use AdmissionReview: $.request.object has {excess}", uid)
     return Review(uid=uid, namespace=text_of(request.get("namespace")), pod=pod)
 
 

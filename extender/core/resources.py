@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from extender.core.quantity import parse_count
@@ -26,6 +27,9 @@ MAX_COUNT: Final = 1_000_000
 
 MOST_CONTAINERS: Final = 1000
 """Of a pod whose sender is not known: reading more takes longer than others may have to wait."""
+
+MOST_QUANTITIES: Final = 5000
+"""Of a pod likewise: limits and requests of all its containers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +160,25 @@ def _count_moments(
     return together, largest
 
 
-def count_containers(pod: Mapping[str, object]) -> int:
-    """Return how many containers and init containers a pod has, for less than reading them costs.
+def excess_of(pod: Mapping[str, object]) -> str:
+    """Return what a pod has too much of, "" for nothing, for less than reading it costs.
 
     Example:
-        >>> count_containers({"spec": {"containers": [{}], "initContainers": [{}, {}]}})
-        3
+        >>> excess_of({"spec": {"containers": [{}] * 900, "initContainers": [{}] * 101}})
+        '1001 containers: must be at most 1000'
     """
     spec = mapping_of(pod.get("spec"))
-    return len(items_of(spec.get("containers"))) + len(items_of(spec.get("initContainers")))
+    lists = [items_of(spec.get(name)) for name in ("containers", "initContainers")]
+    containers = sum(map(len, lists))
+    if containers > MOST_CONTAINERS:
+        return f"{containers} containers: must be at most {MOST_CONTAINERS}"
+    parts = (mapping_of(part.get("resources")) for part in (spec, *map(mapping_of, chain(*lists))))
+    quantities = len(mapping_of(spec.get("overhead"))) + sum(
+        len(mapping_of(part.get(kind))) for part in parts for kind in ("limits", "requests")
+    )
+    if quantities > MOST_QUANTITIES:
+        return f"{quantities} limits and requests: must be at most {MOST_QUANTITIES}"
+    return ""
 
 
 def has_claims(pod: Mapping[str, object]) -> bool:

@@ -11,7 +11,7 @@ from aiohttp import web
 from extender.core.annotations import AnnotationProblem
 from extender.core.explain import NodeVerdict
 from extender.core.request import GpuRequest, parse_pod_ref, parse_request
-from extender.core.resources import MOST_CONTAINERS, ResourceNames, count_containers
+from extender.core.resources import ResourceNames, excess_of
 from extender.core.steps import let_go
 from extender.core.untyped import mapping_of
 from extender.decoding import MalformedError, decode_with
@@ -73,10 +73,8 @@ class Foresight:
             return error_answer(400, f"the body is no JSON: {error}: send a Pod object")
         if not mapping_of(pod.get("spec")).get("containers"):
             return error_answer(400, "the body is no pod: spec.containers must name its containers")
-        if (count := count_containers(pod)) > MOST_CONTAINERS:
-            return error_answer(
-                400, f"the pod has {count} containers: must be at most {MOST_CONTAINERS}"
-            )
+        if excess := excess_of(pod):
+            return error_answer(400, f"the pod has {excess}")
         resources = self._resources()
         parsed = parse_request(pod, resources=resources, defaults=self._placer.policy)
         if parsed.request is None:

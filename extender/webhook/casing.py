@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from extender.webhook.folded import fold_key
+from extender.core.resources import MOST_CONTAINERS
+from extender.webhook.folded import MOST_FIELDS, WireError, fold_key
 
 Shape = Mapping[str, "Shape"]
 """The fields of an object by name, with the shape of their values; {} is left as it is."""
@@ -32,6 +33,9 @@ POD: Final[Shape] = {
 def restore_case(value: object, shape: Shape) -> object:
     """Return decoded JSON with the fields that `shape` names under those very names.
 
+    Raises:
+        WireError: an object has too many fields, or a list too many items, as one of containers.
+
     Example:
         >>> restore_case({"Metadata": {"UID": "1", "Labels": {}}}, POD)
         {'metadata': {'uid': '1', 'Labels': {}}}
@@ -39,13 +43,21 @@ def restore_case(value: object, shape: Shape) -> object:
     if not shape:
         return value
     if isinstance(value, list):
+        if len(value) > MOST_CONTAINERS:
+            raise _too_many(f"a list of {len(value)} items", MOST_CONTAINERS)
         # No field is a list of lists, so that the recursion ends where the shape does.
         return [restore_case(item, shape) if isinstance(item, dict) else item for item in value]
     if not isinstance(value, dict):
         return value
+    if len(value) > MOST_FIELDS:
+        raise _too_many(f"an object of {len(value)} fields", MOST_FIELDS)
     names = {fold_key(name): name for name in shape}
     restored = {}
     for key, field in value.items():
         name = names.get(fold_key(key))
         restored[name or key] = restore_case(field, shape[name]) if name else field
     return restored
+
+
+def _too_many(found: str, most: int) -> WireError:
+    return WireError(f"cannot read a pod with {found}: must be at most {most}")

@@ -20,6 +20,10 @@ SHOWN: Final = 80
 """So many bytes of a value are enough to recognize it, and too few to flood a log."""
 
 
+MOST_FIELDS: Final = 1000
+"""Of an object whose fields are read one by one: Kubernetes' have a few dozen."""
+
+
 class WireError(ValueError):
     """The question is not one that kube-scheduler would ask."""
 
@@ -38,7 +42,15 @@ def fields_of(body: bytes, what: str) -> RawObject:
 
 
 def fold(fields: RawObject) -> RawObject:
-    """Return the fields with lower-case keys: Go matches them without regard to case."""
+    """Return the fields with lower-case keys: Go matches them without regard to case.
+
+    Raises:
+        WireError: there are too many.
+    """
+    if len(fields) > MOST_FIELDS:
+        raise WireError(
+            f"cannot read an object of {len(fields)} fields: must be at most {MOST_FIELDS}"
+        )
     return {fold_key(key): value for key, value in fields.items()}
 
 

@@ -159,7 +159,7 @@ class Webhooks:
     async def preempt(self, body: bytes) -> Answer:
         """Answer on which candidates evicting the victims would help the pod."""
         try:
-            question = wire.decode_preemption(body)
+            question = wire.decode_preemption(body, known=len(self.placer.fleet.nodes))
             kept, outcome = self._preemptible(question)
             answer = wire.encode_preemption(kept)
         except WireError as error:
@@ -249,7 +249,10 @@ class Webhooks:
         return not self.is_ready() and not request.requires_idle
 
     def _decode(self, body: bytes) -> wire.Question:
-        return wire.decode_question(body, self.placer.roll, self.placer.fleet.unbound_pods)
+        fleet = self.placer.fleet
+        return wire.decode_question(
+            body, self.placer.roll, fleet.unbound_pods, known=len(fleet.nodes)
+        )
 
     def _read(self, asker: wire.Asker) -> tuple[PodRef, ParsedRequest]:
         """Read what the pod asks for."""

@@ -18,9 +18,11 @@ from extender.core.filtering import Code, Rejection
 from extender.core.inventory import PodRecord
 from extender.core.names import NamesIn
 from extender.core.request import PodRef, parse_pod_ref
+from extender.core.resources import excess_of
 from extender.core.roll import EMPTY_ROLL, Roll
 from extender.core.scoring import UNITS
 from extender.core.snapshot import Rows
+from extender.core.untyped import mapping_of
 from extender.decoding import MalformedError, decode_with
 from extender.webhook.casing import POD, restore_case
 from extender.webhook.folded import (
@@ -58,6 +60,12 @@ _ARGS: Final = "ExtenderArgs"
 _PREEMPTION_ARGS: Final = "ExtenderPreemptionArgs"
 _MAX_INT64: Final = (1 << 63) - 1
 REMEMBERED_BYTES: Final = 1 << 16
+
+MOST_NODES: Final = 20_000
+"""Of a question, or twice the nodes that are known where that is more."""
+
+MOST_VICTIMS: Final = 30_000
+"""Of a question about preemption: kube-scheduler tries a tenth of the nodes, and 100 at least."""
 
 MOST_POD_BYTES: Final = 4 << 20
 """Of a Pod: the API server takes 3 MiB at most, and what is decoded holds up all other answers."""
@@ -131,7 +139,11 @@ class HostPriority(msgspec.Struct):
 
 
 def decode_question(
-    body: bytes, roll: Roll = EMPTY_ROLL, waiting: Mapping[str, PodRecord] = NOBODY
+    body: bytes,
+    roll: Roll = EMPTY_ROLL,
+    waiting: Mapping[str, PodRecord] = NOBODY,
+    *,
+    known: int = 0,
 ) -> Question:
     """Decode an ExtenderArgs.
 
@@ -139,30 +151,38 @@ def decode_question(
         body: the question.
         roll: has most of the nodes that may be asked about: it spares reading their names.
         waiting: pods that are not bound, by UID: it spares reading them.
+        known: how many nodes there are, as far as that is known.
 
     Raises:
         WireError: with the place in the document, what stands there and what may.
     """
+    most = max(MOST_NODES, 2 * known)
     head, listed = split_names(body, roll)
     if listed is not None:
+        _check_count(len(listed), most, _ARGS, "$.NodeNames")
         read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
         pod = _find_waiting(head, waiting) or read(head)
         return Question(pod=pod, nodes=listed, node_objects=None)
     document = fields_of(body, _ARGS)
     pod = _pod(document, _ARGS)
-    names = _names(document.get("nodenames"))
+    names = _names(document.get("nodenames"), most)
     node_list = object_of(document.get("nodes"), _ARGS, "$.Nodes")
     if names or node_list is None:
         return Question(pod=pod, nodes=names, node_objects=None)
     items = list_of(fold(node_list).get("items"), _ARGS, "$.Nodes.items")
+    _check_count(len(items), most, _ARGS, "$.Nodes.items")
     nodes: dict[str, msgspec.Raw] = {}
     for index, item in enumerate(items):
         nodes.setdefault(_node_name(item, f"$.Nodes.items[{index}]"), item)
     return Question(pod=pod, nodes=tuple(nodes), node_objects=tuple(nodes.values()))
 
 
-def decode_preemption(body: bytes) -> PreemptionQuestion:
+def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
     """Decode an ExtenderPreemptionArgs, with whole pods or with their UIDs.
+
+    Args:
+        body: the question.
+        known: as `decode_question`.
 
     Raises:
         WireError: as `decode_question`.
@@ -175,18 +195,30 @@ def decode_preemption(body: bytes) -> PreemptionQuestion:
     form, by_node = next(
         ((name, victims) for name, victims in by_form.items() if victims), ("", RawObject())
     )
-    return PreemptionQuestion(
-        pod=_pod(document, _PREEMPTION_ARGS),
-        candidates=tuple(
-            _candidate(node, victims, f"$.{form}[{node[:SHOWN]!r}]")
-            for node, victims in by_node.items()
-        ),
-    )
+    _check_count(len(by_node), max(MOST_NODES, 2 * known), _PREEMPTION_ARGS, f"$.{form}")
+    candidates: list[PreemptionCandidate] = []
+    left = MOST_VICTIMS
+    for node, victims in by_node.items():
+        candidates.append(_candidate(node, victims, f"$.{form}[{node[:SHOWN]!r}]", left))
+        left -= len(candidates[-1].uids)
+    pod = _pod(document, _PREEMPTION_ARGS)
+    return PreemptionQuestion(pod=pod, candidates=tuple(candidates))
 
 
-def _candidate(node: str, victims: msgspec.Raw, where: str) -> PreemptionCandidate:
+def _check_count(count: int, most: int, what: str, where: str) -> None:
+    """Return if a list or an object is no longer than what may be asked about.
+
+    Raises:
+        WireError: it is longer.
+    """
+    if count > most:
+        raise WireError(f"cannot read {what}: {where} has {count} entries, must be at most {most}")
+
+
+def _candidate(node: str, victims: msgspec.Raw, where: str, most: int) -> PreemptionCandidate:
     fields = fold(object_of(victims, _PREEMPTION_ARGS, where) or {})
     pods = list_of(fields.get("pods"), _PREEMPTION_ARGS, f"{where}.Pods")
+    _check_count(len(pods), most, _PREEMPTION_ARGS, f"{where}.Pods")
     return PreemptionCandidate(
         node=node,
         uids=tuple(_victim_uid(pod, f"{where}.Pods[{index}]") for index, pod in enumerate(pods)),
@@ -375,24 +407,29 @@ def _pod(document: RawObject, what: str) -> JsonObject:
     if len(memoryview(value)) > MOST_POD_BYTES:
         raise WireError(unfit(what, "$.Pod", value, f"at most {MOST_POD_BYTES} bytes"))
     pod = decode(_ANYTHING, value, what, "$.Pod", "an object or null")
-    restored = restore_case(pod, POD)
-    return restored if isinstance(restored, dict) else {}
+    restored = mapping_of(restore_case(pod, POD))
+    if excess := excess_of(restored):
+        raise WireError(f"cannot read {what}: $.Pod has {excess}")
+    return restored
 
 
-def _names(value: msgspec.Raw | None) -> Sequence[str]:
+def _names(value: msgspec.Raw | None, most: int) -> Sequence[str]:
     """Return the candidates' names, each once; a null name is "", as it is to Go."""
     if value is None or is_null(value):
         return ()
-    return tuple(dict.fromkeys(_strange_names(value)))
+    names = _strange_names(value, most)
+    _check_count(len(names), most, _ARGS, "$.NodeNames")
+    return tuple(dict.fromkeys(names))
 
 
-def _strange_names(value: msgspec.Raw) -> list[str]:
+def _strange_names(value: msgspec.Raw, most: int) -> list[str]:
     """Return the names of a list that Go would not have written so."""
     try:
         return decode_with(NAMES.decode, value)
     except MalformedError:
         # Once more, name by name: one is null, or is to be told.
         names = list_of(value, _ARGS, "$.NodeNames")
+        _check_count(len(names), most, _ARGS, "$.NodeNames")
         return [
             decode(_TEXT, name, _ARGS, f"$.NodeNames[{index}]", "a string") or ""
             for index, name in enumerate(names)

@@ -379,6 +379,17 @@ async def test_annotations_that_cannot_be_used_are_told(client: Client) -> None:
         (pod("p", enabled="false"), 400, "left to kube-scheduler"),
         (b" " * (1 << 20) + b"xx", 413, "larger than"),
         ({"spec": {"containers": [{}] * 1001}}, 400, "1001 containers: must be at most 1000"),
+        (
+            {
+                "spec": {
+                    "containers": [
+                        {"resources": {"limits": dict.fromkeys(map(str, range(5001)), 1)}}
+                    ]
+                }
+            },
+            400,
+            "5001 limits and requests: must be at most 5000",
+        ),
     ],
 )
 async def test_what_is_no_gpu_pod_is_refused(

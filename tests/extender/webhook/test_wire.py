@@ -1,4 +1,6 @@
 import json
+import re
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -260,6 +262,95 @@ def test_a_malformed_question_is_refused_with_the_place(body: bytes, message: st
     assert str(caught.value).startswith("cannot read ExtenderArgs: $")
     assert message in str(caught.value)
     assert len(str(caught.value)) < 250
+
+
+def of_pod(**spec: object) -> bytes:
+    return json.dumps({"Pod": {"spec": spec}, "NodeNames": ["a"]}).encode()
+
+
+def of_victims(victims: object) -> bytes:
+    return json.dumps({"NodeNameToMetaVictims": victims}).encode()
+
+
+MANY = {str(number): "1" for number in range(1001)}
+
+
+@pytest.mark.parametrize(
+    ("decode_any", "body", "message"),
+    [
+        pytest.param(
+            wire.decode_question,
+            json.dumps({"Nodes": {"items": [{}] * 20_001}}).encode(),
+            "$.Nodes.items has 20001 entries, must be at most 20000",
+            id="nodes",
+        ),
+        pytest.param(
+            wire.decode_question,
+            json.dumps({"NodeNames": ["a"] * 20_001}).encode(),
+            "$.NodeNames has 20001 entries",
+            id="names",
+        ),
+        pytest.param(
+            wire.decode_question,
+            json.dumps({"Pod": {}, "NodeNames": [None] * 20_001}).encode(),
+            "$.NodeNames has 20001 entries",
+            id="null-names",
+        ),
+        pytest.param(
+            wire.decode_question,
+            msgspec.json.encode({"Pod": {}, "NodeNames": [str(at) for at in range(20_001)]}),
+            "$.NodeNames has 20001 entries",
+            id="names-as-go-writes-them",
+        ),
+        pytest.param(
+            wire.decode_question, json.dumps(MANY).encode(), "an object of 1001 fields", id="fields"
+        ),
+        pytest.param(
+            wire.decode_question,
+            of_pod(containers=[{}] * 501, initContainers=[{}] * 500),
+            "$.Pod has 1001 containers: must be at most 1000",
+            id="containers",
+        ),
+        pytest.param(
+            wire.decode_question,
+            of_pod(Containers=[{}] * 1001),
+            "a list of 1001 items: must be at most 1000",
+            id="containers-in-another-case",
+        ),
+        pytest.param(
+            wire.decode_question, of_pod(**MANY), "an object of 1001 fields", id="fields-of-a-pod"
+        ),
+        pytest.param(
+            wire.decode_question,
+            of_pod(containers=[{"resources": {"limits": MANY}}] * 5),
+            "$.Pod has 5005 limits and requests: must be at most 5000",
+            id="quantities",
+        ),
+        pytest.param(
+            wire.decode_preemption,
+            of_victims({str(at): {} for at in range(20_001)}),
+            "$.NodeNameToMetaVictims has 20001 entries",
+            id="candidates",
+        ),
+        pytest.param(
+            wire.decode_preemption,
+            of_victims({"a": {"Pods": [{"UID": "1"}] * 20_000}, "b": {"Pods": [{}] * 10_001}}),
+            "$.NodeNameToMetaVictims['b'].Pods has 10001 entries, must be at most 10000",
+            id="victims-of-all-candidates",
+        ),
+    ],
+)
+def test_a_question_of_more_than_a_cluster_has_is_refused(
+    decode_any: Callable[[bytes], object], body: bytes, message: str
+) -> None:
+    with pytest.raises(WireError, match=re.escape(message)):
+        decode_any(body)
+
+
+def test_in_a_larger_cluster_questions_may_be_larger() -> None:
+    body = json.dumps({"Nodes": {"items": [{"metadata": {"name": "a"}}] * 20_001}}).encode()
+
+    assert wire.decode_question(body, known=10_001).nodes == ("a",)
 
 
 # --- preemption -----------------------------------------------------------------------------------
