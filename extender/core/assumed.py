@@ -15,6 +15,9 @@ MOST_PODS: Final = 20_000
 MOST_ON_NODE: Final = 1_000
 """Pods that are assumed on one node: kubelets run 110 unless told otherwise."""
 
+MOST_RESOURCES: Final = 64
+"""Resources that assumed pods ask for together: each decision copies what is assumed of each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
@@ -85,10 +88,15 @@ class Ledger:
         """
         if assumption.uid in self._gone and assumption.expires_at is not None:
             return
-        is_new = assumption.uid not in self._by_uid
-        if is_new and assumption.expires_at is not None and self._is_full(assumption):
-            return
+        before = self._by_uid.get(assumption.uid)
         self.drop(assumption.uid)
+        is_same = (
+            before is not None
+            and before.node == assumption.node
+            and before.resources == assumption.resources
+        )
+        if not is_same and assumption.expires_at is not None and self._is_full(assumption):
+            return
         self._by_uid[assumption.uid] = assumption
         for resource, tenant in _tenants(assumption):
             nodes = self._overlays.setdefault(resource, {})
@@ -96,7 +104,10 @@ class Ledger:
 
     def _is_full(self, assumption: Assumption) -> bool:
         """Tell whether more is assumed than kube-scheduler can have placed meanwhile."""
-        return len(self._by_uid) >= MOST_PODS or any(
+        resources = {*self._overlays, *(resource for resource, _ in assumption.resources)}
+        if len(self._by_uid) >= MOST_PODS or len(resources) > MOST_RESOURCES:
+            return True
+        return any(
             len(self._overlays.get(resource, {}).get(assumption.node, ())) >= MOST_ON_NODE
             for resource, _ in assumption.resources
         )

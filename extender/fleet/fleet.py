@@ -1,6 +1,6 @@
 """The fleet: takes what the sources say as it comes, and gives the next snapshot when asked."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -423,6 +423,11 @@ class Fleet:
     def roll(self) -> Roll:
         """The nodes by number as they are in the latest snapshot."""
         return EMPTY_ROLL if self._snapshots.current is None else self._snapshots.current.roll
+
+    @property
+    def offered(self) -> Collection[str]:
+        """The resources that nodes offer as they are in the latest snapshot."""
+        return () if self._snapshots.current is None else self._snapshots.current.pools.keys()
 
     def snapshot(self) -> Snapshot:
         """Return the fleet as it is now; the same object as long as nothing has changed."""

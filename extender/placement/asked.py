@@ -203,7 +203,10 @@ class AskedLog:
         if is_firm or (record is not None and (record.node or record.phase.is_terminal)):
             return
         left = question.at + self._fleet.policy.assumed.tentative_seconds - self.monotonic()
-        if not question.node or left <= 0:
+        offered = self._fleet.offered
+        # Before the nodes are known any resource may be one that they offer.
+        resources = tuple(part for part in question.resources if part[0] in offered or not offered)
+        if not question.node or not resources or left <= 0:
             ledger.drop(question.uid)
             return
         ledger.assume(
@@ -211,7 +214,7 @@ class AskedLog:
                 uid=question.uid,
                 key=question.key,
                 node=question.node,
-                resources=question.resources,
+                resources=resources,
                 memory_bytes=question.memory_bytes,
                 expected_bytes=self._fleet.expected_bytes(record) if record else None,
                 expires_at=self.clock() + left,

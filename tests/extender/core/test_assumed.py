@@ -139,3 +139,25 @@ def test_no_node_gets_more_pods_than_a_kubelet_runs_unless_the_api_server_says_s
     assert len(counted(made)["node"]) == assumed.MOST_ON_NODE + 1
     made.assume(assumption("p0"))  # one that counts already may be answered again
     assert len(counted(made)["node"]) == assumed.MOST_ON_NODE + 1
+
+
+def test_a_pod_that_moves_to_a_node_that_is_full_counts_nowhere() -> None:
+    made = ledger(assumption("moves", "other"))
+    for number in range(assumed.MOST_ON_NODE):
+        made.assume(assumption(f"p{number}"))
+
+    made.assume(assumption("moves"))
+
+    assert made.get("moves") is None
+    assert list(counted(made)) == ["node"]
+    assert len(counted(made)["node"]) == assumed.MOST_ON_NODE
+
+
+def test_pods_of_more_resources_than_a_cluster_has_are_not_counted() -> None:
+    made = Ledger()
+    for number in range(assumed.MOST_RESOURCES + 10):
+        made.assume(assumption(f"p{number}", resources=((f"mig-{number}", 1),)))
+
+    assert len(made.overlays(without="")) == assumed.MOST_RESOURCES
+    made.expire(100.0)
+    assert made.overlays(without="") == {}

@@ -52,6 +52,16 @@ def test_pod_that_another_replica_placed_counts_there() -> None:
     assert (known.node, known.resources, known.memory_bytes) == ("a", ((GPU, 1),), 5)
 
 
+def test_what_no_node_offers_counts_nowhere(world: World) -> None:
+    world.fleet.snapshot()
+
+    world.asked.take(question(world, resources=((GPU, 1), ("nvidia.com/mig-9g.9gb", 1))))
+    world.asked.take(question(world, uid="other", resources=(("nvidia.com/mig-9g.9gb", 1),)))
+
+    assert list(world.fleet.ledger.overlays(without="")) == [GPU]
+    assert world.fleet.ledger.get("other") is None
+
+
 def test_it_expires_as_if_it_had_been_told_at_once(world: World) -> None:
     tentative_seconds = world.policy.assumed.tentative_seconds
 
