@@ -14,6 +14,7 @@ from typing import Final
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
+from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.config import Settings
 from extender.listening import KEPT_BACK, Listener, spare_for
@@ -24,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS: Final = 2.0
 """Time for answers that are on their way when everything accepted has been answered."""
+
+HEAD_SECONDS: Final = 10.0
+"""Time from the first byte of a request until its head is complete."""
 
 BODY_SECONDS: Final = 30.0
 """Time for a request body to arrive. kube-scheduler waits one second for its answer."""
@@ -63,9 +67,10 @@ class Doors:
         *,
         watch: Watch = lambda connection: connection,
     ) -> None:
-        self._runner = _runner(settings, webhooks)
-        self._status = _runner(settings, status) if status is not None else None
-        self._admission = _runner(settings, admission) if admission is not None else None
+        heads = _Heads()
+        self._runner = _runner(settings, webhooks, heads)
+        self._status = _runner(settings, status, heads) if status is not None else None
+        self._admission = _runner(settings, admission, heads) if admission is not None else None
         self._certificates = Certificates(settings.tls) if settings.tls.is_used else None
         if self._certificates is not None:
             self._certificates.see_off_dropped(webhooks, settings.keepalive_seconds)
@@ -79,7 +84,7 @@ class Doors:
         self._webhooks_port = Listener(
             "webhooks",
             settings.listen_address,
-            _factory(self._runner, watch),
+            _factory(self._runner, heads, watch),
             most=lambda: settings.max_connections,
             tls=self._certificates.server if self._certificates is not None else None,
             spare=min(KEPT_BACK, spare_for(0)),
@@ -91,7 +96,7 @@ class Doors:
             Listener(
                 "admission",
                 settings.admission.address,
-                _factory(self._admission),
+                _factory(self._admission, heads),
                 most=lambda: settings.admission.max_connections,
                 tls=self._admission_certificate.context,
                 spare=spare,
@@ -103,7 +108,7 @@ class Doors:
             Listener(
                 "status",
                 settings.status_address,
-                _factory(self._status),
+                _factory(self._status, heads),
                 most=lambda: settings.api.max_connections,
                 tls=self._status_certificate.context if self._status_certificate else None,
                 spare=spare,
@@ -210,8 +215,96 @@ def _end_late_body(request: web.Request) -> None:
         request.transport.abort()
 
 
-def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
-    app.middlewares.insert(0, _guard_body)
+class _Heads:
+    """Ends connections on which a request begins and its head does not come to its end.
+
+    aiohttp ends idle connections alone, and takes one whose request has begun for idle: it may last
+    as long as kube-scheduler keeps one between two questions.
+    """
+
+    def __init__(self) -> None:
+        self._handled: dict[asyncio.BaseProtocol, web.Request] = {}
+        self._timers: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+
+    @web.middleware
+    async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that the head of a request has come."""
+        connection = request.protocol
+        self.forget(connection)
+        self._handled[connection] = request
+        try:
+            return await handler(request)
+        finally:
+            # What comes of a body after the answer begins no request.
+            rest_seconds = 0.0 if request.content.is_eof() else LINGERING_SECONDS
+            asyncio.get_running_loop().call_later(rest_seconds, self._end, connection, request)
+
+    def _end(self, connection: asyncio.BaseProtocol, request: web.Request) -> None:
+        if self._handled.get(connection) is request:
+            del self._handled[connection]
+
+    def note_bytes(self, connection: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
+        """Note that something has come: where no request is handled, it begins one."""
+        if connection not in self._handled and connection not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[connection] = loop.call_later(HEAD_SECONDS, transport.abort)
+
+    def forget(self, connection: asyncio.BaseProtocol) -> None:
+        """Wait for nothing more of a connection."""
+        timer = self._timers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+
+class _Timed(asyncio.Protocol):
+    """Hands everything on, and notes when something comes.
+
+    Args:
+        connection: handles the requests.
+        inner: what is handed everything: the same, or what stands before it.
+        heads: is told.
+    """
+
+    def __init__(
+        self, connection: web.RequestHandler, inner: asyncio.BaseProtocol, heads: _Heads
+    ) -> None:
+        self._connection = connection
+        self._inner: asyncio.Protocol = inner  # type: ignore[assignment] # it takes bytes
+        self._heads = heads
+        self._transport: asyncio.Transport | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment] # a socket's; uvloop's is no subclass
+        self._inner.connection_made(transport)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._heads.forget(self._connection)
+        self._transport = None
+        self._inner.connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._heads.note_bytes(self._connection, self._transport)
+        self._inner.data_received(data)
+
+    @override
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    @override
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
+def _runner(settings: Settings, app: web.Application, heads: _Heads) -> web.AppRunner:
+    app.middlewares[:0] = [heads.note, _guard_body]
     return web.AppRunner(
         app,
         access_log=None,
@@ -225,14 +318,15 @@ def _runner(settings: Settings, app: web.Application) -> web.AppRunner:
 
 
 def _factory(
-    runner: web.AppRunner, watch: Watch = lambda connection: connection
+    runner: web.AppRunner, heads: _Heads, watch: Watch = lambda connection: connection
 ) -> Callable[[], asyncio.BaseProtocol]:
     """Return what makes the handler of each connection, once the runner is set up."""
 
     def make() -> asyncio.BaseProtocol:
         if runner.server is None:
             raise ConnectionAbortedError("the server ends")
-        return watch(runner.server())
+        connection = runner.server()
+        return _Timed(connection, watch(connection), heads)
 
     return make
 

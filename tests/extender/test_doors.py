@@ -124,27 +124,72 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.closed_at = asyncio.get_running_loop().time()
 
+    @override
+    def abort(self) -> None:
+        self.close()
+
+
+REQUEST: Final = b"GET / HTTP/1.1\r\nHost: it\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connected(settings: Settings) -> AsyncIterator[tuple[asyncio.Protocol, Wire]]:
+    """Yield what handles a connection as a port does, and the connection."""
+    app = web.Application()
+    app.add_routes([web.get("/", answer)])
+    heads = doors_module._Heads()
+    runner = doors_module._runner(settings, app, heads)
+    await runner.setup()
+    wire, connection = Wire(), doors_module._factory(runner, heads)()
+    assert isinstance(connection, asyncio.Protocol)
+    connection.connection_made(wire)
+    yield connection, wire
+    await runner.cleanup()
+
 
 @pytest.mark.looptime
 async def test_a_connection_is_kept_longer_than_kube_scheduler_keeps_an_idle_one() -> None:
     """Go's client repeats no POST whose connection ended under it."""
     settings = Settings()
-    app = web.Application()
-    app.add_routes([web.get("/", answer)])
-    runner = doors_module._runner(settings, app)
-    await runner.setup()
-    assert runner.server is not None
-    wire, connection = Wire(), runner.server()
-    connection.connection_made(wire)
+    async with connected(settings) as (connection, wire):
+        connection.data_received(REQUEST)
+        await asyncio.sleep(GO_IDLE_SECONDS)
 
-    connection.data_received(b"GET / HTTP/1.1\r\nHost: it\r\n\r\n")
-    await asyncio.sleep(GO_IDLE_SECONDS)
+        assert wire.written.endswith(b"an answer")
+        assert wire.closed_at is None
+        await asyncio.sleep(settings.keepalive_seconds)
+        assert wire.closed_at == pytest.approx(settings.keepalive_seconds)
 
-    assert wire.written.endswith(b"an answer")
-    assert wire.closed_at is None
-    await asyncio.sleep(settings.keepalive_seconds)
-    assert wire.closed_at == pytest.approx(settings.keepalive_seconds)
-    await runner.cleanup()
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("requests", [0, 1], ids=["first", "later"])
+async def test_a_request_whose_head_comes_byte_by_byte_ends_its_connection(requests: int) -> None:
+    loop = asyncio.get_running_loop()
+    async with connected(Settings()) as (connection, wire):
+        for _ in range(requests):
+            connection.data_received(REQUEST)
+            await asyncio.sleep(60.0)
+        assert wire.closed_at is None
+        began_at = loop.time()
+
+        connection.data_received(b"GET / HTTP/1.1\r\nX: ")
+        while wire.closed_at is None and loop.time() < began_at + 30.0:
+            connection.data_received(b"x")
+            await asyncio.sleep(1.0)
+
+        assert wire.closed_at == pytest.approx(began_at + doors_module.HEAD_SECONDS)
+
+
+@pytest.mark.looptime
+async def test_the_rest_of_a_body_after_the_answer_ends_no_connection() -> None:
+    async with connected(Settings()) as (connection, wire):
+        connection.data_received(b"GET / HTTP/1.1\r\nHost: it\r\nContent-Length: 2\r\n\r\n1")
+        await asyncio.sleep(1.0)
+        assert wire.written.endswith(b"an answer")
+        connection.data_received(b"2")
+        await asyncio.sleep(60.0)
+
+        assert wire.closed_at is None
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float:

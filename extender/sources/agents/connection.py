@@ -82,7 +82,8 @@ class Connection(asyncio.Protocol):
         monotonic: seconds since any moment.
 
     Attributes:
-        heard_at: when something last came, by `monotonic`.
+        opened_at: when it began, by `monotonic`.
+        heard_at: when something last came.
         sender: whose it is; None as long as that is not known.
         state: what was said on it.
         address: where it comes from.
@@ -102,12 +103,13 @@ class Connection(asyncio.Protocol):
         "_updates",
         "address",
         "heard_at",
+        "opened_at",
         "sender",
         "state",
     )
 
     def __init__(self, desk: Desk, monotonic: Callable[[], float]) -> None:
-        self.heard_at = monotonic()
+        self.opened_at = self.heard_at = monotonic()
         self.sender: Sender | None = None
         self.state: AgentState | None = None
         self.address = ""

@@ -317,7 +317,9 @@ class AgentSource:
             connection.resume()
             silent = now - connection.heard_at
             if connection.sender is None:
-                if silent > REQUEST_SECONDS and not connection.is_under_review:
+                # From its beginning: a request that comes byte by byte never ends either.
+                is_late = now - connection.opened_at > REQUEST_SECONDS
+                if is_late and not connection.is_under_review:
                     connection.refuse(RefusedError(Refusal.SILENT, "no request came"))
             elif connection.sender.expires_at <= clock:
                 connection.refuse(

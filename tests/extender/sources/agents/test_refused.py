@@ -9,6 +9,7 @@ import pytest
 
 from agent.report import LENGTH_BYTES, MAX_UPDATE_BYTES, UPGRADE, Layout, Part, frame
 from extender.core.readings import Signal
+from extender.sources.agents import source
 from extender.sources.agents.connection import MOST_UPDATES
 from extender.sources.agents.refusal import Refusal, RefusedError
 from extender.sources.agents.tokens import TokenReviews
@@ -53,6 +54,28 @@ async def test_no_token_is_refused(tmp_path: Path) -> None:
         assert (status, desk.refused(Refusal.NO_TOKEN)) == (401, 1)
         assert "no token" in text
         assert desk.reviews.asked == []
+
+
+async def test_a_request_that_comes_byte_by_byte_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "REQUEST_SECONDS", 0.2)
+    async with desk_with(tmp_path) as desk:
+        reader, writer = await raw(desk, b"GET / HTTP/1.1\r\nX: ")
+
+        async def drip() -> None:
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+        dripping.cancel()
+
+        assert b"no request came" in answer
+        assert desk.refused(Refusal.SILENT) == 1
 
 
 async def test_a_token_for_another_audience_is_refused_unasked(tmp_path: Path) -> None:
