@@ -45,7 +45,6 @@ from extender.placement.unasked import UnaskedPods
 from extender.preparing import Preparing
 from extender.readiness import Readiness
 from extender.reload import Reloader
-from extender.settings.tls import is_loopback
 from extender.settings_file import SettingsFile
 from extender.sources.prometheus_plots import Plots
 from extender.stepping import in_turns
@@ -285,7 +284,7 @@ class Extender:
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
             middlewares.insert(1, only_known(settings.tls))
-        elif settings.peer_secret() or not is_loopback(settings.listen_address[0]):
+        else:
             middlewares.insert(1, only_secret(settings.peer_secret()))
         routes = [*self.webhooks.routes(), *self._regret.peer_routes()]
         routes += [*self.page.lost.peer_routes(), *self._unasked_table.peer_routes()]

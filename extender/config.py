@@ -216,8 +216,7 @@ class Settings(Section, BaseSettings):
                 f"listen ({self.listen}) is reached from other machines and there is no TLS: set "
                 "tls.*, or allow_plain where the network decides who asks"
             )
-        is_safe = self.tls.is_used or self.peer_secret() or is_loopback(self.listen_address[0])
-        if self.peers.is_used and not is_safe:
+        if self.peers.is_used and not (self.tls.is_used or self.peer_secret()):
             raise ValueError(
                 "peers without TLS need peers.secret_file: otherwise any client that reaches the "
                 "port can claim placements"

@@ -134,6 +134,9 @@ class ExtenderServer:
             status = own["status_listen"] = f"127.0.0.1:{free_port()}"
         if "peers" in usual:
             usual["peers"] = {"addresses": [listen]}  # no Service leads to it
+        # One for all that are named beside each other, where it is by no certificate.
+        self._peers_secret = plane.folder / "peers-secret"
+        self._peers_secret.write_text("known to all replicas")
         self._ca_file = usual.get("tls", {}).get("client_ca_file", "")
         is_plain = not self._ca_file or "IDLEGPU_API_ALLOW_PLAIN" in manner.environment
         self.url = f"{'http' if is_plain else 'https'}://{status}"
@@ -194,7 +197,10 @@ class ExtenderServer:
     def write(self, settings: Object) -> None:
         """Write these settings into its file: where it runs, it follows them by itself."""
         self.settings = settings
-        text = yaml.safe_dump({**merged(self._usual, settings), **self._own})
+        found = {**merged(self._usual, settings), **self._own}
+        if "peers" in found:
+            found["peers"] = {"secret_file": str(self._peers_secret), **found["peers"]}
+        text = yaml.safe_dump(found)
         self.config.write_text(text)
 
     @property

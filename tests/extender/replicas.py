@@ -26,6 +26,10 @@ DEADLINE_SECONDS = 20.0
 ANY = "127.0.0.1:0"
 """Whichever port is free."""
 
+SECRET = "known to all replicas"
+PROOF = {"Authorization": f"Bearer {SECRET}"}
+"""What a replica shows where there is no TLS."""
+
 NODES = tuple(f"equal-{number}" for number in range(4))
 
 
@@ -130,6 +134,12 @@ class Replicas:
         self.addresses = tuple(f"127.0.0.1:{port}" for port in ports)
         self._session = session
         self._peers = peers
+        self._secret = cluster.kubeconfig.with_name("peers-secret")
+        self._secret.write_text(SECRET)
+
+    def peers(self, addresses: Sequence[str] = (), **changes: Any) -> Peers:
+        """Return settings of one that knows these addresses."""
+        return Peers(addresses=tuple(addresses), secret_file=self._secret, **changes)
 
     @asynccontextmanager
     async def start(
@@ -145,8 +155,7 @@ class Replicas:
         values: dict[str, Any] = {
             "listen": self.addresses[number],
             "kubeconfig": self.cluster.kubeconfig,
-            "peers": peers
-            or Peers(addresses=self.addresses, **{"resolve_seconds": 0.5, **self._peers}),
+            "peers": peers or self.peers(self.addresses, **{"resolve_seconds": 0.5, **self._peers}),
             "unasked": Unasked(grace_seconds=2),
             **self._over_tls,
             **changes,

@@ -85,9 +85,24 @@ async def test_without_tls_replicas_must_know_the_secret(extender: Extender) -> 
             assert answer.status == 400  # it is no message
 
 
-async def test_peers_without_tls_need_a_secret_where_others_reach_the_port() -> None:
+async def test_without_tls_and_without_a_secret_nobody_is_taken_for_a_replica(
+    tmp_path: Path,
+) -> None:
+    async with running_kube() as kube:
+        settings = Settings(
+            listen="127.0.0.1:0", kubeconfig=kube.write_kubeconfig(tmp_path / "kubeconfig")
+        )
+        async with start(settings) as extender, aiohttp.ClientSession() as session:
+            url = f"{extender.addresses[0]}/v1/peers/decisions"
+            for given in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer x"}):
+                async with session.get(url, headers=given) as answer:
+                    assert answer.status == 403
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "127.0.0.1:0"])
+def test_peers_without_tls_need_a_secret(listen: str) -> None:
     with pytest.raises(ValueError, match=r"peers\.secret_file"):
-        Settings(listen="0.0.0.0:0", allow_plain=True, peers=Peers(addresses=("a:1",)))
+        Settings(listen=listen, allow_plain=True, peers=Peers(addresses=("a:1",)))
 
 
 def test_a_secret_that_is_guessed_easily_is_refused(tmp_path: Path) -> None:

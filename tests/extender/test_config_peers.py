@@ -62,6 +62,10 @@ def test_bad_setting_is_named(tmp_path: Path, text: str, name: str) -> None:
     assert name in problem
 
 
-def test_without_addresses_there_is_no_other_replica() -> None:
-    assert not load_settings(None, {}).peers.is_used
-    assert load_settings(None, {"IDLEGPU_PEERS_SERVICE": "a:1"}).peers.is_used
+def test_without_addresses_there_is_no_other_replica(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("known to all replicas")
+    known = {"IDLEGPU_PEERS_SECRET_FILE": str(secret)}
+
+    assert not load_settings(None, known).peers.is_used
+    assert load_settings(None, {**known, "IDLEGPU_PEERS_SERVICE": "a:1"}).peers.is_used

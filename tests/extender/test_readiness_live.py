@@ -15,7 +15,6 @@ from extender.app import Extender, start
 from extender.config import Prometheus, Settings
 from extender.readiness import Standing
 from extender.settings.agents import Agents
-from extender.settings.peers import Peers
 from extender.settings.service import Cluster, Ready
 from simulation.cluster import SimulatedCluster, run_cluster
 from tests.controlplane.process import free_port
@@ -91,12 +90,12 @@ async def test_it_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster)
 
 async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_yet() -> None:
     async with described(2) as replicas:
-        alone = Peers(addresses=replicas.addresses[:1])  # as before its name's next look-up
+        alone = replicas.peers(replicas.addresses[:1])  # as before its name's next look-up
         async with replicas.start(0, alone), AsyncExitStack() as stack:
             settings = Settings(
                 listen=replicas.addresses[1],
                 kubeconfig=replicas.cluster.kubeconfig,
-                peers=Peers(addresses=replicas.addresses),
+                peers=replicas.peers(replicas.addresses),
                 ready=PATIENT,
             )
             second = await stack.enter_async_context(start(settings))

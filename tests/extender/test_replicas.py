@@ -14,11 +14,10 @@ from extender.effects.peer_link import PATH
 from extender.effects.peer_wire import MAX_BYTES
 from extender.effects.peers import Peers as PeerDirectory
 from extender.placement.unasked import WATCH_SECONDS
-from extender.settings.peers import Peers
 from extender.settings.service import Ready
 from simulation.objects import pod_object
 from tests.extender.fake_kube import eventually
-from tests.extender.replicas import DEADLINE_SECONDS, NODES, Replica, described, running
+from tests.extender.replicas import DEADLINE_SECONDS, NODES, PROOF, Replica, described, running
 
 
 async def until_judged(*replicas: Replica, count: int = 1) -> None:
@@ -100,7 +99,7 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
 
 async def test_a_replica_that_starts_later_tells_which_pods_were_bound_unasked_before() -> None:
     async with described(2) as replicas:
-        alone = Peers(addresses=replicas.addresses[:1])
+        alone = replicas.peers(replicas.addresses[:1])
         async with replicas.start(0, peers=alone) as first:
             await until_heard_for(WATCH_SECONDS, first)
             replicas.cluster.control.create_pod(pod_object("silent"))
@@ -210,7 +209,7 @@ async def test_replica_that_hangs_delays_no_answer() -> None:
 async def test_replicas_are_found_by_the_name_of_their_service() -> None:
     async with described(2) as replicas, replicas.start(1) as second:
         port = replicas.addresses[1].rpartition(":")[2]
-        found = Peers(service=f"localhost:{port}", resolve_seconds=0.1)
+        found = replicas.peers(service=f"localhost:{port}", resolve_seconds=0.1)
         async with replicas.start(0, found) as first:
             await first.hear_all()
             pod = replicas.cluster.control.create_pod(pod_object("a"))
@@ -230,13 +229,14 @@ async def test_name_that_stands_for_nobody_is_logged_once_and_nothing_is_taken_f
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(PeerDirectory, "_addresses", nowhere)
-    peers = Peers(service="peers.invalid:8888", resolve_seconds=0.1)
     ready = Ready(wait_seconds=0)
-    async with described(1) as replicas, replicas.start(0, peers, ready=ready) as first:
-        await eventually(lambda: lookups >= 5, deadline_seconds=DEADLINE_SECONDS)
+    async with described(1) as replicas:
+        peers = replicas.peers(service="peers.invalid:8888", resolve_seconds=0.1)
+        async with replicas.start(0, peers, ready=ready) as first:
+            await eventually(lambda: lookups >= 5, deadline_seconds=DEADLINE_SECONDS)
 
-        assert caplog.messages.count("cannot look up the replicas") == 1
-        assert not first.hears_all(since=time.monotonic(), until=0.0)
+            assert caplog.messages.count("cannot look up the replicas") == 1
+            assert not first.hears_all(since=time.monotonic(), until=0.0)
 
 
 async def test_own_message_is_answered_and_not_taken() -> None:
@@ -245,7 +245,7 @@ async def test_own_message_is_answered_and_not_taken() -> None:
         own = first.extender.peers.instance
         asked = {"verb": "filter", "uid": "u", "age_seconds": 0.0}
         message = {"version": 1, "instance": own, "asked": [asked]}
-        async with first.session.post(f"{first.url}{PATH}", json=message) as answer:
+        async with first.session.post(f"{first.url}{PATH}", json=message, headers=PROOF) as answer:
             told = await answer.json()
 
         assert (answer.status, told["instance"]) == (200, own)
@@ -262,7 +262,9 @@ async def test_own_message_is_answered_and_not_taken() -> None:
 )
 async def test_bad_message_is_answered_with_what_is_wrong(body: bytes, words: str) -> None:
     async with described(2) as replicas, replicas.start(0) as first:
-        async with first.session.post(f"{first.url}{PATH}", data=BytesIO(body)) as answer:
+        async with first.session.post(
+            f"{first.url}{PATH}", data=BytesIO(body), headers=PROOF
+        ) as answer:
             told = await answer.json()
 
         assert answer.status == 400
