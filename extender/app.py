@@ -183,6 +183,7 @@ class Extender:
             self.placer,
             settings.resource_patterns,
             Decisions(self.history, replicas),
+            self.following.unreadable,
         )
         self._regret = self.trying.regret_table(replicas)
         self._unasked_table = UnaskedTable(self.unasked, replicas)
@@ -326,7 +327,7 @@ class Extender:
         degraded = {source.name: source.error for source in sources if source.error}
         for source in sources:
             if source.is_unreadable_in_part:
-                text = "some objects cannot be read, and are left out: the log names them"
+                text = "some objects cannot be read, and are left out: GET /v1/nodes names them"
                 degraded[f"{source.name} objects"] = text
         if self.following.prometheus is None and self.following.agents is None:
             degraded["telemetry"] = "not configured: set prometheus.url or agents.listen"

@@ -1,7 +1,7 @@
 """The sources that the fleet is made from: followed side by side, each to be followed otherwise."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 
 from extender.config import Settings
 from extender.core.policy import Policy
@@ -258,6 +258,11 @@ class Following:
         """Return the nodes that are up and offer GPUs."""
         nodes = self.cluster.nodes.items()
         return (name for name, node in nodes if node.is_ready and any(node.allocatable.values()))
+
+    def unreadable(self) -> dict[str, Sequence[tuple[str, str]]]:
+        """Return namespace and name of the last objects that cannot be read, by resource."""
+        status = self.cluster.status.items()
+        return {name: one.unreadable_names for name, one in status if one.unreadable_since_list}
 
     def states(self) -> Iterable[SourceStatus]:
         """Return how each source fares."""

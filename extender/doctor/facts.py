@@ -108,6 +108,7 @@ class Facts:
         degraded: what is wrong by /readyz.
         devices: the GPUs of /v1/gpus.
         sources: the sources of /v1/nodes.
+        unreadable: objects that the extender cannot read, by resource, of /v1/nodes.
         metrics: the extender's metrics.
         exporter: metrics of one or more dcgm-exporters.
         certificates: certificates that were readable.
@@ -128,6 +129,7 @@ class Facts:
     degraded: Mapping[str, str] | None = None
     devices: tuple[Object, ...] | None = None
     sources: Mapping[str, Object] | None = None
+    unreadable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metrics: tuple[Sample, ...] | None = None
     exporter: tuple[Sample, ...] | None = None
     certificates: tuple[Certificate, ...] | None = None

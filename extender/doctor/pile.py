@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from extender.core.untyped import mapping_of, objects_of, text_of
+from extender.core.untyped import items_of, mapping_of, objects_of, text_of
 from extender.decoding import MalformedError, decode_with
 from extender.doctor.certificates import read_secret
 from extender.doctor.facts import Certificate, Facts, Object, Right, Sample, Scheduler
@@ -177,6 +177,7 @@ class Pile:
             degraded=None if degraded is None else _texts(degraded.get("degraded")),
             devices=None if devices is None else tuple(objects_of(devices.get("gpus"))),
             sources=self._sources(),
+            unreadable=self._unreadable(),
             metrics=_tuple(self._metrics),
             exporter=_tuple(self._exporter),
             certificates=(*self._certificates, *self._told_ends()) or None,
@@ -196,6 +197,15 @@ class Pile:
             return None
         told = mapping_of(answer.get("sources"))
         return {name: mapping_of(state) for name, state in told.items()}
+
+    def _unreadable(self) -> Mapping[str, tuple[str, ...]]:
+        told = mapping_of(self._answers.get("sources", {}).get("unreadable"))
+        return {
+            resource: tuple(
+                text_of(name) or "one that you may not read" for name in items_of(names)
+            )
+            for resource, names in told.items()
+        }
 
     def _kind(self, kind: str) -> tuple[Object, ...] | None:
         found = self._objects.get(kind)

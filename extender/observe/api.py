@@ -1,7 +1,7 @@
 """The JSON API for people and programs that watch; nothing here changes anything."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -64,6 +64,7 @@ class Api:
         placer: ranks, and remembers decisions.
         resources: which resources are GPUs; may be changed.
         decisions: answers what was decided; None for what the placer remembers alone.
+        unreadable: returns namespace and name of objects that cannot be read, by resource.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class Api:
         placer: Placer,
         resources: ResourceNames,
         decisions: Decisions | None = None,
+        unreadable: Callable[[], Mapping[str, Sequence[tuple[str, str]]]] = dict,
     ) -> None:
         self._fleet = fleet
         self._placer = placer
         self.resources = resources
         self.decisions = decisions or Decisions(placer.history)
+        self._unreadable = unreadable
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -96,7 +99,12 @@ class Api:
     async def _nodes(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset())
         sources = {name: _source_view(state) for name, state in self._fleet.sources.items()}
-        return await stream_answer(request, "nodes", self._node_pieces(), {"sources": sources})
+        unreadable = {
+            resource: [_object_view(*names) for names in objects]
+            for resource, objects in self._unreadable().items()
+        }
+        rest = {"sources": sources, "unreadable": unreadable}
+        return await stream_answer(request, "nodes", self._node_pieces(), rest)
 
     def _node_pieces(self) -> Iterable[list[Json]]:
         """Return the nodes, some at a time, each piece as the fleet is when it is made."""
@@ -213,6 +221,11 @@ class Api:
 def _source_view(state: SourceState) -> Json:
     """Return what a source said; a series that names no node may name any pod."""
     return asdict(state) | {"unmatched_example": OfPod(NO_NAMESPACE, state.unmatched_example, "")}
+
+
+def _object_view(namespace: str, name: str) -> object:
+    """Return an object's name; one in a namespace is shown as its pods are."""
+    return OfPod(namespace, f"{namespace}/{name}") if namespace else name
 
 
 def _unknown_node(name: str) -> web.Response:

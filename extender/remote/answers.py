@@ -93,10 +93,11 @@ class Node(Answer):
 
 
 class Nodes(Answer):
-    """Every node with GPUs, and what the sources of telemetry last said."""
+    """Every node with GPUs, what the sources of telemetry last said, and what cannot be read."""
 
     nodes: list[Node]
     sources: dict[str, dict[str, Any]] = {}
+    unreadable: dict[str, list[str | None]] = {}
 
 
 class Gpus(Answer):

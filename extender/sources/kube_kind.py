@@ -72,6 +72,7 @@ class FollowStatus:
         corrections: records that a list had to correct, for the watch had lost them.
         unreadable: objects that our code failed on, and that were left out.
         unreadable_since_list: those since the last complete list began.
+        unreadable_names: namespace and name of the last of them, each once.
     """
 
     is_listed: bool = False
@@ -86,6 +87,7 @@ class FollowStatus:
     corrections: int = 0
     unreadable: int = 0
     unreadable_since_list: int = 0
+    unreadable_names: tuple[tuple[str, str], ...] = ()
 
     @property
     def was_tried(self) -> bool:

@@ -45,6 +45,9 @@ MOST_PAGES: Final = 20_000
 MOST_UNREADABLE_LINES: Final = 10
 """Objects that cannot be read and are logged, a minute."""
 
+MOST_UNREADABLE_NAMES: Final = 10
+"""Objects that cannot be read and are named to people."""
+
 _ABSENT: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
@@ -394,6 +397,8 @@ class Reflector:
         name = "/".join(filter(None, names)) or "an object without a name"
         self.status.unreadable += 1
         self.status.unreadable_since_list += 1
+        others = [one for one in self.status.unreadable_names if one != names]
+        self.status.unreadable_names = (*others, names)[-MOST_UNREADABLE_NAMES:]
         if self._seldom.due(name) is not None:
             logger.error(
                 "cannot read an object: going on without it",

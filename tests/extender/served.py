@@ -59,6 +59,7 @@ class World:
         is_ready: whether the inventory is complete.
         problems: annotations that pods' owners were told of.
         expected: how often it was told that prioritize will be asked.
+        unreadable: namespace and name of objects that cannot be read, by resource.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -68,6 +69,7 @@ class World:
     is_ready: bool = True
     problems: list[AnnotationProblem] = field(default_factory=list)
     expected: int = 0
+    unreadable: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.fleet = Fleet(self.policy, lambda: self.now)
@@ -163,7 +165,8 @@ class World:
 
         app = web.Application(client_max_size=max_body_bytes, middlewares=[for_viewer])
         app.add_routes(self.webhooks().routes())
-        app.add_routes(Api(self.fleet, self.placer, self.resources).routes())
+        api = Api(self.fleet, self.placer, self.resources, unreadable=lambda: self.unreadable)
+        app.add_routes(api.routes())
         return app
 
     def webhooks(self) -> Webhooks:

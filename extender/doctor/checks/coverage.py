@@ -142,10 +142,15 @@ def _taints(node: Object) -> list[str]:
 def degraded(facts: Facts) -> Iterator[Problem]:
     """Find what the extender itself says is wrong."""
     for name, cause in sorted((facts.degraded or {}).items()):
+        resource = name.removeprefix("apiserver/").removesuffix(" objects")
+        unreadable = facts.unreadable.get(resource, ()) if name.endswith(" objects") else ()
         yield Problem(
             severity=Severity.ERROR,
             what=f"the extender is degraded: {name}",
-            evidence=(f"GET /readyz: {name}: {cause}",),
+            evidence=(
+                f"GET /readyz: {name}: {cause}",
+                *(f"GET /v1/nodes: cannot read {resource} {one}" for one in unreadable),
+            ),
             remedy="kubectl -n idlegpu edit configmap idlegpu-extender"
             if name in {"settings", "telemetry"}
             else "kubectl -n idlegpu logs deploy/idlegpu-extender, and the address in "

@@ -211,7 +211,11 @@ def test_an_extender_tells_all_that_it_knows() -> None:
                 "/readyz": {"status": "ready", "degraded": {}},
                 "/v1/unasked": {"bound": [], "likely_causes": []},
                 "/v1/gpus": {"gpus": [device()]},
-                "/v1/nodes": {"nodes": [], "sources": {"prometheus": {}}},
+                "/v1/nodes": {
+                    "nodes": [],
+                    "sources": {"prometheus": {}},
+                    "unreadable": {"pods": ["team/a", None]},
+                },
                 "/metrics": "idlegpu_agents 3\n",
                 "/v1/holders": {"at": at},
             }
@@ -220,6 +224,7 @@ def test_an_extender_tells_all_that_it_knows() -> None:
 
     for name in ("degraded", "unasked", "devices", "sources", "metrics"):
         assert getattr(facts, name) is not None
+    assert facts.unreadable == {"pods": ("team/a", "one that you may not read")}
     assert facts.extender_at is not None
 
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from tests.extender.observe.asking import decide, get
+from tests.extender.observe.whys import SeesTeam
 from tests.extender.served import (
     CARD_BYTES,
     GIB,
@@ -29,10 +30,21 @@ async def test_every_node_with_gpus_is_listed_by_name(world: World, client: Clie
     assert answer["sources"]["prometheus"]["devices"] == 8
 
 
+async def test_objects_that_cannot_be_read_are_named_to_those_who_may_read_their_namespace(
+    aiohttp_client: MakeClient,
+) -> None:
+    world = World(unreadable={"pods": [("team", "a"), ("other", "b")], "nodes": [("", "n")]})
+    client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
+
+    answer = await get(client, "/v1/nodes")
+
+    assert answer["unreadable"] == {"pods": ["team/a", None], "nodes": ["n"]}
+
+
 async def test_a_fleet_without_nodes_is_an_empty_list(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(World().build_app())
 
-    assert await get(client, "/v1/nodes") == {"nodes": [], "sources": {}}
+    assert await get(client, "/v1/nodes") == {"nodes": [], "sources": {}, "unreadable": {}}
     assert await get(client, "/v1/gpus") == {"gpus": []}
     assert await get(client, "/v1/decisions") == {"decisions": [], "unreachable": []}
     assert (await get(client, "/v1/best"))["best"] == []

@@ -301,6 +301,7 @@ async def test_an_object_that_our_code_fails_on_costs_that_object_alone(
 
         status = source.status["nodes"]
         assert (status.unreadable, status.unreadable_since_list, status.errors) == (2, 2, 0)
+        assert status.unreadable_names == (("", "bad-1"), ("", "bad-2"))
     named = [line.__dict__.get("object") for line in caplog.records]
     assert [name for name in named if name] == ["bad-1", "bad-2"]
 
@@ -384,6 +385,20 @@ async def test_what_is_gone_needs_only_its_identity_to_be_read(
         kube.say("pods", b'{"type":"DELETED","object":%b}\n' % odd_text(raw))
 
         await eventually(lambda: "held" not in sink.pods)
+
+
+async def test_the_last_objects_that_cannot_be_read_are_named_each_once(
+    kube: FakeKube, tmp_path: Path
+) -> None:
+    async with following(kube, tmp_path) as (source, sink):
+        for number in (*range(15), 9):
+            text = odd_text(pod(f"p{number}"))
+            kube.say("pods", b'{"type":"ADDED","object":%b}\n' % text)
+        kube.put("pods", pod("last"))
+        await eventually(lambda: "last" in sink.pods)
+
+        names = [name for _, name in source.status["pods"].unreadable_names]
+        assert names == [*(f"p{number}" for number in (5, 6, 7, 8, 10, 11, 12, 13, 14, 9))]
 
 
 async def test_a_list_that_comes_to_the_same_page_again_is_given_up(

@@ -107,6 +107,19 @@ def test_what_the_extender_calls_degraded_is_told() -> None:
     assert found("IG106", Facts(at=NOW, degraded={})) == []
 
 
+def test_the_objects_that_the_extender_cannot_read_are_named() -> None:
+    facts = Facts(
+        at=NOW,
+        degraded={"apiserver/pods objects": "some objects cannot be read"},
+        unreadable={"pods": ("team/a",), "nodes": ("n",)},
+    )
+
+    told = evidence("IG106", facts)
+
+    assert "cannot read pods team/a" in told
+    assert "cannot read nodes" not in told
+
+
 def test_a_gpu_that_telemetry_does_not_show_is_told() -> None:
     seven = tuple(device(index) for index in range(7))
     facts = Facts(at=NOW, nodes=(node(),), devices=(*seven, device(7, uuid="")))
