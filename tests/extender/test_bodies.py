@@ -15,7 +15,7 @@ from yarl import URL
 from extender import doors
 from extender.app import Extender, start
 from extender.config import Settings
-from extender.settings.api import Api
+from extender.settings.api import Api, ApiAccess
 from extender.settings.peers import Peers
 from tests.extender.fake_kube import FakeKube, eventually, running_kube
 from tests.extender.kube_objects import node
@@ -25,20 +25,27 @@ BOMB = gzip.compress(b" " * (16 << 20))
 
 
 @pytest.fixture
-async def extender(tmp_path: Path) -> AsyncIterator[Extender]:
-    secret = tmp_path / "secret"
-    secret.write_text(f"{SECRET}\n")
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    return path
+
+
+@pytest.fixture
+async def extender(tmp_path: Path, secret: Path) -> AsyncIterator[Extender]:
     async with running_kube() as kube, start(settings_of(kube, tmp_path, secret)) as running:
         await eventually(lambda: running.readiness.is_laid_out)
         yield running
 
 
-def settings_of(kube: FakeKube, folder: Path, secret: Path) -> Settings:
+def settings_of(
+    kube: FakeKube, folder: Path, secret: Path, access: ApiAccess = ApiAccess.AUTO
+) -> Settings:
     kube.put("nodes", node("n"))
     return Settings(
         listen="127.0.0.1:0",
         status_listen="127.0.0.1:0",
-        api=Api(allow_plain=True),
+        api=Api(allow_plain=True, access=access),
         kubeconfig=kube.write_kubeconfig(folder / "kubeconfig"),
         peers=Peers(addresses=("127.0.0.1:1",), secret_file=secret),
     )
@@ -63,6 +70,40 @@ async def test_compressed_bodies_are_refused_unread(extender: Extender) -> None:
             async with session.request(method, url, data=BOMB, headers=headers) as answer:
                 assert answer.status == 415
                 assert "send the body as it is" in await answer.text()
+
+
+@pytest.mark.parametrize("expect", ["", "Expect: 100-continue\r\n"], ids=["unfinished", "expect"])
+async def test_who_may_not_ask_is_told_before_any_of_the_body_has_come(
+    tmp_path: Path, secret: Path, expect: str
+) -> None:
+    async with running_kube() as kube:
+        settings = settings_of(kube, tmp_path, secret, ApiAccess.TOKEN)
+        async with start(settings) as extender:
+            told = {path: await answer_to_head(extender, *path, expect) for path in REFUSED}
+
+    assert told == REFUSED
+
+
+REFUSED = {
+    (0, "/v1/peers/asked"): 403,
+    (0, "/v1/peers/decisions"): 403,
+    (1, "/v1/explain"): 401,
+    (1, "/v1/nothing"): 401,
+}
+
+
+async def answer_to_head(extender: Extender, port: int, path: str, expect: str) -> int:
+    """Return the status that the head of a question gets whose body never comes."""
+    url = URL(extender.addresses[port])
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"POST {path} HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: Bearer wrong\r\n"
+    writer.write(f"{head}{expect}Content-Length: 100\r\n\r\n".encode())
+    async with asyncio.timeout(doors.BODY_SECONDS / 2):
+        told = await reader.readuntil(b"\r\n\r\n")
+        if told.startswith(b"HTTP/1.1 100"):
+            told = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    return int(told.split()[1])
 
 
 async def test_a_body_larger_than_the_cluster_can_explain_is_refused(extender: Extender) -> None:

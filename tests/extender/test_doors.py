@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import logging
 import socket
 import ssl
@@ -102,6 +103,26 @@ async def test_kube_scheduler_is_answered_whoever_fills_the_other_ports(folder: 
         assert not sample(metrics, refusals, port="webhooks", reason="full")
         for writer in greedy:
             writer.transport.abort()
+
+
+async def test_the_admission_port_reads_no_compressed_body(folder: Path) -> None:
+    own = folder / "extender"
+    admission = Admission(
+        listen=f"127.0.0.1:{free_port()}", cert_file=own / "tls.crt", key_file=own / "tls.key"
+    )
+    connector = aiohttp.TCPConnector(ssl=client_context(folder, shows=None))
+    async with (
+        doors_with(tls=settings_for(folder), admission=admission) as (doors, _),
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        url, body = doors.urls[2], gzip.compress(b" " * (1 << 20))
+        statuses = {}
+        for encoding in ("gzip", "deflate", "br", "identity"):
+            headers = {"Content-Encoding": encoding}
+            async with session.request("GET", url, data=body, headers=headers) as told:
+                statuses[encoding] = told.status
+
+    assert statuses == {"gzip": 415, "deflate": 415, "br": 415, "identity": 200}
 
 
 class Wire(asyncio.Transport):
