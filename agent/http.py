@@ -75,7 +75,14 @@ async def serve_http(host: str, port: int, routes: Mapping[str, Route]) -> Async
         connection = _Connection(reader, writer, routes)
         task = asyncio.create_task(connection.run(), name="http")
         connections[task] = connection
-        task.add_done_callback(lambda task: connections.pop(task, None))
+
+        def release(task: asyncio.Task[None]) -> None:
+            # A callback: a task that is canceled before its first step runs no `finally`. Abort,
+            # because `close` waits until the client has read everything, which may be never.
+            connections.pop(task, None)
+            writer.transport.abort()
+
+        task.add_done_callback(release)
 
     server = await asyncio.start_server(accept, host, port)
     try:
@@ -115,11 +122,11 @@ class _Connection:
     async def run(self) -> None:
         """Serve requests until the client disconnects, times out, or sends malformed HTTP."""
         with contextlib.suppress(OSError, TimeoutError):
-            try:
-                while await self._answer_next():
-                    self._protocol.start_next_cycle()
-            finally:
-                self._writer.close()
+            while await self._answer_next():
+                self._protocol.start_next_cycle()
+            self._writer.close()
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await self._writer.wait_closed()
 
     async def _answer_next(self) -> bool:
         """Serve one request; return whether another may follow."""

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -7,6 +8,8 @@ import pytest
 
 from agent import http
 from agent.http import Address, Answer, Headers, serve_http
+
+HUGE = 64 << 20
 
 
 def fail(_: Headers) -> Answer:
@@ -17,6 +20,7 @@ ROUTES = {
     "/hello": lambda headers: Answer(body=f"you accept {headers.get('accept', '')}".encode()),
     "/json": lambda _: Answer(status=503, content_type="application/json", body=b"{}"),
     "/large": lambda _: Answer(body=b"x" * 1_000_000),
+    "/huge": lambda _: Answer(body=b"x" * HUGE),  # more than the kernel buffers
     "/fault": fail,
 }
 
@@ -86,7 +90,7 @@ async def test_a_head_response_has_the_length_and_no_body(client: aiohttp.Client
 async def test_an_unknown_path_lists_the_known_paths(client: aiohttp.ClientSession) -> None:
     async with client.get("/nowhere") as answer:
         assert answer.status == 404
-        assert "/hello, /json, /large" in await answer.text()
+        assert "/fault, /hello, /huge, /json, /large" in await answer.text()
 
 
 async def test_only_get_and_head_are_allowed(client: aiohttp.ClientSession) -> None:
@@ -181,3 +185,80 @@ async def test_open_connections_close_with_the_server() -> None:
     async with asyncio.timeout(30):
         assert await reader.read() == b""
     writer.close()
+
+
+async def deaf_client(address: Address) -> socket.socket:
+    """Ask for more than the kernel buffers, and read none of it."""
+    client = socket.create_connection(address)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_sendall(client, b"GET /huge HTTP/1.1\r\nHost: a\r\n\r\n")
+    while not is_readable(client):
+        await asyncio.sleep(0.01)
+    return client
+
+
+def is_readable(client: socket.socket) -> bool:
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+async def received_by(client: socket.socket) -> int:
+    """Read to the end of a connection; return the number of bytes."""
+    loop = asyncio.get_running_loop()
+    received = 0
+    try:
+        while got := len(await loop.sock_recv(client, 1 << 20)):
+            received += got
+    except ConnectionResetError:
+        pass
+    client.close()
+    return received
+
+
+async def no_connection_is_served() -> None:
+    while any(task.get_name() == "http" for task in asyncio.all_tasks()):
+        await asyncio.sleep(0.01)
+
+
+async def test_a_response_that_nobody_reads_is_dropped_after_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
+    async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(60):
+        client = await deaf_client(address)
+        await no_connection_is_served()
+
+        assert await received_by(client) < HUGE, "the server keeps no buffer for it"
+
+
+async def test_a_response_that_nobody_reads_is_dropped_above_the_connection_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
+    async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(60):
+        client = await deaf_client(address)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"GET /json HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"{}")
+
+        assert await received_by(client) < HUGE, "the server keeps no buffer for it"
+        writer.close()
+
+
+async def test_connections_that_arrive_at_once_are_closed_above_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
+    async with serve_http("127.0.0.1", 0, ROUTES) as address, asyncio.timeout(60):
+        # All connect before the event loop accepts the first.
+        clients = [socket.create_connection(address) for _ in range(20)]
+        for client in clients:
+            client.setblocking(False)
+
+        for client in clients[:-2]:
+            assert await received_by(client) == 0
+        for client in clients[-2:]:
+            assert not is_readable(client)
+            client.close()
