@@ -146,7 +146,9 @@ class Session:
             driver_version=self._driver_version,
             devices=tuple(device for devices in self._last.values() for device in devices),
             problem=self._problem or self._node_hang_problem,
-            needs_restart=self._needs_restart,
+            # A thread that hangs in the driver outlives the container, so a restart heals nothing,
+            # and removes the agent that reports the hang.
+            needs_restart=self._needs_restart and not self._hang_problems,
         )
 
     def mark_hung(self, uuid: str, problem: Problem) -> None:

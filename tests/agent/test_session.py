@@ -323,6 +323,37 @@ def test_access_that_was_lost_needs_a_new_container(rig: Rig, fault: Code) -> No
     assert "must restart" in found.problem.text
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [Code.Unknown, Code.OperatingSystem, Code.LibRmVersionMismatch],
+    ids=lambda one: one.name,
+)
+def test_access_that_was_lost_needs_no_new_container_while_a_call_hangs(
+    rig: Rig, fault: Code
+) -> None:
+    hung = frozenset({"GPU-1"})
+    rig.read()
+    rig.session.mark_hung("GPU-1", hung_problem("power", 5))
+    rig.backend.faults["count", ""] = fault
+
+    found = [rig.read(skipped=hung) for _ in range(12)]
+    assert not any(reading.needs_restart for reading in found)
+    assert found[-1].problem is not None
+    assert found[-1].problem.code == fault.name
+
+    assert rig.reads(40).needs_restart, "the hung call has returned"
+
+
+def test_a_hang_withdraws_the_need_for_a_new_container(rig: Rig) -> None:
+    rig.read()
+    rig.backend.faults["count", ""] = Code.LibRmVersionMismatch
+    assert rig.reads(12).needs_restart
+
+    rig.session.mark_hung("", hung_problem("nvmlInit", 60))
+
+    assert not rig.session.last_reading().needs_restart
+
+
 def test_access_that_comes_back_needs_none(rig: Rig) -> None:
     rig.read()
     lose_access(rig, Code.Unknown)
