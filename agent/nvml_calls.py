@@ -1,7 +1,7 @@
 """NVML calls by `Call`, with results in base units; falls back to older calls on older drivers."""
 
 from collections.abc import Callable, Mapping
-from ctypes import byref
+from ctypes import byref, c_void_p, cast
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -58,7 +58,7 @@ class Library:
 
     def __init__(self, module: Any) -> None:
         self.module = module
-        self._outdated: set[str] = set()
+        self._outdated: set[tuple[str, Any]] = set()
         self._unsupported: set[tuple[str, str]] = set()
 
     def reset(self) -> None:
@@ -101,14 +101,20 @@ class Library:
         return None
 
     def call_newest(
-        self, new: str, old: str, *arguments: object, since: tuple[int, ...] = ()
+        self,
+        new: str,
+        old: str,
+        handle: Handle,
+        *arguments: object,
+        since: tuple[int, ...] = (),
     ) -> Any:
-        """Make the newer of two calls, or the older one if the driver lacks the newer.
+        """Make the newer of two calls, or the older one if the card lacks the newer.
 
         Args:
             new: name of the newer call.
             old: name of the older call; may be the same name with fewer arguments.
-            *arguments: arguments of both calls.
+            handle: handle of the card or MIG device, the first argument of both calls.
+            *arguments: further arguments of both calls.
             since: additional arguments of the newer call.
 
         Raises:
@@ -116,34 +122,43 @@ class Library:
         """
         return self.call_with_fallback(
             new,
-            lambda: self.call(new, *arguments, *since),
-            lambda: self.call(old, *arguments),
+            handle,
+            lambda: self.call(new, handle, *arguments, *since),
+            lambda: self.call(old, handle, *arguments),
         )
 
     def call_with_fallback(
-        self, name: str, newer: Callable[[], Any], older: Callable[[], Any]
+        self, name: str, handle: Handle, newer: Callable[[], Any], older: Callable[[], Any]
     ) -> Any:
-        """Return the result of `newer`, or of `older` if the driver does not support `newer`.
+        """Return the result of `newer`, or of `older` if the card does not support `newer`.
+
+        Missing support is remembered for this card alone, whatever the error: one card of another
+        generation, or an odd answer of one card, must not cost the others the newer call.
 
         Args:
-            name: name of the newer call, under which missing driver support is remembered.
+            name: name of the newer call.
+            handle: handle of the card or MIG device.
             newer: makes the newer call.
             older: makes the older call.
 
         Raises:
             NvmlError: the call failed.
         """
-        if name not in self._outdated:
+        key = name, _address(handle)
+        if key not in self._outdated:
             try:
                 return newer()
             except NvmlError as error:
                 if error.code not in UNSUPPORTED_CODES:
                     raise
-                if error.code is Code.NotSupported:  # this card only; others may support it
-                    return older()
         answer = older()
-        self._outdated.add(name)
+        self._outdated.add(key)
         return answer
+
+
+def _address(handle: Any) -> int | None:
+    """Return the address that a handle points to: each listing makes new handles of a card."""
+    return cast(handle, c_void_p).value
 
 
 def number(union: Any, value_type: int) -> float:
@@ -250,6 +265,7 @@ def _fabric_info(nvml: Library, handle: Handle) -> Any:
     newer = "c_nvmlGpuFabricInfo_v3_t"
     return nvml.call_with_fallback(
         newer,
+        handle,
         lambda: fill(getattr(nvml.module, newer)()),
         lambda: fill(nvml.module.c_nvmlGpuFabricInfo_v2_t()),
     )

@@ -127,17 +127,25 @@ def test_a_failed_gpm_sample_leaks_no_memory() -> None:
     assert sorted(freed) == ["a", "b"]
 
 
-def test_a_call_unsupported_by_one_card_is_still_made_for_others() -> None:
+@pytest.mark.parametrize("code", [3, 13, 25, 26])
+def test_a_call_unsupported_by_one_card_is_still_made_for_others(code: int) -> None:
     replay = Replay()
     library = nvml_on(replay)._nvml
+    other = replay._pointer()
+    asked = []
 
-    def ask(code: int | None) -> str:
+    def ask(handle: Any) -> str:
         def newer() -> str:
-            if code is not None:
+            asked.append(handle)
+            if handle is not other:
                 raise NvmlError("new", code)
             return "newer"
 
-        return str(library.call_with_fallback("new", newer, lambda: "older"))
+        return str(library.call_with_fallback("new", handle, newer, lambda: "older"))
 
-    assert [ask(3), ask(None)] == ["older", "newer"]  # NotSupported: this card only
-    assert [ask(13), ask(None)] == ["older", "older"]  # FunctionNotFound: all cards
+    again = ctypes.cast(replay.handle, type(replay.handle))  # another handle with the same address
+    assert [ask(one) for one in (replay.handle, other, again, other)] == [
+        *("older", "newer"),
+        *("older", "newer"),
+    ]
+    assert asked == [replay.handle, other, other], "the card that lacks the call is asked once"
