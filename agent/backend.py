@@ -69,6 +69,17 @@ class NvmlError(Exception):
         self.text = text or self.code.name
         super().__init__(f"{call}: {self.text} ({code})")
 
+    @classmethod
+    def of(cls, call: str, error: Exception) -> "NvmlError":
+        """Return any exception of a call as an NVML error.
+
+        The bindings fail to parse answers of newer drivers (IndexError, AttributeError). Such a
+        failure must cost only that value of that card, and name its cause.
+        """
+        if isinstance(error, cls):
+            return error
+        return cls(call, Code.Unknown, f"{type(error).__name__}: {error}")
+
 
 class Extra(StrEnum):
     """Values that are exported but used in no decision; each name ends in its unit."""
@@ -145,9 +156,11 @@ class Card:
         index: the driver's index.
         minor: minor number of the device file (3 for `/dev/nvidia3`), None if unknown.
         uuid: UUID of the card.
-        model: product name from the driver.
-        pci_bus_id: PCI address in NVML's format (`00000000:1A:00.0`).
+        model: product name from the driver, "" if unknown.
+        pci_bus_id: PCI address in NVML's format (`00000000:1A:00.0`), "" if unknown.
         has_gpm: whether the card supports GPM, its own activity counters (Hopper and later).
+        has_mig: whether MIG is enabled.
+        unread: errors of the values above that could not be read in this listing.
     """
 
     handle: Handle = field(compare=False)
@@ -157,6 +170,8 @@ class Card:
     model: str
     pci_bus_id: str
     has_gpm: bool
+    has_mig: bool = False
+    unread: tuple[NvmlError, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,10 +256,12 @@ class Topology:
     Attributes:
         numa_node: NUMA node of the card's PCI slot, None if unknown.
         nvlink_peers: UUIDs of the cards at the other end of the NVLinks, `switch` for an NVSwitch.
+        unread: why the NVLink peers are unknown, () if they are known.
     """
 
     numa_node: int | None
     nvlink_peers: tuple[str, ...]
+    unread: tuple[NvmlError, ...] = field(default=(), compare=False)
 
 
 class EventSource(Protocol):
@@ -280,7 +297,7 @@ class Backend(Protocol):
         """Return the number of cards."""
 
     def card(self, index: int) -> Card:
-        """Return the card at an index."""
+        """Return the card at an index; only an unknown UUID is an error."""
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
         """Return the MIG devices of a card, None if MIG is disabled."""

@@ -1,9 +1,9 @@
 """NVML through pynvml, the only module that imports it. Converts all values to base units."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pynvml
 
@@ -24,13 +24,16 @@ from agent.backend import (
     Values,
     XidEvent,
 )
-from agent.nvml_calls import READS, Library, number, text
+from agent.nvml_calls import NO_SUCH_LINK, READS, Library, number, text
 from extender.core.readings import Signal
+
+T = TypeVar("T")
 
 SYS_PCI: Final = Path("/sys/bus/pci/devices")
 
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _XID_EVENTS: Final = 0x8
+_MAX_CARDS: Final = 1024  # far above any node; a loop over an odd answer must end
 _UTILIZATION_SAMPLES: Final = 1
 _NOTHING_NEW: Final = frozenset({Code.NotFound, Code.NoData, Code.Success})
 """Errors of calls that return data since a time, when there is none. pynvml raises Success if the
@@ -133,11 +136,13 @@ class Nvml:
         self._sys_pci = sys_pci
         self._meters: dict[tuple[str, int | None], GpmMeter] = {}
         self._layouts: dict[str, list[tuple[str, int]] | None] = {}
+        self._fixed: dict[tuple[str, str], Any] = {}
         self._starts = 0
 
     def start(self) -> None:
         """Load and initialize NVML."""
         self._nvml.reset()
+        self._fixed.clear()
         self._nvml.call("nvmlInit")
         self._starts += 1
 
@@ -155,24 +160,57 @@ class Nvml:
         return text(self._nvml.call("nvmlSystemGetDriverVersion"))
 
     def count(self) -> int:
-        """Return the number of cards."""
-        return int(self._nvml.call("nvmlDeviceGetCount"))
+        """Return the number of cards.
+
+        Raises:
+            ValueError: the number is absurd; nothing can be listed by it.
+        """
+        count = int(self._nvml.call("nvmlDeviceGetCount"))
+        if not 0 <= count <= _MAX_CARDS:
+            raise ValueError(f"{count} cards")
+        return count
 
     def card(self, index: int) -> Card:
         """Return the card at an index."""
         handle = self._nvml.call("nvmlDeviceGetHandleByIndex", index)
         uuid = text(self._nvml.call("nvmlDeviceGetUUID", handle))
-        minor = self._nvml.call_supported("nvmlDeviceGetMinorNumber", uuid, handle)
-        gpm = self._nvml.call_supported("nvmlGpmQueryDeviceSupport", uuid, handle)
+        unread: list[NvmlError] = []
+
+        def read(name: str, parse: Callable[[Any], T]) -> T | None:
+            return self._read_fixed(unread, name, uuid, handle, parse)
+
         return Card(
             handle=handle,
             index=index,
-            minor=None if minor is None else int(minor),
+            minor=read("nvmlDeviceGetMinorNumber", int),
             uuid=uuid,
-            model=text(self._nvml.call("nvmlDeviceGetName", handle)),
-            pci_bus_id=text(self._nvml.call("nvmlDeviceGetPciInfo", handle).busId),
-            has_gpm=gpm is not None and bool(gpm.isSupportedDevice),
+            model=read("nvmlDeviceGetName", text) or "",
+            pci_bus_id=read("nvmlDeviceGetPciInfo", lambda pci: text(pci.busId)) or "",
+            has_gpm=read("nvmlGpmQueryDeviceSupport", lambda gpm: gpm.isSupportedDevice == 1)
+            or False,
+            has_mig=read("nvmlDeviceGetMigMode", lambda mode: mode[0] == 1) or False,
+            unread=tuple(unread),
         )
+
+    def _read_fixed(
+        self,
+        unread: list[NvmlError],
+        name: str,
+        uuid: str,
+        handle: Handle,
+        parse: Callable[[Any], T],
+    ) -> T | None:
+        """Return a value of a card that seldom changes; if it cannot be read, the last one known.
+
+        Without the last value, a single odd answer would look like another card or layout.
+        """
+        try:
+            answer = self._nvml.call_supported(name, uuid, handle)
+            self._fixed[name, uuid] = None if answer is None else parse(answer)
+        except Exception as error:  # noqa: BLE001 - an odd answer costs this value, not the card
+            unread.append(NvmlError.of(name, error))
+        value: T | None = self._fixed.get((name, uuid))
+        return value
 
     def instances(self, card: Card) -> tuple[Instance, ...] | None:
         """Return the MIG devices of a card, None if MIG is disabled."""
@@ -186,11 +224,11 @@ class Nvml:
         return found
 
     def _instances(self, card: Card) -> tuple[Instance, ...] | None:
-        mode = self._nvml.call_supported("nvmlDeviceGetMigMode", card.uuid, card.handle)
-        if mode is None or not mode[0]:
+        if not card.has_mig:
             return None
         found = []
-        for index in range(int(self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", card.handle))):
+        most = int(self._nvml.call("nvmlDeviceGetMaxMigDeviceCount", card.handle))
+        for index in range(min(most, _MAX_CARDS)):
             try:
                 handle = self._nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", card.handle, index)
             except NvmlError as error:
@@ -215,6 +253,15 @@ class Nvml:
 
     def topology(self, card: Card, cards: Sequence[Card]) -> Topology:
         """Return the NUMA node and NVLink peers of a card."""
+        unread: tuple[NvmlError, ...] = ()
+        peers: tuple[str, ...] = ()
+        try:
+            peers = self._nvlink_peers(card, cards)
+        except Exception as error:  # noqa: BLE001 - an odd answer costs this value, not the card
+            unread = (NvmlError.of("nvlink_peers", error),)
+        return Topology(numa_node=self._numa_node(card), nvlink_peers=peers, unread=unread)
+
+    def _nvlink_peers(self, card: Card, cards: Sequence[Card]) -> tuple[str, ...]:
         by_bus_id = {other.pci_bus_id.lower(): other.uuid for other in cards}
         peers: dict[str, None] = {}
         for link in range(self._nvml.module.NVML_NVLINK_MAX_LINKS):
@@ -222,10 +269,15 @@ class Nvml:
                 if not self._nvml.call("nvmlDeviceGetNvLinkState", card.handle, link):
                     continue
                 remote = self._nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", card.handle, link)
-            except NvmlError:
-                break  # no more links, or none at all
-            peers[by_bus_id.get(text(remote.busId).lower(), SWITCH)] = None
-        return Topology(numa_node=self._numa_node(card), nvlink_peers=tuple(peers))
+            except NvmlError as error:
+                if error.code in NO_SUCH_LINK:
+                    break  # no more links, or none at all
+                raise
+            peer = by_bus_id.get(text(remote.busId).lower(), SWITCH)
+            if peer is SWITCH and "" in by_bus_id:
+                raise LookupError("the peer may be a card whose PCI address is unknown")
+            peers[peer] = None
+        return tuple(peers)
 
     def _numa_node(self, card: Card) -> int | None:
         # The kernel writes the PCI domain with 4 digits, NVML with 8.

@@ -34,7 +34,7 @@ _THRESHOLDS: Final = (
 )
 
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
-_NO_SUCH_LINK: Final = frozenset(
+NO_SUCH_LINK: Final = frozenset(
     {Code.NotSupported, Code.InvalidArgument, Code.NotFound, Code.NoPermission, Code.Deprecated}
 )
 """Errors for links, and for counters of links, that the card does not have."""
@@ -167,8 +167,15 @@ def number(union: Any, value_type: int) -> float:
 
 
 def text(value: Any) -> str:
-    """Return text as `str`; older bindings return bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
+    """Return text as `str`; older bindings return bytes.
+
+    Raises:
+        TypeError: the value is not text.
+    """
+    found = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(found, str):
+        raise TypeError(f"not text: {found!r}")
+    return found
 
 
 def _rates(nvml: Library, handle: Handle) -> Values:
@@ -300,7 +307,7 @@ def _nvlink_errors(nvml: Library, handle: Handle) -> Values:
             if item.nvmlReturn == Code.Success:
                 name = LINK_COUNTERS[item.fieldId].name
                 totals[name] = totals.get(name, 0.0) + number(item.value, item.valueType)
-            elif item.nvmlReturn not in _NO_SUCH_LINK:
+            elif item.nvmlReturn not in NO_SUCH_LINK:
                 raise NvmlError("nvmlDeviceGetFieldValues", item.nvmlReturn)
     if not totals:
         raise NvmlError("nvmlDeviceGetFieldValues", Code.NotSupported)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.backend import SWITCH, Backend, Card, Code, Instance, NvmlError, Topology
-from agent.card_reader import RESET_REQUIRED, SESSION_CODES, CardReader
+from agent.card_reader import LOST_CODES, RESET_REQUIRED, SESSION_CODES, CardReader
 from agent.events import XidWatcher
 from agent.problems import GONE, NEEDS_RESTART, NO_GPU, problem_of
 from agent.reading import DeviceReading, NodeReading
@@ -19,6 +19,7 @@ from agent.report import Problem
 from agent.worker import CallTracker
 
 NO_CARD: Final = ""
+UNKNOWN_TOPOLOGY: Final = Topology(numa_node=None, nvlink_peers=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +175,7 @@ class Session:
     def _find_cards(self, tracker: CallTracker, skipped: Collection[str]) -> None:
         """List the cards and instances; keep the readers of unchanged cards."""
         if not self._driver_version:
-            name = "nvmlSystemGetDriverVersion"
-            self._driver_version = tracker.call(NO_CARD, name, self._backend.driver_version)
+            self._driver_version = self._read_driver_version(tracker)
         count = tracker.call(NO_CARD, "nvmlDeviceGetCount", self._backend.count)
         self._problem = next(
             (p for name, p in self._hang_problems.items() if name not in self._last), None
@@ -199,6 +199,15 @@ class Session:
                 "container use it (NVIDIA_VISIBLE_DEVICES=all)?",
             )
 
+    def _read_driver_version(self, tracker: CallTracker) -> str:
+        """Return the driver's version; "" if it cannot be read, which costs no card."""
+        name = "nvmlSystemGetDriverVersion"
+        try:
+            return tracker.call(NO_CARD, name, self._backend.driver_version)
+        except NvmlError as error:
+            self._count_unread((error,))
+            return ""
+
     def _open(
         self,
         tracker: CallTracker,
@@ -212,13 +221,22 @@ class Session:
         if subject in skipped:
             return None
         try:
-            return tracker.call(subject, "nvmlDeviceGetHandleByIndex", self._backend.card, index)
+            card = tracker.call(subject, "nvmlDeviceGetHandleByIndex", self._backend.card, index)
+            self._count_unread(card.unread)
+            return card
         except NvmlError as error:
             self.failures[error.call, error.code.name] += 1
             if error.code in SESSION_CODES:
                 raise
             unopened[subject] = problem_of(error, f"cannot open GPU {index}")
             return None
+
+    def _count_unread(self, errors: Iterable[NvmlError]) -> None:
+        """Count the errors of values that a card can do without; raise those of the card itself."""
+        for error in errors:
+            if error.code in SESSION_CODES or error.code in LOST_CODES:
+                raise error
+            self.failures[error.call, error.code.name] += 1
 
     def _mark_missing(self, missing: Collection[str], unopened: Mapping[str, Problem]) -> None:
         """Set the problem of cards that disappeared, and of new cards that cannot be opened."""
@@ -242,8 +260,10 @@ class Session:
             instances = tracker.call(card.uuid, "instances", self._backend.instances, card)
             if known is not None and self._can_reuse(known, card, instances):
                 known.refresh_handles(card, instances)
+                if known.topology.unread:
+                    known.topology = self._read_topology(tracker, card, cards)
                 return
-            topology = tracker.call(card.uuid, "topology", self._backend.topology, card, cards)
+            topology = self._read_topology(tracker, card, cards)
         except NvmlError as error:
             self.failures[error.call, error.code.name] += 1
             if error.code in SESSION_CODES:
@@ -253,6 +273,15 @@ class Session:
         self._readers[card.uuid] = CardReader(
             self._backend, card, topology, instances, self.failures
         )
+
+    def _read_topology(self, tracker: CallTracker, card: Card, cards: list[Card]) -> Topology:
+        """Read the topology; without it the card is read all the same."""
+        try:
+            topology = tracker.call(card.uuid, "topology", self._backend.topology, card, cards)
+        except NvmlError as error:
+            topology = replace(UNKNOWN_TOPOLOGY, unread=(error,))
+        self._count_unread(topology.unread)
+        return topology
 
     def _can_reuse(
         self, reader: CardReader, card: Card, instances: tuple[Instance, ...] | None
@@ -294,7 +323,7 @@ class Session:
         """
         by_model: dict[str, list[CardReader]] = {}
         for reader in self._readers.values():
-            if reader.instances is None:
+            if reader.instances is None and reader.card.model:
                 by_model.setdefault(reader.card.model, []).append(reader)
         for siblings in by_model.values():
             most = max(one.max_links for one in siblings)
@@ -358,7 +387,7 @@ def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Itera
 
 
 def _empty_reading(card: Card) -> DeviceReading:
-    return DeviceReading(card=card, topology=Topology(numa_node=None, nvlink_peers=()))
+    return DeviceReading(card=card, topology=UNKNOWN_TOPOLOGY)
 
 
 def _missing_problem(uuid: str) -> Problem:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from typing_extensions import override  # in typing from Python 3.12 on
 
-from agent.backend import Code, NvmlError
+from agent.backend import NvmlError
 
 T = TypeVar("T")
 
@@ -105,9 +105,7 @@ class CallTracker:
         except NvmlError:
             raise
         except Exception as error:
-            # The bindings fail to parse answers of newer drivers (IndexError, AttributeError).
-            # Such a failure must cost only this value of this GPU, and name its cause.
-            raise NvmlError(name, Code.Unknown, f"{type(error).__name__}: {error}") from error
+            raise NvmlError.of(name, error) from error
         finally:
             with self._lock:
                 self.pending_call = None

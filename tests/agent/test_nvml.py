@@ -209,7 +209,7 @@ def test_a_layout_change_drops_gpm_samples() -> None:
     replay.now += 1
 
     replay.instead["nvmlDeviceGetMigMode"] = lambda _: (1, 1)
-    assert nvml.instances(card) == ()
+    assert nvml.instances(nvml.card(0)) == ()
     assert nvml.read_gpm(card, None) == {}
 
 
@@ -415,3 +415,12 @@ def test_stop_undoes_every_successful_start() -> None:
     nvml.stop()
 
     assert calls == ["init", "init", "shutdown", "shutdown", "init", "shutdown"]
+
+
+@pytest.mark.parametrize("count", [-1, 2**32 - 1, 2**64])
+def test_an_absurd_number_of_cards_is_an_error_and_no_endless_list(count: int) -> None:
+    replay = Replay()
+    replay.instead["nvmlDeviceGetCount"] = lambda: count
+
+    with pytest.raises(ValueError, match="cards"):
+        nvml_on(replay).count()

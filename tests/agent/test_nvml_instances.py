@@ -1,4 +1,5 @@
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ def mig_replay() -> Replay:
 def test_instances_are_listed_with_the_profile_of_their_gpu_instance() -> None:
     card = nvml_on(Replay()).card(0)
 
-    found = nvml_on(mig_replay()).instances(card)
+    found = nvml_on(mig_replay()).instances(replace(card, has_mig=True))
 
     assert found is not None
     assert [(one.uuid, one.gpu_instance_id, one.profile) for one in found] == [
