@@ -318,18 +318,20 @@ class Session:
     def _set_expected_links(self) -> None:
         """Expect as many NVLinks of each card as other cards of its model have on this node.
 
-        Without an NVSwitch, a card without links may have no NVLink bridge. Cards with MIG enabled
-        have no active links.
+        Without an NVSwitch, a PCIe card without links may have no NVLink bridge, which is optional;
+        an SXM card is linked by its board. Cards with MIG enabled have no active links.
         """
         by_model: dict[str, list[CardReader]] = {}
         for reader in self._readers.values():
             if reader.instances is None and reader.card.model:
                 by_model.setdefault(reader.card.model, []).append(reader)
-        for siblings in by_model.values():
+        for model, siblings in by_model.items():
             most = max(one.max_links for one in siblings)
-            has_switch = any(SWITCH in one.topology.nvlink_peers for one in siblings)
+            is_linked = _is_sxm(model) or any(
+                SWITCH in one.topology.nvlink_peers for one in siblings
+            )
             for one in siblings:
-                one.expected_links = most if one.max_links or has_switch else 0.0
+                one.expected_links = most if one.max_links or is_linked else 0.0
 
     def _update_needs_restart(self) -> None:
         """Find out whether the container has lost access to all cards, not to single ones."""
@@ -379,6 +381,21 @@ class Session:
             self._last[uuid] = tuple(_without_values(devices, self._problem))
         if self._is_started:
             self._shut_down(tracker)
+
+
+def _is_sxm(model: str) -> bool:
+    """Return whether a model is an SXM module, by its product name.
+
+    From Hopper on, the name of an SXM module has the memory (`NVIDIA H100 80GB HBM3`) or nothing
+    (`NVIDIA H200`), and that of a PCIe card `PCIe` or `NVL`.
+
+    Example:
+        >>> [_is_sxm(f"NVIDIA {name}") for name in ("A100-SXM4-80GB", "H100 80GB HBM3", "H200")]
+        [True, True, True]
+        >>> [_is_sxm(f"NVIDIA {name}") for name in ("A100 80GB PCIe", "H100 NVL", "H200 NVL")]
+        [False, False, False]
+    """
+    return "SXM" in model or "HBM3" in model or model.endswith((" H200", " H20"))
 
 
 def _without_values(devices: Iterable[DeviceReading], problem: Problem) -> Iterable[DeviceReading]:

@@ -472,15 +472,25 @@ def test_links_are_compared_only_within_a_model_and_without_mig(rig: Rig) -> Non
     assert links_down(rig) == [0.0, 0.0, 0.0]
 
 
+PCIE = "NVIDIA A100 80GB PCIe"
+
+
 @pytest.mark.parametrize(
-    ("peers", "down"),
-    [(("switch",), 18.0), (("GPU-1",), 0.0)],
-    ids=["on a switch", "by bridges, without a bridge"],
+    ("model", "peers", "down"),
+    [
+        (PCIE, ("switch",), 18.0),
+        (PCIE, ("GPU-1",), 0.0),
+        ("NVIDIA A100-SXM4-40GB", ("GPU-1",), 18.0),
+        ("NVIDIA H100 80GB HBM3", ("GPU-1",), 18.0),
+    ],
+    ids=["on a switch", "by bridges, without a bridge", "sxm in a mesh", "hopper in a mesh"],
 )
-def test_a_card_without_links_is_unhealthy_on_a_node_with_nvswitch(
-    rig: Rig, peers: tuple[str, ...], down: float
+def test_a_card_without_links_is_unhealthy_unless_links_are_optional(
+    rig: Rig, model: str, peers: tuple[str, ...], down: float
 ) -> None:
     rig.cards[0].values[Call.NVLINKS] = {"nvlinks_up": 0.0}
+    for card in rig.cards:
+        card.model = model
     for card in rig.cards[1:]:
         card.topology = Topology(numa_node=0, nvlink_peers=peers)
 
