@@ -131,7 +131,8 @@ def parse_worker_id(worker_id: object) -> int:
     """Parse a worker id: an integer, a numeric string, or an object with `worker_id`.
 
     Accepts every integer type with `__index__`, such as NumPy's. None, "" and a context object
-    without `worker_id` mean worker 0.
+    without `worker_id` mean worker 0. A bool has `__index__`, too, but is the answer to another
+    question (`rank == 0`): all workers but one would share an id.
 
     Raises:
         ValueError: any other value; the message contains it.
