@@ -67,12 +67,15 @@ class CallTracker:
         names: names of all calls made so far.
     """
 
-    def __init__(self, limit_seconds: float) -> None:
+    def __init__(
+        self, limit_seconds: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self.pending_call: _PendingCall | None = None
         self.is_abandoned = False
         self.busy_seconds = 0.0
         self.names: set[str] = set()
         self._limit_seconds = limit_seconds
+        self._monotonic = monotonic
         self._lock = threading.Lock()
 
     def call(
@@ -96,7 +99,7 @@ class CallTracker:
             NvmlError: the function raised an exception of any class.
             CallAbandonedError: the call returned after the worker had abandoned the thread.
         """
-        since = time.monotonic()
+        since = self._monotonic()
         limit = self._limit_seconds if limit_seconds is None else limit_seconds
         self.pending_call = _PendingCall(subject, name, since, limit)
         self.names.add(name)
@@ -109,7 +112,7 @@ class CallTracker:
         finally:
             with self._lock:
                 self.pending_call = None
-            self.busy_seconds += time.monotonic() - since
+            self.busy_seconds += self._monotonic() - since
             if self.is_abandoned:
                 raise CallAbandonedError
 
@@ -135,9 +138,9 @@ _Job = tuple[Callable[[CallTracker], Any], "asyncio.Future[Any]", asyncio.Abstra
 class _Thread(threading.Thread):
     """Runs jobs in order. A daemon thread, because a call may still hang when the agent exits."""
 
-    def __init__(self, number: int, limit_seconds: float) -> None:
+    def __init__(self, number: int, tracker: CallTracker) -> None:
         super().__init__(name=f"nvml-{number}", daemon=True)
-        self.tracker = CallTracker(limit_seconds)
+        self.tracker = tracker
         self.jobs: SimpleQueue[_Job | None] = SimpleQueue()
 
     @override
@@ -184,13 +187,17 @@ class Worker:
 
     Args:
         limit_seconds: default limit of a call; the worker abandons a call that takes longer.
+        monotonic: monotonic clock in seconds.
 
     Attributes:
         abandoned_count: threads abandoned so far.
     """
 
-    def __init__(self, *, limit_seconds: float) -> None:
+    def __init__(
+        self, *, limit_seconds: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limit_seconds = limit_seconds
+        self._monotonic = monotonic
         self._thread: _Thread | None = None
         self._hangs: dict[str, _Hang] = {}
         self._started = 0
@@ -198,7 +205,7 @@ class Worker:
 
     def hung_subjects(self) -> frozenset[str]:
         """Return the subjects to skip: their call still hangs, or their cooldown has not ended."""
-        now = time.monotonic()
+        now = self._monotonic()
         return frozenset(
             subject
             for subject, hang in self._hangs.items()
@@ -226,7 +233,7 @@ class Worker:
             pending_call = thread.tracker.pending_call
             is_overdue = (
                 pending_call is not None
-                and time.monotonic() - pending_call.since >= pending_call.limit_seconds
+                and self._monotonic() - pending_call.since >= pending_call.limit_seconds
             )
             if pending_call is not None and is_overdue and thread.tracker.abandon(pending_call):
                 self._replace(thread, pending_call)
@@ -246,7 +253,8 @@ class Worker:
 
     def _start(self) -> _Thread:
         self._started += 1
-        self._thread = _Thread(self._started, self._limit_seconds)
+        tracker = CallTracker(self._limit_seconds, self._monotonic)
+        self._thread = _Thread(self._started, tracker)
         self._thread.start()
         return self._thread
 
@@ -255,7 +263,7 @@ class Worker:
         times = 1 if before is None else before.times + 1
         cooldown = self._limit_seconds * _COOLDOWN_LIMITS * 2 ** min(times - 1, _MAX_DOUBLINGS)
         # Calls that concern no GPU have no cooldown: nothing can be read until they succeed.
-        cooldown_until = time.monotonic() + cooldown if pending_call.subject else 0.0
+        cooldown_until = self._monotonic() + cooldown if pending_call.subject else 0.0
         self._hangs[pending_call.subject] = _Hang(thread, times, cooldown_until)
         self._thread = None
         self.abandoned_count += 1

@@ -1,5 +1,5 @@
-import time
 from collections.abc import Iterable
+from itertools import count
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -68,7 +68,7 @@ class Holders:
 
 
 async def sampled(*cards: ScriptedCard, holders: Holders | None = None, passes: int = 1) -> Sampler:
-    sampler = Sampler(ScriptedBackend(*cards), Options(node="gpu-7"), holders)
+    sampler = Sampler(ScriptedBackend(*cards), Options(node="gpu-7"), holders, clock=lambda: NOW)
     for _ in range(passes):
         await sampler.sample()
     sampler.close()
@@ -77,7 +77,7 @@ async def sampled(*cards: ScriptedCard, holders: Holders | None = None, passes: 
 
 def scrape(sampler: Sampler, *, dcgm: bool = False, after: float = 0.0) -> dict[str, Metric]:
     def clock() -> float:
-        return time.time() + after
+        return NOW + after
 
     registry = CollectorRegistry()
     if dcgm:
@@ -103,6 +103,7 @@ def busy_card(uuid: str = "GPU-0") -> ScriptedCard:
     return card
 
 
+NOW = 1_800_000_000.0
 TRAIN = Tenant(namespace="ml", pod="train-0", container="main")
 
 
@@ -173,8 +174,8 @@ async def test_a_hung_card_has_no_stale_samples() -> None:
     backend.released.set()
     sampler.close()
 
-    found = scrape(sampler, after=now - time.time())
-    named = scrape(sampler, dcgm=True, after=now - time.time())
+    found = scrape(sampler, after=now - NOW)
+    named = scrape(sampler, dcgm=True, after=now - NOW)
 
     for name in ("memory_used_bytes", "graphics_active_ratio", "process_memory_bytes"):
         assert values(found[f"idlegpu_agent_{name}"], "uuid").keys() == {("GPU-0",)}
@@ -213,12 +214,23 @@ async def test_verdicts_are_exported() -> None:
 
 
 async def test_metrics_of_the_agent_itself_are_exported() -> None:
-    found = scrape(await sampled(busy_card(), passes=3))
+    ticks = count()
+    sampler = Sampler(
+        ScriptedBackend(busy_card()),
+        Options(node="gpu-7"),
+        clock=lambda: NOW,
+        monotonic=lambda: float(next(ticks)),
+    )
+    for _ in range(3):
+        await sampler.sample()
+    sampler.close()
+    found = scrape(sampler, after=7.0)
 
     assert values(found["idlegpu_agent_passes"]) == {(): 3.0}
     assert values(found["idlegpu_agent_reads_gpus"], "problem") == {("",): 1.0}
-    assert 0 <= values(found["idlegpu_agent_report_age_seconds"])[()] < 60
-    assert 0 < values(found["idlegpu_agent_pass_seconds"])[()] < 60
+    assert values(found["idlegpu_agent_report_age_seconds"]) == {(): 7.0}
+    assert values(found["idlegpu_agent_pass_seconds"]) == {(): sampler.pass_seconds}
+    assert sampler.pass_seconds >= 3.0
 
 
 async def test_without_a_driver_the_problem_is_exported_and_no_device() -> None:
@@ -246,7 +258,7 @@ async def test_before_the_first_pass_only_agent_metrics_are_exported() -> None:
 async def test_xids_are_counted_and_the_relevant_one_is_exported() -> None:
     sampler = await sampled(busy_card())
     for xid in (48, 43):
-        sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=xid), time.time())
+        sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=xid), NOW)
     await sampler.sample()
     sampler.close()
 
@@ -262,7 +274,7 @@ async def test_every_query_of_the_known_dashboard_and_alerts_has_data(name: str)
     card = busy_card()
     card.values[Call.FIELDS] = {**card.values[Call.FIELDS], **dict.fromkeys(NVLINK_ERRORS, 0.0)}
     sampler = await sampled(card)
-    sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=13), time.time())
+    sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=13), NOW)
     await sampler.sample()
     sampler.close()
 
@@ -316,7 +328,7 @@ async def test_card_values_appear_once_for_all_instances() -> None:
 
 async def test_a_card_with_mig_and_no_instances_exports_temperature_and_xids() -> None:
     sampler = await sampled(ScriptedCard("GPU-0", instances=()))
-    sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=79), time.time())
+    sampler.xids.add(XidEvent(uuid="GPU-0", gpu_instance_id=None, xid=79), NOW)
     report = await sampler.sample()
     found = scrape(sampler)
 

@@ -16,7 +16,7 @@ import pytest
 from agent.foreign import Threshold
 from agent.options import Options, ReportOptions
 from agent.push import Pusher, ReportLink
-from agent.push_digest import DigestBuilder
+from agent.push_digest import Digest, DigestBuilder
 from agent.push_handshake import expiry_of, read_token
 from agent.report import LENGTH_BYTES, Farewell, Report, Update, decode_update, frame
 from agent.sampler import LatestReport
@@ -94,14 +94,25 @@ async def extender() -> AsyncIterator[Extender]:
 
 @dataclass
 class Running:
-    """An agent that pushes reports."""
+    """An agent that pushes reports.
+
+    Attributes:
+        considered: numbers of the reports that the link has decided about.
+    """
 
     agent: SimulatedAgent
     pusher: Pusher
     fleet: SimulatedFleet
 
+    considered: list[int]
+
     def look(self) -> Report:
         return self.agent.look()
+
+    async def consider(self) -> None:
+        """Look, and wait until the link has decided whether to send the report."""
+        self.look()
+        await eventually(lambda: self.considered[-1] == self.agent.sequence)
 
 
 @contextlib.asynccontextmanager
@@ -126,13 +137,28 @@ async def reporting(
     )
     agent = SimulatedAgent(node="gpu-1", fleet=fleet)
     pusher = Pusher(Options(node="gpu-1", reports=how), agent.latest)
+    running = Running(agent, pusher, fleet, considered=[])
+    build = pusher._digest_builder.build
+
+    def consider(report: Report) -> Digest:
+        running.considered.append(report.sequence)
+        return build(report)
+
+    pusher._digest_builder.build = consider  # type: ignore[method-assign] # to see when it is asked
     task = asyncio.create_task(pusher.run())
     try:
         agent.look()
-        yield Running(agent, pusher, fleet)
+        yield running
     finally:
         task.cancel()
         await asyncio.wait([task])
+
+
+async def the_connection_breaks() -> None:
+    """Wait until the agent knows that its connection broke."""
+    await eventually(
+        lambda: all(task.get_name() != "report listener" for task in asyncio.all_tasks())
+    )
 
 
 def counts(pusher: Pusher) -> dict[str, float]:
@@ -156,10 +182,10 @@ async def test_the_token_is_sent_and_the_first_report_follows(tmp_path: Path) ->
 async def test_only_news_is_sent_between_heartbeats(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
+        (link,) = running.pusher.links.values()
         for _ in range(5):
-            running.look()
-            await asyncio.sleep(0.02)
-        assert len(it.updates[0]) == 1
+            await running.consider()
+        assert link.sent == 1
 
         running.fleet.set_utilization("gpu-1", 0, 0.9)
         running.look()
@@ -168,9 +194,9 @@ async def test_only_news_is_sent_between_heartbeats(tmp_path: Path) -> None:
         for count in (3, 4):  # further readings of foreign use
             running.look()
             await eventually(partial(it.has_said, count))
-        running.look()
-        await asyncio.sleep(0.05)
-        assert len(it.updates[0]) == 4
+        for _ in range(2):
+            await running.consider()
+        assert link.sent == 4
 
 
 async def test_foreign_use_is_confirmed_when_it_begins_and_ends(
@@ -193,9 +219,10 @@ async def test_foreign_use_is_confirmed_when_it_begins_and_ends(
 async def test_heartbeats_are_sent_without_changes(tmp_path: Path) -> None:
     async with extender() as it, reporting(it.port, tmp_path, heartbeat_seconds=0.05) as running:
         await eventually(lambda: it.updates and it.updates[0])
-        await asyncio.sleep(0.1)
-        running.look()
-        await eventually(lambda: len(it.updates[0]) == 2)
+        async with asyncio.timeout(30):
+            while len(it.updates[0]) < 2:
+                await running.consider()
+                await asyncio.sleep(0.005)
 
         assert not it.updates[0][1].is_news
 
@@ -221,7 +248,7 @@ async def test_a_reopened_connection_starts_with_a_complete_update(tmp_path: Pat
     async with extender() as it, reporting(it.port, tmp_path) as running:
         await eventually(lambda: it.updates and it.updates[0])
         it.writers[0].transport.abort()
-        await asyncio.sleep(0.05)
+        await the_connection_breaks()
         running.look()
         await eventually(lambda: len(it.updates) > 1)
         running.look()
@@ -253,7 +280,7 @@ async def test_the_token_is_read_for_each_connection(tmp_path: Path) -> None:
         await eventually(lambda: it.updates and it.updates[0])
         (tmp_path / "token").write_text("two")
         it.writers[0].transport.abort()
-        await asyncio.sleep(0.05)
+        await the_connection_breaks()
         running.look()
         await eventually(lambda: len(it.requests) > 1)
 
@@ -279,7 +306,7 @@ async def test_a_farewell_is_logged_as_the_reason(tmp_path: Path) -> None:
         await eventually(lambda: it.updates and it.updates[0])
         (link,) = running.pusher.links.values()
         it.writers[0].write(frame(Farewell(reason="the token has expired")))
-        await asyncio.sleep(0.05)
+        await the_connection_breaks()
         running.look()
         await eventually(lambda: link.refusals)
 

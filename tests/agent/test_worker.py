@@ -10,6 +10,19 @@ from agent.worker import CallAbandonedError, CallTracker, HungError, Worker
 LIMIT = 0.05
 
 
+class Clock:
+    """A monotonic clock that the test, or a call, advances."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
     event = threading.Event()
@@ -83,21 +96,26 @@ async def test_calls_of_all_cards_may_hang(release: threading.Event) -> None:
     assert len(one.hung_subjects()) == one.abandoned_count == 16
 
 
-async def test_the_cooldown_doubles_until_the_card_answers(
-    release: threading.Event,
-) -> None:
-    one = worker()
-    release.set()
+async def test_the_cooldown_doubles_until_the_card_answers() -> None:
+    clock = Clock()
+    one = Worker(limit_seconds=LIMIT, monotonic=clock)
 
     async def cooldown() -> float:
         """Make a call return late; return the card's cooldown in dozens of limits."""
+        returned = threading.Event()
+
+        def slow() -> None:
+            clock.advance(4 * LIMIT)
+            returned.wait(60)
+
         with pytest.raises(HungError):
-            await one.run(lambda tracker: tracker.call("GPU-1", "nvmlSlow", time.sleep, 4 * LIMIT))
+            await one.run(lambda tracker: tracker.call("GPU-1", "nvmlSlow", slow))
         assert one.hung_subjects() == {"GPU-1"}
         hang = one._hangs["GPU-1"]
+        returned.set()
         await asyncio.to_thread(hang.thread.join)
         assert one.hung_subjects() == {"GPU-1"}, "its call has returned, and it rests"
-        return round((hang.cooldown_until - time.monotonic()) / LIMIT / 12)
+        return round((hang.cooldown_until - clock.now) / LIMIT / 12, 6)
 
     rests = [await cooldown() for _ in range(7)]
     one.clear_hangs(frozenset({"GPU-1"}))
@@ -153,17 +171,20 @@ async def test_an_abandoned_call_that_fails_ends_its_thread(release: threading.E
 
 
 async def test_many_short_calls_do_not_count_as_a_hang() -> None:
-    limit = 0.5  # generous, because calls are slow on a busy machine
+    clock = Clock()
+    loop = asyncio.get_running_loop()
 
-    def job(tracker: CallTracker) -> int:
-        started = time.monotonic()
-        calls = 0
-        while time.monotonic() - started < 2 * limit:
-            tracker.call("", "short", time.sleep, limit / 100)
-            calls += 1
-        return calls
+    def short() -> None:
+        clock.advance(0.6 * LIMIT)
+        # The worker looks for a call that is overdue while this one is being made.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(3 * LIMIT), loop).result()
 
-    assert await Worker(limit_seconds=limit).run(job) > 2
+    def job(tracker: CallTracker) -> str:
+        for _ in range(4):
+            tracker.call("", "short", short)
+        return "well"
+
+    assert await Worker(limit_seconds=LIMIT, monotonic=clock).run(job) == "well"
 
 
 async def test_a_call_can_have_its_own_limit() -> None:
@@ -175,13 +196,17 @@ async def test_a_call_can_have_its_own_limit() -> None:
 
 
 async def test_time_in_calls_is_returned_once() -> None:
+    clock = Clock()
+
     def job(tracker: CallTracker) -> float:
-        tracker.call("", "short", time.sleep, 0.02)
+        tracker.call("", "short", clock.advance, 2.0)
+        clock.advance(5.0)  # between calls
+        tracker.call("", "short", clock.advance, 1.0)
         return tracker.take_busy_seconds()
 
-    one = Worker(limit_seconds=60)  # generous for a busy machine
+    one = Worker(limit_seconds=60, monotonic=clock)
 
-    assert 0.02 <= await one.run(job) < 60
+    assert await one.run(job) == 3.0
     assert await one.run(lambda tracker: tracker.take_busy_seconds()) == 0.0
 
 

@@ -9,7 +9,9 @@ import aiohttp
 import pytest
 
 from extender.core.readings import DeviceKey
+from extender.observe import advice
 from extender.observe.page.past import Values
+from extender.turns import Turns
 from tests.extender.fake_kube import eventually
 from tests.extender.observe.advising import SHARED, AdvisingWorld
 from tests.extender.observe.asking import get
@@ -140,8 +142,18 @@ async def test_a_span_of_our_own_memory_is_taken_as_it_is(
 
 
 async def test_who_asks_for_too_much_at_once_is_told_so_and_others_are_answered(
-    world: AdvisingWorld, told: FakePlots, aiohttp_client: MakeClient
+    world: AdvisingWorld,
+    told: FakePlots,
+    aiohttp_client: MakeClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    turns: list[Turns] = []
+
+    def seen(*arguments: Any, **options: Any) -> Turns:
+        turns.append(Turns(*arguments, **options))
+        return turns[-1]
+
+    monkeypatch.setattr(advice, "Turns", seen)
     client = await aiohttp_client(world.build_app())
     other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
     told.hold = asyncio.Event()
@@ -150,7 +162,7 @@ async def test_who_asks_for_too_much_at_once_is_told_so_and_others_are_answered(
         greedy = [asyncio.create_task(client.get(url.path_qs)) for _ in range(10)]
         await eventually(lambda: sum(task.done() for task in greedy) == 4)
         modest = asyncio.create_task(session.get(url))
-        await asyncio.wait([modest], timeout=0.05)  # by then it waits for its turn
+        await eventually(lambda: "127.0.0.2" in turns[0]._queues)
 
         told.hold.set()
         statuses = [(await task).status for task in greedy]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from aiohttp import web
+from aiohttp import StreamReader, web
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.kube import KubeError
@@ -20,6 +20,7 @@ from extender.observe.callers import REFUSED_SECONDS, SESSION_PATH
 from extender.observe.seen import AccessError
 from extender.reviews import ALL_NAMESPACES, User
 from extender.settings.api import Api
+from tests.extender.fake_kube import eventually
 from tests.extender.observe.reviewers import Reviewers, reviewing
 from tests.extender.served import Client, MakeClient
 
@@ -243,20 +244,25 @@ async def test_a_browser_is_told_at_once_that_its_token_was_taken_back(door: Doo
     assert not answer.cookies
 
 
-async def test_a_token_may_come_in_pieces(door: Door) -> None:
-    more = asyncio.Event()
+async def test_a_token_may_come_in_pieces(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, pieces = StreamReader.readany, list[bytes]()
+
+    async def readany(self: StreamReader) -> bytes:
+        pieces.append(await read(self))
+        return pieces[-1]
+
+    monkeypatch.setattr(StreamReader, "readany", readany)
 
     async def slowly() -> AsyncIterator[bytes]:
         yield b'{"token": "'
-        await more.wait()
+        await eventually(lambda: pieces)
         yield TOKEN.encode() + b'"}'
 
     headers = {"Content-Type": "application/json"}
-    asking = asyncio.create_task(door.client.post(SESSION_PATH, data=slowly(), headers=headers))
-    await asyncio.wait([asking], timeout=0.05)  # by then the first piece has been read
-    more.set()
+    answer = await door.client.post(SESSION_PATH, data=slowly(), headers=headers)
 
-    assert (await asking).status == 204
+    assert answer.status == 204
+    assert pieces[0] == b'{"token": "'
 
 
 async def test_a_body_without_end_is_refused(door: Door) -> None:
