@@ -1,5 +1,6 @@
 """Rules that every file of the repository keeps."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,10 @@ def test_packages_hold_no_code() -> None:
 def test_lock_files_pin_every_package_by_hash_and_name_no_host() -> None:
     for name in ("requirements.txt", "requirements-dev.txt"):
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert "--hash=sha256:" in text
+        entries = re.split(r"^(?=[^\s#])", text, flags=re.MULTILINE)[1:]
+        assert entries
+        pinned = r"[\w.\[\]-]+==\S+ .*--hash=sha256:[0-9a-f]{64}"
+        assert [one for one in entries if not re.match(pinned, one, flags=re.DOTALL)] == []
         assert "http" not in text.replace("aiohttp", "").replace("httptools", "")
 
 
