@@ -1,7 +1,8 @@
 import pytest
 
-from agent.backend import Extra
-from agent.rates import CounterRates, RemappedRows
+from agent.backend import Extra, ProcessRate
+from agent.rates import CounterRates, ProcessRates, RemappedRows
+from agent.report import Process
 from extender.core.readings import GROWTH_SECONDS, REMAPPED_SECONDS, Signal
 
 START = 1_800_000_000.0
@@ -42,6 +43,14 @@ def test_a_reloaded_driver_starts_over() -> None:
 
     assert growth.rates(replays(3), START + 60) == {}
     assert growth.rates(replays(3), START + 120) == {Signal.PCIE_REPLAY_RATE: 0.0}
+
+
+def test_a_clock_set_back_starts_over() -> None:
+    growth = CounterRates()
+    growth.rates(replays(5000), START)
+
+    assert growth.rates(replays(5060), START - 3600) == {}
+    assert growth.rates(replays(5120), START - 3480) == {Signal.PCIE_REPLAY_RATE: 0.5}
 
 
 def test_the_faster_growing_counter_counts() -> None:
@@ -114,3 +123,28 @@ def test_fewer_rows_or_an_earlier_time_start_over() -> None:
 
 def test_a_card_without_row_remapping_has_no_value() -> None:
     assert RemappedRows().recent({}, START) == {}
+
+
+def sample(pid: int, at: float, ratio: float) -> ProcessRate:
+    return ProcessRate(pid=pid, at_microseconds=int(at * 1e6), utilization_ratio=ratio)
+
+
+def test_samples_are_new_since_the_newest_one_and_at_first_since_a_second() -> None:
+    rates = ProcessRates()
+    assert rates.since(START) == int((START - 1) * 1e6)
+
+    rates.update([sample(7, START + 4, 0.5), sample(8, START + 2, 0.5)])
+    assert rates.since(START + 5) == int((START + 4) * 1e6)
+    rates.update([])
+    assert rates.since(START + 9) == int((START + 4) * 1e6)
+
+
+def test_the_rate_of_a_process_is_the_mean_of_its_new_samples() -> None:
+    rates = ProcessRates()
+    rates.update([sample(7, START, 0.9)])
+    rates.update([sample(7, START + 1, 0.2), sample(7, START + 2, 0.6), sample(7, START + 3, 1.3)])
+
+    busy, idle = rates.apply([Process(pid=7), Process(pid=8)])
+
+    assert busy.utilization_ratio == pytest.approx(0.6), "a ratio above 1 counts as 1"
+    assert idle.utilization_ratio is None

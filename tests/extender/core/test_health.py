@@ -160,6 +160,35 @@ def test_the_gravest_cause_is_told(values: dict[str, Any], cause: str) -> None:
     assert words(int(found.cause[0])) == cause
 
 
+def test_xids_are_told_in_words() -> None:
+    told = {xid: words(int(encode(Sign.XID, xid))) for xid in range(200)}
+    named = {
+        46: "GPU stopped processing",
+        48: "double-bit memory error",
+        54: "auxiliary power is not connected",
+        62: "internal micro-controller halted",
+        63: "row remapping recorded",
+        64: "row remapping could not be recorded",
+        74: "NVLink error",
+        79: "fallen off the bus",
+        92: "many single-bit memory errors",
+        94: "contained memory error",
+        95: "uncontained memory error",
+        109: "context switch timed out",
+        119: "GSP timed out",
+        120: "GSP error",
+        140: "unrecovered memory error",
+        **dict.fromkeys(range(144, 151), "NVLink error"),
+        154: "recovery action changed",
+        167: "PCIe fatal timeout",
+        168: "reduced memory capacity",
+    }
+
+    assert told == {
+        xid: f"XID {xid}: {named[xid]}" if xid in named else f"XID {xid}" for xid in range(200)
+    }
+
+
 @pytest.mark.parametrize(
     ("setting", "signal", "value"),
     [

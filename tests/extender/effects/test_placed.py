@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from extender.core.inventory import PodRecord
+from extender.core.request import PodRef
 from extender.effects.events import EventSettings, EventWriter
 from extender.effects.placed import MAX_WAITING, PlacementEvents, describe
 from extender.in_flight import InFlight
@@ -21,6 +22,7 @@ from extender.placement.last_word import LastWord
 from extender.placement.unasked import UnaskedPods
 from extender.settings.peers import Unasked
 from tests.extender.effects.test_events import POD, PROBLEM
+from tests.extender.effects.waking import Recorder
 from tests.extender.fake_kube import FakeKube, eventually
 from tests.extender.served import BUSY, GPU, IDLE, Gpu, World, names_question, pod
 
@@ -67,6 +69,14 @@ async def test_of_cards_that_differ_the_fullest_is_told() -> None:
     await decide(world, "n", gpus=2)
 
     assert describe(bind(world, "n")).endswith(", 50 GiB free each")
+
+
+async def test_of_a_single_card_it_says_nothing_of_each() -> None:
+    world = World()
+    world.add({"n": [Gpu(used_gib=10.0)]})
+    await decide(world, "n", gpus=1)
+
+    assert describe(bind(world, "n")).endswith(", 70 GiB free")
 
 
 async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) -> None:
@@ -235,15 +245,100 @@ async def test_turned_off_nothing_is_written(
     assert [event["reason"] for _, _, event in kube.writes] == ["InvalidAnnotation"]
 
 
-async def test_a_burst_of_bindings_is_told_in_part_and_the_rest_is_counted(
-    placed: World, client: KubeClient
+def note_posts(events: EventWriter, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+    """Return when an Event is posted, and about which pod; it grows."""
+    told: list[tuple[float, str]] = []
+
+    def post(pod: PodRef, *_: object) -> None:
+        told.append((asyncio.get_running_loop().time(), pod.name))
+
+    monkeypatch.setattr(events, "post", post)
+    return told
+
+
+@asynccontextmanager
+async def running(placements: PlacementEvents) -> AsyncIterator[None]:
+    task = asyncio.create_task(placements.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.mark.looptime
+async def test_of_a_burst_of_bindings_the_newest_are_told_and_the_rest_is_counted(
+    placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    events = EventWriter(client, instance="extender-0")
+    events = EventWriter(Recorder(), instance="extender-0")
     placements = PlacementEvents(events, lambda: True, InFlight().calm)
     await decide(placed, "node-7")
     record = bind(placed, "node-7")
 
-    for _ in range(MAX_WAITING + 100):
-        placements.note(record)
-
+    pods = [replace(record.pod, name=f"p-{number}") for number in range(MAX_WAITING + 100)]
+    for pod_ in pods:
+        placements.note(replace(record, pod=pod_))
     assert events.counts.dropped == 100
+    told = note_posts(events, monkeypatch)
+    async with running(placements):
+        await asyncio.sleep(600.0)
+
+    assert [name for _, name in told] == [pod_.name for pod_ in pods[-MAX_WAITING:]]
+
+
+async def at_once() -> None:
+    """Find no burst."""
+
+
+@pytest.mark.looptime
+async def test_placements_are_told_at_the_rate_of_the_events(
+    placed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = EventWriter(Recorder(), instance="extender-0", settings=EventSettings(per_second=2.0))
+    placements = PlacementEvents(events, lambda: True, at_once)
+    await decide(placed, "node-7")
+    record = bind(placed, "node-7")
+    told = note_posts(events, monkeypatch)
+    for name in "abc":
+        placements.note(replace(record, pod=replace(record.pod, name=name)))
+
+    async with running(placements):
+        await asyncio.sleep(60.0)
+
+    first = told[0][0]
+    assert [(at - first, name) for at, name in told] == [(0.0, "a"), (0.5, "b"), (1.0, "c")]
+
+
+@pytest.mark.looptime
+async def test_during_a_burst_none_is_told(placed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = asyncio.Event()
+
+    async def calm() -> None:
+        await is_over.wait()
+
+    events = EventWriter(Recorder(), instance="extender-0")
+    placements = PlacementEvents(events, lambda: True, calm)
+    await decide(placed, "node-7")
+    told = note_posts(events, monkeypatch)
+    placements.note(bind(placed, "node-7"))
+
+    async with running(placements):
+        await asyncio.sleep(60.0)
+        assert told == []
+        is_over.set()
+        await asyncio.sleep(60.0)
+
+    assert [name for _, name in told] == ["p"]
+
+
+async def test_while_many_events_wait_none_is_noted_and_each_is_counted(placed: World) -> None:
+    events = EventWriter(Recorder(), instance="extender-0")
+    placements = PlacementEvents(events, lambda: True, InFlight().calm)
+    await decide(placed, "node-7")
+    record = bind(placed, "node-7")
+    for number in range(MAX_WAITING):
+        events.warn_annotation(replace(POD, uid=f"uid-{number}"), PROBLEM)
+
+    placements.note(record)
+
+    assert (len(placements._waiting), events.counts.dropped) == (0, 1)

@@ -78,3 +78,11 @@ def test_nothing_is_known_of_the_time_since_the_last_look() -> None:
         log.look(seen(0.5, 0.5), number * EVERY)
 
     assert np.isnan(log.means(np.array([0]), 3 * EVERY)).all()
+
+
+def test_each_look_counts_by_the_time_since_the_look_before() -> None:
+    log = ActivityLog(SPAN)
+    for at, busy in ((0.0, 0.0), (10.0, 1.0), (40.0, 0.0)):
+        log.look(seen(busy, busy), at)
+
+    assert log.means(np.array([0]), 0.0) == pytest.approx([10 / 40])

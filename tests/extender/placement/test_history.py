@@ -172,3 +172,21 @@ def test_decisions_let_go_of_their_snapshots_after_a_while() -> None:
 
     is_kept += [old.gather is not None, new.gather is not None]
     assert is_kept == [True, False, True]
+
+
+def test_the_decision_before_is_bound_too_if_it_is_of_the_same_attempt() -> None:
+    history = DecisionHistory(10)
+    filtered, prioritized = remember(history, "a"), remember(history, "a")
+
+    assert history.note_bound("uid-a", "node-z") is prioritized
+
+    assert (filtered.bound_node, prioritized.bound_node) == ("node-z", "node-z")
+
+
+def test_no_other_decision_is_bound() -> None:
+    history = DecisionHistory(10)
+    earlier, others, last = (remember(history, name) for name in "aba")
+
+    history.note_bound("uid-a", "node-z")
+
+    assert [one.bound_node for one in (earlier, others, last)] == ["", "", "node-z"]

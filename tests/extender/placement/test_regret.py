@@ -244,14 +244,55 @@ def test_as_many_pods_are_watched_and_kept_as_are_set() -> None:
 
 
 def test_of_a_burst_only_the_first_are_looked_into() -> None:
-    part = Watched()
+    part = Watched(pods=2 * MAX_WAITING)
     part.world.place("a")
     record = next(iter(part.world.history))
 
-    for number in range(MAX_WAITING + 3):
-        part.watch.note(replace(record, pod=pod_ref(f"pod-{number}")))
+    part.world.placer.detail(record)
+    bound = replace(record, bound_node="node-1", bound_at=part.world.clock.now)
+    refs = [pod_ref(f"pod-{number}") for number in range(MAX_WAITING + 3)]
+    for ref in refs:
+        part.watch.note(replace(bound, pod=ref))
+    while part.watch.take_next():
+        pass
 
     assert part.watch.left_out == 3
+    assert list(part.watch._watched) == [ref.uid for ref in refs[:MAX_WAITING]]
+
+
+def test_of_nodes_that_turned_out_alike_the_pods_own_counts_as_best_and_then_the_first() -> None:
+    part = Watched()
+    part.place("a", "node-1")
+    part.place("b", "node-2")
+    part.busy("node-2", 0.8)
+    part.live(AFTER + 120)
+
+    assert [(one.pod.name, one.best, one.hindsight) for one in part.outcomes] == [
+        ("a", "node-1", 0.0),
+        ("b", "node-0", pytest.approx(0.8)),
+    ]
+
+
+def test_the_activity_at_the_decision_is_unknown_without_a_fresh_reading() -> None:
+    part = Watched()
+    part.world.clock.now += 24 * AFTER
+    part.place("a", "node-1")
+    part.live(AFTER + 120)
+
+    (outcome,) = part.outcomes
+    assert outcome.got == 0.0
+    assert (outcome.got_then, outcome.choice_then) == (None, None)
+
+
+def test_a_pod_that_is_bound_again_is_the_last_to_make_room() -> None:
+    part = Watched(pods=2)
+    for name, node in (("a", "node-0"), ("b", "node-1")):
+        part.place(name, node)
+    part.place("a", "node-0")
+    part.place("c", "node-2")
+
+    assert list(part.watch._watched) == ["uid-a", "uid-c"]
+    assert part.watch.left_out == 1
 
 
 def test_none_is_watched_where_that_is_off() -> None:
