@@ -391,7 +391,7 @@ class Reflector:
         status.is_absent, status.is_connected, status.last_error = True, False, ""
 
     def _note_unreadable(self, raw: Mapping[str, object], error: Exception) -> None:
-        """Note an object that our code cannot take."""
+        """Note an object that is no JSON, or that our code cannot take: a fault of ours."""
         metadata = mapping_of(raw.get("metadata"))
         names = (text_of(metadata.get("namespace")), text_of(metadata.get("name")))
         name = "/".join(filter(None, names)) or "an object without a name"
@@ -399,12 +399,17 @@ class Reflector:
         self.status.unreadable_since_list += 1
         others = [one for one in self.status.unreadable_names if one != names]
         self.status.unreadable_names = (*others, names)[-MOST_UNREADABLE_NAMES:]
-        if self._seldom.due(name) is not None:
-            logger.error(
-                "cannot read an object: going on without it",
-                extra={"resource": self._resource, "object": name},
-                exc_info=error,
-            )
+        if self._seldom.due(name) is None:
+            return
+        extra, is_fault = {"resource": self._resource, "object": name}, True
+        if isinstance(error, KubeError):
+            extra["cause"], is_fault = str(error), False
+        logger.log(
+            logging.ERROR if is_fault else logging.WARNING,
+            "cannot read an object: going on without it",
+            extra=extra,
+            exc_info=error if is_fault else None,
+        )
 
     def _note_failure(self, error: KubeError, *, is_cut_off: bool = True) -> None:
         """Note a failure; each new cause is logged once.

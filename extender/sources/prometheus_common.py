@@ -3,13 +3,18 @@
 Apart from either: the libraries that talk to Prometheus take 15 MiB, which the extender spares.
 """
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from extender.core.readings import Signal
+from extender.decoding import MalformedError, decode_with
 from extender.sources.dcgm import Metric, Unit, build_table
 
 if TYPE_CHECKING:
     from extender.config import Prometheus
+
+Rows = TypeVar("Rows")
+T = TypeVar("T")
 
 PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "key_file")
 """Settings that are paths."""
@@ -17,6 +22,21 @@ PATHS: Final = ("bearer_token_file", "password_file", "ca_file", "cert_file", "k
 
 class PrometheusError(Exception):
     """Prometheus gave no usable answer; the message says what failed, why, and what to do."""
+
+
+def read_rows(reduce: Callable[[Rows], T], rows: Rows) -> T:
+    """Reduce the rows of an answer, which may hold anything.
+
+    Raises:
+        PrometheusError: they are none of Prometheus's.
+    """
+    try:
+        return decode_with(reduce, rows)
+    except MalformedError as error:
+        raise PrometheusError(
+            f"cannot read the answer of Prometheus: {type(error.__cause__).__name__} {error}: is "
+            "prometheus.url a Prometheus?"
+        ) from error
 
 
 def table_of(settings: "Prometheus") -> tuple[Metric, ...]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -12,9 +13,8 @@ from extender.core.readings import Column, DeviceKey, Signal
 from extender.sources import promql
 from extender.sources.dcgm import Metric, convert
 from extender.sources.dcgm_devices import device_key, number
-from extender.sources.prometheus_common import PrometheusError, table_of
+from extender.sources.prometheus_common import PrometheusError, read_rows, table_of
 from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_queries import UNREADABLE
 from extender.sources.prometheus_rows import Row
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def collect_past(
                     step_seconds=step,
                     timeout_seconds=limit_seconds,
                 )
-                _add(grid, rows, metric, steps)
+                read_rows(partial(grid.add, metric=metric, steps=steps), rows)
         return bool(metrics)
 
     ask(Signal.GRAPHICS_ACTIVE)
@@ -141,16 +141,6 @@ def collect_past(
         utilization=np.where(np.isnan(preferred), fallback, preferred),
         xid=grid.matrix(Signal.XID) if has_xid else None,
     )
-
-
-def _add(grid: _Grid, rows: Sequence[Row], metric: Metric, steps: slice) -> None:
-    try:
-        grid.add(rows, metric, steps)
-    except UNREADABLE as error:
-        raise PrometheusError(
-            f"cannot read the past from Prometheus: {type(error).__name__} {error}: is "
-            "prometheus.url a Prometheus?"
-        ) from error
 
 
 def _pieces(devices: Sequence[int]) -> Iterator[Sequence[int]]:

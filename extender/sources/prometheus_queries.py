@@ -4,11 +4,9 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
-from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_common import PrometheusError, read_rows
 from extender.sources.prometheus_http import PrometheusClient
 from extender.sources.prometheus_rows import Recognized, Rows, nothing
 
@@ -16,12 +14,6 @@ if TYPE_CHECKING:
     from extender.config import Prometheus
 
 T = TypeVar("T")
-
-UNREADABLE: Final = (
-    *(KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError),
-    msgspec.DecodeError,
-)
-"""What reading rows raises that are none of Prometheus's."""
 
 
 class Queries:
@@ -104,13 +96,7 @@ class Queries:
         )
         if isinstance(rows, Recognized):
             return rows.value
-        try:
-            return reduce(rows)
-        except UNREADABLE as error:
-            raise PrometheusError(
-                f"cannot read the answer of Prometheus: {type(error).__name__} {error}: is "
-                "prometheus.url a Prometheus?"
-            ) from error
+        return read_rows(reduce, rows)
 
     def start(self, work: Callable[[], T]) -> "Future[T]":
         """Start work of this round in a thread."""

@@ -6,6 +6,7 @@ saw, and a gap shorter than a step does not show.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,9 +16,8 @@ from extender.core.snapshot import Flags
 from extender.sources import promql
 from extender.sources.dcgm import Metric, convert
 from extender.sources.dcgm_devices import device_key, number
-from extender.sources.prometheus_common import PrometheusError, table_of
+from extender.sources.prometheus_common import read_rows, table_of
 from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_queries import UNREADABLE
 from extender.sources.prometheus_rows import Row
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def collect_use(
                 step_seconds=STEP_SECONDS,
                 timeout_seconds=limit_seconds,
             )
-            _take(rows, metric, times, most, is_first=unused is None)
+            take = partial(_take, metric=metric, times=times, most=most, is_first=unused is None)
+            read_rows(take, rows)
         unused = []
         for key, values in most.items():
             ended = np.flatnonzero(~(values < active_from))
@@ -117,10 +118,10 @@ def _unknown(devices: Iterable[DeviceKey], width: int) -> dict[DeviceKey, Column
 
 def _take(
     rows: Sequence[Row],
+    *,
     metric: Metric,
     times: Column,
     most: dict[DeviceKey, Column],
-    *,
     is_first: bool,
 ) -> None:
     """Take over the answer for one metric, of the devices that are asked about.
@@ -131,21 +132,12 @@ def _take(
         times: ends of the steps, the newest first.
         most: the highest activity by device and step.
         is_first: every device is asked about.
-
-    Raises:
-        PrometheusError: the answer cannot be read.
     """
-    try:
-        for row in rows:
-            key = device_key(row["metric"])
-            if key is not None and (is_first or key in most):
-                told = convert(_values(row, times), metric.unit, metric.signal)
-                most[key] = np.fmax(most[key], told) if key in most else told
-    except UNREADABLE as error:
-        raise PrometheusError(
-            f"cannot read the past from Prometheus: {type(error).__name__} {error}: is "
-            "prometheus.url a Prometheus?"
-        ) from error
+    for row in rows:
+        key = device_key(row["metric"])
+        if key is not None and (is_first or key in most):
+            told = convert(_values(row, times), metric.unit, metric.signal)
+            most[key] = np.fmax(most[key], told) if key in most else told
 
 
 def _values(row: Row, times: Column) -> Column:

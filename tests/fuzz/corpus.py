@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from agent.report import Farewell, Holders, Layout, Part, Update, frame
+from agent.report import PATH, UPGRADE, Farewell, Holders, Layout, Part, Update, frame
 from extender.effects.peer_wire import encode_message, encode_receipt
 from extender.placement.asked import AnsweredQuestion
 from extender.sources.agents.states import _ROWS
-from tests.extender.served import names_question, objects_question, pod
+from tests.extender.served import NOW, names_question, objects_question, pod
 from tests.extender.sources.test_hostile_objects import (
     CLAIM_OBJECT,
     NODE_OBJECT,
@@ -26,6 +26,13 @@ REPORTS: Final = Path(__file__).parents[1] / "data" / "reports"
 LENGTH_BYTES: Final = 4
 UPDATES_END: Final = b"\n--\n"
 
+OBJECTS: Final = {
+    "nodes": NODE_OBJECT,
+    "pods": POD_OBJECT,
+    "resourceclaims": CLAIM_OBJECT,
+    "resourceslices": SLICE_OBJECT,
+}
+
 NESTED: Final = b"[" * 3000
 ODD: Final = (b"", b"null", b"[]", b"{}", b"\xff\xfe", b"\x00", NESTED, b'{"a":' * 1500, b"1e400")
 """Go to every target."""
@@ -37,19 +44,13 @@ def corpus() -> Mapping[str, Sequence[bytes]]:
         **{verb: _questions(verb) for verb in ("filter", "prioritize", "preempt")},
         "admission": [_json(REVIEW_OBJECT), *_with_odd_fields(REVIEW_OBJECT)],
         "agent-updates": _updates(),
+        "agent-connection": _connections(),
         "agent-report": [path.read_bytes() for path in sorted(REPORTS.glob("*/*.json"))],
         "peers": _messages(),
         "settings": _settings(),
         "prometheus": _answers(),
-        **{
-            f"watch-{kind}": _events(document)
-            for kind, document in (
-                ("nodes", NODE_OBJECT),
-                ("pods", POD_OBJECT),
-                ("resourceclaims", CLAIM_OBJECT),
-                ("resourceslices", SLICE_OBJECT),
-            )
-        },
+        **{f"watch-{kind}": _events(document) for kind, document in OBJECTS.items()},
+        **{f"list-{kind}": _pages(document) for kind, document in OBJECTS.items()},
     }
     return {name: [*bodies, *ODD] for name, bodies in by_target.items()}
 
@@ -100,6 +101,34 @@ def _updates() -> list[bytes]:
     return [UPDATES_END.join([*made, made[1]]), made[0], deep, farewell]
 
 
+def _connections() -> list[bytes]:
+    """Return requests of agents, each with the updates that follow it."""
+    *updates, farewell = (
+        len(content).to_bytes(LENGTH_BYTES, "big") + content for content in _updates()[1:]
+    )
+    head = (
+        f"GET {PATH} HTTP/1.1\r\nHost: it\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
+        "Authorization: Bearer the-token\r\n\r\n"
+    ).encode()
+    first, deep = updates
+    return [
+        head,
+        head + first * 3,
+        head + first * 40,
+        head + deep,
+        head + first + farewell,
+        head + b"\xff\xff\xff\xff" + first,
+        head + first[:-9],
+        head.replace(b"the-token", b"another") + first,
+        head.replace(b"GET", b"POST"),
+        head.replace(b"Upgrade: ", b"X: " + b"x" * 70_000),
+        head.replace(b"\r\n\r\n", b"\r\nContent-Length: 9\r\n\r\n") + first,
+        head.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n") + first,
+        first,
+        first + head,
+    ]
+
+
 def _messages() -> list[bytes]:
     question = AnsweredQuestion(
         verb="filter",
@@ -132,16 +161,33 @@ def _settings() -> list[bytes]:
 
 def _answers() -> list[bytes]:
     labels = {"__name__": "up", "UUID": "GPU-1", "Hostname": "gpu-1", "gpu": "0", "modelName": "H"}
-    vector = [
+    vector: list[dict[str, Any]] = [
         {"metric": labels | {"UUID": f"GPU-{at}"}, "value": [1.5, value]}
         for at, value in enumerate(("1", "NaN", "+Inf", "0.5"))
     ]
     data = {"resultType": "vector", "result": vector}
     names = {"status": "success", "data": ["DCGM_FI_DEV_GPU_UTIL", "up"]}
     answer = _json({"status": "success", "data": data})
+    use = "DCGM_FI_DEV_GPU_UTIL"
+    of_pods = {"exported_namespace": "team", "exported_pod": "pod", "DCGM_FI_DRIVER_VERSION": "5"}
+    rows = [
+        {"metric": row["metric"] | of_pods | {"__name__": use}, "value": [1.5, "60"]}
+        for row in vector[:2]
+    ]
+    steps = [[NOW + 60.0 * at, str(at)] for at in range(-9, 2)]
+    past = [{"metric": row["metric"], "values": steps} for row in rows]
+    matrix = _json({"status": "success", "data": {"resultType": "matrix", "result": past}})
+    full = _json({"status": "success", "data": {"resultType": "vector", "result": rows}})
     error = {"status": "error", "errorType": "bad_data", "error": "\x9b31m"}
     return [
         answer,
+        full,
+        full.replace(b'"60"', b'"-1"'),
+        full.replace(b"[1.5,", b"[" + b"9" * 400 + b","),
+        matrix,
+        matrix.replace(b"[1800000000.0,", b"[1e308,"),
+        matrix.replace(b"[1800000000.0,", b"[" + b"9" * 400 + b","),
+        matrix.replace(b'"values":[[', b'"values":[[[],'),
         _json(names),
         _json(error),
         answer.replace(b'"H"', b"[" * 200 + b"]" * 200),
@@ -159,6 +205,26 @@ def _events(document: Mapping[str, Any]) -> list[bytes]:
     odd = [_json({"type": "ADDED", "object": json.loads(body)}) for body in _with_odd(document)]
     strange = [_json({"type": {"kind": []}}), events[0].replace(b'"cpu":"1', b'"cpu":"\xd8')]
     return [b"\n".join([*events, _json(bookmark)]), *events, *odd, _json(gone), *strange]
+
+
+def _pages(document: Mapping[str, Any]) -> list[bytes]:
+    def page(*items: Mapping[str, Any], token: str = "") -> bytes:
+        metadata = {"resourceVersion": "7"} | ({"continue": token} if token else {})
+        return _json({"kind": "XList", "metadata": metadata, "items": items})
+
+    odd = [json.loads(body) for body in _with_odd(document)]
+    whole = page(document)
+    return [
+        page(),
+        whole,
+        page(document, document, *odd),
+        page(document, token="more") + b"\n" + page(*odd),
+        page(document, token="more"),
+        page(document, token="more") + b'\n{"kind":"Status","code":410}',
+        whole.replace(b'"items":[', b'"items":[null,7,[],"a",'),
+        whole.replace(b'"items":[', b'"items":[{"\xdb":1},'),
+        whole.replace(b'"items":[', b'"items":[{"a":' + b"[" * 3000 + b"]" * 3000 + b"},"),
+    ]
 
 
 def _with_odd(document: Mapping[str, Any]) -> list[bytes]:

@@ -10,7 +10,8 @@ def main(name: str, options: list[str]) -> None:
     import atheris  # noqa: PLC0415 - not every Python has it, and this module is imported by tests
 
     with atheris.instrument_imports(include=["agent", "extender"], enable_loader_override=False):
-        from tests.fuzz.targets import judged, targets  # noqa: PLC0415 - instrumented as imported
+        from tests.fuzz.judging import judged  # noqa: PLC0415 - instrumented as imported
+        from tests.fuzz.targets import targets  # noqa: PLC0415 - likewise
     gc.freeze()
     with asyncio.Runner() as runner:
         target = judged(targets(runner)[name]())

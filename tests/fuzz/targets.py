@@ -8,12 +8,8 @@ import asyncio
 import contextlib
 import io
 import json
-import logging
 import math
-import resource
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,263 +26,46 @@ from extender.admission.review import ReviewError, decode_review
 from extender.admission.webhook import AdmissionWebhook
 from extender.config import ConfigError, Prometheus, load_settings
 from extender.core.policy import Foreign, Policy
+from extender.core.readings import Readings
 from extender.core.resources import ResourceNames
 from extender.effects.peer_wire import PeerError, decode_message, decode_receipt
 from extender.effects.peers import Peers
 from extender.kube import KubeClient, KubeError
-from extender.logs import JsonFormatter
 from extender.metrics import Metrics
+from extender.settings.agents import Agents as AgentSettings
 from extender.settings.peers import Peers as PeersSettings
-from extender.sources.agents.refusal import RefusedError
+from extender.sources import frames
+from extender.sources.agents.connection import Connection
+from extender.sources.agents.refusal import Refusal, RefusedError
+from extender.sources.agents.source import AgentSource
 from extender.sources.agents.states import AgentState, readings_of
+from extender.sources.agents.tokens import Sender
 from extender.sources.cluster import ClusterSource
-from extender.sources.dcgm_devices import DeviceTable
+from extender.sources.frames import Frame
+from extender.sources.kube_reflector import Reflector
+from extender.sources.prometheus_answer import ReadingsBuilder, read_history
+from extender.sources.prometheus_collector import Collector
 from extender.sources.prometheus_common import PrometheusError
+from extender.sources.prometheus_history import collect_past
 from extender.sources.prometheus_http import PrometheusClient
-from extender.sources.prometheus_queries import UNREADABLE
-from extender.sources.prometheus_rows import Recognized
-from extender.webhook.outcomes import Outcome
-from tests.extender.served import BUSY, IDLE, NOW, World
+from extender.sources.prometheus_use import collect_use
+from extender.sources.prometheus_worker import past_frames, round_frames
+from tests.extender.served import IDLE, NOW, World
 from tests.extender.sources.asking import NODES
+from tests.fuzz.judging import FaultError, Target
+from tests.fuzz.questions import webhooks
 
-Target = Callable[[bytes], bool]
+KNOWN_NAMES: Final = (
+    b'{"status":"success","data":["DCGM_FI_DEV_GPU_UTIL","DCGM_FI_DEV_FB_USED",'
+    b'"DCGM_FI_DEV_FB_FREE","DCGM_FI_DEV_XID_ERRORS","DCGM_FI_PROF_GR_ENGINE_ACTIVE"]}'
+)
+ROUND_SECONDS: Final = 10.0
+PAST_SECONDS: Final = 600.0
 
-MOST_LOGGED: Final = 64 << 10
-"""Characters that one body may have logged."""
-
-MOST_CPU_SECONDS: Final = 2.0
-MOST_GROWN_KIB: Final = 256 << 10
-"""What one body may cost: CPU time, so that a busy machine does not count, and peak memory."""
-
-SHORTLIST: Final = 2
-REQUIRE_IDLE: Final = b"require-idle"
-
-
-class FaultError(AssertionError):
-    """The product fails its promise; the message says which."""
-
-
-class LogJudge(logging.Handler):
-    """Raises where a fault is logged, or too much."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.setFormatter(JsonFormatter())
-        self.trouble = ""
-        self.characters = 0
-
-    @override
-    def emit(self, record: logging.LogRecord) -> None:
-        self.characters += len(self.format(record))
-        if record.levelno >= logging.ERROR or record.exc_info:
-            self.trouble = self.trouble or self.format(record)
-
-    def check(self) -> None:
-        """Judge what was logged since the last time."""
-        trouble, characters = self.trouble, self.characters
-        self.trouble, self.characters = "", 0
-        if trouble:
-            raise FaultError(f"a fault was logged: {trouble}")
-        if characters > MOST_LOGGED:
-            raise FaultError(f"{characters} characters were logged")
-
-
-def judged(target: Target) -> Target:
-    """Return a target that fails where it logs a fault, or logs, computes or keeps too much."""
-    judge = LogJudge()
-    root = logging.getLogger()
-
-    def run(body: bytes) -> bool:
-        level = root.level
-        root.setLevel(logging.INFO)
-        root.addHandler(judge)
-        began, peak = time.thread_time(), _peak_kib()
-        try:
-            is_understood = target(body)
-        finally:
-            root.removeHandler(judge)
-            root.setLevel(level)
-            judge.check()
-        seconds, grown = time.thread_time() - began, _peak_kib() - peak
-        if seconds > MOST_CPU_SECONDS or grown > MOST_GROWN_KIB:
-            raise FaultError(f"it took {seconds:.1f} s of CPU time and {grown} KiB")
-        return is_understood
-
-    return run
-
-
-def _peak_kib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-# --- what kube-scheduler asks ---------------------------------------------------------------------
-
-
-def webhooks(verb: str, runner: asyncio.Runner) -> Target:
-    """Answer a question as the webhooks do, with a shortlist and without, and judge the answer."""
-    judge = {"filter": _judge_filter, "prioritize": _judge_scores, "preempt": _judge_preemption}
-    asked = [(world, getattr(world.webhooks(), verb)) for world in map(_world, (0, SHORTLIST))]
-
-    async def answered(ask: Callable[[bytes], Any], body: bytes) -> tuple[Outcome, bytes]:
-        outcome, response = await ask(body)
-        await asyncio.sleep(0)  # what follows once the answer is on its way
-        return outcome, cast(bytes, response.body)
-
-    def target(body: bytes) -> bool:
-        understood = []
-        for world, ask in asked:
-            outcome, answer = runner.run(answered(ask, body))
-            if outcome is Outcome.FAULT:
-                raise FaultError("a fault was answered")
-            understood.append(outcome is not Outcome.MALFORMED)
-            if understood[-1]:
-                judge[verb](body, answer, outcome, world)
-            else:
-                _judge_refusal(answer)
-        if len(set(understood)) != 1:
-            raise FaultError("whether a question is understood depends on the shortlist")
-        return understood[0]
-
-    return target
-
-
-def _world(shortlist: int) -> World:
-    world = World(shortlist=shortlist)
-    world.add({"idle": [IDLE, IDLE], "busy": [BUSY, BUSY], "gpu-node-0": [IDLE]})
-    world.add_pod("holder", "busy")
-    return world
-
-
-def _judge_refusal(answer: bytes) -> None:
-    """What cannot be read is said to be so, and no node is named."""
-    document = msgspec.json.decode(answer)
-    if not document.pop("Error") or any(document.values()):
-        raise FaultError(f"a question that cannot be read is answered: {document}")
-
-
-def _judge_filter(body: bytes, answer: bytes, outcome: Outcome, world: World) -> None:
-    """Each asked node passes or fails, once; those beyond the shortlist alone are left out."""
-    question, found = _Asked(body), _fields(answer)
-    names, items = found["nodenames"], found["nodes"]
-    if question.objects is None:
-        if items != b"null":
-            raise FaultError("names were asked, objects are answered")
-        passed = msgspec.json.decode(names, type=list[str])
-    else:
-        if names != b"null":
-            raise FaultError("objects were asked, names are answered")
-        objects = _items(_fields(items).get("items", b"null"))
-        passed = list(map(_node_name, objects))
-        if objects != [question.objects.get(name) for name in passed]:
-            raise FaultError("a node does not come back as it was sent")
-    failed = [
-        *_keys(found["failednodes"]),
-        *_keys(found["failedandunresolvablenodes"]),
-    ]
-    said = Counter([*passed, *failed])
-    if passed != [name for name in question.nodes if name in set(passed)]:
-        raise FaultError(f"{passed} pass of {question.nodes}, in this order")
-    if max(said.values(), default=1) > 1 or not said.keys() <= set(question.nodes):
-        raise FaultError(f"asked of {question.nodes}: {passed} pass, {failed} fail")
-    is_short = 0 < world.shortlist <= len(passed) and not failed
-    if not is_short and len(said) != len(question.nodes):
-        raise FaultError(f"nothing is said of {set(question.nodes) - said.keys()}")
-    if outcome is not Outcome.ANSWERED and len(passed) != len(question.nodes):
-        raise FaultError("a pod that is none of ours is refused a node")
-    if REQUIRE_IDLE not in body.lower() and (strange := set(failed) - world.fleet.nodes.keys()):
-        raise FaultError(f"nodes that are not known are refused: {strange}")
-
-
-def _judge_scores(body: bytes, answer: bytes, outcome: Outcome, world: World) -> None:
-    """Each asked node has a score, once; where one passes, one has the highest."""
-    scores, nodes = json.loads(answer), _Asked(body).nodes
-    if [entry["Host"] for entry in scores] != nodes:
-        raise FaultError(f"asked of {nodes}: {scores}")
-    values = [entry["Score"] for entry in scores]
-    most = world.max_score if outcome is Outcome.ANSWERED else 0
-    if any(type(value) is not int or not 0 <= value <= most for value in values):
-        raise FaultError(f"scores outside 0 to {most}: {scores}")
-    if any(values) and values.count(most) != 1:
-        raise FaultError(f"no score is the highest, or several are: {scores}")
-    strangers = set(nodes) - world.fleet.nodes.keys() if most else set()
-    if strangers and not any(values) and REQUIRE_IDLE not in body.lower():
-        raise FaultError(f"nodes that are not known are refused: {strangers}")
-
-
-def _judge_preemption(body: bytes, answer: bytes, outcome: Outcome, _: World) -> None:
-    """Candidates are asked ones, with the very victims that were asked about."""
-    asked = {node: victims for node, victims in _victims(body) if victims[0]}
-    kept = dict(_victims(answer))
-    if any(asked.get(node) != victims for node, victims in kept.items()):
-        raise FaultError(f"asked of {asked}: {kept}")
-    if outcome is not Outcome.ANSWERED and kept != asked:
-        raise FaultError(f"a pod that is none of ours is refused a candidate: {asked.keys()}")
-
-
-class _Asked:
-    """The nodes of a question as another reader finds them.
-
-    Attributes:
-        nodes: their names, each once.
-        objects: each node as it was sent, by name; None where names were sent.
-    """
-
-    def __init__(self, body: bytes) -> None:
-        fields = _fields(body)
-        names = msgspec.json.decode(fields.get("nodenames", b"null"), type=list[str | None] | None)
-        nodes = fields.get("nodes", b"null")
-        self.objects: dict[str, bytes] | None = None
-        if names or nodes == b"null":
-            self.nodes = list(dict.fromkeys(name or "" for name in names or ()))
-            return
-        self.objects = {}
-        for item in _items(_fields(nodes).get("items", b"null")):
-            self.objects.setdefault(_node_name(item), item)
-        self.nodes = list(self.objects)
-
-
-def _fields(text: bytes) -> dict[str, bytes]:
-    """Return the fields of an object as they stand, their names in lower case; null has none."""
-    return {name.casefold(): value for name, value in _raw(text).items()}
-
-
-def _items(text: bytes) -> list[bytes]:
-    return [bytes(each) for each in msgspec.json.decode(text, type=list[msgspec.Raw] | None) or ()]
-
-
-def _keys(text: bytes) -> list[str]:
-    """Return the keys of an object, those that are there twice included."""
-    return [key for key, _ in json.loads(text, object_pairs_hook=list)]
-
-
-def _node_name(node: bytes) -> str:
-    metadata = _fields(_fields(node).get("metadata", b"null"))
-    return msgspec.json.decode(metadata.get("name", b"null"), type=str | None) or ""
-
-
-def _victims(text: bytes) -> Iterator[tuple[str, tuple[list[str], int]]]:
-    """Yield each candidate with its victims' UIDs and the disruption budgets that they violate."""
-    fields = _fields(text)
-    forms = (fields.get(form, b"null") for form in ("nodenametometavictims", "nodenametovictims"))
-    by_node = next((found for form in forms if (found := _raw(form))), {})
-    for node, victims in by_node.items():
-        found = _fields(victims)
-        pods = [_fields(pod) for pod in _items(found.get("pods", b"null"))]
-        uids = [
-            msgspec.json.decode(pod.get("uid") or _fields(pod["metadata"])["uid"], type=str)
-            for pod in pods
-        ]
-        count = found.get("numpdbviolations", b"null")
-        yield node, (uids, msgspec.json.decode(count, type=int | None) or 0)
-
-
-def _raw(text: bytes) -> dict[str, bytes]:
-    """Return the fields of an object, their names in their own case."""
-    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw] | None) or {}
-    return {name: bytes(value) for name, value in fields.items()}
-
-
-# --- what others send -----------------------------------------------------------------------------
+AGENT_TOKEN: Final = "the-token"
+GRANTED: Final = b"HTTP/1.1 101 "
+CHUNK_BYTES: Final = 700
+SETTLING_TURNS: Final = 5
 
 
 class _FreshLease:
@@ -381,70 +160,249 @@ def settings(body: bytes) -> bool:
 
 
 class _Answer(requests.adapters.HTTPAdapter):
-    """Answers every query with one body."""
+    """Answers every query with one body; which metrics there are, only a body of names tells."""
 
     body = b""
 
     @override
     def send(self, request: requests.PreparedRequest, *_args: Any, **_rest: Any) -> Any:
-        raw = urllib3.HTTPResponse(io.BytesIO(self.body), status=200, preload_content=False)
+        is_names = "/label/" in (request.url or "") and b'"resultType"' in self.body
+        body = KNOWN_NAMES if is_names else self.body
+        raw = urllib3.HTTPResponse(io.BytesIO(body), status=200, preload_content=False)
         return self.build_response(request, cast(Any, raw))
 
 
-def prometheus() -> Target:
-    """Ask a Prometheus that answers anything."""
-    client = PrometheusClient(Prometheus(url="http://prometheus.test"))
-    adapter = _Answer()
-    client._connect._session.mount("http://prometheus.test", adapter)
-    table = DeviceTable()
+def prometheus(runner: asyncio.Runner) -> Target:
+    """Ask a Prometheus that answers anything: a round, the past, and who used what last.
+
+    What comes of them goes the way that it goes from the worker process into the fleet.
+    """
+    settings = Prometheus(url="http://prometheus.test", parallel_queries=1)
+    adapter, client, collector = _Answer(), PrometheusClient(settings), Collector(settings)
+    for each in (client, *collector._queries._all):
+        each._connect._session.mount("http://prometheus.test", adapter)
+    builder, world = ReadingsBuilder(), World()
+    world.add({"gpu-1": [IDLE]})
+
+    async def take(answer: list[Frame]) -> None:
+        readings, _ = await builder.apply(answer, world.now)
+        if any(np.isinf(column).any() for column in readings.columns.values()):
+            raise FaultError("an infinite reading")
+        if strangers := {info.node for info in readings.devices} - NODES.names:
+            raise FaultError(f"readings of nodes that are not there: {strangers}")
+        world.fleet.apply_readings(readings)
+
+    async def take_past(answer: list[Frame]) -> None:
+        async for history in read_history(answer):
+            world.fleet.apply_history(history)
 
     def target(body: bytes) -> bool:
         adapter.body = body
+        world.now += ROUND_SECONDS
+        understood = 0
         with contextlib.suppress(PrometheusError):
-            client.metric_names(since=0.0, timeout_seconds=1.0)
-        try:
-            rows = client.query("up", 1.0, table.recognize)
-            if isinstance(rows, Recognized):
-                return True
-            table.see(rows, NODES, ("Hostname", "node"))
-            table.read(rows)
-        except (PrometheusError, *UNREADABLE):
-            return False
-        return True
+            runner.run(take(_sent(round_frames(collector.collect(NODES, world.now)))))
+            understood += bool(len(collector._devices))
+        with contextlib.suppress(PrometheusError):
+            past = collect_past(client, settings, now=world.now, window_seconds=PAST_SECONDS)
+            runner.run(take_past(_sent(past_frames(past))[:-1]))
+            understood += bool(past.devices)
+        with contextlib.suppress(PrometheusError):
+            use = collect_use(
+                client, settings, now=world.now, seconds=PAST_SECONDS, active_from=0.01
+            )
+            understood += bool(use.devices)
+        world.fleet.snapshot()
+        return bool(understood)
 
     return target
 
 
-class _Events:
-    """An API server whose watch tells what it is given."""
+def _sent(answer: Iterable[Frame]) -> list[Frame]:
+    """Return frames as the extender gets them from the worker process."""
+    pipe = io.BytesIO(b"".join(part for one in answer for part in frames.encode(one)))
+    return list(iter(lambda: frames.read(pipe), None))
+
+
+class _ApiServer:
+    """Answers a list page by page, and tells a watch its events: a line each."""
 
     lines: tuple[bytes, ...] = ()
+
+    async def get_text(self, *_: object, **__: object) -> bytes:
+        page, *rest = self.lines or (b"",)
+        self.lines = tuple(rest)
+        return page
 
     async def watch_lines(self, *_: object, **__: object) -> AsyncIterator[bytes]:
         for line in self.lines:
             yield line
 
 
-def watch(resource: str, runner: asyncio.Runner) -> Target:
-    """Take the events of a watch, a line each."""
-    world = World()
-    api = _Events()
+def _reflector(resource: str) -> tuple[World, _ApiServer, Reflector]:
+    world, api = World(), _ApiServer()
     cluster = ClusterSource(
         cast(KubeClient, api), world.fleet, resources=ResourceNames(), clock=lambda: NOW
     )
-    reflector = cluster._reflectors[resource]
-    errors: list[Exception] = []
-    setattr(reflector, "_note_unreadable", lambda _, error: errors.append(error))  # noqa: B010
+    return world, api, cluster._reflectors[resource]
+
+
+def _collect_unread(reflector: Reflector) -> list[Exception]:
+    """Return a list that gets the cause of each object that cannot be read."""
+    unread: list[Exception] = []
+    note = reflector._note_unreadable
+
+    def note_unread(raw: Mapping[str, object], error: Exception) -> None:
+        unread.append(error)
+        note(raw, error)
+
+    reflector._note_unreadable = note_unread  # type: ignore[method-assign] # to see the cause
+    return unread
+
+
+def _check_unread(unread: list[Exception]) -> None:
+    """Fail unless all that could not be read was no JSON."""
+    if causes := [error for error in unread if not isinstance(error, KubeError)]:
+        raise FaultError(f"an object could not be read: {causes[0]!r}")
+
+
+def watch(resource: str, runner: asyncio.Runner) -> Target:
+    """Take the events of a watch, a line each."""
+    _, api, reflector = _reflector(resource)
+    unread = _collect_unread(reflector)
 
     def target(body: bytes) -> bool:
         api.lines = tuple(line for line in body.split(b"\n") if line)
-        errors.clear()
+        unread.clear()
         with contextlib.suppress(KubeError):
             runner.run(reflector._watch())
-        for error in errors:
-            if not isinstance(error, KubeError):
-                raise FaultError("an object could not be read") from error
+        _check_unread(unread)
         return bool(api.lines)
+
+    return target
+
+
+def listing(resource: str, runner: asyncio.Runner) -> Target:
+    """Take a list, a page in each line; what a complete one does not have is gone."""
+    world, api, reflector = _reflector(resource)
+    unread = _collect_unread(reflector)
+
+    def target(body: bytes) -> bool:
+        api.lines = tuple(line for line in body.split(b"\n") if line)
+        unread.clear()
+        try:
+            runner.run(reflector._list())
+        except KubeError:
+            return False
+        _check_unread(unread)
+        with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            said = {text for line in body.split(b"\n") for text in _texts(line)}
+            if resource == "nodes" and (strangers := world.fleet.nodes.keys() - said):
+                raise FaultError(f"nodes that were not listed: {strangers}")
+        return True
+
+    return target
+
+
+def _texts(page: bytes) -> Iterator[str]:
+    """Yield every text of a page."""
+    waiting = [msgspec.json.decode(page)] if page else []
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+class _Wire(asyncio.Transport):
+    """The socket of an agent's connection; what is written is kept."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("192.0.2.1", 1)})
+        self.written = b""
+        self.is_open = True
+
+    @override
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    @override
+    def close(self) -> None:
+        self.is_open = False
+
+    abort = close
+
+    @override
+    def is_closing(self) -> bool:
+        return not self.is_open
+
+    @override
+    def pause_reading(self) -> None:
+        """Do nothing: what is sent waits in the target."""
+
+    resume_reading = pause_reading
+
+
+class _Agents(AgentSource):
+    """Takes what agents say, and knows one token."""
+
+    @override
+    async def admit(self, connection: Connection, token: str) -> Sender:
+        await asyncio.sleep(0)
+        if token != AGENT_TOKEN:
+            raise RefusedError(Refusal.BAD_TOKEN, "another token")
+        return Sender(node="node", expires_at=2 * NOW, account="agent", audience="extender")
+
+
+def agent_connection(runner: asyncio.Runner) -> Target:
+    """Take all that comes on one connection of an agent: its request, then its updates."""
+    world = World()
+    world.add_node("node")
+
+    async def deliver(readings: Readings) -> None:
+        if any(info.node != "node" for info in readings.devices):
+            raise FaultError("a reading of another node")
+        world.fleet.apply_readings(readings)
+
+    source = _Agents(
+        AgentSettings(),
+        cast(KubeClient, None),
+        knows=world.fleet.nodes.__contains__,
+        deliver=deliver,
+        foreign=Foreign,
+        clock=lambda: NOW,
+        monotonic=lambda: 0.0,
+    )
+
+    async def talk(body: bytes) -> tuple[bytes, bool]:
+        wire, connection = _Wire(), Connection(source, lambda: 0.0)
+        connection.connection_made(wire)
+        for start in range(0, len(body), CHUNK_BYTES):
+            connection.data_received(body[start : start + CHUNK_BYTES])
+            await asyncio.sleep(0)
+            connection.resume()
+        for _ in range(SETTLING_TURNS):
+            await asyncio.sleep(0)
+            connection.resume()
+        waiting = {**source._quiet, **source._news}
+        source._quiet, source._news = {}, {}
+        await source._hand_on_safely(list(waiting.values()))
+        connection.connection_lost(None)
+        return wire.written, connection.sender is not None
+
+    def target(body: bytes) -> bool:
+        faults = source.refusals.counts[Refusal.FAULT]
+        written, is_granted = runner.run(talk(body))
+        if source.refusals.counts[Refusal.FAULT] != faults:
+            raise FaultError("a fault of the extender ended the connection")
+        if is_granted and (AGENT_TOKEN.encode() not in body or not written.startswith(GRANTED)):
+            raise FaultError("a connection without the token was granted")
+        if source._connections or source._of_node:
+            raise FaultError("a connection that has ended is kept")
+        return is_granted
 
     return target
 
@@ -462,8 +420,10 @@ def targets(runner: asyncio.Runner) -> Mapping[str, Callable[[], Target]]:
         "agent-report": lambda: agent_report,
         "peers": peers,
         "settings": lambda: settings,
-        "prometheus": prometheus,
+        "agent-connection": partial(agent_connection, runner),
+        "prometheus": partial(prometheus, runner),
         **{f"watch-{kind}": partial(watch, kind, runner) for kind in WATCHED},
+        **{f"list-{kind}": partial(listing, kind, runner) for kind in WATCHED},
     }
 
 

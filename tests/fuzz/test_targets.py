@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from extender.webhook import wire
 from tests.fuzz.corpus import corpus
-from tests.fuzz.targets import NAMES, FaultError, Target, judged, targets
+from tests.fuzz.judging import FaultError, Target, judged
+from tests.fuzz.targets import NAMES, targets
 
 BODIES = corpus()
 

@@ -178,8 +178,14 @@ class Connection(asyncio.Protocol):
         try:
             head.receive_data(data)
             event = head.next_event()
+            # Updates follow the answer; a body would stand where they begin.
+            is_whole = not isinstance(event, h11.Request) or (
+                isinstance(head.next_event(), h11.EndOfMessage)
+            )
         except h11.RemoteProtocolError as error:
             raise RefusedError(Refusal.BAD_REQUEST, f"no HTTP request: {error}") from error
+        if not is_whole:
+            raise RefusedError(Refusal.BAD_REQUEST, "the request has a body: updates follow later")
         if isinstance(event, h11.Request):
             token = _token_in(event)
             self._review = asyncio.get_running_loop().create_task(
@@ -200,7 +206,6 @@ class Connection(asyncio.Protocol):
             self.fail(error)
 
     def _switch(self, head: h11.Connection) -> None:
-        head.next_event()  # the end of the request
         answer = head.send(
             h11.InformationalResponse(
                 status_code=HTTPStatus.SWITCHING_PROTOCOLS,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from extender.core.readings import Signal
 from extender.sources import promql
 from extender.sources.dcgm_devices import DeviceRow, DeviceTable
+from extender.sources.prometheus_common import PrometheusError, read_rows
 from extender.sources.prometheus_layouts import Vector
-from extender.sources.prometheus_queries import UNREADABLE
 from extender.sources.prometheus_rows import Recognized, parse_document, recognize_rows
 from tests.extender.sources.asking import NOW, Asked
 from tests.extender.sources.fake_prometheus import FakePrometheus
@@ -60,8 +60,8 @@ def parsed(table: DeviceTable, body: bytes) -> tuple[Mapping[str, Any], Vector] 
     """Read an answer as a whole; None where it cannot be read."""
     document = parse_document(body)
     try:
-        return document, table.read(document["data"]["result"])
-    except UNREADABLE:
+        return document, read_rows(lambda whole: table.read(whole["data"]["result"]), document)
+    except PrometheusError:
         return None
 
 

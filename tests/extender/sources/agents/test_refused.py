@@ -218,6 +218,10 @@ async def test_a_report_that_cannot_be_ends_its_connection_alone(
         await eventually(lambda: desk.of("gpu-2"))
 
 
+def with_body(header: str) -> bytes:
+    return request(token("gpu-1")).replace(b"\r\n\r\n", f"\r\n{header}\r\n\r\n".encode())
+
+
 @pytest.mark.parametrize(
     "bad",
     [
@@ -225,6 +229,8 @@ async def test_a_report_that_cannot_be_ends_its_connection_alone(
         request("x", "/metrics"),
         request("x").replace(UPGRADE.encode(), b"websocket"),
         b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000,
+        with_body("Content-Length: 3") + b"abc",
+        with_body("Transfer-Encoding: chunked") + b"no length",
     ],
 )
 async def test_what_is_no_request_for_a_stream_is_refused(tmp_path: Path, bad: bytes) -> None:

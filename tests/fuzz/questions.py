@@ -1,0 +1,180 @@
+"""Fuzzes the three verbs, and judges each answer by another reading of its question."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final, cast
+
+import msgspec
+
+from extender.webhook.outcomes import Outcome
+from tests.extender.served import BUSY, IDLE, World
+from tests.fuzz.judging import FaultError, Target
+
+SHORTLIST: Final = 2
+REQUIRE_IDLE: Final = b"require-idle"
+
+
+def webhooks(verb: str, runner: asyncio.Runner) -> Target:
+    """Answer a question as the webhooks do, with a shortlist and without, and judge the answer."""
+    judge = {"filter": _judge_filter, "prioritize": _judge_scores, "preempt": _judge_preemption}
+    asked = [(world, getattr(world.webhooks(), verb)) for world in map(_world, (0, SHORTLIST))]
+
+    async def answered(ask: Callable[[bytes], Any], body: bytes) -> tuple[Outcome, bytes]:
+        outcome, response = await ask(body)
+        await asyncio.sleep(0)  # what follows once the answer is on its way
+        return outcome, cast(bytes, response.body)
+
+    def target(body: bytes) -> bool:
+        understood = []
+        for world, ask in asked:
+            outcome, answer = runner.run(answered(ask, body))
+            if outcome is Outcome.FAULT:
+                raise FaultError("a fault was answered")
+            understood.append(outcome is not Outcome.MALFORMED)
+            if understood[-1]:
+                judge[verb](body, answer, outcome, world)
+            else:
+                _judge_refusal(answer)
+        if len(set(understood)) != 1:
+            raise FaultError("whether a question is understood depends on the shortlist")
+        return understood[0]
+
+    return target
+
+
+def _world(shortlist: int) -> World:
+    world = World(shortlist=shortlist)
+    world.add({"idle": [IDLE, IDLE], "busy": [BUSY, BUSY], "gpu-node-0": [IDLE]})
+    world.add_pod("holder", "busy")
+    return world
+
+
+def _judge_refusal(answer: bytes) -> None:
+    """What cannot be read is said to be so, and no node is named."""
+    document = msgspec.json.decode(answer)
+    if not document.pop("Error") or any(document.values()):
+        raise FaultError(f"a question that cannot be read is answered: {document}")
+
+
+def _judge_filter(body: bytes, answer: bytes, outcome: Outcome, world: World) -> None:
+    """Each asked node passes or fails, once; those beyond the shortlist alone are left out."""
+    question, found = _Asked(body), _fields(answer)
+    names, items = found["nodenames"], found["nodes"]
+    if question.objects is None:
+        if items != b"null":
+            raise FaultError("names were asked, objects are answered")
+        passed = msgspec.json.decode(names, type=list[str])
+    else:
+        if names != b"null":
+            raise FaultError("objects were asked, names are answered")
+        objects = _items(_fields(items).get("items", b"null"))
+        passed = list(map(_node_name, objects))
+        if objects != [question.objects.get(name) for name in passed]:
+            raise FaultError("a node does not come back as it was sent")
+    failed = [
+        *_keys(found["failednodes"]),
+        *_keys(found["failedandunresolvablenodes"]),
+    ]
+    said = Counter([*passed, *failed])
+    if passed != [name for name in question.nodes if name in set(passed)]:
+        raise FaultError(f"{passed} pass of {question.nodes}, in this order")
+    if max(said.values(), default=1) > 1 or not said.keys() <= set(question.nodes):
+        raise FaultError(f"asked of {question.nodes}: {passed} pass, {failed} fail")
+    is_short = 0 < world.shortlist <= len(passed) and not failed
+    if not is_short and len(said) != len(question.nodes):
+        raise FaultError(f"nothing is said of {set(question.nodes) - said.keys()}")
+    if outcome is not Outcome.ANSWERED and len(passed) != len(question.nodes):
+        raise FaultError("a pod that is none of ours is refused a node")
+    if REQUIRE_IDLE not in body.lower() and (strange := set(failed) - world.fleet.nodes.keys()):
+        raise FaultError(f"nodes that are not known are refused: {strange}")
+
+
+def _judge_scores(body: bytes, answer: bytes, outcome: Outcome, world: World) -> None:
+    """Each asked node has a score, once; where one passes, one has the highest."""
+    scores, nodes = json.loads(answer), _Asked(body).nodes
+    if [entry["Host"] for entry in scores] != nodes:
+        raise FaultError(f"asked of {nodes}: {scores}")
+    values = [entry["Score"] for entry in scores]
+    most = world.max_score if outcome is Outcome.ANSWERED else 0
+    if any(type(value) is not int or not 0 <= value <= most for value in values):
+        raise FaultError(f"scores outside 0 to {most}: {scores}")
+    if any(values) and values.count(most) != 1:
+        raise FaultError(f"no score is the highest, or several are: {scores}")
+    strangers = set(nodes) - world.fleet.nodes.keys() if most else set()
+    if strangers and not any(values) and REQUIRE_IDLE not in body.lower():
+        raise FaultError(f"nodes that are not known are refused: {strangers}")
+
+
+def _judge_preemption(body: bytes, answer: bytes, outcome: Outcome, _: World) -> None:
+    """Candidates are asked ones, with the very victims that were asked about."""
+    asked = {node: victims for node, victims in _victims(body) if victims[0]}
+    kept = dict(_victims(answer))
+    if any(asked.get(node) != victims for node, victims in kept.items()):
+        raise FaultError(f"asked of {asked}: {kept}")
+    if outcome is not Outcome.ANSWERED and kept != asked:
+        raise FaultError(f"a pod that is none of ours is refused a candidate: {asked.keys()}")
+
+
+class _Asked:
+    """The nodes of a question as another reader finds them.
+
+    Attributes:
+        nodes: their names, each once.
+        objects: each node as it was sent, by name; None where names were sent.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        fields = _fields(body)
+        names = msgspec.json.decode(fields.get("nodenames", b"null"), type=list[str | None] | None)
+        nodes = fields.get("nodes", b"null")
+        self.objects: dict[str, bytes] | None = None
+        if names or nodes == b"null":
+            self.nodes = list(dict.fromkeys(name or "" for name in names or ()))
+            return
+        self.objects = {}
+        for item in _items(_fields(nodes).get("items", b"null")):
+            self.objects.setdefault(_node_name(item), item)
+        self.nodes = list(self.objects)
+
+
+def _fields(text: bytes) -> dict[str, bytes]:
+    """Return the fields of an object as they stand, their names in lower case; null has none."""
+    return {name.casefold(): value for name, value in _raw(text).items()}
+
+
+def _items(text: bytes) -> list[bytes]:
+    return [bytes(each) for each in msgspec.json.decode(text, type=list[msgspec.Raw] | None) or ()]
+
+
+def _keys(text: bytes) -> list[str]:
+    """Return the keys of an object, those that are there twice included."""
+    return [key for key, _ in json.loads(text, object_pairs_hook=list)]
+
+
+def _node_name(node: bytes) -> str:
+    metadata = _fields(_fields(node).get("metadata", b"null"))
+    return msgspec.json.decode(metadata.get("name", b"null"), type=str | None) or ""
+
+
+def _victims(text: bytes) -> Iterator[tuple[str, tuple[list[str], int]]]:
+    """Yield each candidate with its victims' UIDs and the disruption budgets that they violate."""
+    fields = _fields(text)
+    forms = (fields.get(form, b"null") for form in ("nodenametometavictims", "nodenametovictims"))
+    by_node = next((found for form in forms if (found := _raw(form))), {})
+    for node, victims in by_node.items():
+        found = _fields(victims)
+        pods = [_fields(pod) for pod in _items(found.get("pods", b"null"))]
+        uids = [
+            msgspec.json.decode(pod.get("uid") or _fields(pod["metadata"])["uid"], type=str)
+            for pod in pods
+        ]
+        count = found.get("numpdbviolations", b"null")
+        yield node, (uids, msgspec.json.decode(count, type=int | None) or 0)
+
+
+def _raw(text: bytes) -> dict[str, bytes]:
+    """Return the fields of an object, their names in their own case."""
+    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw] | None) or {}
+    return {name: bytes(value) for name, value in fields.items()}
