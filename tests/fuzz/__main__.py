@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from bench.machine import RESULTS, Bound, report
 from tests.controlplane.leash import leashed
 from tests.fuzz.corpus import corpus
 from tests.fuzz.targets import NAMES
@@ -25,7 +26,6 @@ SLOWEST_SECONDS: Final = 5
 MOST_MIB: Final = 1024
 LONGEST_BODY: Final = 16384
 FAILED: Final = Path(".fuzz")
-RESULT: Final = Path("bench/results/fuzz.md")
 _STAT: Final = re.compile(r"stat::(\w+):\s+(\d+)")
 _COVERED: Final = re.compile(r"cov: (\d+)")
 
@@ -88,25 +88,36 @@ def fuzz(target: str, limits: Sequence[str]) -> Run:
     )
 
 
-def table(runs: Sequence[Run]) -> str:
-    """Return the result as Markdown."""
-    head = (
-        "# Fuzzing\n\n"
-        f"`python -m tests.fuzz --keep` on Python {sys.version.split()[0]}: bodies made by Atheris "
-        "from the corpus of `tests/fuzz`,\nguided by coverage. Each was answered with a typed "
-        f"error or rightly, within {SLOWEST_SECONDS} s and {MOST_MIB} MiB, unless its row says "
-        "that it failed.\n\n"
-        "| target | bodies | seconds | edges reached | slowest, s | peak MiB | failed |\n"
-        "|---|---:|---:|---:|---:|---:|---|\n"
-    )
-    rows = [
-        f"| {run.target} | {run.bodies:,} | {run.seconds:.0f} | {run.covered:,} | "
-        f"{run.slowest_seconds} | {run.peak_mib} | {'yes' if run.failed else 'no'} |\n"
+def keep(runs: Sequence[Run], folder: Path | None) -> None:
+    """Print the result, and write it into a folder."""
+    rows: list[dict[str, object]] = [
+        {
+            "target": run.target,
+            "bodies": run.bodies,
+            "seconds": round(run.seconds),
+            "edges reached": run.covered,
+            "slowest, s": run.slowest_seconds,
+            "peak MiB": run.peak_mib,
+            "failed": "yes" if run.failed else "no",
+        }
         for run in runs
     ]
-    total = f"| all | {sum(run.bodies for run in runs):,} | "
-    total += f"{sum(run.seconds for run in runs):.0f} | | | | |\n"
-    return head + "".join(rows) + total
+    failed = sum(run.failed for run in runs)
+    report(
+        "fuzz",
+        "Fuzzing",
+        rows=rows,
+        bounds=[
+            Bound(what="targets with a body that failed", limit=0, measured=failed, unit="targets")
+        ],
+        notes=[
+            f"{sum(run.bodies for run in runs):,} bodies, made by Atheris from the corpus of "
+            "`tests/fuzz` and guided by coverage. A target whose row says no answered each of them "
+            f"with a typed error or rightly, within {SLOWEST_SECONDS} s and {MOST_MIB} MiB.",
+        ],
+        folder=folder,
+        command=" ".join(["python -m tests.fuzz", *sys.argv[1:]]),
+    )
 
 
 def main() -> int:
@@ -114,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="of all targets together")
     parser.add_argument("--bodies", type=int, help="of all targets together, in place of minutes")
-    parser.add_argument("--keep", action="store_true", help=f"write {RESULT}")
+    parser.add_argument("--keep", action="store_true", help="write bench/results/fuzz.md")
     parser.add_argument("only", nargs="*", metavar="TARGET", help=f"of {', '.join(NAMES)}")
     arguments = parser.parse_args()
     names: list[str] = arguments.only or list(NAMES)
@@ -132,9 +143,7 @@ def main() -> int:
         if run.failed:
             sys.stdout.write(run.output[-4000:])
         sys.stdout.flush()
-    if arguments.keep:
-        RESULT.write_text(table(runs), encoding="utf-8")
-    sys.stdout.write(table(runs))
+    keep(runs, RESULTS if arguments.keep else None)
     return 1 if any(run.failed for run in runs) else 0
 
 
