@@ -1,9 +1,10 @@
 """How long filter takes while each port of the extender is misused.
 
 `python -m bench.abuse` asks filter and prioritize for one pod after the other, every tenth on a
-fresh connection as kube-scheduler does after a pause. Meanwhile a process at another address does
-one bad thing at a time to one port. The webhooks' port asks for no certificate here: with TLS
-nothing of this comes past the handshake.
+fresh connection as kube-scheduler does after a pause, over TLS. Meanwhile a process at another
+address does one bad thing at a time to one port, and counts its connections: those that it opened,
+those that were refused, and those that were ended. At the webhooks' port it shows kube-scheduler's
+own certificate: without one nothing of this comes past the handshake.
 """
 
 import argparse
@@ -11,10 +12,12 @@ import asyncio
 import gzip
 import itertools
 import json
+import os
 import ssl
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import (
     AsyncIterator,
@@ -27,7 +30,9 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -40,7 +45,7 @@ from bench.timing import Phase, ask_noise, place_and_free
 from bench.world import BenchError, FleetSpec, World, open_world
 from extender.admission.webhook import PATH as ADMISSION_PATH
 from tests.controlplane.process import free_port
-from tests.extender.certificates import issue
+from tests.extender.certificates import client_context, issue
 
 ANSWER_MS: Final = 1000.0
 """`httpTimeout` of the shipped scheduler configuration: a later answer is lost."""
@@ -53,6 +58,7 @@ KEPT: Final = 50
 FRESH_EACH: Final = 10
 PAUSE_SECONDS: Final = 0.02
 SETTLE_SECONDS: Final = 3.0
+END_SECONDS: Final = 60.0
 IDLE_CONNECTIONS: Final = 5000
 SLOW_CONNECTIONS: Final = 400
 BUSY_CONNECTIONS: Final = 16
@@ -60,7 +66,25 @@ BOMBS: Final = 8
 BOMB_BYTES: Final = 300 << 20
 LARGE_BYTES: Final = 4 << 20
 KEY_PAIR: Final = (("cert", "crt"), ("key", "key"))
-NEVER_READ: Final = "answers never read"
+NONE: Final[Mapping[str, int]] = MappingProxyType({})
+CONNECTIONS: Final = dict.fromkeys(("opened", "refused", "ended"), 0)
+"""Of this process, which is the abuser's: those that are open at last never ended."""
+
+HANDSHAKES: Final = asyncio.Semaphore(64)
+"""Of thousands at once none would come to its end: the abuser has to compute, too."""
+
+LONG_QUESTION: Final = json.dumps(
+    {
+        "Pod": {
+            "metadata": {"name": "asker", "namespace": "team", "uid": "uid"},
+            "spec": {
+                "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]
+            },
+        },
+        "NodeNames": [f"strange-{number}" for number in range(5000)],
+    },
+    separators=(",", ":"),
+).encode()
 TOKEN: Final = "Authorization: Bearer " + "x" * 800 + "\r\n"
 
 
@@ -73,28 +97,34 @@ class Port:
         number: where it listens on 127.0.0.1.
         path: what is asked there.
         has_tls: it shows a certificate.
-        answers_at_length: a path with a long answer; "" where none is.
+        shows: folder of the certificate that the abuser shows; "" for none.
+        answers_at_length: a path with a long answer to GET; "" where only a POST may have one.
     """
 
     name: str
     number: int
     path: str
     has_tls: bool = False
+    shows: str = ""
     answers_at_length: str = ""
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect from the abuser's address."""
-        context = None
-        if self.has_tls:
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", self.number, local_addr=(ABUSER, 0), ssl=context
-        )
+        context = _context(self.shows) if self.has_tls else None
+        try:
+            async with HANDSHAKES:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", self.number, local_addr=(ABUSER, 0), ssl=context
+                )
+        except OSError:
+            CONNECTIONS["refused"] += 1
+            raise
+        CONNECTIONS["opened"] += 1
         try:
             yield reader, writer
         finally:
+            CONNECTIONS["ended"] += 1
             writer.transport.abort()
 
     def head(self, length: int, *, extra: str = "") -> bytes:
@@ -103,6 +133,15 @@ class Port:
             f"POST {self.path} HTTP/1.1\r\nHost: it\r\nContent-Type: application/json\r\n{extra}"
             f"Content-Length: {length}\r\n\r\n"
         ).encode()
+
+
+@cache
+def _context(shows: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if shows:
+        context.load_cert_chain(f"{shows}/tls.crt", f"{shows}/tls.key")
+    return context
 
 
 async def send_bombs(port: Port) -> None:
@@ -145,7 +184,9 @@ async def connect_only(port: Port) -> None:
 
 async def never_read(port: Port) -> None:
     """Ask for long answers again and again and read none of them."""
-    message = f"GET {port.answers_at_length} HTTP/1.1\r\nHost: it\r\n\r\n".encode()
+    message = port.head(len(LONG_QUESTION)) + LONG_QUESTION
+    if port.answers_at_length:
+        message = f"GET {port.answers_at_length} HTTP/1.1\r\nHost: it\r\n\r\n".encode()
 
     async def ask() -> None:
         async with port.connect() as (_, writer):
@@ -165,7 +206,7 @@ ABUSES: Final[dict[str, Callable[[Port], Coroutine[Any, Any, None]]]] = {
     "slow heads": send_slow_heads,
     "slow bodies": send_slow_bodies,
     "idle connections": connect_only,
-    NEVER_READ: never_read,
+    "answers never read": never_read,
 }
 
 
@@ -206,18 +247,40 @@ async def _drip(port: Port, start: bytes, pause_seconds: float = 1.0) -> None:
                 continue
 
 
+def tell_at_the_end() -> None:
+    """Wait until standard input ends, say what became of the connections, and end this process."""
+    sys.stdin.read()
+    sys.stdout.write(json.dumps(CONNECTIONS))
+    sys.stdout.flush()
+    os._exit(0)  # not by closing thousands of connections one by one
+
+
 @contextmanager
-def misusing(port: Port, abuse: str) -> Iterator[None]:
-    """Misuse a port from another process while the context is open."""
+def misusing(port: Port, abuse: str) -> Iterator[dict[str, int]]:
+    """Misuse a port from another process while the context is open.
+
+    Yields:
+        What became of the connections, filled in at the end.
+
+    Raises:
+        BenchError: the other process failed.
+    """
+    counts: dict[str, int] = {}
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "bench.abuse", "--abuse", abuse),
             *("--port", json.dumps(asdict(port))),
-        ]
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         time.sleep(SETTLE_SECONDS)
-        yield
+        yield counts
+        said, _ = process.communicate(timeout=END_SECONDS)
+        if process.returncode or not said:
+            raise BenchError(f"{abuse} at {port.name} failed: see above")
+        counts.update(json.loads(said))
     finally:
         process.kill()
         process.wait()
@@ -244,22 +307,36 @@ def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Ph
     return phase, lost
 
 
-def open_ports(world: World, admission: int, agents: int) -> tuple[Port, ...]:
+def open_ports(world: World, admission: int, agents: int, certificates: Path) -> tuple[Port, ...]:
     """Return the ports of an extender."""
     port, status = (urlsplit(url).port or 0 for url in (world.url, world.status_url))
     return (
-        Port(name="webhooks", number=port, path="/filter"),
+        Port(
+            name="webhooks",
+            number=port,
+            path="/filter",
+            has_tls=True,
+            shows=str(certificates / "kube-scheduler"),
+        ),
         Port(name="status", number=status, path="/v1/best", answers_at_length="/v1/nodes"),
         Port(name="admission", number=admission, path=ADMISSION_PATH, has_tls=True),
         Port(name="agents", number=agents, path=REPORT_PATH),
     )
 
 
-def row(port: str, abuse: str, phase: Phase, lost: int, peak_mib: float) -> dict[str, object]:
+def row(
+    port: str,
+    abuse: str,
+    phase: Phase,
+    lost: int,
+    peak_mib: float = 0.0,
+    connections: Mapping[str, int] = NONE,
+) -> dict[str, object]:
     """Return a row of the table."""
     return {
         "port": port,
         "misused with": abuse,
+        **{name: connections.get(name, 0) for name in CONNECTIONS},
         "answers": len(phase.answers_ms),
         "lost": lost,
         "p50 ms": percentile(phase.answers_ms, 0.5),
@@ -275,10 +352,13 @@ def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, o
     """Misuse one port after the other; return the rows of the table, the undisturbed one first."""
     admission, agents, status = free_port(), free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="idlegpu-abuse-") as name:
-        issue(Path(name))
+        certificates = Path(name)
+        issue(certificates)
         files = {f"{kind}_file": f"{name}/extender/tls.{end}" for kind, end in KEY_PAIR}
         settings = {
             "status_listen": f"127.0.0.1:{status}",
+            "api": {"allow_plain": True},
+            "tls": {**files, "client_ca_file": f"{name}/extender/ca.crt"},
             "admission": {"listen": f"127.0.0.1:{admission}", **files},
             "agents": {"listen": f"127.0.0.1:{agents}"},
         }
@@ -286,18 +366,20 @@ def measure(nodes: int, seconds: float, only: Sequence[str]) -> list[dict[str, o
         with open_world(spec, settings=settings) as world, noise_server() as noise:
             world.wait_ready()
             world.wait_readings()
-            scheduler = Scheduler(world)
+            shown = client_context(certificates, shows=certificates)
+            scheduler = Scheduler(world, tls=shown)
             ask_for(seconds, scheduler, noise)
-            rows = [row("-", "nothing", *ask_for(seconds, scheduler, noise), 0.0)]
-            for port in open_ports(world, admission, agents):
+            rows = [row("-", "nothing", *ask_for(seconds, scheduler, noise))]
+            for port in open_ports(world, admission, agents, certificates):
                 for abuse in ABUSES:
                     if only and abuse not in only:
                         continue
-                    if abuse == NEVER_READ and not port.answers_at_length:
-                        continue
-                    with watching_memory(lambda: world.extender_pid) as peak, misusing(port, abuse):
+                    with (
+                        watching_memory(lambda: world.extender_pid) as peak,
+                        misusing(port, abuse) as connections,
+                    ):
                         phase, lost = ask_for(seconds, scheduler, noise)
-                    rows.append(row(port.name, abuse, phase, lost, peak.rss_mib))
+                    rows.append(row(port.name, abuse, phase, lost, peak.rss_mib, connections))
                     sys.stderr.write(f"{rows[-1]}\n")
             return rows
 
@@ -311,6 +393,12 @@ def bounds(rows: Sequence[Mapping[str, Any]]) -> list[Bound]:
             limit=0,
             measured=sum(row["lost"] for row in misused),
             unit="answers",
+        ),
+        Bound(
+            what="abuses that opened no connection",
+            limit=0,
+            measured=sum(not row["opened"] for row in misused),
+            unit="abuses",
         ),
         Bound(
             what="slowest answer",
@@ -338,7 +426,9 @@ def main() -> int:
     parser.add_argument("--port", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.abuse:
-        asyncio.run(ABUSES[options.abuse](Port(**json.loads(options.port))))
+        port = Port(**json.loads(options.port))
+        threading.Thread(target=tell_at_the_end, daemon=True).start()  # however busy the loop is
+        asyncio.run(ABUSES[options.abuse](port))
         return 0
     nodes, seconds = (100, 3.0) if options.quick else (options.nodes, options.seconds)
     rows = measure(nodes, seconds, options.only)

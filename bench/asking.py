@@ -7,6 +7,7 @@ questions and reading answers is not: kube-scheduler has its own costs for that.
 """
 
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,14 +29,17 @@ class Connection:
 
     Args:
         url: base URL of the server.
+        tls: how it is asked over TLS; None for plain HTTP.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
         self._host = parts.netloc
         self._socket = socket.create_connection((parts.hostname, parts.port), ANSWER_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         unpace(self._socket)  # what this machine would hold back is no answer's time
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=parts.hostname)
 
     def post(self, path: str, body: bytes) -> tuple[float, bytes]:
         """Return the seconds until the whole answer was there, and its body.
@@ -108,12 +112,14 @@ class Scheduler:
         world: where it works.
         wishes: what its pods ask for, in turn.
         is_binding: bind what was placed.
+        tls: how the extender is asked over TLS; None for plain HTTP.
         placed: what it has done.
     """
 
     world: World
     wishes: Sequence[Wish] = EVERYDAY
     is_binding: bool = True
+    tls: ssl.SSLContext | None = None
     placed: list[Placed] = field(default_factory=list)
     _connection: Connection = field(init=False)
     _names: bytes = field(init=False)
@@ -122,7 +128,7 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         """Connect, and learn the nodes' names."""
-        self._connection = Connection(self.world.url)
+        self._connection = Connection(self.world.url, self.tls)
         self.world.connections.callback(self.close)
         self._names = names_json(self.world.nodes())
 
@@ -133,7 +139,7 @@ class Scheduler:
     def reconnect(self) -> None:
         """Ask over a new connection from now on."""
         self.close()
-        self._connection = Connection(self.world.url)
+        self._connection = Connection(self.world.url, self.tls)
 
     def prepare(self, count: int) -> None:
         """Create pods that wait to be placed; at most a few hundred at a time are realistic."""

@@ -4,8 +4,10 @@
 shipped configuration and TLS, Prometheus and kwok, and two replicas of the extender behind a
 Service. Pods that want one GPU come all the time and end after some seconds. All GPUs of one node
 are broken, and processes outside Kubernetes use those of another: no pod may land there. One fault
-after the other is brought about, kept for a while, and undone. Recovery is the time from then on
-until no pod waits that was created before, and one that is created after is bound.
+after the other is brought about, kept for a while, and undone. Readings are stale after five
+seconds, so that a fault that keeps them away shows. Recovery is the time from the fault's end until
+no pod waits that was created before, one that is created after is bound, and both replicas have
+fresh readings of all GPUs of the good nodes. All pods count that were created until then.
 """
 
 import argparse
@@ -15,7 +17,15 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -60,9 +70,17 @@ RECOVERY_LIMIT: Final = 60.0
 POLL_SECONDS: Final = 0.2
 STEP_SECONDS: Final = 600.0
 COMPACTIONS: Final = 3
+MAX_AGE_SECONDS: Final = 5
+ASK_SECONDS: Final = 2.0
 LONG_AGO_DAYS: Final = 4000.0
 NONSENSE: Final = ("NaN", "+Inf", "-1", "1e308", "9223372036854775794", "")
+LATEST_TIME: Final = 1e6
+"""A sample that is larger is a time: how old readings are is no matter of plausible lies."""
 UNREACHABLE: Final = (aiohttp.ClientError, ApiError, OSError, TimeoutError)
+
+
+Lie = Callable[[Object, str], str]
+"""What is answered in place of a row's value."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +164,20 @@ class Bench:
     files: Files
     clock: Path
 
+    async def stale_percent(self, replica: ExtenderServer) -> float:
+        """Return how much of the good nodes' GPUs a replica has no fresh readings of."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                gpus = (await replica.get("/v1/gpus"))["gpus"]
+        except UNREACHABLE:
+            return 100.0
+        fresh = sum(gpu["node"] in self.good and gpu["freshness"] == "fresh" for gpu in gpus)
+        return float(100 * (1 - fresh / (len(self.good) * CARDS)))
+
+    async def is_fresh(self) -> bool:
+        """Whether both replicas have fresh readings of all GPUs of the good nodes."""
+        return not any([await self.stale_percent(replica) for replica in self.replicas])
+
     @asynccontextmanager
     async def prometheus_hangs(self) -> AsyncIterator[None]:
         """Prometheus accepts connections and answers nothing."""
@@ -154,12 +186,30 @@ class Bench:
         yield
         process.resume()
 
-    @asynccontextmanager
-    async def prometheus_lies(self) -> AsyncIterator[None]:
+    def prometheus_lies(self) -> AbstractAsyncContextManager[None]:
         """Every value that Prometheus answers is nonsense."""
+        return self._prometheus_answers(lambda _row, _value: random.choice(NONSENSE))
+
+    def prometheus_lies_well(self) -> AbstractAsyncContextManager[None]:
+        """What Prometheus says of the good nodes is made up: any use, any memory, any fault."""
+        good = {
+            card.uuid
+            for node in self.good
+            for card in (self.world.fleet.card(node, index) for index in range(CARDS))
+        }
+
+        def lie(row: Object, value: str) -> str:
+            is_time = float(value) > LATEST_TIME
+            is_true = is_time or row["metric"].get("UUID") not in good
+            return value if is_true else str(random.randint(0, 100))
+
+        return self._prometheus_answers(lie)
+
+    @asynccontextmanager
+    async def _prometheus_answers(self, lie: Lie) -> AsyncIterator[None]:
         real = self.world.services.prometheus.url
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", lambda request: _lie(request, real))
+        app.router.add_route("*", "/{path:.*}", lambda request: _lie(request, real, lie))
         runner = web.AppRunner(app)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -222,9 +272,16 @@ class Bench:
         async with _meanwhile(flap()):
             yield
 
-    @asynccontextmanager
-    async def agents_lie(self) -> AsyncIterator[None]:
+    def agents_lie(self) -> AbstractAsyncContextManager[None]:
         """Agents of half of the good nodes report nonsense."""
+        return self._agents_report(lambda: random.choice((-1.0, 1e308, 2.0)))
+
+    def agents_lie_well(self) -> AbstractAsyncContextManager[None]:
+        """Agents of half of the good nodes make up all they report: any use, any fault."""
+        return self._agents_report(random.random)
+
+    @asynccontextmanager
+    async def _agents_report(self, make_up: Callable[[], float]) -> AsyncIterator[None]:
         liars = self.good[::2]
         async with self._agents(liars) as agents:
             for agent in agents.values():
@@ -235,7 +292,7 @@ class Bench:
                     for agent in agents.values():
                         told = agent.look()
                         signals = {
-                            name: tuple(random.choice((-1.0, 1e308, 2.0)) for _ in values)
+                            name: tuple(make_up() for _ in values)
                             for name, values in told.signals.items()
                         }
                         agent.latest.publish(
@@ -328,11 +385,13 @@ class Bench:
             "nothing": self.nothing,
             "Prometheus hangs": self.prometheus_hangs,
             "Prometheus lies": self.prometheus_lies,
+            "Prometheus lies plausibly": self.prometheus_lies_well,
             "Prometheus forgets": self.prometheus_forgets,
             "API server dies": self.api_server_dies,
             "watches expire (410)": self.watches_expire,
             "agents flap": self.agents_flap,
             "agents lie": self.agents_lie,
+            "agents lie plausibly": self.agents_lie_well,
             "a replica dies": self.replica_dies,
             "a replica hangs": self.replica_hangs,
             "certificates rotate": self.certificates_rotate,
@@ -357,8 +416,8 @@ async def _meanwhile(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         task.cancel()
 
 
-async def _lie(request: web.Request, real: str) -> web.Response:
-    """Answer what the real Prometheus does, but with nonsense for each value."""
+async def _lie(request: web.Request, real: str, lie: Lie) -> web.Response:
+    """Answer what the real Prometheus does, but with a lie for each value."""
     async with (
         aiohttp.ClientSession() as session,
         session.request(
@@ -372,9 +431,9 @@ async def _lie(request: web.Request, real: str) -> web.Response:
     data = document.get("data")
     for row in data.get("result", ()) if isinstance(data, dict) else ():
         if "value" in row:
-            row["value"][1] = random.choice(NONSENSE)
+            row["value"][1] = lie(row, row["value"][1])
         for value in row.get("values", ()):
-            value[1] = random.choice(NONSENSE)
+            value[1] = lie(row, value[1])
     return web.json_response(document)
 
 
@@ -428,7 +487,10 @@ async def _start(
     await stack.enter_async_context(serving(service))
     tokens = Tokens(world.client, folder)
     await tokens.prepare()
-    settings = {"peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]}}
+    settings: Object = {
+        "peers": {"addresses": [urlsplit(one.webhooks).netloc for one in replicas]},
+        "freshness": {"max_age_seconds": MAX_AGE_SECONDS},
+    }
     asked = {"urlPrefix": f"https://{service.address}", "ignorable": False}
     await world.start(
         {**settings, **_decision_log(folder, 1), "agents": tokens.settings}, extender=asked
@@ -458,7 +520,7 @@ def _decision_log(folder: Path, number: int) -> Object:
 
 
 async def measure(
-    load: PodLoad, good: Sequence[str], fault: AbstractAsyncContextManager[None], seconds: float
+    load: PodLoad, bench: Bench, fault: AbstractAsyncContextManager[None], seconds: float
 ) -> dict[str, object]:
     """Bring a fault about under load; return what came of it."""
     first = len(load.created)
@@ -466,22 +528,36 @@ async def measure(
         await asyncio.sleep(QUIET_SECONDS)
         async with fault:
             await asyncio.sleep(seconds)
+            stale_percent = await bench.stale_percent(bench.replicas[0])
         undone = time.monotonic()
         probe = await load.create()
-        while load.waiting(undone) or probe not in load.nodes:
-            if time.monotonic() > undone + RECOVERY_SECONDS:
-                break
-            await asyncio.sleep(POLL_SECONDS)
+
+        async def has_recovered() -> bool:
+            is_bound = not load.waiting(undone) and probe in load.nodes
+            return is_bound and await bench.is_fresh()
+
+        await _until(has_recovered)
         recovered = time.monotonic()
-    await asyncio.sleep(QUIET_SECONDS)  # those that were created last are bound, too
+    await _until(lambda: _is_empty(load))
     created = list(load.created)[first:]
-    bad = [name for name in created if load.nodes.get(name, good[0]) not in good]
+    bad = [name for name in created if load.nodes.get(name, bench.good[0]) not in bench.good]
     return {
         "pods": len(created),
-        "left behind": len(load.waiting(undone)),
+        "stale at its end, %": round(stale_percent),
+        "left behind": len(load.waiting(time.monotonic())),
         "on bad nodes": len(bad),
         "recovery s": recovered - undone,
     }
+
+
+async def _is_empty(load: PodLoad) -> bool:
+    return not load.waiting(time.monotonic())
+
+
+async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for a condition, no longer than `RECOVERY_SECONDS`."""
+    with suppress(TimeoutError):
+        await wait_for(condition, "all is well", deadline_seconds=RECOVERY_SECONDS)
 
 
 async def run(only: Sequence[str], seconds: float) -> list[dict[str, object]]:
@@ -494,7 +570,7 @@ async def run(only: Sequence[str], seconds: float) -> list[dict[str, object]]:
                 for fault, bring_about in bench.faults.items():
                     if only and fault not in only:
                         continue
-                    found = await measure(load, bench.good, bring_about(), seconds)
+                    found = await measure(load, bench, bring_about(), seconds)
                     rows.append({"fault": fault, **found})
                     sys.stderr.write(f"{rows[-1]}\n")
     return rows
