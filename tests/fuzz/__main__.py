@@ -115,7 +115,8 @@ def keep(runs: Sequence[Run], folder: Path | None) -> None:
         notes=[
             f"{sum(run.bodies for run in runs):,} bodies, made by Atheris from the corpus of "
             "`tests/fuzz` and guided by coverage. A target whose row says no answered each of them "
-            f"with a typed error or rightly, within {MOST_CPU_SECONDS:g} s of CPU time and {MOST_MIB} MiB.",
+            f"with a typed error or rightly, within {MOST_CPU_SECONDS:g} s of CPU time and "
+            f"{MOST_MIB} MiB.",
         ],
         folder=folder,
         command=" ".join(["python -m tests.fuzz", *sys.argv[1:]]),
