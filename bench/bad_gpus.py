@@ -3,7 +3,9 @@
 `python -m bench.bad_gpus` empties a node of 8 GPUs of which some are bad, beside six nodes of which
 3 to 6 GPUs are free and idle, and lets pods for 1, 2 and 4 GPUs come one after the other, as long
 as another node has as many free. Nothing tells kube-scheduler: the kubelet still offers every GPU,
-and hands out any free ones. Nodes are chosen by the extender's own decision on a real
+and hands out any free ones. Where GPUs are shared, each is sold as 4 replicas. On the other nodes
+2 or 3 of them are held, and the GPU is 25 % busy; pods ask for one, and the kubelet hands out one
+of the GPU with the fewest tenants. Nodes are chosen by the extender's own decision on a real
 fleet fed with readings, by kube-scheduler's scores, and at random. 0 % is possible in each case.
 
 A pod on a broken GPU dies after half a minute; one on a GPU that a process outside Kubernetes uses
@@ -21,7 +23,7 @@ import numpy as np
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from bench import churn
-from bench.churn import Cluster, least_allocated, most_allocated
+from bench.churn import CPU_SHARE, MEMORY_SHARE, Cluster, least_allocated, most_allocated
 from bench.machine import Bound, report
 from bench.traces import Floats, Ints
 from bench.virtual_cluster import GIB, Shape, VirtualCluster
@@ -37,6 +39,10 @@ SEEDS: Final = 3
 SIZES: Final = (1, 2, 4)
 SHARES: Final = (0.78, 0.13, 0.09)
 PODS: Final = 12
+REPLICAS: Final = 4
+TENANTS: Final = (2, 3)
+"""Of each shared GPU of the other nodes."""
+
 PAUSE_SECONDS: Final = 60.0
 READINGS: Final = 4
 
@@ -50,12 +56,14 @@ class Case:
         count: how many GPUs.
         is_foreign: a process outside Kubernetes uses them; else they are broken.
         signals: what telemetry shows of them.
+        replicas: shares that each GPU is sold as; 1 for whole ones.
     """
 
     name: str
     count: int
     is_foreign: bool
     signals: Mapping[Signal, float]
+    replicas: int = 1
 
 
 BROKEN: Final = {Signal.XID: 48.0, Signal.ECC_DOUBLE_BIT_VOLATILE: 2.0}
@@ -67,6 +75,16 @@ CASES: Final = (
     Case(name="2 of 8 with a failed row remap", count=2, is_foreign=False, signals=REMAP),
     Case(name="7 of 8 broken", count=7, is_foreign=False, signals=BROKEN),
     Case(name="2 of 8 used by docker", count=2, is_foreign=True, signals=DOCKER),
+    *(
+        Case(
+            name=f"{count} of 8 shared ones broken",
+            count=count,
+            is_foreign=False,
+            signals=BROKEN,
+            replicas=REPLICAS,
+        )
+        for count in (1, 7)
+    ),
 )
 
 
@@ -80,8 +98,35 @@ class Placement(churn.Placement, Protocol):
         """Let time pass."""
 
 
-class ByScore(churn.ByScore, Placement):
-    """Chooses by kube-scheduler's scores."""
+class ByScore(Placement):
+    """Chooses the node with the highest score; ties go at random, as kube-scheduler's do.
+
+    Args:
+        score: of nodes, by the share of CPU and the share of memory that is asked for afterwards.
+        draws: for ties.
+    """
+
+    def __init__(
+        self, score: Callable[[Floats, Floats], Floats], draws: np.random.Generator
+    ) -> None:
+        self._score = score
+        self._draws = draws
+
+    @override
+    def choose(self, cluster: Cluster, gpus: int, nodes: Ints) -> int | None:
+        """Choose by CPU and memory, of which pods ask for a GPU's part with each."""
+        size = cluster.holder.shape[1]
+        held = (size - cluster.free[nodes] + gpus) * CARDS / size
+        scores = self._score(held * CPU_SHARE, held * MEMORY_SHARE)
+        return int(self._draws.choice(nodes[scores == scores.max()]))
+
+    @override
+    def start(self, cluster: Cluster, job: int, node: int, gpus: int) -> None:
+        """Nothing to note."""
+
+    @override
+    def end(self, cluster: Cluster, job: int) -> None:
+        """Nothing to note."""
 
     @override
     def read(self, holder: Ints, case: Case, bad: Ints) -> None:
@@ -101,7 +146,9 @@ class ByExtender(Placement):
     """
 
     def __init__(self, cluster: Cluster, policy: Policy) -> None:
-        self.virtual = VirtualCluster(Shape(nodes=NODES, cards=CARDS), policy)
+        self.replicas = cluster.holder.shape[1] // CARDS
+        shape = Shape(nodes=NODES, cards=CARDS, replicas=self.replicas)
+        self.virtual = VirtualCluster(shape, policy)
         for node in range(NODES):
             for pod in np.unique(cluster.holder[node][cluster.holder[node] >= 0]).tolist():
                 count = int((cluster.holder[node] == pod).sum())
@@ -130,21 +177,25 @@ class ByExtender(Placement):
     @override
     def read(self, holder: Ints, case: Case, bad: Ints) -> None:
         """Let an answer of Prometheus arrive."""
-        is_held = holder >= 0
+        tenants = (holder.reshape(-1, self.replicas) >= 0).sum(axis=1)
         columns = {
-            signal: np.zeros(len(holder))
+            signal: np.zeros(len(tenants))
             for signal in {Signal.GPU_UTILIZATION, Signal.MEMORY_USED, *BROKEN, *REMAP}
         }
-        columns[Signal.GPU_UTILIZATION][is_held] = 0.9
-        columns[Signal.MEMORY_USED][is_held] = 40 * GIB
+        activity, memory = (0.9, 40 * GIB) if self.replicas == 1 else (0.25, 8 * GIB)
+        columns[Signal.GPU_UTILIZATION][tenants > 0] = activity
+        columns[Signal.MEMORY_USED] = tenants * memory
         for signal, value in case.signals.items():
             columns[signal][bad] = np.maximum(columns[signal][bad], value)
         size = self.virtual.shape.memory_bytes
         columns[Signal.MEMORY_FREE] = size - columns[Signal.MEMORY_USED]
         self.virtual.read(
             columns,
-            np.full(len(holder), self.virtual.now),
-            {at: (f"pod-{holder[at]}",) for at in np.flatnonzero(is_held).tolist()},
+            np.full(len(tenants), self.virtual.now),
+            {
+                card: [f"pod-{pod}" for pod in on_it if pod >= 0]
+                for card, on_it in enumerate(holder.reshape(-1, self.replicas).tolist())
+            },
         )
 
 
@@ -168,16 +219,36 @@ def ways() -> dict[str, Way]:
     }
 
 
+def filled(case: Case, draws: np.random.Generator) -> Cluster:
+    """Return a cluster with pods on all nodes but one; a column of `holder` is one replica."""
+    cluster = Cluster(NODES)
+    cluster.holder = np.full((NODES, CARDS * case.replicas), -1, dtype=np.intp)
+    for node in range(NODES):
+        if case.replicas == 1:
+            free = int(draws.integers(FREE[0], FREE[1] + 1))
+            held = 0 if node == BAD_NODE else CARDS - free
+            cluster.holder[node, draws.permutation(CARDS)[:held]] = 1000 + node
+        elif node != BAD_NODE:
+            for card in range(CARDS):
+                start, count = card * case.replicas, draws.integers(TENANTS[0], TENANTS[1] + 1)
+                pods = 1000 * (node + 1) + start + np.arange(count)
+                cluster.holder[node, start : start + count] = pods
+    return cluster
+
+
+def hand_out(holder: Ints, wanted: int, case: Case, picks: np.random.Generator) -> Ints:
+    """Return the replicas that a kubelet hands out: any free GPUs, of shared ones the emptiest."""
+    free: Ints = picks.permutation(np.flatnonzero(holder < 0))
+    tenants = (holder.reshape(CARDS, case.replicas) >= 0).sum(axis=1)
+    return free[np.argsort(tenants[free // case.replicas], kind="stable")][:wanted]
+
+
 def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
     """Return how many pods were placed in a trial, and how many of them on a bad GPU."""
     draws = np.random.default_rng([seed, trial])
-    cluster = Cluster(NODES)
-    for node in range(NODES):
-        free = int(draws.integers(FREE[0], FREE[1] + 1))
-        held = 0 if node == BAD_NODE else CARDS - free
-        cluster.holder[node, draws.permutation(CARDS)[:held]] = 1000 + node
+    cluster = filled(case, draws)
     bad = BAD_NODE * CARDS + draws.permutation(CARDS)[: case.count]
-    gpus = draws.choice(SIZES, PODS, p=SHARES)
+    gpus = draws.choice(SIZES, PODS, p=SHARES) if case.replicas == 1 else np.ones(PODS, np.intp)
     picks, ties = np.random.default_rng([seed, trial, 1]), np.random.default_rng([seed, trial, 2])
     placement = way(cluster, ties)
     for _ in range(READINGS):
@@ -194,11 +265,11 @@ def run(case: Case, seed: int, trial: int, way: Way) -> tuple[int, int]:
             placement.wait(PAUSE_SECONDS / 2)
             if chosen is None:
                 continue
-            handed = picks.permutation(np.flatnonzero(cluster.holder[chosen] < 0))[:wanted]
+            handed = hand_out(cluster.holder[chosen], wanted, case, picks)
             cluster.holder[chosen, handed] = pod
             placement.start(cluster, pod, chosen, wanted)
             placement.wait(PAUSE_SECONDS / 2)
-            is_hit = bool(np.isin(chosen * CARDS + handed, bad).any())
+            is_hit = bool(np.isin(chosen * CARDS + handed // case.replicas, bad).any())
             placed, hit = placed + 1, hit + is_hit
             if is_hit and not case.is_foreign:
                 cluster.holder[cluster.holder == pod] = -1

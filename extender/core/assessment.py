@@ -129,6 +129,8 @@ class Assessment:
             lies between.
         is_idle: known to be idle, by fresh values.
         works: not excluded by ill health.
+        working: per node, landing devices that work.
+        offered: per node, landing devices that the kubelet may hand out, broken ones included.
         is_clean: works, and no process outside Kubernetes uses it, unless it is shared: such use is
             load there like that of any tenant.
         fits: clean, and has the room that the pod asks for as far as is known.
@@ -153,6 +155,8 @@ class Assessment:
     idle_chance: Ratios
     is_idle: Flags
     works: Flags
+    working: Rows
+    offered: Rows
     is_clean: Flags
     fits: Flags
     holds: Flags
@@ -185,6 +189,8 @@ def assess(batch: Batch, asks: Asks, estimates: Estimates) -> Assessment:
         idle_chance=load.idle_chance,
         is_idle=load.is_idle,
         works=reach.works,
+        working=reach.working,
+        offered=reach.offered,
         is_clean=reach.is_clean,
         fits=fits,
         holds=holds,
@@ -318,12 +324,14 @@ class _Reach:
     Attributes:
         landing: likewise.
         works: as in `Assessment`.
-        is_clean: as in `Assessment`.
-        offered: per node, devices that the kubelet may draw from.
+        working: likewise.
+        is_clean: likewise.
+        offered: likewise.
     """
 
     landing: Landing
     works: Flags
+    working: Rows
     is_clean: Flags
     offered: Rows
 
@@ -335,10 +343,12 @@ def _reach(batch: Batch, count: Rows) -> _Reach:
     excluded = telemetry.is_excluded | (telemetry.is_excluded_multi & is_multi)
     works = landing.devices & ~excluded
     # A broken device that the kubelet no longer offers cannot be landed on.
-    broken = (landing.devices & excluded).sum(axis=1)
+    working = works.sum(axis=1)
+    broken = landing.size - working
     return _Reach(
         landing=landing,
         works=works,
+        working=working,
         is_clean=works & ~(telemetry.is_foreign & ~batch.is_shared[:, None]),
         offered=landing.size - np.minimum(broken, landing.unoffered),
     )

@@ -28,7 +28,7 @@ class Evaluation:
         codes: the first reason against the node, `Code.PASSES` where there is none.
         scores: ratio from 0 to 1.
         bands: whether the pod will land on good devices, as `certainty.Band` has it.
-        utilization: mean ratio of the landing devices.
+        utilization: mean ratio of the landing devices that work.
     """
 
     codes: Codes
@@ -183,9 +183,7 @@ def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
         codes=reject(batch, wants.asks, assessment, requires_idle=wants.requires_idle),
         scores=scores,
         bands=bands.astype(np.int8),
-        utilization=mean(
-            assessment.utilization, assessment.landing.devices, assessment.landing.size
-        ),
+        utilization=mean(assessment.utilization, assessment.works, assessment.working),
     )
 
 

@@ -346,9 +346,9 @@ def _reasons(evidence: Evidence, assessment: Assessment) -> list[str]:
     band = bands(assessment.chance, landing.needed)
     left = np.minimum(free_after(batch, assessment), _spare(evidence))
     idle, unfit, places = idle_devices(assessment), penalty(batch, assessment), _places(evidence)
-    devices, size = landing.devices, landing.size
-    used = mean(1.0 - assessment.headroom, devices, size)
-    busy = mean(assessment.utilization, devices, size)
+    devices, works, working = landing.devices, assessment.works, assessment.working
+    used = mean(1.0 - assessment.headroom, works, working)
+    busy = mean(assessment.utilization, works, working)
     chances = np.where(assessment.holds, assessment.idle_chance, 0.0)
     least = np.where(devices, chances, 1.0).min(axis=1, initial=1.0)
     telemetry = batch.telemetry

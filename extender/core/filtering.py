@@ -61,7 +61,7 @@ def reject(batch: Batch, asks: Asks, assessment: Assessment, *, requires_idle: F
     foreign = _uncounted_foreign(batch, assessment)
     checks = (
         (Code.RECONFIGURING, batch.is_reconfiguring),
-        (Code.UNHEALTHY, assessment.works.sum(axis=1) < needed),
+        (Code.UNHEALTHY, assessment.working < needed),
         (Code.GPU_TOO_SMALL, (assessment.works & ~too_small).sum(axis=1) < needed),
         (Code.FOREIGN_USE, assessment.is_clean.sum(axis=1) - foreign < needed),
         (Code.NO_MEMORY, _lacks_room(batch, asks, assessment)),

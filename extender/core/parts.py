@@ -140,7 +140,7 @@ def break_down(
         fit=fit(batch, assessment, kind, spare, quiet) - _load_units(batch, strategy) * quiet,
         load=_load_units(batch, strategy),
         calm={
-            name: mean(value, landing.devices, landing.size)
+            name: mean(value, assessment.works, assessment.working)
             for name, value in calm_terms(batch, assessment).items()
         },
         shares=dict(weights.shares),

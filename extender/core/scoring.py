@@ -45,6 +45,11 @@ LOAD: Final = 0.003
 SHARED: Final = 160
 """Units of the load on shared devices, of which it is the fit."""
 
+SHARED_CERTAINTY: Final = dict(
+    zip(LEAST, (steps_of(np.array([*LEAST.values()])) / STEPS).tolist(), strict=True)
+)
+"""Certainty of shared devices by the band: the least of it, in whole steps."""
+
 QUARTERS: Final = 4
 """Idle devices are counted in quarters: one that is unknown counts half."""
 
@@ -110,7 +115,9 @@ def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
 
     Of shared devices the band says whether they are idle, and the load how idle: steps of the
     chance between them would stack pods on the device that is the surest by a shade. A device of
-    the pod's own that is as likely idle comes before them.
+    the pod's own that is as likely idle comes before them. Broken devices are cold, for pods die
+    there at once: the share that works is the chance to get none of them, and they cost a step at
+    least.
 
     Args:
         batch: the nodes.
@@ -118,7 +125,13 @@ def sure(batch: Batch, assessment: Assessment, band: Rows) -> Ratios:
         band: of each node.
     """
     certain = certainty(assessment.chance, band, assessment.landing.needed)
-    shared = np.where(band == Band.LIKELY, LEAST[Band.LIKELY], LEAST[Band.UNKNOWN])
+    shared = np.where(
+        band == Band.LIKELY, SHARED_CERTAINTY[Band.LIKELY], SHARED_CERTAINTY[Band.UNKNOWN]
+    )
+    at = np.flatnonzero(assessment.working < assessment.offered)
+    if at.size:
+        working = assessment.working[at] / assessment.offered[at]
+        shared[at] = np.minimum(shared[at] * working, shared[at] - 1 / STEPS)
     return np.where(batch.is_shared, shared, certain)
 
 
@@ -189,16 +202,16 @@ def idle_devices(assessment: Assessment) -> Ratios:
 
 
 def calm(batch: Batch, assessment: Assessment, weights: Weights = WEIGHTS) -> Ratios:
-    """Return how calm the landing devices of each node are, 0 to 1.
+    """Return how calm the landing devices of each node are that work, 0 to 1.
 
     Bursts are the root of the mean square of the load, mean and spread in one: unlike the spread
     alone, it never falls while a load rises. Of the terms of activity it leads: mean plus standard
     deviation of an hour tells the next one best, and this orders devices as that does. The number
     of tenants weighs more than both: activity that ends at 100 % hides how many want it.
     """
-    landing, shares = assessment.landing, weights.shares
+    shares = weights.shares
     total = sum(shares[name] * value for name, value in calm_terms(batch, assessment).items())
-    return mean(np.asarray(total), landing.devices, landing.size)
+    return mean(np.asarray(total), assessment.works, assessment.working)
 
 
 def calm_terms(batch: Batch, assessment: Assessment) -> dict[str, Ratios]:

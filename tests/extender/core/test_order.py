@@ -132,13 +132,20 @@ def test_nodes_of_whole_devices_rank_as_the_order_is_written(
 
 
 @given(
-    loads=st.lists(st.tuples(devices, st.integers(0, 9)), min_size=1, max_size=6),
+    loads=st.lists(
+        st.tuples(st.lists(devices, min_size=1, max_size=9), st.integers(0, 9)),
+        min_size=1,
+        max_size=6,
+    ),
     strategy=st.sampled_from([Strategy.AUTO, Strategy.SPREAD]),
 )
 def test_nodes_of_shared_devices_rank_by_band_and_health_and_then_by_load(
-    loads: list[tuple[Gpu, int]], strategy: Strategy
+    loads: list[tuple[list[Gpu], int]], strategy: Strategy
 ) -> None:
-    named = {f"node-{at}": shared(replace(one, used=used)) for at, (one, used) in enumerate(loads)}
+    named = {
+        f"node-{at}": shared(*(replace(one, used=used) for one in cards))
+        for at, (cards, used) in enumerate(loads)
+    }
     asked = request(strategy=strategy)
 
     decision = decide_on(named, asked)
@@ -168,7 +175,7 @@ def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]
     penalties = sum((Fraction(one.penalty) for one in landing), Fraction(0)) / len(landing)
     left = (1 - penalties) * (1 - Fraction(described.suspicion))
     power = 1 if band == Band.LIKELY else k
-    certain = Fraction(1) if described.is_shared else all_good
+    certain = of_shared(landing, band) if described.is_shared else all_good
     steps = max(
         step
         for step in range(STEPS + 1)
@@ -176,6 +183,15 @@ def digits(described: Node, asked: GpuRequest) -> tuple[int, int, int, Fraction]
     )
     place = {"": 0, "nvidia h100": 2, "nvidia a100": 1}[MODELS[described.model_id]]
     return band, place if asked.preferred_models else 0, steps, fit(described, landing, asked)
+
+
+def of_shared(landing: list[Gpu], band: int) -> Fraction:
+    """Return how certain shared devices are: by the band, less the share that is broken."""
+    certain = Fraction(11 if band == Band.LIKELY else 5, STEPS)
+    working = sum(not one.is_excluded for one in landing)
+    if working == len(landing):
+        return certain
+    return min(certain * working / len(landing), certain - Fraction(1, STEPS))
 
 
 def without_use(one: Gpu) -> Gpu:

@@ -1,5 +1,6 @@
 """Which of the nodes that would do is best."""
 
+from dataclasses import replace
 from itertools import combinations
 from math import prod
 
@@ -166,6 +167,41 @@ def chance_of(device: Gpu) -> float:
 )
 def test_certainty_comes_first(count: int, better: Node, worse: Node, strategy: Strategy) -> None:
     assert best_first({"b": better, "a": worse}, request(count, strategy=strategy)) == ["b", "a"]
+
+
+CROWDED, DEAD = gpu(used=3, utilization=0.25), gpu(is_excluded=True)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.AUTO, Strategy.SPREAD])
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        pytest.param([CROWDED] * 4, [*[gpu()] * 3, DEAD], id="one-of-four"),
+        pytest.param([CROWDED] * 16, [*[gpu()] * 15, DEAD], id="one-of-sixteen"),
+        pytest.param([busy(used=3)] * 8, [gpu(), *[DEAD] * 7], id="seven-of-eight-before-busy"),
+        pytest.param([busy(used=3)] * 8, [*[busy()] * 7, DEAD], id="busy-ones"),
+        pytest.param([unknown(used=3)] * 8, [*[unknown()] * 7, DEAD], id="unknown-ones"),
+        pytest.param([*[gpu()] * 7, DEAD], [*[gpu()] * 6, *[DEAD] * 2], id="the-fewer"),
+        pytest.param(
+            [*[gpu(utilization=0.2)] * 7, DEAD],
+            [*[gpu(utilization=0.21)] * 7, DEAD],
+            id="the-load-of-those-that-work",
+        ),
+    ],
+)
+def test_broken_shared_cards_cost_what_idle_ones_beside_them_do_not_make_up_for(
+    better: list[Gpu], worse: list[Gpu], strategy: Strategy
+) -> None:
+    nodes = {"b": shared(*better, replicas=4), "a": shared(*worse, replicas=4)}
+
+    assert best_first(nodes, request(strategy=strategy)) == ["b", "a"]
+
+
+def test_the_load_of_broken_cards_counts_for_nothing() -> None:
+    cold = shared(gpu(utilization=0.2), DEAD)
+    warm = shared(gpu(utilization=0.2), replace(DEAD, utilization=0.9))
+
+    assert score_of(cold) == score_of(warm)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
