@@ -49,6 +49,8 @@ class Gpu:
     is_out: bool = False
     is_foreign: bool = False
     is_in_use: bool = False
+    was_foreign: bool = False
+    """Foreign use was seen on it before its pods came."""
     used: int = 0
     assumed: int = 0
     assumed_shares: int = 0
@@ -154,6 +156,7 @@ class Node:
             freed=freed,
             released_bytes=in_use,
             released_others=in_use,
+            foreign=tuple(device.was_foreign for device in self.gpus),
         )
 
 

@@ -18,16 +18,17 @@ def batch_after(
 ) -> Batch:
     """Return a node as a batch of one row, as if readings showed already that some pods are gone.
 
-    They release what was theirs, and nothing else. Foreign use ends only where they were: elsewhere
-    it was there while no pod can have held the device, and it stays.
+    They release what was theirs, and nothing else. Foreign use stays where it was seen before they
+    came: nobody has seen its end. What is read of a device after their end says how busy it is, for
+    an ended pod does nothing; its memory may show for a while.
 
     Args:
         leaving: the node without these pods.
         tenants: tentative tenants of it.
         telemetry: of every device.
         suspicion: of the node, an array of one.
-        is_presumed_idle: what has just been freed counts as idle, as what it was made free for;
-            else nothing is known of how busy it is.
+        is_presumed_idle: what has just been freed counts as idle, as what it was made free for,
+            but for foreign use; else nothing is known of how busy it is.
     """
     row = assume(leaving.row, tenants, closed_slots(leaving.row, telemetry.is_out))
     batch = batch_rows((row,), telemetry, suspicion)
@@ -40,19 +41,23 @@ def batch_after(
     # Of what has been freed nothing is measured; what others hold is known from before.
     used = np.where(freed, others, used - released)
     free = np.where(freed, size - others, seen.memory_free_bytes + released)
-    activity = 1.0 if is_presumed_idle else 0.0
+    was_foreign = np.array([leaving.foreign], dtype=np.bool_)
+    is_read = np.array([leaving.ended], dtype=np.bool_) & (seen.freshness > 0)
+    unread = freed & ~is_read
+    is_late = freed & (released > 0) & ~was_foreign
     after = replace(
         seen,
-        utilization=np.where(freed, 0.0, seen.utilization),
-        latest=np.where(freed, 0.0, seen.latest),
-        peak=np.where(freed, 0.0, seen.peak),
-        presumed=np.where(freed, 0.0, seen.presumed),
-        freshness=np.where(freed, activity, seen.freshness),
+        utilization=np.where(unread, 0.0, seen.utilization),
+        latest=np.where(unread, 0.0, seen.latest),
+        peak=np.where(unread, 0.0, seen.peak),
+        presumed=np.where(unread, 0.0, seen.presumed),
+        freshness=np.where(unread, is_presumed_idle & ~was_foreign, seen.freshness),
         memory_used=used / np.where(size > 0, size, np.inf),
         memory_free_bytes=free,
         memory_freshness=np.where(freed, size > 0, seen.memory_freshness),
         others_bytes=others,
-        is_foreign=seen.is_foreign & ~freed,
+        # Memory that pods give back late is taken for foreign meanwhile.
+        is_foreign=np.where(unread, was_foreign, seen.is_foreign & ~is_late),
         is_in_use=seen.is_in_use & ~freed,
     )
     return replace(batch, telemetry=after)

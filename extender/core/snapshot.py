@@ -228,12 +228,22 @@ class Leaving:
         freed: per slot, the last pod on it leaves.
         released_bytes: per slot, memory in use that is theirs, as far as that is known.
         released_others: per slot, the part of it that counts as `Telemetry.others_bytes`.
+        ended: per slot, all of them have ended: what is read since is not of theirs; () for none.
+        foreign: per slot, foreign use was seen on it before they came; () for none.
     """
 
     row: PoolRow
     freed: tuple[bool, ...]
     released_bytes: tuple[float, ...]
     released_others: tuple[float, ...]
+    ended: tuple[bool, ...] = ()
+    foreign: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Say of each slot that there is nothing of what nothing is said of."""
+        for name in ("ended", "foreign"):
+            if len(getattr(self, name)) != len(self.freed):
+                object.__setattr__(self, name, (False,) * len(self.freed))
 
 
 def empty_row(slots: tuple[int, ...], *, allocatable: int | None = None) -> PoolRow:

@@ -34,16 +34,31 @@ class _Release:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Left:
+    """What a pod that has ended left on a device.
+
+    Attributes:
+        own: what it held.
+        rest: what was in use besides.
+        was_foreign: foreign use was seen on the device before it came.
+    """
+
+    own: _Release
+    rest: _Release
+    was_foreign: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Gone:
     """A pod that has just ended.
 
     Attributes:
         at: when, seconds since the epoch.
-        released: by device, what it held, and what was in use besides.
+        left: by device, what of it may still show.
     """
 
     at: float
-    released: dict[int, tuple[_Release, _Release]]
+    left: dict[int, _Left]
 
 
 class Departures:
@@ -71,12 +86,13 @@ class Departures:
             at: when it ended, seconds since the epoch.
             is_last: no other pod holds them.
         """
-        gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, released={}))
+        gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, left={}))
         for row in rows:
             used, others, _ = self._store.occupancy(row)
             of_pod = self._release(pod, row, is_last=is_last)
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
-            gone.released[row] = of_pod, rest
+            was_foreign = self._store.was_used(row)
+            gone.left[row] = _Left(own=of_pod, rest=rest, was_foreign=was_foreign)
 
     def forget(self, node: str) -> None:
         """Forget the pods of a node that is gone."""
@@ -86,17 +102,16 @@ class Departures:
         """Forget the pods of a node that readings cannot show any more, or do not."""
         gone = self._gone.get(node, {})
         for uid, pod in list(gone.items()):
-            for row in [row for row in pod.released if self._is_released(pod, row)]:
-                del pod.released[row]
-            if now - pod.at > LATE_SECONDS or not pod.released:
+            for row in [row for row in pod.left if self._is_released(pod, row)]:
+                del pod.left[row]
+            if now - pod.at > LATE_SECONDS or not pod.left:
                 del gone[uid]
         if not gone:
             self._gone.pop(node, None)
 
     def _is_released(self, pod: _Gone, row: int) -> bool:
         """Tell whether a reading since its end shows no more than what was in use besides."""
-        _, rest = pod.released[row]
-        read_at = self._store.told_at(row)
+        rest, read_at = pod.left[row].rest, self._store.told_at(row)
         return (
             read_at is not None and read_at > pod.at and self._store.occupancy(row)[0] <= rest.used
         )
@@ -127,24 +142,32 @@ class Departures:
         if before.slots != after.slots:
             before = after  # other devices than before: nothing is known of who held them
         gone = self._gone.get(node, {}).values()
-        freed, released = [], []
+        freed, released, ended, foreign = [], [], [], []
         for at, row in enumerate(after.slots):
             is_last = not after.used[at] and before.used[at] > 0
             lost = before.used[at] - after.used[at]
             release = self._released(rows, at, tenants, pods) if lost > 0 else _Release()
-            late = [self._late(one.released[row], row) for one in gone if row in one.released]
+            left = [one.left[row] for one in gone if row in one.left]
+            late = [self._late(one, row) for one in left]
             is_freed = is_last or (not after.used[at] and any(is_all for _, is_all in late))
             for one, _ in late:
                 release = release.plus(one)
             freed.append(is_freed)
             released.append(release)
+            ended.append(is_freed and not is_last)
+            # Since the end readings may show memory that is given back late.
+            of_left = any(one.was_foreign for one in left)
+            foreign.append(self._store.was_used(row) if is_last else is_freed and of_left)
         for at in self._likeliest(after, freed, hidden):
             freed[at], released[at] = True, self._all_of(after.slots[at])
+            foreign[at] = self._store.was_used(after.slots[at])
         return Leaving(
             row=after,
             freed=tuple(freed),
             released_bytes=tuple(one.used for one in released),
             released_others=tuple(one.others for one in released),
+            ended=tuple(ended),
+            foreign=tuple(foreign),
         )
 
     def _released(
@@ -191,9 +214,9 @@ class Departures:
         told = None if info is None else self.told(pod.uid, info.key)
         return math.nan if told is None else told
 
-    def _late(self, was: tuple[_Release, _Release], row: int) -> tuple[_Release, bool]:
+    def _late(self, left: _Left, row: int) -> tuple[_Release, bool]:
         """Return what of a pod that has ended still shows, and whether nothing else does."""
-        held, rest = was
+        held, rest = left.own, left.rest
         used, others, _ = self._store.occupancy(row)
         shown = max(used - rest.used, 0.0)
         late = _Release(

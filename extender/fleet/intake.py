@@ -235,6 +235,11 @@ class Intake:
         self._flag["was_used"][free] = (
             self._flag["is_in_use"][free] | self._flag["is_foreign"][free]
         )
+        if own is not None and own.foreign_bytes is not None:
+            # The agent knows every process of a held device: what used it before has ended.
+            is_clean = own.foreign_bytes <= self.policy.foreign.memory_bytes
+            is_clean &= is_new & self._flag["has_tenants"][rows] & ~own.is_foreign
+            self._flag["was_used"][rows[is_clean]] = False
 
     def _note_occupancy(self, rows: Rows, used: Column, is_new: Flags, own: Own | None) -> None:
         """Note whose memory is in use; a missing reading says nothing."""

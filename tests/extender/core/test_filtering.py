@@ -211,6 +211,16 @@ LEAVES: dict[str, Any] = {"leaving": (0,)}
             id="use-that-nobody-accounts-for-any-more",
         ),
         pytest.param(
+            node(busy(is_in_use=True, used=1, was_foreign=True), **LEAVES),
+            Code.NOT_IDLE,
+            id="but-not-foreign-use-from-before-they-came",
+        ),
+        pytest.param(
+            shared(busy(memory_used=0.1, used=1, was_foreign=True), **LEAVES),
+            Code.NOT_IDLE,
+            id="nor-such-use-of-a-shared-gpu",
+        ),
+        pytest.param(
             node(gpu(is_excluded=True, used=1), **LEAVES),
             Code.UNHEALTHY,
             id="but-a-dead-gpu-stays-dead",

@@ -13,6 +13,7 @@ from extender.core.steps import finish
 from extender.fleet.layouts import MAX_DEVICES
 from extender.placement.placer import Victims
 from tests.builders import GIB, GPU, pod_ref, rejected, request
+from tests.extender.fleet.agents import Agents
 from tests.worlds import BUSY, World, time_sliced
 
 TWENTY = int(20 * GIB)
@@ -133,6 +134,75 @@ def test_a_victim_too_young_to_be_seen_takes_no_foreign_use_from_before_it_along
     assert not accepts(world, request(2), "young")
     world.end(young)
     assert rejected(world.rank(request(2))) == {"node-0": Code.FOREIGN_USE}
+
+
+def used_before_its_pod(world: World) -> None:
+    """Let a process outside Kubernetes use a card, and then a pod come to it."""
+    world.add_node("node-0", 1)
+    card = world.card("node-0")
+    card.values.update({Signal.MEMORY_USED: 30 * GIB, Signal.MEMORY_FREE: 50 * GIB})
+    world.read_after(30, times=4, GRAPHICS_ACTIVE=0.9)
+    world.bind("a", "node-0", on=[card])
+    world.read_after(30, times=20)
+
+
+@pytest.mark.parametrize("requires_idle", [False, True])
+def test_no_pod_is_evicted_from_a_gpu_that_was_used_from_outside_before_it_came(
+    requires_idle: bool,
+) -> None:
+    world = World()
+    used_before_its_pod(world)
+
+    assert not accepts(world, request(requires_idle=requires_idle), "a")
+
+
+def test_what_used_a_gpu_before_its_pod_came_is_over_once_an_agent_sees_nothing_of_it() -> None:
+    world = World()
+    used_before_its_pod(world)
+    agents = Agents(world)
+    agents.pods = {world.card("node-0").info.key: ("ns/a",)}
+
+    world.clock.now += 5
+    agents.report("node-0", foreign_bytes=20 * GIB, is_foreign=True)
+    assert not accepts(world, request(), "a")
+    world.clock.now += 5
+    agents.report("node-0", foreign_bytes=0.0)
+
+    assert accepts(world, request(), "a")
+    assert accepts(world, request(requires_idle=True), "a")
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_nominated_pod_that_requires_idle_goes_by_what_is_read_after_its_victims_end(
+    is_used: bool,
+) -> None:
+    world = World()
+    used_before_its_pod(world)
+    asked = request(requires_idle=True, nominated_node="node-0")
+    waits = {"node-0": Code.NOT_IDLE}
+    victim = world.fleet.pods["uid-a"]
+
+    world.fleet.apply_pod(replace(victim, is_deleting=True))
+    assert rejected(world.rank(asked)) == waits
+    world.clock.now += 1
+    world.end(victim)
+    assert rejected(world.rank(asked)) == waits
+    world.read_after(5, GRAPHICS_ACTIVE=0.9 if is_used else 0.0)
+
+    assert rejected(world.rank(asked)) == (waits if is_used else {})
+
+
+def test_activity_after_the_victims_end_is_not_theirs_though_their_memory_may_still_show() -> None:
+    world = full_node()
+    asked = request(requires_idle=True, nominated_node="node-0")
+    world.end(world.fleet.pods["uid-a"])
+    assert rejected(world.rank(asked)) == {}
+
+    world.read_after(5)
+    assert rejected(world.rank(asked)) == {"node-0": Code.NOT_IDLE}
+    world.read_after(5, GRAPHICS_ACTIVE=0.0, GPU_UTILIZATION=0.0)
+
+    assert rejected(world.rank(asked)) == {}
 
 
 def test_other_pods_on_their_way_to_the_node_count_unless_they_are_victims() -> None:
