@@ -191,8 +191,7 @@ def _hold(
     shown = dict.fromkeys(slots, 1)
     if expected.is_shared and slots:
         # The mapping may show fewer devices than replicas: the rest is on them too.
-        each, rest = divmod(max(count, len(slots)), len(slots))
-        shown = {slot: each + (1 if index < rest else 0) for index, slot in enumerate(slots)}
+        shown = dict(zip(slots, shares_of(count, len(slots)), strict=True))
     held = min(sum(shown.values()), count)
     lasting = count if pod.lasting is None else pod.lasting.get(expected.resource, 0)
     return _Hold(
@@ -203,6 +202,21 @@ def _hold(
         is_of_init=held >= lasting,
         is_contradicted=len(slots) > count,
     )
+
+
+def shares_of(count: int, devices: int) -> list[int]:
+    """Return how many of a pod's shares are on each of the devices that it is shown on.
+
+    Args:
+        count: shares that it asked for; one of each device at least.
+        devices: how many they are.
+
+    Example:
+        >>> shares_of(5, 2)
+        [3, 2]
+    """
+    each, rest = divmod(max(count, devices), devices)
+    return [each + (at < rest) for at in range(devices)]
 
 
 def _claimed_behind(pod: PodRecord, profiles: set[str]) -> list[ClaimedDevice]:

@@ -70,26 +70,39 @@ class Departures:
     Attributes:
         told: returns what a pod (UID) was last seen to hold of a shared device, None where nobody
             told.
+        declared: returns what a pod declared of a device, for all its shares of it, 0 for nothing.
     """
 
     def __init__(self, store: DeviceStore) -> None:
         self._store = store
         self._gone: dict[str, dict[str, _Gone]] = {}
         self.told: Callable[[str, DeviceKey], int | None] = lambda _uid, _device: None
+        self.declared: Callable[[PodRecord, int], int] = lambda pod, _: pod.memory_bytes or 0
 
-    def note(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
+    def note(
+        self,
+        pod: PodRecord,
+        rows: Mapping[int, bool],
+        at: float,
+        *,
+        is_last: bool,
+    ) -> None:
         """Remember what a pod held that ends, before that is taken for released.
 
         Args:
             pod: the pod.
-            rows: devices that it held.
+            rows: devices that it held; whether it was the last pod on them that declared nothing.
             at: when it ended, seconds since the epoch.
             is_last: no other pod holds them.
         """
         gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, left={}))
-        for row in rows:
+        for row, is_last_undeclared in rows.items():
             used, others, _ = self._store.occupancy(row)
-            of_pod = self._release(pod, row, is_last=is_last)
+            of_pod = (
+                self._all_of(row)
+                if is_last
+                else self._releases([pod], row, all_undeclared=is_last_undeclared)
+            )
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
             was_foreign = self._store.was_used(row)
             gone.left[row] = _Left(own=of_pod, rest=rest, was_foreign=was_foreign)
@@ -183,25 +196,36 @@ class Departures:
         if not after.used[at]:
             return self._all_of(row)
         shown = [pod for pod in pods if pod.key in tenants.get(row, ())]
+        undeclared = [one.undeclared[at] if one.undeclared else 0 for one in rows]
+        all_undeclared = undeclared[0] > 0 and not undeclared[1]
         if shown:
-            release = _Release()
-            for pod in shown:
-                release = release.plus(self._release(pod, row, is_last=False))
-            return release
-        used, others, _ = self._store.occupancy(row)
-        declared = before.declared_bytes[at] - after.declared_bytes[at]
-        return _Release(used=min(declared, max(used - others, 0.0)))
-
-    def _release(self, pod: PodRecord, row: int, *, is_last: bool) -> _Release:
-        """Return what one pod releases of a device; nothing of what is not known to be its own."""
-        if is_last:
-            return self._all_of(row)
+            return self._releases(shown, row, all_undeclared=all_undeclared)
         used, others, foreign = self._store.occupancy(row)
-        declared, told = pod.memory_bytes or 0, self.told_of(pod, row)
-        if math.isnan(told):
-            return _Release(used=min(declared, max(used - others, 0.0)))
-        beyond = min(max(told - declared, 0), max(others - foreign, 0.0))
-        return _Release(used=min(told, used), others=beyond)
+        declared = before.declared_bytes[at] - after.declared_bytes[at]
+        of_others = max(others - foreign, 0.0) if all_undeclared else 0.0
+        return _Release(used=min(declared, max(used - others, 0.0)) + of_others, others=of_others)
+
+    def _releases(self, pods: Iterable[PodRecord], row: int, *, all_undeclared: bool) -> _Release:
+        """Return what pods release of a device on which others stay.
+
+        That is nothing of what is not known to be their own. Where no pod stays that declared
+        nothing, all that is in use of others and not foreign can only be theirs.
+        """
+        used, others, foreign = self._store.occupancy(row)
+        own, of_others, untold, is_untold = 0.0, 0.0, 0.0, False
+        for pod in pods:
+            declared, told = self.declared(pod, row), self.told_of(pod, row)
+            if math.isnan(told):
+                untold += declared
+                is_untold |= pod.memory_bytes is None
+            else:
+                own += min(told, declared)
+                of_others += max(told - declared, 0.0)
+        own += min(untold, max(used - others - own, 0.0))
+        at_most = max(others - foreign, 0.0)
+        if all_undeclared and is_untold:
+            of_others = max(of_others, at_most)
+        return _Release(used=min(own + of_others, used), others=min(of_others, at_most))
 
     def _all_of(self, row: int) -> _Release:
         """Return what the last pod of a device releases: all that was not there before the pods."""

@@ -23,7 +23,7 @@ from extender.core.host_resources import NONE, HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.labels import ZONE
 from extender.core.landing import NONE_OUT
-from extender.core.layout import Tenancy, lay_out
+from extender.core.layout import Tenancy, lay_out, shares_of
 from extender.core.policy import Policy
 from extender.core.readings import DeviceKey, Holders, Readings
 from extender.core.snapshot import Flags, Leaving, PoolRow
@@ -100,6 +100,7 @@ class NodeLayouts:
         self._ended: dict[str, dict[str, float]] = {}
         self._requested: dict[str, HostResources] = {}
         self.departures = Departures(store)
+        self.departures.declared = self._declared
         self.like = LikePods()
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
@@ -303,9 +304,12 @@ class NodeLayouts:
             at: when it ended, seconds since the epoch.
             is_freed: no other pod holds them.
         """
-        self.departures.note(pod, rows, at, is_last=is_freed)
+        of_rows = {row: self._is_last_undeclared(pod, row) for row in rows}
+        self.departures.note(pod, of_rows, at, is_last=is_freed)
         told = np.array([self.departures.told_of(pod, row) for row in rows])
-        self._store.release(rows, pod.memory_bytes, told, is_last=is_freed)
+        has_declared = pod.memory_bytes is not None
+        declared = [self._declared(pod, row) if has_declared else np.nan for row in rows]
+        self._store.release(rows, np.array(declared), told, is_last=is_freed)
         self._store.start_afresh(rows, at, is_freed=is_freed)
 
     def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
@@ -328,13 +332,28 @@ class NodeLayouts:
                     self.like.note(pod, of_pods[pod.uid])
             on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
             if on_it and all(pod.uid in of_pods for pod in on_it):
-                held = [(of_pods[pod.uid], self._declared(pod)) for pod in on_it]
+                held = [(of_pods[pod.uid], self._declared(pod, row)) for pod in on_it]
                 self._store.note_shares(row, held)
 
-    def _declared(self, pod: PodRecord) -> int:
-        """Return what a pod declared of each device that it holds, for all its shares."""
-        devices = len(self._held.get(pod.node, {}).get(pod.uid, ())) or 1
-        return (pod.memory_bytes or 0) * max(-(-sum(pod.resources.values()) // devices), 1)
+    def _declared(self, pod: PodRecord, row: int) -> int:
+        """Return what a pod declared of a device that it holds, for all its shares of it."""
+        return (pod.memory_bytes or 0) * self._shares(pod, row)
+
+    def _shares(self, pod: PodRecord, row: int) -> int:
+        """Return how many shares a pod holds of a device, as they are laid out."""
+        rows = self._held.get(pod.node, {}).get(pod.uid, ())
+        if row not in rows:
+            return 1
+        return shares_of(sum(pod.resources.values()), len(rows))[rows.index(row)]
+
+    def _is_last_undeclared(self, pod: PodRecord, slot: int) -> bool:
+        """Tell whether no other pod on a shared device, as it is laid out, declared nothing."""
+        rows = self._rows.get(pod.node, {}).values()
+        return pod.memory_bytes is None and all(
+            row.undeclared[row.slots.index(slot)] <= self._shares(pod, slot)
+            for row in rows
+            if row.undeclared and slot in row.slots
+        )
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
         """Return which of the pods each device of the node has, by mapping, memory and claims."""

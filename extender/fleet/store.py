@@ -413,7 +413,7 @@ class DeviceStore:
         self._float["others_bytes"][row] = min(others, used)
 
     def release(
-        self, rows: Sequence[int], declared_bytes: int | None, told: Column, *, is_last: bool
+        self, rows: Sequence[int], declared: Column, told: Column, *, is_last: bool
     ) -> None:
         """Take what a pod had of some devices' memory for released: what it was seen to hold.
 
@@ -423,20 +423,20 @@ class DeviceStore:
 
         Args:
             rows: the devices.
-            declared_bytes: what it declared of each, None where it did not.
+            declared: what it declared of each in all, in bytes, NaN where it did not.
             told: what its processes held of each, in bytes, NaN where untold.
             is_last: no other pod holds them.
         """
         index = np.array(rows, dtype=np.intp)
         before = self._columns.occupancy(index)
         if not is_last:
-            self._flag["is_emptying"][index] |= declared_bytes is None
-            own = np.minimum(declared_bytes or 0, np.maximum(before.used - before.others, 0.0))
+            self._flag["is_emptying"][index] |= np.isnan(declared)
+            own = np.minimum(declared, np.maximum(before.used - before.others, 0.0))
             self._float["released_bytes"][index] += np.nan_to_num(own)
             return
         is_whole = np.isinf(self._float["declared_bytes"][index])
         of_whole = np.where(np.isnan(before.foreign), before.used, before.foreign)
-        of_shared = before.used if declared_bytes is None else before.others
+        of_shared = np.where(np.isnan(declared), before.used, before.others)
         of_shared = np.where(np.isnan(told), of_shared, np.maximum(before.used - told, 0.0))
         left = np.where(is_whole, of_whole, of_shared)
         self._columns.set_occupancy(index, replace(before, used=left, others=left))

@@ -8,7 +8,8 @@ import pytest
 from extender.core.filtering import Code
 from extender.core.inventory import PodRecord
 from extender.core.readings import Signal
-from tests.builders import GIB, rejected, request
+from extender.placement.placer import Victims
+from tests.builders import GIB, pod_ref, rejected, request
 from tests.extender.fleet.agents import Agents
 from tests.worlds import Device, World
 
@@ -436,6 +437,68 @@ def test_what_another_pod_takes_after_an_end_is_not_released_by_it() -> None:
     use(world, 60, 10)
 
     assert nominated(world, 30) == REFUSED
+
+
+def most_without(world: World, *pods: PodRecord) -> int:
+    """Return the most that a pod may ask for once others are evicted for it, in GiB."""
+    victims = Victims(node="node", uids=frozenset(pod.uid for pod in pods))
+
+    def fits(gib: int) -> bool:
+        asked = request(memory_bytes=int(gib * GIB))
+        return bool(world.placer.accepts_without(pod_ref("new"), asked, [victims]))
+
+    return max(gib for gib in range(81) if fits(gib))
+
+
+def test_a_victim_with_several_shares_of_a_card_releases_what_it_declared_of_each() -> None:
+    world = sliced()
+    tenant(world, "stays", 30)
+    victim = world.bind("two", count=2, on=[world.card()], memory_bytes=int(20 * GIB))
+    use(world, 70, LATER)
+
+    assert most_without(world, victim) == 50
+    delete(world, victim)
+    assert not nominated(world, 50)
+    assert nominated(world, 51) == REFUSED
+    world.end(victim)
+    assert not nominated(world, 50)
+    assert nominated(world, 51) == REFUSED
+    use(world, 30, 5)
+    assert room(world) == pytest.approx(50)
+
+
+def test_the_last_victims_that_declared_nothing_release_all_that_is_not_declared_nor_foreign() -> (
+    None
+):
+    world = sliced(in_use=8)
+    tenant(world, "stays", 2)
+    use(world, 10, LATER)
+    first, second = tenant(world, "first"), tenant(world, "second")
+    use(world, 70, LATER)
+
+    assert most_without(world, first) == 10
+    assert most_without(world, second) == 10
+    assert most_without(world, first, second) == 70
+    delete(world, first)
+    assert nominated(world, 20) == REFUSED
+    world.end(first)
+    assert nominated(world, 20) == REFUSED
+    delete(world, second)
+    assert not nominated(world, 70)
+    assert nominated(world, 71) == REFUSED
+    world.end(second)
+    assert not nominated(world, 70)
+    assert nominated(world, 71) == REFUSED
+
+
+def test_victims_together_release_no_more_than_their_like_have_in_use() -> None:
+    world = sliced()
+    tenant(world, "other")
+    use(world, 40, LATER)
+    pods = [tenant(world, name, 20) for name in "abc"]
+    use(world, 60, LATER)
+
+    assert most_without(world, *pods[:2]) == 20
 
 
 @pytest.mark.parametrize("is_deleting", [False, True])

@@ -8,10 +8,15 @@ from hypothesis import strategies as st
 from extender.core.inventory import PodRecord
 from extender.core.readings import Signal
 from extender.placement.placer import Victims
-from tests.builders import GIB, pod_ref, request
+from tests.builders import GIB, GPU, pod_ref, request
 from tests.worlds import World
 
 SIZE = 80
+
+
+def declared_of(pod: PodRecord) -> int:
+    """Return the GiB that a pod declared for all its shares."""
+    return int((pod.memory_bytes or 0) / GIB) * pod.resources[GPU]
 
 
 @dataclass
@@ -37,16 +42,17 @@ class Card:
 
     @property
     def declared(self) -> int:
-        return sum(int((pod.memory_bytes or 0) / GIB) for pod, _ in self.pods.values())
+        return sum(declared_of(pod) for pod, _ in self.pods.values())
 
     def read(self, seconds: float = 30.0) -> None:
         used, card = self.used * GIB, self.world.card()
         card.values.update({Signal.MEMORY_USED: used, Signal.MEMORY_FREE: SIZE * GIB - used})
         self.world.read_after(seconds)
 
-    def start(self, name: str, declared: int | None, held: int) -> None:
+    def start(self, name: str, declared: int | None, held: int, shares: int = 1) -> None:
         memory = None if declared is None else int(declared * GIB)
-        pod = self.world.bind(name, on=[self.world.card()], memory_bytes=memory)
+        card = self.world.card()
+        pod = self.world.bind(name, count=shares, on=[card], memory_bytes=memory)
         self.pods[name] = pod, min(held, SIZE - self.used)
         self.read(300.0)
 
@@ -86,9 +92,9 @@ def cards(draw: st.DrawFn, *, declare: st.SearchStrategy[int | None] = declared)
     """Draw a card with foreign processes and pods that have come, loaded and given back."""
     card = Card(foreign=draw(st.sampled_from([0, 0, 10, 40])))
     for number in range(draw(st.integers(1, 3))):
-        asked = draw(declare)
-        most = SIZE if asked is None else asked
-        card.start(f"p{number}", asked, draw(st.integers(0, most)))
+        asked, shares = draw(declare), draw(st.sampled_from([1, 1, 2, 3]))
+        most = SIZE if asked is None else asked * shares
+        card.start(f"p{number}", asked, draw(st.integers(0, most)), shares)
         if draw(st.booleans()):
             card.load(f"p{number}", draw(st.integers(0, most)))
     return card
@@ -112,7 +118,7 @@ def test_an_end_makes_no_more_room_than_the_pod_declared_or_held(
 
     card.end(name)
 
-    most = max(held, (pod.memory_bytes or 0) / GIB)
+    most = max(held, declared_of(pod))
     assert card.room() <= before + most + 1e-6
 
 
@@ -129,6 +135,32 @@ def test_preemption_says_what_filter_says_once_the_victim_is_gone(
     card.read()
 
     assert card.fits(gib) is expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([0, 10, 40]), st.data())
+def test_preemption_says_so_of_pods_that_declared_nothing_too(
+    foreign: int, data: st.DataObject
+) -> None:
+    """Others of them may stay, and nobody knows how much is whose: then no pod goes in vain."""
+    card = Card(foreign=foreign)
+    asked = data.draw(st.lists(declared, min_size=1, max_size=3))
+    for number, each in enumerate(asked):
+        shares = data.draw(st.sampled_from([1, 2]))
+        most = SIZE if each is None else each * shares
+        card.start(f"p{number}", each, data.draw(st.integers(0, most)), shares)
+    name = data.draw(st.sampled_from(sorted(card.pods)))
+    gib = data.draw(st.integers(1, SIZE))
+    expected = card.fits_without(name, gib)
+
+    pod = card.pods[name][0]
+    card.end(name)
+    card.read()
+
+    assert card.fits(gib) or not expected
+    others = [other.memory_bytes for other, _ in card.pods.values()]
+    if pod.memory_bytes is None and None not in others:
+        assert card.fits(gib) is expected
 
 
 @settings(max_examples=60, deadline=None)
