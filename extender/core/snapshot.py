@@ -54,8 +54,8 @@ class Telemetry:
         presumed: how much it counts that the device was just freed and showed no use before its
             tenant came, 0 to 1; 0 once it is read.
         others_bytes: the part of the memory that was last seen in use and is not of pods that
-            declared theirs; it counts until a newer reading, though a tenant has left. 0 where
-            unknown.
+            declared theirs; it counts until a newer reading, however old it is, and though a tenant
+            has left. 0 where unknown.
         stress: heat and throttling, 0 (none) to 1.
         penalty: share of its certainty that ill health costs, 0 to 1.
         is_excluded: cannot work.
