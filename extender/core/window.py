@@ -195,6 +195,21 @@ class Windows:
         self._total_square[rows] = self._square[:, rows].sum(axis=0, dtype=np.float64)
         self._total_count[rows] = self._count[:, rows].sum(axis=0, dtype=np.int64)
 
+    def scale(self, rows: Rows, share: Ratios | float) -> None:
+        """Let what was read of devices count by a share of its value from now on.
+
+        Args:
+            rows: the devices.
+            share: one for each of them, or one for all.
+        """
+        self._version += 1
+        filled = np.array(sorted(self._filled), dtype=np.intp)
+        cells = np.ix_(filled, rows)
+        self._sum[cells] *= share
+        self._square[cells] *= np.square(share)
+        self._total_sum[rows] = self._sum[:, rows].sum(axis=0, dtype=np.float64)
+        self._total_square[rows] = self._square[:, rows].sum(axis=0, dtype=np.float64)
+
     def summarize(
         self, rows: Rows | slice = slice(None)
     ) -> tuple[Ratios, Ratios, npt.NDArray[np.int64]]:

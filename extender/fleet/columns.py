@@ -23,6 +23,7 @@ _INITIAL: Mapping[str, float] = {
     "led_at": np.nan,
     "freed_at": -np.inf,
     "afresh_at": -np.inf,
+    "held_at": -np.inf,
     "used_bytes": np.nan,
     "others_bytes": np.nan,
     "foreign_bytes": np.nan,
@@ -38,10 +39,12 @@ _INITIAL: Mapping[str, float] = {
     "new_at": -np.inf,
 }
 """What a device starts with; times in seconds since the epoch. At `led_at` the source that counts
-most for the device measured last. No window and no streak takes what
-was measured before `afresh_at`; what was measured before `freed_at` is nobody's. Sources showed it
-for the first time at `new_at`. Whose memory is in use is as `core.occupancy` has it; of what pods
-declared, `released_bytes` were in use by those that have left since."""
+most for the device measured last. No window and no streak takes a reading that was measured before
+`afresh_at`, when the tenants last changed; of past readings the last minutes take those since
+`held_at`: pods hold the device since then without a pause. What was measured before `freed_at` is
+nobody's. Sources showed it for the first time at `new_at`. Whose memory is in use is as
+`core.occupancy` has it; of what pods declared, `released_bytes` were in use by those that have left
+since."""
 
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),
@@ -127,12 +130,8 @@ class DeviceColumns:
             flag[index] = False
         self.forget_use(index)
         self.counts["source_row"][index] = self.counts["withdrawn"][index] = 0
-        self.reset_windows(index)
-
-    def reset_windows(self, rows: Rows, until: float | None = None) -> None:
-        """Forget the history of devices, as `Windows.reset` does."""
-        self.windows.reset(rows, until)
-        self.recent.reset(rows, until)
+        self.windows.reset(index)
+        self.recent.reset(index)
 
     def forget_use(self, rows: Rows) -> None:
         """Forget who was seen to use the devices."""

@@ -292,8 +292,12 @@ class NodeLayouts:
         ]
         if self._mappings.of(pod.node).is_known or not has_others:
             self._end_on(pod, unheld, at, is_freed=True)
-        else:
-            self._store.start_afresh(unheld, at, is_freed=False)
+            return
+        whole = {slot for row in rows.values() if not row.is_shared for slot in row.slots}
+        self._store.start_afresh([slot for slot in unheld if slot in whole], at, is_freed=False)
+        shared = [slot for slot in unheld if slot not in whole]
+        staying = np.full(len(shared), 1 - 1 / max(len(self._held.get(pod.node, ())), 2))
+        self._store.start_afresh(shared, at, is_freed=False, held_since=-inf, staying=staying)
 
     def _end_on(self, pod: PodRecord, rows: Sequence[int], at: float, *, is_freed: bool) -> None:
         """Take a pod off devices that it held; what was its own of their memory is released.
@@ -310,7 +314,13 @@ class NodeLayouts:
         has_declared = pod.memory_bytes is not None
         declared = [self._declared(pod, row) if has_declared else np.nan for row in rows]
         self._store.release(rows, np.array(declared), told, is_last=is_freed)
-        self._store.start_afresh(rows, at, is_freed=is_freed)
+        if is_freed:
+            self._store.start_afresh(rows, at, is_freed=True)
+            return
+        # Which part of the load was its own is unknown: an even share.
+        live = self.tenants_on(pod.node)
+        staying = np.array([1 - 1 / len(live[row]) for row in rows])
+        self._store.start_afresh(rows, at, is_freed=False, held_since=-inf, staying=staying)
 
     def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
         """Take over what pods of a node hold of shared devices, where all on a device are told.
@@ -579,12 +589,16 @@ class NodeLayouts:
     ) -> bool:
         """Remember who holds each device; one with a new tenant starts afresh: tell if any did."""
         is_afresh = False
-        bound_at = {pod.key: now if pod.bound_at is None else pod.bound_at for pod in pods}
+        bound_at = {
+            pod.key: now if pod.bound_at is None else min(pod.bound_at, now) for pod in pods
+        }
         before = self._live.get(name, {})
         for row, on_it in tenants.items():
-            new = set(on_it) - set(before.get(row, ()))
-            if new:
-                self._store.start_afresh((row,), max(bound_at[key] for key in new), is_freed=False)
+            was_on_it = before.get(row, ())
+            if new := [bound_at[key] for key in on_it if key not in was_on_it]:
+                is_used_on = bool(was_on_it) or self._store.is_foreign(row)
+                held_since = -inf if is_used_on else min(new)
+                self._store.start_afresh((row,), max(new), is_freed=False, held_since=held_since)
                 is_afresh = True
         self._live[name] = tenants
         self._held[name] = {

@@ -324,8 +324,11 @@ class DeviceStore:
             rows = np.array([row for row in found if row is not None], dtype=np.intp)
             utilization = np.minimum(plausible(history.utilization[:, some][:, known]), 1.0)
             for step, at in enumerate(history.times):
-                is_own = self._float["afresh_at"][rows] < at
-                for windows in (self._columns.windows, self._columns.recent):
+                for windows, since in (
+                    (self._columns.windows, self._float["afresh_at"]),
+                    (self._columns.recent, self._float["held_at"]),
+                ):
+                    is_own = since[rows] < at
                     windows.add(float(at), rows[is_own], utilization[step, is_own])
             if history.xid is not None:
                 seen = history.xid[:, some][:, known]
@@ -441,18 +444,39 @@ class DeviceStore:
         left = np.where(is_whole, of_whole, of_shared)
         self._columns.set_occupancy(index, replace(before, used=left, others=left))
 
-    def start_afresh(self, rows: Iterable[int], at: float, *, is_freed: bool) -> None:
+    def start_afresh(
+        self,
+        rows: Iterable[int],
+        at: float,
+        *,
+        is_freed: bool,
+        held_since: float | None = None,
+        staying: Column | float = 1.0,
+    ) -> None:
         """Forget the history of devices whose tenants changed.
+
+        The hour is of the tenants as they are. The last minutes say idle or busy: they stay where
+        some of the tenants stay, for a single pause of theirs is no idleness.
 
         Args:
             rows: the devices.
             at: when, seconds since the epoch.
             is_freed: nobody holds them now: readings from before `at` are nobody's.
+            held_since: since when pods hold them without a pause, -inf where they did before `at`;
+                None for `at`.
+            staying: share of the load of the last minutes that counts as that of pods that stay;
+                one for each device, or one for all.
         """
         index = np.array(list(rows), dtype=np.intp)
-        self._columns.reset_windows(index, at)
-        self._columns.forget_use(index)
+        columns, held_at = self._columns, self._float["held_at"]
+        since = at if held_since is None else held_since
+        columns.windows.reset(index, at)
+        columns.recent.reset(index, since)
+        if np.min(staying, initial=1.0) < 1:
+            columns.recent.scale(index, staying)
+        columns.forget_use(index)
         self._float["afresh_at"][index] = np.maximum(self._float["afresh_at"][index], at)
+        held_at[index] = np.maximum(held_at[index], since)
         if is_freed:
             self._float["freed_at"][index] = at
 

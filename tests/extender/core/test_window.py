@@ -113,3 +113,17 @@ def test_the_totals_are_those_of_the_parts_whatever_came_and_went() -> None:
     assert count.tolist() == parts[1].tolist()
     assert mean.tolist() == pytest.approx((parts[0] / parts[1]).tolist())
     assert made.summarize(ROWS[1:])[1].tolist() == [spread[1]]
+
+
+def test_what_was_read_can_count_by_a_share_of_it() -> None:
+    made = windows()
+    for at in (0, 60, 120):
+        made.add(at, ROWS, np.array([0.8, 0.8]))
+
+    made.scale(ROWS[:1], 0.5)
+
+    assert means(made) == pytest.approx([0.4, 0.8])
+    made.add(660, ROWS, np.array([0.4, 0.8]))
+    made.add(720, ROWS, np.array([0.4, 0.8]))
+    assert means(made) == pytest.approx([0.4, 0.8])
+    assert made.summarize()[1].tolist() == pytest.approx([0.0, 0.0], abs=1e-3)

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from extender.core.filtering import Code
 from extender.core.policy import Policy
-from extender.core.readings import Signal
+from extender.core.readings import History, Signal
 from tests.agent.replay import RECORDED
 from tests.builders import GIB, ranking, rejected, request
+from tests.extender.fleet.agents import windows
 from tests.worlds import World, one_node
 
 MINUTE = 60.0
@@ -98,6 +99,81 @@ def test_of_idle_cards_the_one_with_the_calmer_hour_comes_first() -> None:
     world.read_after(30, 20, GRAPHICS_ACTIVE=0.0)
 
     assert ranking(world.rank()) == ["b-was-calm", "a-was-busy"]
+
+
+# --- tenants that come and go ---------------------------------------------------------------------
+
+WORKS = {"GRAPHICS_ACTIVE": 0.95, "GPU_UTILIZATION": 0.95}
+PAUSES = {"GRAPHICS_ACTIVE": 0.0, "GPU_UTILIZATION": 0.0}
+
+
+def test_a_new_tenant_does_not_make_a_pause_of_the_others_idleness() -> None:
+    world = on_a_shared_card(**WORKS)
+    world.bind("new", on=[world.card()])
+
+    world.read_after(1, **PAUSES)
+    assert state_of(world) == "busy"
+    world.read_after(15, **PAUSES)
+
+    assert state_of(world) == "busy"
+    assert windows(world, world.card())[2] <= 2, "the hour is of the tenants as they are"
+
+
+def test_that_a_card_was_empty_does_not_hide_what_its_first_tenant_does() -> None:
+    world = one_node(1, replicas=4)
+    world.read_after(30, 20)
+    world.bind("tenant", on=[world.card()])
+    world.read_after(30, 4, **WORKS)
+
+    world.read_after(30, **PAUSES)
+
+    assert state_of(world) == "busy"
+
+
+def test_what_a_process_did_before_the_first_tenant_came_stays() -> None:
+    world = one_node(1, replicas=4)
+    world.read_after(30, 20, **WORKS)
+    world.bind("tenant", on=[world.card()])
+
+    world.read_after(30, 2, **PAUSES)
+
+    assert state_of(world) == "busy"
+
+
+@pytest.mark.parametrize("is_mapped", [True, False], ids=["mapped", "without-labels"])
+def test_of_the_last_minutes_a_tenant_that_leaves_takes_an_even_share(*, is_mapped: bool) -> None:
+    world = one_node(1, replicas=4)
+    world.is_mapped = is_mapped
+    leaver, _ = (world.bind(name, on=[world.card()]) for name in ("leaver", "stays"))
+    world.read_after(30, 40, **WORKS)
+
+    world.end(leaver)
+    world.read_after(30, **PAUSES)
+
+    assert world.believed(world.card(), "peak") == pytest.approx(0.95 / 2, abs=0.05)
+    assert state_of(world) == "busy"
+    world.read_after(30, 9, **PAUSES)
+    assert state_of(world) == "idle"
+
+
+def test_after_a_restart_the_last_minutes_are_those_of_all_tenants() -> None:
+    world = World()
+    world.add_node("node", 1, replicas=4)
+    for name, age in (("old", 3600.0), ("new", 30.0)):
+        at = world.clock.now - age
+        world.bind(name, on=[world.card()], bound_at=at, started_at=at)
+    world.read(**PAUSES)
+    times = world.clock.now - np.arange(600.0, 0.0, -30.0)
+
+    world.fleet.apply_history(
+        History(
+            times=times,
+            devices=(world.card().info.key,),
+            utilization=np.full((len(times), 1), 0.95),
+        )
+    )
+
+    assert state_of(world) == "busy"
 
 
 # --- power ----------------------------------------------------------------------------------------
