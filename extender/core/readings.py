@@ -165,6 +165,7 @@ class Own:
         is_foreign: whether the source knows that somebody outside Kubernetes uses the device.
         xid_age: how long before `measured_at` the XID happened, in seconds, NaN where unknown.
         devices: how many devices the source sees on all nodes.
+        incomplete: those of the nodes where devices may be missing, as the source says itself.
         foreign_bytes: memory of each device that processes outside Kubernetes have in use, NaN
             where it cannot tell; None where it tells of none.
     """
@@ -177,6 +178,7 @@ class Own:
     is_foreign: npt.NDArray[np.bool_]
     xid_age: Column
     devices: int = 0
+    incomplete: frozenset[str] = frozenset()
     foreign_bytes: Column | None = None
 
 

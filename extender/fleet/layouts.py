@@ -40,6 +40,7 @@ from extender.fleet.held import (
 )
 from extender.fleet.mapping import Mappings
 from extender.fleet.pod_memory import LikePods, Share
+from extender.fleet.sharing import SharingEvidence
 from extender.fleet.store import DeviceStore
 
 MAX_DEVICES = 256
@@ -77,6 +78,7 @@ class NodeLayouts:
         is_out: returns which devices are believed to be out, as `Telemetry` has it.
         started_at: returns when a pod started.
         departures: what pods release that leave a node.
+        sharing: which nodes sell shares of their devices.
         like: what pods were measured to use, for those that are like them.
     """
 
@@ -94,13 +96,13 @@ class NodeLayouts:
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._young: set[str] = set()
-        self._divided: dict[str, Mapping[str, int]] = {}
         self._fewer_since: dict[str, float] = {}
         self._loading_until: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
         self._requested: dict[str, HostResources] = {}
         self.departures = Departures(store)
         self.departures.declared = self._declared
+        self.sharing = SharingEvidence(store)
         self.like = LikePods()
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
@@ -180,7 +182,7 @@ class NodeLayouts:
         name = node.name
         self._forget_ended(name, now)
         tenants = self._tenants(name, pods)
-        self._note_evidence(node, pods, tenants)
+        self.sharing.note(node, pods, tenants)
         if replaced := self._replaced(node, tenants):
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
@@ -213,11 +215,11 @@ class NodeLayouts:
         self._live.pop(node, None)
         self._held.pop(node, None)
         self._young.discard(node)
-        self._divided.pop(node, None)
         self._loading_until.pop(node, None)
         self._ended.pop(node, None)
         self._mappings.forget(node)
         self.departures.forget(node)
+        self.sharing.forget(node)
 
     def leaving(
         self, node: NodeRecord, pods: Sequence[PodRecord], victims: AbstractSet[str]
@@ -528,28 +530,11 @@ class NodeLayouts:
 
     def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
         """Remember that devices are sold in shares; return the nodes where that is news."""
-        rows = (self._store.row_of(device) for device in devices)
-        infos = (self._store.info(row) for row in rows if row is not None)
-        names = {info.node for info in infos if info is not None} & self._nodes.keys()
-        news = {name for name in names if self._divided.get(name) != self._nodes[name].capacity}
-        self._divided.update({name: self._nodes[name].capacity for name in news})
-        return news
-
-    def _note_evidence(
-        self, node: NodeRecord, pods: Sequence[PodRecord], tenants: TenantsByRow
-    ) -> None:
-        """Remember that a node sells shares of its devices, as long as it offers as many.
-
-        Pods come and go, and sources on the nodes too: the shares stay.
-        """
-        counted = {pod.key for pod in pods if pod.resources and not pod.claimed}
-        has_several = any(len(counted.intersection(on_it)) > 1 for on_it in tenants.values())
-        if has_several or self._store.is_shown_by_own(list(tenants)):
-            self._divided[node.name] = node.capacity
+        return self.sharing.note_divided(devices, self._nodes)
 
     def _expected(self, node: NodeRecord, devices: Sequence[Device]) -> tuple[Expected, ...]:
         """Return what stands behind each resource of a node."""
-        is_divided = self._divided.get(node.name) == node.capacity
+        is_divided = self.sharing.is_divided(node)
         return expected_devices(node, _seen(devices), is_divided=is_divided)
 
     def _device(self, row: int, tenants: tuple[str, ...]) -> Device:

@@ -277,5 +277,6 @@ def readings_of(
             foreign_bytes=np.maximum(matrix[_ROW_OF[FOREIGN_MEMORY]], 0.0),
             xid_age=matrix[_ROW_OF[XID_AGE]],
             devices=devices,
+            incomplete=frozenset(state.node for state in states if state.problem),
         ),
     )

@@ -27,6 +27,7 @@ class Agents:
         world.fleet.hold("agent", HOLD)
         self.pods: dict[DeviceKey, tuple[str, ...]] | None = {}
         self.uids: dict[str, str] = {}
+        self.is_complete = True
 
     def report(
         self,
@@ -72,6 +73,7 @@ class Agents:
                     is_foreign=np.full(count, is_foreign),
                     xid_age=column(xid_age),
                     devices=count,
+                    incomplete=frozenset() if self.is_complete else frozenset({node}),
                     foreign_bytes=None if foreign_bytes is None else column(foreign_bytes),
                 ),
             )

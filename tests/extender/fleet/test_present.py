@@ -111,9 +111,9 @@ def test_a_new_tenant_does_not_make_a_pause_of_the_others_idleness() -> None:
     world = on_a_shared_card(**WORKS)
     world.bind("new", on=[world.card()])
 
-    world.read_after(1, **PAUSES)
+    world.read_after(1, 1, **PAUSES)
     assert state_of(world) == "busy"
-    world.read_after(15, **PAUSES)
+    world.read_after(15, 1, **PAUSES)
 
     assert state_of(world) == "busy"
     assert windows(world, world.card())[2] <= 2, "the hour is of the tenants as they are"
@@ -125,7 +125,7 @@ def test_that_a_card_was_empty_does_not_hide_what_its_first_tenant_does() -> Non
     world.bind("tenant", on=[world.card()])
     world.read_after(30, 4, **WORKS)
 
-    world.read_after(30, **PAUSES)
+    world.read_after(30, 1, **PAUSES)
 
     assert state_of(world) == "busy"
 
@@ -148,7 +148,7 @@ def test_of_the_last_minutes_a_tenant_that_leaves_takes_an_even_share(*, is_mapp
     world.read_after(30, 40, **WORKS)
 
     world.end(leaver)
-    world.read_after(30, **PAUSES)
+    world.read_after(30, 1, **PAUSES)
 
     assert world.believed(world.card(), "peak") == pytest.approx(0.95 / 2, abs=0.05)
     assert state_of(world) == "busy"

@@ -73,6 +73,61 @@ def test_an_agent_on_the_node_sees_every_card_that_there_is() -> None:
     assert shape(world) == (4, 2)
 
 
+def test_an_agent_that_misses_cards_is_no_evidence_until_it_misses_none() -> None:
+    world = unlabelled()
+    agents = Agents(world)
+    agents.is_complete = False
+    agents.report()
+    assert shape(world) == (8, 1)
+    assert ranking(world.rank(request(6, memory_bytes=int(60 * GIB)))) == ["node"]
+
+    agents.is_complete = True
+    world.clock.now += 10
+    agents.report()
+
+    assert shape(world) == (4, 2)
+
+
+def test_of_as_many_cards_as_the_kubelet_offers_each_is_a_whole_one() -> None:
+    world = World()
+    world.add_node("node", 4, allocatable={GPU: 4}, capacity={GPU: 8}, labels={})
+
+    Agents(world).report()
+
+    assert shape(world) == (8, 1)
+    assert ranking(world.rank(request(4, memory_bytes=int(60 * GIB)))) == ["node"]
+
+
+def test_an_agent_that_once_saw_every_card_whole_proves_nothing_once_it_sees_fewer() -> None:
+    world = unlabelled(8)
+    agents = Agents(world)
+    agents.report()
+    for index in range(4, 8):
+        world.remove_card("node", index)
+
+    for _ in range(100):
+        world.clock.now += 10
+        agents.report()
+        world.fleet.look_after_silent()
+
+    assert len(world.fleet.store.rows_of_node("node")) == 4
+    assert shape(world) == (8, 1)
+
+
+def test_a_pod_that_is_being_deleted_beside_the_next_one_is_no_evidence() -> None:
+    world = unlabelled()
+    leaver = world.bind("leaver", on=[world.card()])
+    world.fleet.apply_pod(replace(leaver, is_deleting=True))
+    world.bind("next", on=[world.card()])
+
+    world.read_after(30)
+    assert shape(world) == (8, 1)
+    world.end(leaver)
+    world.read_after(30)
+
+    assert shape(world) == (8, 1)
+
+
 def test_pods_that_share_a_card_through_a_claim_are_no_evidence() -> None:
     world = unlabelled()
     for name in ("one", "other"):

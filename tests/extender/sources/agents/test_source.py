@@ -157,6 +157,19 @@ async def test_what_pods_hold_of_shared_devices_is_handed_on(tmp_path: Path) -> 
         assert told == [("gpu-1", ((key, "uid-a", 5), (key, "uid-b", 7)))]
 
 
+async def test_that_an_agent_may_miss_devices_is_handed_on(tmp_path: Path) -> None:
+    async with desk_with(tmp_path) as desk:
+        _, writer = await granted(desk)
+
+        def missing() -> list[frozenset[str]]:
+            return [one.own.incomplete for one in desk.of("gpu-1") if one.own is not None]
+
+        writer.write(frame(update(problem="cannot open GPU 1", is_news=True)))
+        await eventually(lambda: missing() == [{"gpu-1"}])
+        writer.write(frame(update(is_news=True)))
+        await eventually(lambda: missing() == [{"gpu-1"}, frozenset()])
+
+
 @pytest.mark.parametrize("share", [(1, "uid", 5), (-1, "uid", 5), (0, "uid", -5)])
 async def test_shares_that_cannot_be_are_refused(
     tmp_path: Path, share: tuple[int, str, int]
