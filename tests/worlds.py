@@ -43,12 +43,13 @@ class Clock:
 
 @dataclass
 class Device:
-    """One device as telemetry shows it."""
+    """One device as telemetry shows it; measured with the others unless it says when."""
 
     info: DeviceInfo
     values: dict[Signal, float] = field(default_factory=lambda: dict(IDLE))
     tenants: tuple[str, ...] = ()
     is_shown: bool = True
+    measured_at: float | None = None
 
 
 class World:
@@ -144,7 +145,9 @@ class World:
                     signal: np.array([device.values.get(signal, np.nan) for device in shown])
                     for signal in signals
                 },
-                measured_at=np.full(len(shown), measured),
+                measured_at=np.array(
+                    [measured if one.measured_at is None else one.measured_at for one in shown]
+                ),
                 tenants={device.info.key: device.tenants for device in shown if device.tenants}
                 if self.is_mapped
                 else None,

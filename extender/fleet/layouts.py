@@ -39,6 +39,7 @@ from extender.fleet.held import (
     put_claimed,
 )
 from extender.fleet.mapping import Mappings
+from extender.fleet.offers import OfferChanges
 from extender.fleet.pod_memory import LikePods, Share
 from extender.fleet.sharing import SharingEvidence
 from extender.fleet.store import DeviceStore
@@ -96,7 +97,7 @@ class NodeLayouts:
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._young: set[str] = set()
-        self._fewer_since: dict[str, float] = {}
+        self._offers = OfferChanges()
         self._loading_until: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
         self._requested: dict[str, HostResources] = {}
@@ -195,7 +196,7 @@ class NodeLayouts:
         self._note_tenancy(pods, tenants, after)
         used = {slot for row in after.values() for slot in row.slots}
         self.surplus.extend(self._store.surplus(name, used))
-        is_unsettled = is_young(after) or self._may_have_fewer(name, now)
+        is_unsettled = is_young(after) or self._offers.is_news(name, now, self._policy.freshness)
         (self._young.add if is_unsettled else self._young.discard)(name)
         self._note_loading(name, pods, now)
         self._learn(pods, tenants)
@@ -207,9 +208,7 @@ class NodeLayouts:
 
     def forget(self, node: str, now: float) -> None:
         """Forget a node that is gone; it may come back with fewer devices."""
-        recent = now - self._policy.freshness.max_age_seconds
-        self._fewer_since = {name: at for name, at in self._fewer_since.items() if at > recent}
-        self._fewer_since[node] = now
+        self._offers.forget(node, now, self._policy.freshness)
         self._nodes.pop(node, None)
         self._rows.pop(node, None)
         self._live.pop(node, None)
@@ -393,14 +392,14 @@ class NodeLayouts:
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
         """Return the devices of a node in whose place there are others, as many as it must have."""
-        if self._store.is_shown_whole(tuple(tenants)):
+        since = self._offers.since(node.name)
+        if since == -inf and self._store.is_shown_whole(tuple(tenants)):
             return set()
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
         behind = (
             ([device.row for device in devices_behind(node, expected, devices)], expected.count)
             for expected in self._expected(node, devices)
         )
-        since = self._fewer_since.get(node.name, -inf)
         return {row for rows, count in behind for row in self._store.replaced(rows, count, since)}
 
     def _forget_ended(self, name: str, now: float) -> None:
@@ -516,17 +515,8 @@ class NodeLayouts:
             self._loading_until[name] = first + seconds
 
     def note_offer(self, before: NodeRecord | None, node: NodeRecord, now: float) -> None:
-        """Note if a node has fewer devices than before."""
-        had = {} if before is None else before.capacity
-        if any(node.capacity.get(resource, 0) < count for resource, count in had.items()):
-            self._fewer_since[node.name] = now
-
-    def _may_have_fewer(self, name: str, now: float) -> bool:
-        """Tell whether a node came to have fewer devices, and readings may not show it yet."""
-        is_late = now - self._fewer_since.get(name, -inf) <= self._policy.freshness.max_age_seconds
-        if not is_late:
-            self._fewer_since.pop(name, None)
-        return is_late
+        """Note if a node has fewer devices than before, or came back: it may have others."""
+        self._offers.note(before, node, now)
 
     def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
         """Remember that devices are sold in shares; return the nodes where that is news."""

@@ -119,18 +119,27 @@ class DeviceStore:
         was swapped. Or it was never measured since the node has fewer. What is only missing from an
         answer is not replaced: fewer are shown then.
 
+        Of a node that came back, the series of its former devices may still be told beside those of
+        its own: those that were measured before are gone once as many as it must have were since.
+
         Args:
             rows: the devices of a node behind one of its resources.
             count: how many it must have.
-            since: when the node last came to offer fewer, seconds since the epoch; -inf for never.
+            since: when the node last came to offer fewer, or came back, seconds since the epoch;
+                -inf for never.
         """
         index = np.array(rows, dtype=np.intp)
+        measured_at = self._float["measured_at"][index]
+        is_current = measured_at > since
+        if since > -np.inf and is_current.sum() >= count:
+            former: list[int] = index[~is_current].tolist()
+            return former
         seen_at, source = self._float["seen_at"][index], self._count["source_row"][index]
         shown = seen_at == seen_at.max(initial=-np.inf)
         if len(rows) <= count or shown.sum() != count:
             return []
         is_before = np.isfinite(seen_at) & (seen_at < self._float["new_at"][index][shown].max())
-        is_before |= self._float["measured_at"][index] <= since
+        is_before |= measured_at <= since
         gone: list[int] = index[~shown & is_before & np.isin(source, source[shown])].tolist()
         return gone
 

@@ -1,14 +1,16 @@
 """Cards that were swapped: what was read of the old one is nobody's."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from extender.core.filtering import Code
+from extender.core.inventory import NodeRecord
 from extender.core.readings import DeviceInfo, Signal
-from tests.builders import GIB, GPU, request
+from tests.builders import GIB, GPU, ranking, request
 from tests.extender.fleet.agents import Agents
-from tests.worlds import World, one_node
+from tests.worlds import BUSY, World, one_node
 
 NEW = DeviceInfo(node="node", uuid="GPU-new", index=0)
 
@@ -159,3 +161,62 @@ def test_a_card_that_is_measured_after_the_node_offers_fewer_is_not_gone() -> No
     made.read_after(30)
 
     assert shown(made) == {"GPU-node-0", "GPU-node-1"}
+
+
+def linger(made: World, cards: Iterable[int]) -> None:
+    """Let cards be busy, and be told of from now on as they are now."""
+    for index in cards:
+        made.card(index=index).values |= BUSY
+        made.card(index=index).measured_at = made.clock.now
+    made.read_after(20)
+
+
+@pytest.mark.parametrize("cards", [2, 4, 8])
+def test_a_node_that_comes_back_with_other_cards_has_these_by_the_first_reading(cards: int) -> None:
+    made = one_node(4)
+    linger(made, range(4))
+    made.fleet.remove_node("node")
+    made.clock.now += 20
+    counts = {GPU: cards}
+    made.fleet.apply_node(NodeRecord(name="node", allocatable=counts, capacity=counts))
+    new = {f"GPU-new-{index}" for index in range(cards)}
+    for uuid in new:
+        made.show(DeviceInfo(node="node", uuid=uuid))
+
+    made.read_after(30)
+
+    assert shown(made) == new
+    assert ranking(made.rank(request(cards, requires_idle=True))) == ["node"]
+    made.read_after(30, 8)
+    assert ranking(made.rank(request(cards, requires_idle=True))) == ["node"]
+
+
+@pytest.mark.parametrize("is_removed", [True, False], ids=["readded", "restarted"])
+def test_former_cards_that_are_told_beside_those_that_are_left_are_gone(
+    *, is_removed: bool
+) -> None:
+    made = one_node(8)
+    linger(made, range(4, 8))
+    if is_removed:
+        record = made.fleet.nodes["node"]
+        made.fleet.remove_node("node")
+        made.clock.now += 20
+        made.fleet.apply_node(record)
+    fewer(made, 4)
+
+    made.read_after(30)
+
+    assert shown(made) == {f"GPU-node-{index}" for index in range(4)}
+    assert ranking(made.rank(request(4, requires_idle=True))) == ["node"]
+
+
+def test_a_card_that_hangs_is_not_gone_while_the_others_do_not_make_up_the_count() -> None:
+    made = one_node(4)
+    linger(made, [3])
+    record = made.fleet.nodes["node"]
+    made.fleet.remove_node("node")
+    made.fleet.apply_node(record)
+
+    made.read_after(30)
+
+    assert "GPU-node-3" in shown(made)
