@@ -95,10 +95,12 @@ class Node:
     withdrawn: int = 0
     held: int | None = None
     taken: int = 0
+    just_freed: int = 0
     is_shared: bool = False
     is_packed: bool = False
     is_mps: bool = False
     is_agreed: bool = True
+    is_presumed: bool = False
     is_reconfiguring: bool = False
     model_id: int = 0
     zone_id: int = 0
@@ -125,10 +127,12 @@ class Node:
             withdrawn=self.withdrawn,
             held=used if self.held is None else self.held,
             taken=self.taken,
+            just_freed=self.just_freed,
             is_shared=self.is_shared,
             is_packed=self.is_packed,
             is_mps=self.is_mps,
             is_agreed=self.is_agreed,
+            is_presumed=self.is_presumed,
             is_reconfiguring=self.is_reconfiguring,
             model_id=self.model_id,
             zone_id=self.zone_id,

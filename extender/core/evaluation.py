@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from extender.core.assessment import Ask, Asks, Estimates, assess
 from extender.core.filtering import Codes, reject
+from extender.core.landing import count_freed
 from extender.core.policy import Policy
 from extender.core.request import GpuRequest
 from extender.core.scoring import KINDS, PLACES, mean, score
@@ -170,6 +171,7 @@ class Wants:
 
 def evaluate_batch(batch: Batch, wants: Wants, policy: Policy) -> Evaluation:
     """Evaluate each node of a batch."""
+    batch = count_freed(batch)
     assessment = assess(batch, wants.asks, estimates(policy))
     scores, bands = score(
         batch,

@@ -11,6 +11,7 @@ from extender.core.causes import blamed_siblings, ill_health
 from extender.core.certainty import Band, bands
 from extender.core.evaluation import HostAsks, Question, estimates, evaluate_for, model_places
 from extender.core.filtering import Code
+from extender.core.landing import count_freed
 from extender.core.parts import Breakdown, Factor, Part, break_down
 from extender.core.policy import Policy
 from extender.core.reasons import Grounds, reason
@@ -262,6 +263,7 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
     """Put the verdict on each node of the evidence in words."""
     if not evidence.nodes:
         return ()
+    evidence = replace(evidence, batch=count_freed(evidence.batch))
     batch, models = evidence.batch, evidence.models
     assessment = assess(batch, evidence.ask.columns, estimates(evidence.policy))
     question = _question(evidence)
@@ -308,6 +310,7 @@ def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:
     """
     if not evidence.nodes:
         return ()
+    evidence = replace(evidence, batch=count_freed(evidence.batch))
     assessment = assess(evidence.batch, evidence.ask.columns, estimates(evidence.policy))
     made_of, why = _break_down(evidence, assessment), _reasons(evidence, assessment)
     return tuple(

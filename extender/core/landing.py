@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from extender.core.snapshot import Batch, Flags, PoolRow, Ratios, Rows, Tenant
+from extender.core.snapshot import AnyColumn, Batch, Flags, PoolRow, Ratios, Rows, Tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,58 @@ class Landing:
 BY_USE: Final = 0.95
 """How likely the devices in use are those that pods hold, where no mapping tells: a tenant may
 leave its device unused while a process outside Kubernetes uses a free one."""
+
+
+_OF_FORMER_TENANT: Final = (
+    *("utilization", "latest", "peak", "spread", "freshness", "stress", "is_in_use"),
+    *("memory_used", "memory_free_bytes", "memory_freshness"),
+)
+"""What a reading of a device says of the pod that has left it."""
+
+
+def count_freed(batch: Batch) -> Batch:
+    """Return a batch in which devices are free that pods have just left, nobody knows which.
+
+    Where more devices are in use, by readings from before, than pods hold, so many of them were
+    just freed as pods have ended there. Which makes no difference: the calmest stand for them.
+    """
+    if not batch.just_freed.any():
+        return batch
+    return batch.memo.get("freed", lambda: _count_freed(batch))
+
+
+def _count_freed(batch: Batch) -> Batch:
+    telemetry = batch.telemetry
+    in_use = batch.present & telemetry.is_in_use
+    beyond = np.clip(in_use.sum(axis=1) - batch.held, 0, batch.just_freed)
+    is_guessed = ~batch.is_agreed & ~batch.is_shared
+    is_freed = _calmest(in_use, telemetry.peak, np.where(is_guessed, beyond, 0))
+    fresh = np.maximum(telemetry.freshness, telemetry.memory_freshness)
+    presumed = np.where(batch.is_presumed[:, None], fresh, 0.0)
+    return replace(
+        batch,
+        just_freed=np.zeros_like(batch.just_freed),
+        telemetry=replace(
+            telemetry,
+            presumed=_with(telemetry.presumed, is_freed, presumed[is_freed]),
+            **{name: _with(getattr(telemetry, name), is_freed, 0) for name in _OF_FORMER_TENANT},
+        ),
+    )
+
+
+def _with(column: AnyColumn, at: Flags, values: Ratios | int) -> AnyColumn:
+    """Return a column with other values at some places."""
+    changed = column.copy(order="K")
+    changed[at] = values
+    return changed
+
+
+def _calmest(among: Flags, peak: Ratios, count: Rows) -> Flags:
+    """Return per node so many of some devices: those that were the least busy lately."""
+    order = np.argsort(np.where(among, peak, np.inf), axis=1, kind="stable")
+    rank = np.argsort(order, axis=1, kind="stable")
+    found: Flags = among & (rank < count[:, None])
+    return found
 
 
 def landing_set(batch: Batch, count: Rows) -> Landing:
@@ -98,10 +150,7 @@ def _held_by_use(batch: Batch, offered: Flags, at: Rows) -> Flags:
     busiest are, to be ready for the worst.
     """
     in_use = offered[at] & batch.telemetry.is_in_use[at]
-    calmest = np.argsort(np.where(in_use, batch.telemetry.peak[at], np.inf), axis=1, kind="stable")
-    rank = np.argsort(calmest, axis=1, kind="stable")
-    held: Flags = in_use & (rank < batch.held[at][:, None])
-    return held
+    return _calmest(in_use, batch.telemetry.peak[at], batch.held[at])
 
 
 def _offered(batch: Batch, count: Rows) -> tuple[Flags, Rows]:

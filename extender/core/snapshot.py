@@ -181,6 +181,9 @@ class PoolRow:
         free_bytes: memory of the node, likewise.
         undeclared: per slot of a shared device, how many tenants did not declare any.
         kindred: per slot, how many tenants `guessed_bytes` is of; () for none.
+        just_freed: so many of the whole devices that are in use were left by pods that have just
+            ended, although it is unknown which.
+        is_presumed: those are presumed idle: none that it may be was used before a pod came.
         leaving: the node without the pods that are being deleted; None where there are none.
         loading: per slot, tenants that the readings show and that may still get ready to work; ()
             for none.
@@ -211,6 +214,8 @@ class PoolRow:
     loading: tuple[int, ...] = ()
     guessed_bytes: tuple[float, ...] = ()
     kindred: tuple[int, ...] = ()
+    just_freed: int = 0
+    is_presumed: bool = False
 
     def __post_init__(self) -> None:
         """Say of each slot that there is nothing of what nothing is said of."""
@@ -295,10 +300,12 @@ class Batch:
     withdrawn: Rows
     held: Rows
     taken: Rows
+    just_freed: Rows
     is_shared: Flags
     is_packed: Flags
     is_mps: Flags
     is_agreed: Flags
+    is_presumed: Flags
     is_reconfiguring: Flags
     model_id: Rows
     zone_id: Rows
@@ -313,11 +320,11 @@ class Batch:
 BYTES_PER_SLOT = ("guessed_bytes", "declared_bytes")
 PER_SLOT = ("used", "assumed", "assumed_shares", "loading", *BYTES_PER_SLOT)
 PER_NODE = (
-    *("replicas", "allocatable", "withdrawn", "held", "taken", "model_id"),
+    *("replicas", "allocatable", "withdrawn", "held", "taken", "just_freed", "model_id"),
     "zone_id",
     *("free_millicores", "free_bytes"),
 )
-FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_reconfiguring")
+FLAGS = ("is_shared", "is_packed", "is_mps", "is_agreed", "is_presumed", "is_reconfiguring")
 
 _OF_NODE = attrgetter(*PER_NODE, *FLAGS)
 _OF_SLOTS = attrgetter("slots", *PER_SLOT)

@@ -16,7 +16,7 @@ from extender.core.evaluation import (
     evaluate_for,
 )
 from extender.core.filtering import Code
-from extender.core.landing import assume, closed_slots
+from extender.core.landing import assume, closed_slots, count_freed
 from extender.core.leaving import batch_after
 from extender.core.policy import Policy
 from extender.core.snapshot import Batch, Flags, Pool, PoolRow, Snapshot, batch_rows, patched
@@ -138,7 +138,8 @@ def _nearest(
 
 def stand_in_steps(snapshot: Snapshot, pool: Pool, question: Question) -> Steps[Standing]:
     """Return what a pool is worth, from scratch; what other requests share is a step of its own."""
-    yield from assess_in_steps(pool.batch, question.ask.columns, estimates(question.policy))
+    batch = count_freed(pool.batch)
+    yield from assess_in_steps(batch, question.ask.columns, estimates(question.policy))
     everywhere = evaluate_for(question, pool.batch, snapshot.models)
     yield
     assumed = {pool.row_of[node] for node in question.overlay if node in pool.row_of}

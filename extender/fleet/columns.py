@@ -138,6 +138,13 @@ class DeviceColumns:
         self.counts["use_streak"][rows] = self.counts["foreign_streak"][rows] = 0
         self.flags["is_in_use"][rows] = self.flags["is_foreign"][rows] = False
 
+    def doubt_use(self, rows: Rows) -> None:
+        """Let a single reading lift the verdict that devices are in use, by whomever."""
+        streaks = self.counts["use_streak"]
+        streaks[rows] = np.minimum(streaks[rows], 1)
+        self.counts["foreign_streak"][rows] = 0
+        self.flags["is_foreign"][rows] = False
+
     def account(self, rows: Rows, used: Column, told_foreign: Column) -> None:
         """Note whose memory is in use on devices, by a new reading of them.
 

@@ -99,7 +99,7 @@ class Fleet:
     def apply_node(self, record: NodeRecord) -> None:
         """Take over a node that was added or changed."""
         before, self._nodes[record.name] = self._nodes.get(record.name), record
-        self._layouts.note_offer(before, record, self._clock())
+        self._layouts.offers.note(before, record, self._clock())
         if before is None or not before.offers_as(record):
             self._late.add(record.name)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from enum import IntEnum
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from operator import attrgetter
 
@@ -43,6 +43,7 @@ from extender.fleet.offers import OfferChanges
 from extender.fleet.pod_memory import LikePods, Share
 from extender.fleet.sharing import SharingEvidence
 from extender.fleet.store import DeviceStore
+from extender.fleet.unseen_ends import UnseenEnds
 
 MAX_DEVICES = 256
 """Devices of a node behind one resource that are told apart: 16 cards of 7 instances each, and
@@ -78,6 +79,7 @@ class NodeLayouts:
     Attributes:
         is_out: returns which devices are believed to be out, as `Telemetry` has it.
         started_at: returns when a pod started.
+        offers: when nodes came to offer fewer devices, or came back.
         departures: what pods release that leave a node.
         sharing: which nodes sell shares of their devices.
         like: what pods were measured to use, for those that are like them.
@@ -97,10 +99,11 @@ class NodeLayouts:
         self._live: dict[str, TenantsByRow] = {}
         self._held: dict[str, dict[str, tuple[int, ...]]] = {}
         self._young: set[str] = set()
-        self._offers = OfferChanges()
         self._loading_until: dict[str, float] = {}
         self._ended: dict[str, dict[str, float]] = {}
+        self._unseen_ends = UnseenEnds(store)
         self._requested: dict[str, HostResources] = {}
+        self.offers = OfferChanges()
         self.departures = Departures(store)
         self.departures.declared = self._declared
         self.sharing = SharingEvidence(store)
@@ -182,6 +185,7 @@ class NodeLayouts:
         """Lay a node out and note who holds its devices; tell what has changed by that."""
         name = node.name
         self._forget_ended(name, now)
+        self._unseen_ends.expire(name, now, self._policy.freshness)
         tenants = self._tenants(name, pods)
         self.sharing.note(node, pods, tenants)
         if replaced := self._replaced(node, tenants):
@@ -196,7 +200,11 @@ class NodeLayouts:
         self._note_tenancy(pods, tenants, after)
         used = {slot for row in after.values() for slot in row.slots}
         self.surplus.extend(self._store.surplus(name, used))
-        is_unsettled = is_young(after) or self._offers.is_news(name, now, self._policy.freshness)
+        is_unsettled = (
+            is_young(after)
+            or name in self._unseen_ends
+            or self.offers.is_news(name, now, self._policy.freshness)
+        )
         (self._young.add if is_unsettled else self._young.discard)(name)
         self._note_loading(name, pods, now)
         self._learn(pods, tenants)
@@ -208,7 +216,7 @@ class NodeLayouts:
 
     def forget(self, node: str, now: float) -> None:
         """Forget a node that is gone; it may come back with fewer devices."""
-        self._offers.forget(node, now, self._policy.freshness)
+        self.offers.forget(node, now, self._policy.freshness)
         self._nodes.pop(node, None)
         self._rows.pop(node, None)
         self._live.pop(node, None)
@@ -216,6 +224,7 @@ class NodeLayouts:
         self._young.discard(node)
         self._loading_until.pop(node, None)
         self._ended.pop(node, None)
+        self._unseen_ends.forget(node)
         self._mappings.forget(node)
         self.departures.forget(node)
         self.sharing.forget(node)
@@ -283,22 +292,25 @@ class NodeLayouts:
             self._end_on(pod, sorted(set(shown) - set(freed)), at, is_freed=False)
             return
         rows = self._rows.get(pod.node, {})
-        unheld = [
-            slot
+        unheld = {
+            resource: [slot for slot in row.slots if not live.get(slot)]
             for resource, row in rows.items()
-            for slot in row.slots
             if may_hold(pod, resource, rows)
-            and not live.get(slot)
-            and not self._store.is_foreign(slot)
-        ]
+        }
+        is_foreign = self._store.is_foreign
         if self._mappings.of(pod.node).is_known or not has_others:
-            self._end_on(pod, unheld, at, is_freed=True)
+            any_of = chain.from_iterable(unheld.values())
+            self._end_on(pod, [slot for slot in any_of if not is_foreign(slot)], at, is_freed=True)
             return
-        whole = {slot for row in rows.values() if not row.is_shared for slot in row.slots}
-        self._store.start_afresh([slot for slot in unheld if slot in whole], at, is_freed=False)
-        shared = [slot for slot in unheld if slot not in whole]
-        staying = np.full(len(shared), 1 - 1 / max(len(self._held.get(pod.node, ())), 2))
-        self._store.start_afresh(shared, at, is_freed=False, held_since=-inf, staying=staying)
+        staying = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
+        for resource, slots in unheld.items():
+            own = [slot for slot in slots if not is_foreign(slot)]
+            if rows[resource].is_shared:
+                self._store.start_afresh(own, at, is_freed=False, held_since=-inf, staying=staying)
+            elif resource in pod.resources:
+                self._unseen_ends.note(pod, resource, slots, at)
+            else:
+                self._store.start_afresh(own, at, is_freed=False)
 
     def _end_on(self, pod: PodRecord, rows: Sequence[int], at: float, *, is_freed: bool) -> None:
         """Take a pod off devices that it held; what was its own of their memory is released.
@@ -392,7 +404,7 @@ class NodeLayouts:
 
     def _replaced(self, node: NodeRecord, tenants: TenantsByRow) -> set[int]:
         """Return the devices of a node in whose place there are others, as many as it must have."""
-        since = self._offers.since(node.name)
+        since = self.offers.since(node.name)
         if since == -inf and self._store.is_shown_whole(tuple(tenants)):
             return set()
         devices = tuple(self._device(row, on_it) for row, on_it in tenants.items())
@@ -464,7 +476,7 @@ class NodeLayouts:
         for expected in self._expected(node, devices):
             resource = expected.resource
             everything = expected.count * expected.replicas
-            rows[resource] = lay_out(
+            row = lay_out(
                 expected,
                 self._complete(node, expected, devices),
                 pods,
@@ -474,6 +486,7 @@ class NodeLayouts:
                 free=free,
                 zone_id=zone_id,
             )
+            rows[resource] = self._unseen_ends.counted(node.name, resource, row)
         return rows
 
     def _learn(self, pods: Sequence[PodRecord], tenants: TenantsByRow) -> None:
@@ -513,10 +526,6 @@ class NodeLayouts:
             late = now - seconds - self._policy.freshness.max_age_seconds
             first = min((at for at in starts if at > late), default=late)
             self._loading_until[name] = first + seconds
-
-    def note_offer(self, before: NodeRecord | None, node: NodeRecord, now: float) -> None:
-        """Note if a node has fewer devices than before, or came back: it may have others."""
-        self._offers.note(before, node, now)
 
     def note_divided(self, devices: Iterable[DeviceKey]) -> set[str]:
         """Remember that devices are sold in shares; return the nodes where that is news."""

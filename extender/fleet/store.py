@@ -386,6 +386,14 @@ class DeviceStore:
         """Tell whether somebody was seen to use the device while no pod can have held it."""
         return bool(self._flag["is_foreign"][row])
 
+    def is_in_use(self, row: int) -> bool:
+        """Tell whether readings show the device in use, by anybody."""
+        return bool(self._flag["is_in_use"][row])
+
+    def was_used(self, row: int) -> bool:
+        """Tell whether the last reading of the device while no pod held it showed use."""
+        return bool(self._flag["was_used"][row])
+
     def counts_as_foreign(self, row: int) -> bool:
         """Tell likewise, where no pod is seen on it now either."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
@@ -461,6 +469,7 @@ class DeviceStore:
         is_freed: bool,
         held_since: float | None = None,
         staying: Column | float = 1.0,
+        is_use_known: bool = False,
     ) -> None:
         """Forget the history of devices whose tenants changed.
 
@@ -475,6 +484,8 @@ class DeviceStore:
                 None for `at`.
             staying: share of the load of the last minutes that counts as that of pods that stay;
                 one for each device, or one for all.
+            is_use_known: what is in use is so by those that stay, but for some devices: one reading
+                tells which.
         """
         index = np.array(list(rows), dtype=np.intp)
         columns, held_at = self._columns, self._float["held_at"]
@@ -483,7 +494,7 @@ class DeviceStore:
         columns.recent.reset(index, since)
         if np.min(staying, initial=1.0) < 1:
             columns.recent.scale(index, staying)
-        columns.forget_use(index)
+        (columns.doubt_use if is_use_known else columns.forget_use)(index)
         self._float["afresh_at"][index] = np.maximum(self._float["afresh_at"][index], at)
         held_at[index] = np.maximum(held_at[index], since)
         if is_freed:

@@ -42,6 +42,8 @@ LATER: Final[Mapping[str, object]] = {
     "presumed": 0.0,
     "others_bytes": 0.0,
     "guessed_bytes": 0.0,
+    "just_freed": 0,
+    "is_presumed": False,
     "zone_id": 0,
     "free_millicores": NO_LIMIT,
     "free_bytes": NO_LIMIT,

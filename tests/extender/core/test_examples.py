@@ -101,6 +101,24 @@ EXAMPLES = {
         b=node(gpu()),
         first="B",
     ),
+    "freed-without-labels": Example(
+        texts=(
+            "1 GPU",
+            "8 busy GPUs, 7 held, nobody knows which; a pod ended a second ago",
+            "8 free, silent",
+        ),
+        asked=request(),
+        a=node(
+            *[busy(is_in_use=True)] * 8,
+            allocatable=8,
+            held=7,
+            just_freed=1,
+            is_agreed=False,
+            is_presumed=True,
+        ),
+        b=node(*[unknown()] * 8),
+        first="A",
+    ),
     "model": Example(
         texts=("1 GPU, `A100,V100`", "A100, freed a second ago", "V100, idle for hours"),
         asked=request(preferred_models=("A100", "V100")),

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from extender.core.landing import Landing, assume, landing_set
+from extender.core.landing import Landing, assume, count_freed, landing_set
 from extender.core.snapshot import Tenant
-from tests.builders import GIB, Gpu, Node, batch_of, gpu, node, shared
+from tests.builders import GIB, Gpu, Node, batch_of, busy, gpu, node, shared
 
 ONE_OF_TWO = {"allocatable": 4, "withdrawn": 4}
 
@@ -168,3 +168,58 @@ def test_nobody_lands_on_what_is_surely_withdrawn(
     described: Node, count: int, expected: list[int]
 ) -> None:
     assert slots(described, count) == expected
+
+
+UNMAPPED: dict[str, Any] = {"is_agreed": False, "is_presumed": True}
+
+
+@pytest.mark.parametrize(
+    ("described", "expected"),
+    [
+        pytest.param(
+            node(busy(is_in_use=True), gpu(), held=1, just_freed=1, **UNMAPPED),
+            [],
+            id="those-that-pods-hold-are-held",
+        ),
+        pytest.param(
+            node(*[busy(is_in_use=True)] * 4, held=2, just_freed=1, **UNMAPPED),
+            [0],
+            id="no-more-than-pods-left",
+        ),
+        pytest.param(
+            node(*[busy(is_in_use=True)] * 4, held=3, just_freed=4, **UNMAPPED),
+            [0],
+            id="no-more-than-pods-leave-free",
+        ),
+        pytest.param(
+            node(
+                busy(is_in_use=True),
+                gpu(memory_used=0.7, is_in_use=True),
+                held=1,
+                just_freed=1,
+                **UNMAPPED,
+            ),
+            [1],
+            id="the-calmest-stands-for-it",
+        ),
+        pytest.param(
+            node(*[busy(is_in_use=True)] * 2, held=1, just_freed=1), [], id="not-where-it-is-known"
+        ),
+    ],
+)
+def test_of_devices_in_use_those_are_free_that_pods_have_just_left(
+    described: Node, expected: list[int]
+) -> None:
+    seen = count_freed(batch_of(described)).telemetry
+
+    assert np.flatnonzero(seen.presumed[0]).tolist() == expected
+    assert not (seen.is_in_use & (seen.presumed > 0)).any()
+    assert not (seen.freshness * seen.presumed).any()
+
+
+def test_what_was_not_presumed_idle_is_unknown() -> None:
+    described = node(*[busy(is_in_use=True)] * 2, held=1, just_freed=1, is_agreed=False)
+
+    seen = count_freed(batch_of(described)).telemetry
+
+    assert (seen.presumed[0].tolist(), seen.freshness[0].tolist()) == ([0.0, 0.0], [0.0, 1.0])

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from extender.core.evaluation import Question
 from extender.core.explain import explain, gather
 from extender.core.filtering import Code
+from extender.core.inventory import NodeRecord
 from extender.core.landing import BY_USE
 from extender.core.readings import Signal
 from tests.builders import GIB, GPU, ask, ranking, rejected, request
-from tests.worlds import BUSY, World, one_node
+from tests.worlds import BUSY, IDLE, World, one_node
 
 LOADED = {Signal.MEMORY_USED: 60 * GIB, Signal.MEMORY_FREE: 20 * GIB}
 
@@ -109,6 +110,109 @@ def test_a_guess_leaves_the_devices_that_the_count_leaves(
         assert len(may_land) - taken == cards - held
         is_used = sum(card < in_use for card in may_land)
         assert is_used == max(in_use - held, 0)
+
+
+# --- pods that end --------------------------------------------------------------------------------
+
+
+def full(cards: int = 8, ends: int = 1) -> World:
+    """Return an unmapped node whose pods keep all cards busy, and of which some have just ended."""
+    world = one_node(cards)
+    world.is_mapped = False
+    world.read_after(30, 4)
+    pods = [world.bind(f"pod-{index}") for index in range(cards)]
+    for index in range(cards):
+        world.card(index=index).values |= BUSY
+    world.read_after(60, 5)
+    world.clock.now += 1
+    for pod in pods[:ends]:
+        world.end(pod)
+    return world
+
+
+def silent(world: World) -> str:
+    """Add a node of which no source tells anything."""
+    counts = {GPU: 8}
+    world.fleet.apply_node(NodeRecord(name="a-silent", allocatable=counts, capacity=counts))
+    return "a-silent"
+
+
+JUST_FREED = BY_USE * 0.95
+
+
+@pytest.mark.parametrize("ends", [1, 3])
+def test_what_a_pod_has_just_left_is_presumed_idle_although_nobody_knows_which_it_was(
+    ends: int,
+) -> None:
+    world = full(ends=ends)
+
+    assert len(landing_on(world)[0]) == ends
+    assert landing_on(world)[2] == pytest.approx(JUST_FREED)
+    assert ranking(world.rank(request(ends), ["node", silent(world)])) == ["node", "a-silent"]
+    assert rejected(world.rank(request(memory_bytes=int(60 * GIB)), ["node"])) == {}
+    assert rejected(world.rank(request(requires_idle=True), ["node"])) == {"node": Code.NOT_IDLE}
+
+
+def test_the_first_reading_tells_which_it_was() -> None:
+    world = full()
+    world.card(index=5).values |= IDLE
+
+    world.read_after(30)
+
+    assert landing_on(world) == ([5], 0, BY_USE)
+
+
+def test_one_reading_that_still_shows_load_is_no_word_against_it_and_two_are() -> None:
+    world = full()
+
+    world.read_after(30)
+    assert landing_on(world)[2] == pytest.approx(JUST_FREED)
+    world.read_after(30)
+
+    assert landing_on(world)[2] == 0.0
+    assert rejected(world.rank(request())) == {"node": Code.FOREIGN_USE}
+
+
+def test_the_next_pod_takes_what_was_just_freed() -> None:
+    world = full(ends=2)
+
+    world.bind("next")
+    assert landing_on(world)[2] == pytest.approx(JUST_FREED)
+    assert len(landing_on(world)[0]) == 1
+    world.bind("after-next")
+
+    assert landing_on(world)[2] == 0.0
+
+
+def test_a_node_that_is_idle_otherwise_comes_before_what_was_just_freed() -> None:
+    world = full()
+    world.add_node("idle", 1)
+    world.read(measured_at=world.clock.now - 1)
+
+    assert ranking(world.rank()) == ["idle", "node"]
+
+
+def test_nothing_is_presumed_where_a_card_was_used_before_the_pods_came() -> None:
+    world = one_node(8)
+    world.is_mapped = False
+    world.card().values |= BUSY
+    world.read_after(30, 4)
+    pods = [world.bind(f"pod-{index}") for index in range(8)]
+    for index in range(8):
+        world.card(index=index).values |= BUSY
+    world.read_after(60, 5)
+
+    world.end(pods[0])
+
+    assert landing_on(world)[2] == pytest.approx(BY_USE / 2)
+
+
+def test_what_was_freed_counts_no_longer_than_the_readings_from_before() -> None:
+    world = full()
+
+    world.clock.now += 1000
+
+    assert landing_on(world)[2] < BY_USE * 0.6
 
 
 def test_init_containers_with_more_devices_than_the_main_ones_leave_the_node_readable() -> None:
