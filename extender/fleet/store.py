@@ -398,10 +398,6 @@ class DeviceStore:
         """Tell likewise, where no pod is seen on it now either."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
-    def was_used(self, row: int) -> bool:
-        """Tell whether a device showed use when no pod held it last, as far as is known."""
-        return bool(self._flag["was_used"][row])
-
     def occupancy(self, row: int) -> tuple[float, float, float]:
         """Return what is in use of a device's memory, by others than declared, and by no pod.
 

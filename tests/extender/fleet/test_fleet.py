@@ -154,7 +154,8 @@ def test_a_failure_dated_ahead_of_our_clock_is_a_fresh_one() -> None:
 def test_a_failure_that_is_heard_of_late_has_faded_as_if_it_had_been_heard_of_at_once() -> None:
     made = one_node()
 
-    made.bind("a", is_failed_early=True, is_device_fault=True, failed_at=NOW - 86400)
+    at = NOW - 86400
+    made.bind("a", is_failed_early=True, is_device_fault=True, bound_at=at - 30, failed_at=at)
 
     assert made.fleet.snapshot().pools[GPU].batch.suspicion[0] == 0.0
 
