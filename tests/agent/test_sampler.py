@@ -242,7 +242,7 @@ async def test_many_slow_cards_do_not_block_a_healthy_one(
             time.sleep(1.5 * LIMIT)
         answer(name, uuid)
 
-    rig.backend._answer = answer_late  # type: ignore[method-assign,assignment]
+    rig.backend._answer = answer_late  # type: ignore[method-assign,assignment] # late
     running = asyncio.create_task(rig.sampler.run())
 
     def is_read(report: Report, at: float) -> bool:

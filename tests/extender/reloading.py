@@ -36,7 +36,8 @@ class Following:
         file = SettingsFile(path, environ, poll_seconds)
         self.reloader = Reloader(file, self.settings, self._adopt, self.metrics, lambda: NOW)
         self.looks = 0
-        self._look, self.reloader.look = self.reloader.look, self._counted_look  # type: ignore[method-assign]
+        self._look = self.reloader.look
+        self.reloader.look = self._counted_look  # type: ignore[method-assign] # to be counted
 
     async def _counted_look(self) -> None:
         await self._look()

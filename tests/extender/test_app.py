@@ -232,8 +232,8 @@ async def test_bound_pod_is_counted_and_the_decision_says_where_it_went() -> Non
         part.cluster.control.bind("default", "stock", "gpu-h100-01")
 
         def is_bound(answer: JsonObject) -> bool:
-            decisions = answer["decisions"]
-            return [decision["bound_node"] for decision in decisions] == ["gpu-h100-01"]  # type: ignore[attr-defined]
+            decisions: Any = answer["decisions"]
+            return [decision["bound_node"] for decision in decisions] == ["gpu-h100-01"]
 
         await until(part, "/v1/decisions?pod=default/stock", is_bound)
         async with part.session.get(f"{part.url}/metrics") as answer:

@@ -270,7 +270,7 @@ async def test_where_the_system_refuses_it_is_tried_again(
                 return listening.accept()
 
         loop = asyncio.get_running_loop()
-        port.listener._sockets[:] = [refusing := Refusing()]  # type: ignore[list-item]
+        port.listener._sockets[:] = [refusing := Refusing()]  # type: ignore[list-item] # acts as one
         loop.remove_reader(listening)
         loop.add_reader(listening, port.listener._accept, refusing)  # type: ignore[arg-type] # as above
 

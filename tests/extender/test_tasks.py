@@ -28,7 +28,7 @@ def fail(task: asyncio.Task[object]) -> bool:
     awaited = getattr(task.get_coro(), "cr_await", None)
     if task.get_name() == "extender" or getattr(awaited, "__name__", "") == "sleep":
         return False  # waits for the other tasks, or for its next start: nothing there can fail
-    waited = task._fut_waiter  # type: ignore[attr-defined]
+    waited = task._fut_waiter  # type: ignore[attr-defined] # asyncio tells nobody
     if waited is None or isinstance(waited, asyncio.Task) or waited.done():
         return False
     waited.set_exception(InjectedError())

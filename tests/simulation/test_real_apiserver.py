@@ -49,7 +49,7 @@ async def test_a_real_api_server_takes_nodes_and_tenants_and_the_fleet_follows(
         await wait_for(are_adopted, "every tenant is known by the API server's UID")
 
         late = pod_object("late", 2)
-        late["spec"] = {**late["spec"], "nodeName": "gpu-h100-01"}  # type: ignore[dict-item]
+        late["spec"] = {**late["spec"], "nodeName": "gpu-h100-01"}  # type: ignore[dict-item] # an object
         await api.create(late)
 
         async def is_placed() -> bool:

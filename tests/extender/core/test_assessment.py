@@ -8,6 +8,7 @@ from extender.core.policy import Policy, Thresholds
 from tests.builders import (
     GIB,
     Gpu,
+    Node,
     ask,
     assessment_of,
     batch_of,
@@ -108,8 +109,8 @@ def test_stale_memory_fades_towards_the_threshold() -> None:
         ),
     ],
 )
-def test_the_room_for_a_pod(described: object, expected_gib: float) -> None:
-    assessment = assessment_of(described)  # type: ignore[arg-type]
+def test_the_room_for_a_pod(described: Node, expected_gib: float) -> None:
+    assessment = assessment_of(described)
 
     assert float(assessment.free_bytes[0, 0]) == pytest.approx(expected_gib * GIB)
 

@@ -20,6 +20,7 @@ from extender.core.policy import Policy, Strategy
 from tests.builders import (
     GIB,
     GPU,
+    Gpu,
     Node,
     ask,
     assessment_of,
@@ -61,8 +62,8 @@ def verdict_on(described: Node, **asked: Any) -> NodeVerdict:
         (gpu(is_excluded_multi=True), "idle"),
     ],
 )
-def test_each_device_has_its_state_in_words(device: object, state: str) -> None:
-    described = node(device)  # type: ignore[arg-type]
+def test_each_device_has_its_state_in_words(device: Gpu, state: str) -> None:
+    described = node(device)
 
     assert device_states(batch_of(described), assessment_of(described)) == [[state]]
 

@@ -24,12 +24,13 @@ def one(**values: float) -> dict[Signal, Column]:
 
 def verdict(
     health: Health | None = None,
+    /,
     *,
-    is_recent: bool = True,
-    is_suspect: bool = False,
+    is_recent: float = True,  # truth is a number, too, and what comes by name is one
+    is_suspect: float = False,
     **values: float,
 ) -> HealthColumns:
-    flags = np.array([is_recent]), np.array([is_suspect])
+    flags = np.array([bool(is_recent)]), np.array([bool(is_suspect)])
     return judge(one(**values), 1, health or Health(), *flags)
 
 
@@ -155,7 +156,7 @@ def test_an_old_xid_that_excludes_nothing_never_counts_again(xid: int) -> None:
     ],
 )
 def test_the_gravest_cause_is_told(values: dict[str, Any], cause: str) -> None:
-    found = verdict(**{name: float(value) for name, value in values.items()})  # type: ignore[arg-type]
+    found = verdict(**{name: float(value) for name, value in values.items()})
 
     assert words(int(found.cause[0])) == cause
 
@@ -220,9 +221,9 @@ def test_xids_are_told_in_words() -> None:
 def test_what_a_sign_means_is_a_setting(
     setting: str, signal: str, value: float, means: HealthAction
 ) -> None:
-    health = replace(Health(), **{setting: means})  # type: ignore[arg-type]
+    health = replace(Health(), **{setting: means})  # type: ignore[arg-type] # an action
 
-    assert action(verdict(health, **{signal: float(value)})) is means  # type: ignore[arg-type]
+    assert action(verdict(health, **{signal: float(value)})) is means
 
 
 def test_limits_of_rows_and_pages_are_settings() -> None:
@@ -232,7 +233,7 @@ def test_limits_of_rows_and_pages_are_settings() -> None:
         ("UNCORRECTABLE_REMAPPED_ROWS", IGNORE),
         ("RETIRED_PAGES_SINGLE_BIT", PENALTY),
     ):
-        found = [action(verdict(health, **{signal: float(rows)})) for rows in (1, 2, 4)]  # type: ignore[arg-type]
+        found = [action(verdict(health, **{signal: float(rows)})) for rows in (1, 2, 4)]
         assert found == [IGNORE, few, EXCLUDE]
 
 
@@ -254,7 +255,7 @@ def test_a_graver_penalty_is_not_lightened_by_rows_remapped_lately() -> None:
 def test_retired_pages_of_both_kinds_count_together() -> None:
     pages = {"RETIRED_PAGES_SINGLE_BIT": 60.0, "RETIRED_PAGES_DOUBLE_BIT": 3.0}
 
-    assert action(verdict(**pages)) is EXCLUDE  # type: ignore[arg-type]
+    assert action(verdict(**pages)) is EXCLUDE
 
 
 def test_siblings_of_a_device_that_excludes_its_node_say_which_it_is() -> None:
@@ -352,8 +353,8 @@ def test_a_healthy_device_has_no_ill_health() -> None:
 def test_each_other_sign_has_its_consequence(
     signal: str, value: float, expected: HealthAction
 ) -> None:
-    assert action(verdict(**{signal: float(value)})) is expected  # type: ignore[arg-type]
-    assert action(verdict(**{signal: NAN})) is IGNORE  # type: ignore[arg-type]
+    assert action(verdict(**{signal: float(value)})) is expected
+    assert action(verdict(**{signal: NAN})) is IGNORE
 
 
 def test_a_device_that_is_about_to_switch_itself_off_is_excluded() -> None:

@@ -18,6 +18,7 @@ from extender.core.selection import (
 )
 
 LABELS = {"disk": "ssd", "cores": "64", "empty": "", "nvidia.com/gpu.product": "NVIDIA-L4"}
+SSD = {"disk": "ssd"}
 NODE = NodeRecord(name="n", labels=LABELS, hostname="host-n")
 
 
@@ -141,10 +142,12 @@ def test_labels_that_are_not_kept_close_no_node(operator: str) -> None:
     assert selects(selection, NODE)
 
 
-@pytest.mark.parametrize("place", ["labels", "other_labels"])
-def test_labels_count_wherever_they_are_kept(place: str) -> None:
-    node = NodeRecord(name="n", **{place: {"disk": "ssd"}})  # type: ignore[arg-type]
-
+@pytest.mark.parametrize(
+    "node",
+    [NodeRecord(name="n", labels=SSD), NodeRecord(name="n", other_labels=SSD)],
+    ids=["labels", "other labels"],
+)
+def test_labels_count_wherever_they_are_kept(node: NodeRecord) -> None:
     assert selects(having(nodeSelector={"disk": "ssd"}), node)
     assert not selects(having(nodeSelector={"disk": "hdd"}), node)
 

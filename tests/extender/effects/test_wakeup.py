@@ -142,10 +142,10 @@ async def test_a_node_that_the_pod_may_not_go_to_is_no_reason_to_wake(
     kube: FakeKube,
     client: KubeClient,
     world: World,
-    of_node: dict[str, object],
+    of_node: dict[str, Any],
     spec: dict[str, object],
 ) -> None:
-    world.fleet.apply_node(replace(world.fleet.nodes["y"], **of_node))  # type: ignore[arg-type]
+    world.fleet.apply_node(replace(world.fleet.nodes["y"], **of_node))
     waits(world, selection=read_selection({"spec": spec}))
     waking = waker(client, world)
     turn_idle(world, "y")

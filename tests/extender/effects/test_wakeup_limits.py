@@ -95,7 +95,7 @@ async def test_a_fault_of_ours_is_counted_and_ends_nothing(
             raise faults.pop()
         return rank(*args, **named)
 
-    world.placer.rank = fail_once  # type: ignore[method-assign, assignment]
+    world.placer.rank = fail_once  # type: ignore[method-assign, assignment] # a fault
     async with running(waking):
         await eventually(lambda: kube.writes)
 
@@ -133,7 +133,7 @@ async def test_who_stops_leading_during_a_look_writes_nothing(
         leading.leads = False
         return rank(*args, **named)
 
-    world.placer.rank = rank_and_lose  # type: ignore[method-assign, assignment]
+    world.placer.rank = rank_and_lose  # type: ignore[method-assign, assignment] # likewise
     await waking.look()
 
     assert kube.writes == []

@@ -118,7 +118,7 @@ def count_ranks(world: World) -> list[object]:
         asked.append(about)
         return rank(about, *args, **named)
 
-    world.placer.rank = counted  # type: ignore[method-assign, assignment]
+    world.placer.rank = counted  # type: ignore[method-assign, assignment] # and asks on
     return asked
 
 

@@ -28,7 +28,8 @@ from tests.worlds import World, one_node
 def answer(world: World, **values: float) -> Readings:
     """Return an answer about all devices of a world, without delivering it."""
     taken: list[Readings] = []
-    fleet, world.fleet = world.fleet, _Recorder(taken)  # type: ignore[assignment]
+    fleet = world.fleet
+    world.fleet = _Recorder(taken)  # type: ignore[assignment] # takes readings, and no more
     world.read(**values)
     world.fleet = fleet
     return taken[0]

@@ -323,8 +323,8 @@ async def test_nodes_that_kube_scheduler_leaves_out_are_counted_by_reason(
     world.add_node("cordoned", is_unschedulable=True, **fast)
     world.add_node("down", is_ready=False, **fast)
     world.add_node("tainted", taints=(Taint(key="team", value="x"),), **fast)
-    asked = pod("p", gpus=2)
-    asked["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"podAffinity": {}}}  # type: ignore[operator]
+    asked: dict[str, Any] = pod("p", gpus=2)
+    asked["spec"] |= {"nodeSelector": zone | {"disk": "ssd"}, "affinity": {"podAffinity": {}}}
 
     answer = await foresee(client, asked)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from typing_extensions import override  # in typing from Python 3.12 on
+
 from tests.controlplane.process import ServerProcess, free_port
 from tests.controlplane.tools import binary
 
@@ -29,7 +31,8 @@ class Pages:
                 self.end_headers()
                 self.wfile.write((text or "").encode())
 
-            def log_message(self, *_args: object) -> None:  # type: ignore[explicit-override]
+            @override
+            def log_message(self, *_args: object) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> list[Weighed]:
     return decided
 
 
-async def ask(client: Client, verb: str, names: list[str], asker: object) -> object:
+async def ask(client: Client, verb: str, names: list[str], asker: object) -> Any:
     """Ask as Go writes it: with no spaces."""
     question = {"Pod": asker, "Nodes": None, "NodeNames": names}
     body = json.dumps(question, separators=(",", ":"))
@@ -58,7 +59,7 @@ async def test_prioritize_takes_what_was_decided_ahead(
 ) -> None:
     foreseen = await place(client)
     count = len(weighed)
-    unforeseen = scores_of(await ask(client, "prioritize", NODES, pod()))  # type: ignore[arg-type]
+    unforeseen = scores_of(await ask(client, "prioritize", NODES, pod()))
 
     assert count == 2
     assert world.expected == 1
@@ -155,7 +156,7 @@ async def test_other_nodes_or_another_pod_are_decided_about_anew(
     client: Client, weighed: list[Weighed]
 ) -> None:
     await ask(client, "filter", NODES, pod())
-    fewer = scores_of(await ask(client, "prioritize", NODES[1:], pod()))  # type: ignore[arg-type]
+    fewer = scores_of(await ask(client, "prioritize", NODES[1:], pod()))
     await ask(client, "filter", NODES, pod())
     await ask(client, "prioritize", NODES, pod(gpus=2))
 

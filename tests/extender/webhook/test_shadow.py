@@ -47,7 +47,7 @@ async def test_filter_gives_back_whole_nodes_where_whole_nodes_came(shadow: Clie
 
     answer = await ask(shadow, "filter", question)
 
-    assert answer["Nodes"]["items"] == question["Nodes"]["items"]  # type: ignore[index]
+    assert answer["Nodes"]["items"] == question["Nodes"]["items"]  # type: ignore[index] # an object
     assert answer["NodeNames"] is None
 
 

@@ -60,7 +60,7 @@ def test_where_none_passes_all_carry_their_reason() -> None:
     answer = answered([Code.UNHEALTHY, Code.NO_MEMORY], [0.1, 0.9], shortlist=1)
 
     assert answer["NodeNames"] == []
-    assert len({**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}) == 2  # type: ignore[dict-item]
+    assert len({**answer["FailedNodes"], **answer["FailedAndUnresolvableNodes"]}) == 2  # type: ignore[dict-item] # objects
 
 
 @given(

@@ -1,5 +1,7 @@
 """Whether kube-scheduler asks us, and heeds what we say."""
 
+from typing import Any
+
 import pytest
 
 from extender.doctor.checks.schedulers import our_entry, plugin_weights
@@ -30,8 +32,8 @@ def unasked(kind: str | None = None, **group: object) -> Object:
     return {"bound": [{**GROUP, **group}] if kind else [], "likely_causes": causes}
 
 
-def at(*entries: object, **facts: object) -> Facts:
-    return Facts(at=NOW, schedulers=(scheduler(*entries),), **facts)  # type: ignore[arg-type]
+def at(*entries: Object, **facts: Any) -> Facts:
+    return Facts(at=NOW, schedulers=(scheduler(*entries),), **facts)
 
 
 # --- IG001 --------------------------------------------------------------------------------------
