@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from extender.core.inventory import PodRecord
-from extender.core.unasked import Verdict
+from extender.core.unasked import SILENCE_SECONDS, Verdict
 from extender.placement.asked import (
     FILTER,
     KEPT_SECONDS,
+    MAX_PATHS,
     PRIORITIZE,
+    SLOW_SECONDS,
     AnsweredQuestion,
     AskedLog,
 )
@@ -225,3 +227,28 @@ def test_only_so_many_pods_are_remembered_and_it_is_known_since_when(world: Worl
     assert len(asked) == 2
     assert asked.forgotten_until == first_at
     assert asked.verdict("0") is Verdict.NOT_ASKED
+
+
+def test_incidents_count_until_nothing_was_heard_of_them_for_long(world: World) -> None:
+    assert world.asked.incidents == (0, 0, 0, 0.0)
+    world.asked.note_answer(0.5, is_lost=True)
+    world.asked.note_answer(SLOW_SECONDS, is_lost=False)
+    world.asked.note_unreadable()
+
+    world.now += SILENCE_SECONDS
+    world.asked.expire()
+
+    assert world.asked.incidents == (1, 1, 1, SLOW_SECONDS)
+
+    world.now += 0.1
+    world.asked.expire()
+
+    assert world.asked.incidents == (0, 0, 0, 0.0)
+
+
+def test_the_latest_wrong_paths_are_remembered(world: World) -> None:
+    paths = [f"/{number}" for number in range(MAX_PATHS + 1)]
+    for path in [*paths, "/1"]:
+        world.asked.note_wrong_path(path)
+
+    assert list(world.asked.wrong_paths) == [*paths[2:], "/1"]

@@ -10,6 +10,7 @@ from extender.core.evaluation import evaluate_for
 from extender.core.memo import Memo
 from extender.core.steps import Steps, finish
 from extender.fleet.snapshots import RENEW_SECONDS
+from extender.placement import kept
 from extender.placement.kept import EXPECTED, EXPECTED_SECONDS
 from tests.builders import request
 from tests.worlds import World
@@ -142,3 +143,36 @@ def test_who_asks_while_it_is_evaluated_gets_what_is_so_by_then(world: World) ->
     afresh = finish(world.placer.guess_in_steps(request(2), sorted(world.fleet.nodes)))
     for found in (warm, world.rank(request(2))):
         assert found.scores.tolist() == afresh.scores.tolist()
+
+
+def test_what_a_renewal_prepares_is_not_evaluated_again(
+    world: World, pools_evaluated: list[int]
+) -> None:
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    world.clock.now += RENEW_SECONDS
+    pools_evaluated.clear()
+
+    finish(world.fleet.renew_in_steps(world.placer.standings.prepare_in_steps))
+
+    assert len(pools_evaluated) == 3
+    pools_evaluated.clear()
+    for count in (1, 2, 3):
+        world.rank(request(count))
+    assert not pools_evaluated
+
+
+def test_what_was_asked_for_longest_ago_is_forgotten_first(
+    world: World, pools_evaluated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "CACHED_EVALUATIONS", 2)
+    for count in (1, 2, 1, 3):
+        world.rank(request(count))
+    pools_evaluated.clear()
+
+    for count in (1, 3):
+        world.rank(request(count))
+    assert not pools_evaluated
+
+    world.rank(request(2))
+    assert len(pools_evaluated) == 1
