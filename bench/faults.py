@@ -171,7 +171,9 @@ class Bench:
                 gpus = (await replica.get("/v1/gpus"))["gpus"]
         except UNREACHABLE:
             return 100.0
-        fresh = sum(gpu["node"] in self.good and gpu["freshness"] == "fresh" for gpu in gpus)
+        # Not what it calls fresh: windows begin anew with each pod that comes or goes.
+        ages = [gpu["age_seconds"] for gpu in gpus if gpu["node"] in self.good]
+        fresh = sum(age is not None and age <= MAX_AGE_SECONDS for age in ages)
         return float(100 * (1 - fresh / (len(self.good) * CARDS)))
 
     async def is_fresh(self) -> bool:
