@@ -13,7 +13,6 @@ nothing is known of the mutant, and it does not count.
 
 import argparse
 import ast
-import itertools
 import math
 import os
 import random
@@ -447,25 +446,27 @@ class Found:
     untold: list[Mutant] = field(default_factory=list)
 
 
-def try_all(bench: Bench, mutants: Sequence[Mutant]) -> Found:
-    """Try mutants file by file, and print what comes of each."""
-    found = Found()
-    by_file = itertools.groupby(sorted(mutants, key=lambda one: one.path), lambda one: one.path)
-    for _, group in by_file:
-        some = list(group)
-        bench.check(some)
-        for mutant in some:
-            try:
-                is_killed = bench.kills(mutant)
-            except PytestError as error:
-                found.untold.append(mutant)
-                said = f"UNTOLD ({error}: {bench.output})"
-            else:
-                found.killed += is_killed
-                found.survivors += [] if is_killed else [mutant]
-                said = "killed" if is_killed else "SURVIVES"
-            sys.stdout.write(f"{said:8} {mutant.path}:{mutant.line}: {mutant.key}\n")
-            sys.stdout.flush()
+def try_all(bench: Bench, mutants: Sequence[Mutant], seconds: float) -> Found:
+    """Try mutants in their order until the time is up, and print what comes of each."""
+    found, checked = Found(), set[str]()
+    deadline = time.monotonic() + seconds
+    for mutant in mutants:
+        if time.monotonic() > deadline:
+            break
+        if mutant.path not in checked:
+            bench.check([one for one in mutants if one.path == mutant.path])
+            checked.add(mutant.path)
+        try:
+            is_killed = bench.kills(mutant)
+        except PytestError as error:
+            found.untold.append(mutant)
+            said = f"UNTOLD ({error}: {bench.output})"
+        else:
+            found.killed += is_killed
+            found.survivors += [] if is_killed else [mutant]
+            said = "killed" if is_killed else "SURVIVES"
+        sys.stdout.write(f"{said:8} {mutant.line:4} {mutant.key}\n")
+        sys.stdout.flush()
     return found
 
 
@@ -475,6 +476,7 @@ def main() -> int:
     parser.add_argument("room", help="agent, or a folder of extender such as core")
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="then no other is tried")
     options = parser.parse_args()
     for name in HEAVY:
         __import__(name)
@@ -484,13 +486,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="idlegpu-mutants-") as folder:
         bench = Bench(Path(folder).resolve(), code, tests)
         bench.learn()
-        found = try_all(bench, mutants)
+        found = try_all(bench, mutants, 60 * options.minutes)
     same = [mutant for mutant in found.survivors if mutant.key in known]
     left = [mutant for mutant in found.survivors if mutant.key not in known]
     counted = found.killed + len(left)
     least, most = wilson(found.killed, counted)
     row: dict[str, object] = {
-        "mutants": len(mutants),
+        "mutants": found.killed + len(found.survivors) + len(found.untold),
         "pytest failed": len(found.untold),
         "equivalent": len(same),
         "killed": found.killed,
