@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from operator import add, attrgetter
 
 from extender.core.expected import Device, Expected, resource_profile
 from extender.core.host_resources import HostResources
@@ -24,6 +24,7 @@ class Tenancy:
         started_at: returns when a pod started, by a clock that readings are measured by.
         expected: returns what pods like one were measured to use of a device's memory, in bytes,
             None where none was.
+        awaited: returns what one that readings cover may still load with each share, in bytes.
     """
 
     is_mapped: bool
@@ -32,6 +33,7 @@ class Tenancy:
     assumed: Assumed
     started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
     expected: Callable[[PodRecord], int | None] = lambda _: None
+    awaited: Callable[[PodRecord], float] = lambda _: 0.0
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
@@ -97,7 +99,7 @@ def lay_out(
             is_covered = _is_covered(hold.pod, devices[slot], tenancy)
             loads[slot].add(hold.pod, replicas, tenancy, is_covered=is_covered)
             if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
-                loads[slot].loading += replicas
+                loads[slot].add_loading(hold.pod, replicas, tenancy)
     unseen = [hold for hold in holds if hold.unseen]
     # Of shared devices nobody asks how many are held: it is their replicas that count.
     hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
@@ -129,7 +131,11 @@ def lay_out(
         undeclared=tuple(load.undeclared for load in loads),
     )
     row = _with_unseen(row, unseen, devices, tenancy, loads)
-    return replace(row, loading=tuple(load.loading for load in loads))
+    return replace(
+        row,
+        loading=tuple(load.loading for load in loads),
+        guessed_bytes=tuple(map(add, row.guessed_bytes, (load.awaited_bytes for load in loads))),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +270,7 @@ class _Load:
     assumed: int = 0
     assumed_shares: int = 0
     loading: int = 0
+    awaited_bytes: float = 0.0
     declared_bytes: float = 0.0
     guessed_bytes: float = 0.0
     kindred: int = 0
@@ -289,6 +296,11 @@ class _Load:
             self.guessed_bytes += expected * replicas
             self.kindred += replicas
 
+    def add_loading(self, pod: PodRecord, replicas: int, tenancy: Tenancy) -> None:
+        """Count a pod that the readings cover and that may still get ready."""
+        self.loading += replicas
+        self.awaited_bytes += replicas * tenancy.awaited(pod)
+
 
 def _with_unseen(
     row: PoolRow,
@@ -312,7 +324,7 @@ def _with_unseen(
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):
                 for load, now, before in zip(loads, after.used, row.used, strict=True):
-                    load.loading += now - before
+                    load.add_loading(pod, now - before, tenancy)
             after = replace(
                 after,
                 assumed=row.assumed,

@@ -3,10 +3,14 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
+import numpy as np
+
 from extender.core.inventory import PodRecord
-from extender.core.readings import DeviceKey
+from extender.core.layout import shares_of
+from extender.core.readings import Column, DeviceKey
 from extender.core.snapshot import Leaving, PoolRow
 from extender.fleet.held import TenantsByRow, may_hold
 from extender.fleet.store import DeviceStore
@@ -66,42 +70,78 @@ class Departures:
 
     Args:
         store: the devices.
+        rows: each node's rows by resource, as they are laid out.
+        held: by node and pod (UID), the devices that it is known to hold, in their order.
 
     Attributes:
         told: returns what a pod (UID) was last seen to hold of a shared device, None where nobody
             told.
-        declared: returns what a pod declared of a device, for all its shares of it, 0 for nothing.
     """
 
-    def __init__(self, store: DeviceStore) -> None:
+    def __init__(
+        self,
+        store: DeviceStore,
+        rows: Mapping[str, Mapping[str, PoolRow]],
+        held: Mapping[str, Mapping[str, tuple[int, ...]]],
+    ) -> None:
         self._store = store
+        self._rows = rows
+        self._held = held
         self._gone: dict[str, dict[str, _Gone]] = {}
         self.told: Callable[[str, DeviceKey], int | None] = lambda _uid, _device: None
-        self.declared: Callable[[PodRecord, int], int] = lambda pod, _: pod.memory_bytes or 0
 
-    def note(
-        self,
-        pod: PodRecord,
-        rows: Mapping[int, bool],
-        at: float,
-        *,
-        is_last: bool,
+    def end(
+        self, pod: PodRecord, rows: Sequence[int], at: float, *, staying: Column | None = None
     ) -> None:
-        """Remember what a pod held that ends, before that is taken for released.
+        """Take a pod off devices that it held; what was its own of their memory is released.
 
         Args:
             pod: the pod.
-            rows: devices that it held; whether it was the last pod on them that declared nothing.
+            rows: the devices.
             at: when it ended, seconds since the epoch.
-            is_last: no other pod holds them.
+            staying: ratio of each device's load that its other tenants keep; None where no other
+                pod holds them.
         """
+        is_last = staying is None
+        self._note(pod, rows, at, is_last=is_last)
+        told = np.array([self.told_of(pod, row) for row in rows])
+        has_declared = pod.memory_bytes is not None
+        declared = [self.declared(pod, row) if has_declared else math.nan for row in rows]
+        self._store.release(rows, np.array(declared), told, is_last=is_last)
+        if staying is None:
+            self._store.start_afresh(rows, at, is_freed=True)
+        else:
+            self._store.start_afresh(rows, at, is_freed=False, held_since=-inf, staying=staying)
+
+    def declared(self, pod: PodRecord, row: int) -> int:
+        """Return what a pod declared of a device that it holds, for all its shares of it."""
+        return (pod.memory_bytes or 0) * self._shares(pod, row)
+
+    def _shares(self, pod: PodRecord, row: int) -> int:
+        """Return how many shares a pod holds of a device, as they are laid out."""
+        rows = self._held.get(pod.node, {}).get(pod.uid, ())
+        if row not in rows:
+            return 1
+        return shares_of(sum(pod.resources.values()), len(rows))[rows.index(row)]
+
+    def _is_last_undeclared(self, pod: PodRecord, slot: int) -> bool:
+        """Tell whether no other pod on a shared device, as it is laid out, declared nothing."""
+        rows = self._rows.get(pod.node, {}).values()
+        return pod.memory_bytes is None and all(
+            row.undeclared[row.slots.index(slot)] <= self._shares(pod, slot)
+            for row in rows
+            if row.undeclared and slot in row.slots
+        )
+
+    def _note(self, pod: PodRecord, rows: Iterable[int], at: float, *, is_last: bool) -> None:
+        """Remember what a pod held that ends, before that is taken for released."""
         gone = self._gone.setdefault(pod.node, {}).setdefault(pod.uid, _Gone(at=at, left={}))
-        for row, is_last_undeclared in rows.items():
+        for row in rows:
             used, others, _ = self._store.occupancy(row)
             of_pod = (
                 self._all_of(row)
                 if is_last
-                else self._releases([pod], row, all_undeclared=is_last_undeclared)
+                else self._releases([pod], row, all_undeclared=self._is_last_undeclared(pod, row))
             )
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
             was_foreign = self._store.was_used(row)

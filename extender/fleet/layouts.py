@@ -23,7 +23,7 @@ from extender.core.host_resources import NONE, HostResources
 from extender.core.inventory import NodeRecord, PodRecord
 from extender.core.labels import ZONE
 from extender.core.landing import NONE_OUT
-from extender.core.layout import Tenancy, lay_out, shares_of
+from extender.core.layout import Tenancy, lay_out
 from extender.core.policy import Policy
 from extender.core.readings import DeviceKey, Holders, Readings
 from extender.core.snapshot import Flags, Leaving, PoolRow
@@ -38,6 +38,7 @@ from extender.fleet.held import (
     may_hold,
     put_claimed,
 )
+from extender.fleet.late_loads import LateLoads
 from extender.fleet.mapping import Mappings
 from extender.fleet.offers import OfferChanges
 from extender.fleet.pod_memory import LikePods, Share
@@ -82,6 +83,7 @@ class NodeLayouts:
         offers: when nodes came to offer fewer devices, or came back.
         departures: what pods release that leave a node.
         sharing: which nodes sell shares of their devices.
+        late_loads: what pods are expected to load yet.
         like: what pods were measured to use, for those that are like them.
     """
 
@@ -104,10 +106,10 @@ class NodeLayouts:
         self._unseen_ends = UnseenEnds(store)
         self._requested: dict[str, HostResources] = {}
         self.offers = OfferChanges()
-        self.departures = Departures(store)
-        self.departures.declared = self._declared
+        self.departures = Departures(store, self._rows, self._held)
         self.sharing = SharingEvidence(store)
         self.like = LikePods()
+        self.late_loads = LateLoads(store, self.like, self.departures.told_of, self._is_read_after)
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
         the place of; whoever lays out frees them."""
@@ -121,6 +123,10 @@ class NodeLayouts:
     def young(self) -> frozenset[str]:
         """Nodes where the next readings may cover pods, or tell which devices are gone."""
         return frozenset(self._young)
+
+    def awaits_memory(self, node: str) -> bool:
+        """Tell whether what pods hold may change how a node is laid out."""
+        return node in self._young or self.late_loads.has_any(node)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -192,6 +198,7 @@ class NodeLayouts:
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
         self.departures.forget_late(name, now)
+        self.late_loads.note(name, self._rows.get(name, {}), pods, tenants, self._policy.assumed)
         before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
@@ -226,6 +233,7 @@ class NodeLayouts:
         self._ended.pop(node, None)
         self._unseen_ends.forget(node)
         self._mappings.forget(node)
+        self.late_loads.forget(node)
         self.departures.forget(node)
         self.sharing.forget(node)
 
@@ -288,8 +296,11 @@ class NodeLayouts:
         shown = [row for row, tenants in live.items() if pod.key in tenants]
         if shown:
             freed = [row for row in shown if live[row] == (pod.key,)]
-            self._end_on(pod, freed, at, is_freed=True)
-            self._end_on(pod, sorted(set(shown) - set(freed)), at, is_freed=False)
+            self.departures.end(pod, freed, at)
+            others = sorted(set(shown) - set(freed))
+            # Which part of the load was its own is unknown: an even share.
+            staying = np.array([1 - 1 / len(live[row]) for row in others])
+            self.departures.end(pod, others, at, staying=staying)
             return
         rows = self._rows.get(pod.node, {})
         unheld = {
@@ -299,8 +310,8 @@ class NodeLayouts:
         }
         is_foreign = self._store.is_foreign
         if self._mappings.of(pod.node).is_known or not has_others:
-            any_of = chain.from_iterable(unheld.values())
-            self._end_on(pod, [slot for slot in any_of if not is_foreign(slot)], at, is_freed=True)
+            any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
+            self.departures.end(pod, any_of, at)
             return
         staying = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
         for resource, slots in unheld.items():
@@ -311,29 +322,6 @@ class NodeLayouts:
                 self._unseen_ends.note(pod, resource, slots, at)
             else:
                 self._store.start_afresh(own, at, is_freed=False)
-
-    def _end_on(self, pod: PodRecord, rows: Sequence[int], at: float, *, is_freed: bool) -> None:
-        """Take a pod off devices that it held; what was its own of their memory is released.
-
-        Args:
-            pod: the pod.
-            rows: the devices.
-            at: when it ended, seconds since the epoch.
-            is_freed: no other pod holds them.
-        """
-        of_rows = {row: self._is_last_undeclared(pod, row) for row in rows}
-        self.departures.note(pod, of_rows, at, is_last=is_freed)
-        told = np.array([self.departures.told_of(pod, row) for row in rows])
-        has_declared = pod.memory_bytes is not None
-        declared = [self._declared(pod, row) if has_declared else np.nan for row in rows]
-        self._store.release(rows, np.array(declared), told, is_last=is_freed)
-        if is_freed:
-            self._store.start_afresh(rows, at, is_freed=True)
-            return
-        # Which part of the load was its own is unknown: an even share.
-        live = self.tenants_on(pod.node)
-        staying = np.array([1 - 1 / len(live[row]) for row in rows])
-        self._store.start_afresh(rows, at, is_freed=False, held_since=-inf, staying=staying)
 
     def note_shares(self, node: str, pods: Sequence[PodRecord], shares: Iterable[Share]) -> None:
         """Take over what pods of a node hold of shared devices, where all on a device are told.
@@ -355,28 +343,9 @@ class NodeLayouts:
                     self.like.note(pod, of_pods[pod.uid])
             on_it = [by_key[key] for key in self.tenants_on(node).get(row, ()) if key in by_key]
             if on_it and all(pod.uid in of_pods for pod in on_it):
-                held = [(of_pods[pod.uid], self._declared(pod, row)) for pod in on_it]
+                declared = self.departures.declared
+                held = [(of_pods[pod.uid], declared(pod, row)) for pod in on_it]
                 self._store.note_shares(row, held)
-
-    def _declared(self, pod: PodRecord, row: int) -> int:
-        """Return what a pod declared of a device that it holds, for all its shares of it."""
-        return (pod.memory_bytes or 0) * self._shares(pod, row)
-
-    def _shares(self, pod: PodRecord, row: int) -> int:
-        """Return how many shares a pod holds of a device, as they are laid out."""
-        rows = self._held.get(pod.node, {}).get(pod.uid, ())
-        if row not in rows:
-            return 1
-        return shares_of(sum(pod.resources.values()), len(rows))[rows.index(row)]
-
-    def _is_last_undeclared(self, pod: PodRecord, slot: int) -> bool:
-        """Tell whether no other pod on a shared device, as it is laid out, declared nothing."""
-        rows = self._rows.get(pod.node, {}).values()
-        return pod.memory_bytes is None and all(
-            row.undeclared[row.slots.index(slot)] <= self._shares(pod, slot)
-            for row in rows
-            if row.undeclared and slot in row.slots
-        )
 
     def _tenants(self, name: str, pods: Sequence[PodRecord]) -> TenantsByRow:
         """Return which of the pods each device of the node has, by mapping, memory and claims."""
@@ -468,6 +437,7 @@ class NodeLayouts:
             assumed=policy.assumed,
             started_at=self.started_at,
             expected=self.like.of,
+            awaited=self.late_loads.awaited,
         )
         is_counted = bool(node.capacity or node.allocatable)
         zone_id = self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids))
@@ -507,10 +477,14 @@ class NodeLayouts:
 
     def _is_measured(self, pod: PodRecord, row: int) -> bool:
         """Tell whether readings of a device show what a pod on it takes."""
+        return self._is_read_after(pod, row, self._policy.assumed.warm_up_seconds)
+
+    def _is_read_after(self, pod: PodRecord, row: int, seconds: float) -> bool:
+        """Tell whether a device was read so long after a pod's start."""
         started_at, told_at = self.started_at(pod), self._store.told_at(row)
         if started_at is None or told_at is None:
             return False
-        return told_at >= started_at + self._policy.assumed.warm_up_seconds
+        return told_at >= started_at + seconds
 
     def expire_loading(self, now: float) -> set[str]:
         """Return the nodes with pods that had time enough to get ready."""

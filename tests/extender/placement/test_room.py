@@ -17,6 +17,9 @@ REFUSED = {"node": Code.NO_MEMORY}
 LATER = 300.0
 """Seconds after which every pod's warm-up is over."""
 
+READY = 1000.0
+"""... and after which no pod may still be loading."""
+
 
 def sliced(cards: int = 1, *, in_use: float = 0.0, replicas: int = 8) -> World:
     """Return a world with one time-sliced node of 80 GiB cards, read before any pod came."""
@@ -112,9 +115,45 @@ def test_a_pod_without_a_declaration_counts_with_an_even_share_until_it_is_measu
     use(world, 0)
     assert room(world) == pytest.approx(80 - 30 - 10)
 
-    use(world, 0, LATER)
+    use(world, 0, READY)
 
     assert room(world) == pytest.approx(50)
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_pod_without_a_declaration_that_loads_late_keeps_its_share_until_it_has_it(
+    is_mapped: bool,
+) -> None:
+    world = sliced(in_use=5)
+    world.is_mapped = is_mapped
+    tenant(world, "late")
+
+    for gib, expected in ((0, 65), (1, 65), (4, 65), (9, 66), (25, 50), (3, 72)):
+        use(world, 5 + gib, 130)
+        assert room(world) == pytest.approx(expected), gib
+
+
+def test_what_pods_like_it_use_is_kept_for_a_pod_that_loads_late() -> None:
+    world = sliced(2)
+    first = world.bind("first", on=[world.card(index=1)], owner="Job train")
+    use(world, 32, LATER, index=1)
+    world.end(first)
+    use(world, 0, index=1)
+    tenant(world, "other")
+    use(world, 20, READY)
+
+    world.bind("second", on=[world.card()], owner="Job train")
+    use(world, 21, LATER)  # it holds a little already
+
+    assert in_use_by_card(world) == pytest.approx([20 + 32, 0], abs=1)
+    use(world, 21, READY)
+    assert in_use_by_card(world) == pytest.approx([21, 0])
+
+
+def in_use_by_card(world: World) -> list[float]:
+    """Return what is no room on each card, in GiB."""
+    devices = world.placer.explain_nodes(request(), ["node"])[0].devices
+    return [80 - (device.free_bytes or 0) / GIB for device in devices]
 
 
 def test_what_a_pod_without_a_declaration_took_before_another_came_is_its_own() -> None:
@@ -188,7 +227,7 @@ def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 30, LATER)
-    assert room(world) == pytest.approx(40)  # it may be what was declared
+    assert room(world) == pytest.approx(30)  # it may be what was declared, and a share to come
 
     shares = [
         (world.card().info.key, late.uid, 0),
@@ -229,7 +268,7 @@ def test_a_pod_with_several_shares_of_a_card_declared_as_much_of_each() -> None:
 def test_processes_that_are_not_all_tell_nothing() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
-    use(world, 30, LATER)
+    use(world, 30, READY)
 
     key = world.card().info.key
     world.fleet.note_shares("node", [(key, late.uid, 0), (key, other.uid, 0)], world.clock.now)
