@@ -326,10 +326,11 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
     is_foreign = evidence.is_foreign & evidence.is_unheld & (by_age > 0)
     has_window = evidence.has_tenants & (activity_fresh > 0)
     has_hour = has_window & (evidence.window_count > 1)
-    # Foreign use comes and goes as a tenant's work does, and counts from when it comes.
+    # Foreign use comes and goes as a tenant's work does, and counts from when it comes: a pause
+    # makes no device idle.
     past = np.where(is_foreign & (activity_fresh > 0), evidence.window_mean, 0.0)
     now_busy = np.where(activity_fresh > 0, known(measured), 0.0)
-    has_recent = has_window & (evidence.recent_count > 1)
+    has_recent = (has_window | is_foreign) & (activity_fresh > 0) & (evidence.recent_count > 1)
     recent = np.where(has_recent, evidence.recent_mean, 0.0)
     verdict, is_out = _judge(evidence, policy, now, by_age)
     total_known = known(total)

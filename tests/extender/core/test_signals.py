@@ -299,6 +299,25 @@ def test_foreign_use_counts_where_no_pod_is_and_not_for_ever() -> None:
     assert not believed(evidence(is_in_use=foreign), after=421).is_in_use[0]
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        pytest.param({}, 0.0, id="free-of-use"),
+        pytest.param({"is_foreign": np.array([True])}, 0.45, id="foreign-use"),
+        pytest.param({"has_tenants": np.array([True])}, 0.45, id="tenants"),
+        pytest.param(
+            {"is_foreign": np.array([True]), "recent_count": np.array([1])}, 0.0, id="one-reading"
+        ),
+    ],
+)
+def test_a_pause_of_foreign_use_makes_a_device_no_more_idle_than_one_of_a_tenants(
+    changes: dict[str, Any], expected: float
+) -> None:
+    seen = {"recent_mean": np.array([0.45]), "recent_count": np.array([9]), **changes}
+
+    assert believed(evidence(**seen)).peak[0] == expected
+
+
 def test_old_bad_health_locks_nobody_out_for_ever() -> None:
     sick = evidence(columns=reading(ROW_REMAP_FAILURE=1.0))
 

@@ -315,6 +315,21 @@ def test_a_whole_gpu_that_no_pod_holds_but_somebody_uses_is_refused() -> None:
 # --- what is remembered ---------------------------------------------------------------------------
 
 
+def test_a_shared_gpu_that_somebody_outside_uses_in_bursts_is_not_idle_in_a_pause() -> None:
+    world = time_sliced(1, replicas=4)
+    card = world.card("node-0")
+    card.values.update({Signal.MEMORY_USED: 10 * GIB, Signal.MEMORY_FREE: 70 * GIB})
+    for number in range(20):
+        world.read_after(30, GRAPHICS_ACTIVE=0.0 if number % 2 else 0.95)
+    waits = {"node-0": Code.NOT_IDLE}
+    assert rejected(world.rank(request(requires_idle=True))) == waits
+
+    card.values.update({Signal.MEMORY_USED: 0.0, Signal.MEMORY_FREE: 80 * GIB})
+    world.read_after(30, times=2)
+
+    assert rejected(world.rank(request(requires_idle=True))) == {}
+
+
 def test_an_answer_is_remembered_with_what_it_was_made_from() -> None:
     world = time_sliced(3)
     record = world.placer.place("filter", pod_ref("a"), request(), tuple(world.fleet.nodes))
