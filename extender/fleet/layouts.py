@@ -313,11 +313,11 @@ class NodeLayouts:
             any_of = [slot for slot in chain.from_iterable(unheld.values()) if not is_foreign(slot)]
             self.departures.end(pod, any_of, at)
             return
-        staying = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
+        kept = 1 - 1 / max(len(self._held.get(pod.node, ())), 2)
         for resource, slots in unheld.items():
             own = [slot for slot in slots if not is_foreign(slot)]
             if rows[resource].is_shared:
-                self._store.start_afresh(own, at, is_freed=False, held_since=-inf, staying=staying)
+                self._store.start_afresh(own, at, is_freed=False, held_since=-inf, staying=kept)
             elif resource in pod.resources:
                 self._unseen_ends.note(pod, resource, slots, at)
             else:
