@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extender.core.filtering import Code
 from extender.core.inventory import PodPhase
 from extender.core.policy import Policy, SharedPolicy
 from extender.core.readings import DeviceKey, History, Signal
-from tests.builders import GIB, NOW
+from tests.builders import GIB, NOW, rejected
 from tests.worlds import BUSY, IDLE, World, one_node
 
 # --- tenants --------------------------------------------------------------------------------------
@@ -335,14 +336,16 @@ def test_without_a_mapping_a_pods_end_makes_nobodys_use_foreign_at_once() -> Non
     made.is_mapped = False
     made.clock.now += 600
     pods = [made.bind(name) for name in "ab"]
-    for _ in range(3):
-        read_use(made)
+    made.read_after(30, 3, MEMORY_USED=9 * GIB)
     assert made.believed(made.card(), "is_in_use")
 
     made.end(pods[0])
 
-    assert not made.believed(made.card(), "is_in_use")
     assert made.believed(made.card(), "freshness") == 1.0
+    for _ in range(2):
+        assert rejected(made.rank()) == {}
+        made.read_after(30)
+    assert rejected(made.rank()) == {"node": Code.FOREIGN_USE}
 
 
 def test_two_shared_cards_whose_young_pod_is_not_mapped_are_not_foreign() -> None:
