@@ -158,7 +158,7 @@ class Snapshots:
         """
         before, now = latest(), self._clock()
         pause = NEWS_SECONDS if self._has_news or self.is_reshaped else RENEW_SECONDS
-        if self._is_believed and now - self._believed_at < pause:
+        if self._is_believed and self._is_within(pause, now):
             return
         self._bases += 1
         # What changes from here on is for the next renewal.
@@ -202,8 +202,12 @@ class Snapshots:
     def _is_fresh(self, now: float) -> bool:
         """Tell whether what was last believed of the devices still holds."""
         if self._in_steps:
-            return now - self._believed_at < OVERDUE_SECONDS
-        return self._is_believed and now - self._believed_at < RENEW_SECONDS
+            return self._is_within(OVERDUE_SECONDS, now)
+        return self._is_believed and self._is_within(RENEW_SECONDS, now)
+
+    def _is_within(self, seconds: float, now: float) -> bool:
+        """Whether devices were last believed so lately; a clock that was put back does not tell."""
+        return 0 <= now - self._believed_at < seconds
 
     def _next(self, nodes: Iterable[str], policy: Policy, now: float) -> Snapshot:
         """Return a new snapshot, made from the old one where that still holds."""

@@ -296,6 +296,19 @@ def test_a_question_renews_what_nobody_renewed_for_long() -> None:
     assert world.fleet.snapshot() is not before
 
 
+def test_a_clock_that_was_put_back_puts_off_no_renewal() -> None:
+    world = World(in_steps=True)
+    world.add_node("node-0", 2)
+    world.read()
+    finish(world.fleet.renew_in_steps())
+    before = world.fleet.snapshot()
+    world.clock.now -= 600.0
+
+    finish(world.fleet.renew_in_steps())
+
+    assert world.fleet.snapshot().pools[GPU].base > before.pools[GPU].base
+
+
 def test_what_is_prepared_for_a_renewal_is_not_evaluated_again() -> None:
     world = World(in_steps=True)
     for number in range(3):
