@@ -288,17 +288,18 @@ def misusing(port: Port, abuse: str) -> Iterator[dict[str, int]]:
 
 def ask_for(seconds: float, scheduler: Scheduler, noise: Connection) -> tuple[Phase, int]:
     """Place pods as kube-scheduler does for so long; return the times, and how many were lost."""
-    phase, lost, running = Phase(""), 0, list[Placed]()
+    phase, lost, running, is_connected = Phase(""), 0, list[Placed](), True
     deadline = time.perf_counter() + seconds
     for number in itertools.count(1):
         try:
-            if number % FRESH_EACH == 0:
+            if number % FRESH_EACH == 0 or not is_connected:
+                is_connected = False
                 scheduler.reconnect()
+                is_connected = True
             phase.note(place_and_free(scheduler, KEPT, running))
         except (OSError, BenchError) as error:
             sys.stderr.write(f"lost: {error}\n")
-            lost += 1
-            scheduler.reconnect()
+            lost, is_connected = lost + 1, False
         ask_noise(noise, phase)
         time.sleep(PAUSE_SECONDS)
         if time.perf_counter() > deadline:
