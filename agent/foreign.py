@@ -37,6 +37,7 @@ class Evidence:
     Attributes:
         memory_used_bytes: memory in use without the driver's reserved memory; None if unknown.
         utilization_ratio: 0 to 1, None if unknown.
+        agreed_ratio: activity that two signals agree on, None without two: one alone proves no use.
         is_held: whether a pod holds the device; None if unknown.
         is_settled: the kubelet has answered since the use began, and the last holder ended a while
             ago; use of a free device is then foreign.
@@ -46,6 +47,7 @@ class Evidence:
 
     memory_used_bytes: int | None
     utilization_ratio: float | None
+    agreed_ratio: float | None
     is_held: bool | None
     is_settled: bool
     is_listed: bool
@@ -56,8 +58,9 @@ def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
     """Return the use of a device that no pod accounts for; None if it cannot be determined.
 
     A process known to be foreign counts, however little it uses. Without such a process, use of a
-    free device above the threshold is foreign. On a held device, memory is foreign if all processes
-    are accounted for and leave more memory than the threshold unexplained.
+    free device above the threshold is foreign: memory, or activity that two signals agree on. On a
+    held device, memory is foreign if all processes are accounted for and leave more memory than the
+    threshold unexplained.
 
     Args:
         evidence: what is known about the device.
@@ -68,7 +71,7 @@ def foreign_use(evidence: Evidence, threshold: Threshold) -> Foreign | None:
         process for process, attribution in processes if attribution is Attribution.FOREIGN
     )
     used = unaccounted_memory_bytes(evidence.memory_used_bytes, processes)
-    exceeds_threshold = used is None or exceeds(used, evidence.utilization_ratio, threshold)
+    exceeds_threshold = used is None or exceeds(used, evidence.agreed_ratio, threshold)
     if evidence.is_held is False and exceeds_threshold and used is not None and evidence.is_settled:
         return Foreign(
             memory_bytes=max(used, _memory(foreign)),

@@ -14,6 +14,7 @@ from agent.report import Device, Problem, Report, Verdict
 from agent.tenants import DeviceTenants, DeviceUsage
 from agent.verdict import DeviceEvaluator, DeviceFacts, VerdictPolicy, most_severe_xid
 from extender.core.readings import Signal
+from extender.core.signals import agreed_activity
 
 _REPORTED: Final = tuple(signal.value for signal in Signal)
 _DIGITS: Final = 4
@@ -64,6 +65,7 @@ def device_usages(readings: Sequence[DeviceReading]) -> tuple[DeviceUsage, ...]:
             utilization_ratio=reading.values.get(
                 Signal.GRAPHICS_ACTIVE, reading.values.get(Signal.GPU_UTILIZATION)
             ),
+            agreed_ratio=agreed_activity(reading.values),
             processes=reading.processes,
         )
         for reading in readings

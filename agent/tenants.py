@@ -71,12 +71,14 @@ class DeviceUsage:
         device: identifiers of the device.
         memory_used_bytes: memory in use without the driver's reserved memory; None if unknown.
         utilization_ratio: 0 to 1, None if unknown.
+        agreed_ratio: activity that two signals agree on, 0 to 1, None without two signals.
         processes: pid, memory and activity from the driver; None if the driver lists no processes.
     """
 
     device: DeviceIds
     memory_used_bytes: int | None = None
     utilization_ratio: float | None = None
+    agreed_ratio: float | None = None
     processes: tuple[Process, ...] | None = None
 
 
@@ -193,7 +195,7 @@ class Tenants:
         return facts or {}
 
     def _exceeds_threshold(self, use: DeviceUsage) -> bool:
-        return exceeds(use.memory_used_bytes or 0, use.utilization_ratio, self._policy.threshold)
+        return exceeds(use.memory_used_bytes or 0, use.agreed_ratio, self._policy.threshold)
 
     def _holder_state(
         self, use: DeviceUsage, snapshot: HolderSnapshot | None
@@ -228,6 +230,7 @@ class Tenants:
         evidence = Evidence(
             memory_used_bytes=use.memory_used_bytes,
             utilization_ratio=use.utilization_ratio,
+            agreed_ratio=use.agreed_ratio,
             is_held=None if holders is None else bool(holders),
             is_settled=is_explained and holder_state is not None and holder_state.is_settled,
             is_listed=self._is_listed(use, attributed or ()),

@@ -44,19 +44,22 @@ def batch_after(
     was_foreign = np.array([leaving.foreign], dtype=np.bool_)
     is_read = np.array([leaving.ended], dtype=np.bool_) & (seen.freshness > 0)
     unread = freed & ~is_read
+    # Memory that pods give back late is taken for foreign meanwhile.
     is_late = freed & (released > 0) & ~was_foreign
     after = replace(
         seen,
         utilization=np.where(unread, 0.0, seen.utilization),
         latest=np.where(unread, 0.0, seen.latest),
-        peak=np.where(unread, 0.0, seen.peak),
+        # Nor is it the foreign use by which the last minutes would count.
+        peak=np.where(
+            unread, 0.0, np.where(is_late, np.minimum(seen.peak, seen.latest), seen.peak)
+        ),
         presumed=np.where(unread, 0.0, seen.presumed),
         freshness=np.where(unread, is_presumed_idle & ~was_foreign, seen.freshness),
         memory_used=used / np.where(size > 0, size, np.inf),
         memory_free_bytes=free,
         memory_freshness=np.where(freed, size > 0, seen.memory_freshness),
         others_bytes=others,
-        # Memory that pods give back late is taken for foreign meanwhile.
         is_foreign=np.where(unread, was_foreign, seen.is_foreign & ~is_late),
         is_in_use=seen.is_in_use & ~freed,
     )

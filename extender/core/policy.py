@@ -76,7 +76,7 @@ class Foreign:
 
     Attributes:
         memory_bytes: more memory than this in use (without what the driver reserves).
-        utilization: busier than this ratio.
+        utilization: busier than this ratio, as two signals agree.
         readings: so many readings, all measured after the last tenant's end, must agree.
     """
 

@@ -65,13 +65,16 @@ class Activity:
     """How busy devices are, by one reading; ratios, NaN where no activity was read at all.
 
     Attributes:
-        measured: by the signals that measure activity: what says idle, busy or in use.
+        measured: by the signals that measure activity: what says idle or busy.
+        agreed: what at least two of the signals say, power being one: what says in use. One alone
+            may be wrong: GPU_UTIL stays at 100 % on some cards that do nothing.
         busiest: the busiest evidence, power included: what orders devices. Power says how a device
             compares with itself; cards at rest draw anything from 5 to 60 % of their limit.
         disagree: other evidence calls a device busy that its utilization calls idle.
     """
 
     measured: Column
+    agreed: Column
     busiest: Column
     disagree: Flags
 
@@ -96,9 +99,14 @@ def activity(
 
     graphics = column(Signal.GRAPHICS_ACTIVE)
     primary = np.where(np.isnan(graphics), column(Signal.GPU_UTILIZATION), graphics)
-    others = column(Signal.GPU_UTILIZATION)
+    others, agreed = (
+        column(Signal.GPU_UTILIZATION),
+        np.minimum(graphics, column(Signal.GPU_UTILIZATION)),
+    )
+    most = np.fmax(graphics, others)
     for signal in OTHER_ACTIVITY:
         if signal in columns:
+            agreed, most = _agree(agreed, most, columns[signal])
             others = np.fmax(others, columns[signal])
     limit = column(Signal.POWER_LIMIT)
     limit = np.where(limit > 0, limit, board_watts)
@@ -107,9 +115,15 @@ def activity(
     busiest = np.where(np.isnan(measured), np.nan, np.fmax(measured, by_power))
     return Activity(
         measured=within(measured, 0.0, 1.0),
+        agreed=within(_agree(agreed, most, by_power)[0], 0.0, 1.0),
         busiest=within(busiest, 0.0, 1.0),
         disagree=(primary < _CALLS_IT_IDLE) & (np.fmax(others, by_power) >= _CALLS_IT_BUSY),
     )
+
+
+def _agree(agreed: Column, most: Column, told: Column) -> tuple[Column, Column]:
+    """Return the second highest and the highest value with one more signal; NaN is no value."""
+    return np.fmax(agreed, np.minimum(most, told)), np.fmax(most, told)
 
 
 def _by_power(watts: Column, limit: Column, rest_watts: Column) -> Column:
@@ -117,6 +131,25 @@ def _by_power(watts: Column, limit: Column, rest_watts: Column) -> Column:
     seen = np.minimum(rest_watts, limit * MOST_IDLE_POWER_SHARE)
     rest = np.where(np.isnan(seen), limit * IDLE_POWER_SHARE, seen)
     return within((watts - rest) / (limit - rest), 0.0, 1.0)
+
+
+def agreed_activity(reading: Mapping[str, float]) -> float | None:
+    """Return the activity of a device as `Activity.agreed` has it; None where one signal tells it.
+
+    Args:
+        reading: what was read of it by the name of a signal, without what is missing.
+
+    Example:
+        >>> agreed_activity({Signal.GPU_UTILIZATION: 1.0, Signal.MEMORY_COPY_UTILIZATION: 0.2})
+        0.2
+        >>> agreed_activity({Signal.GPU_UTILIZATION: 1.0})
+    """
+    told = [reading[signal] for signal in MEASURED[:-1] if signal in reading]
+    watts, limit = reading.get(Signal.POWER), reading.get(Signal.POWER_LIMIT, 0.0)
+    if watts is not None and limit > 0:
+        rest = limit * IDLE_POWER_SHARE
+        told.append(min(max((watts - rest) / (limit - rest), 0.0), 1.0))
+    return sorted(told)[-2] if len(told) > 1 else None
 
 
 def busiest_signal(
@@ -213,7 +246,7 @@ class Evidence:
         is_unheld: no pod is seen on it, and mapping and API agree.
         is_in_use: readings showed use, enough of them since its tenants last changed.
         is_foreign: so they did while no pod can have held it.
-        was_used: the last reading of it while no pod held it showed use.
+        was_used: the last readings of it while no pod held it showed use, or any activity.
         xid_since: when the XID was first seen, NaN where there is none.
         xid_at: when it was last told, seconds since the epoch, likewise.
         recovery_at: when the recovery action was last told, NaN where it never was.
@@ -249,15 +282,15 @@ class Evidence:
     node_row: Rows
 
 
-def shows_use(used_bytes: Column, measured: Column, foreign: Foreign) -> Flags:
+def shows_use(used_bytes: Column, agreed: Column, foreign: Foreign) -> Flags:
     """Tell which devices are in use, by one reading.
 
     Args:
         used_bytes: memory in use, NaN where unknown.
-        measured: activity as `Activity.measured` has it: what power says is no use.
+        agreed: activity as `Activity.agreed` has it.
         foreign: from where on it is use.
     """
-    return (used_bytes > foreign.memory_bytes) | (measured > foreign.utilization)
+    return (used_bytes > foreign.memory_bytes) | (agreed > foreign.utilization)
 
 
 REST_BELOW = 0.02

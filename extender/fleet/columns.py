@@ -48,7 +48,7 @@ since."""
 
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),
-    *("disagrees", "was_used", "has_undeclared", "is_filling", "is_emptying"),
+    *("disagrees", "was_used", "was_busy", "has_undeclared", "is_filling", "is_emptying"),
 )
 _COUNTS = ("use_streak", "foreign_streak", "node_row", "source_row", "withdrawn")
 RECENT_PARTS = 6
@@ -100,10 +100,12 @@ class DeviceColumns:
         The other way round nothing is known: the readings before the latest are gone, and a
         verdict takes several.
         """
-        busy = activity(self.latest.columns, self.numbers["board_watts"]).measured
+        seen = activity(
+            self.latest.columns, self.numbers["board_watts"], self.numbers["rest_watts"]
+        )
         used, _, _ = memory(self.latest.columns, self.total_bytes(ALL))
-        is_known = ~(np.isnan(used) & np.isnan(busy))
-        self.forget_use(np.flatnonzero(is_known & ~shows_use(used, busy, foreign)))
+        is_known = ~(np.isnan(used) & np.isnan(seen.measured))
+        self.forget_use(np.flatnonzero(is_known & ~shows_use(used, seen.agreed, foreign)))
 
     def grow(self, needed: int) -> None:
         """Make room for so many rows."""
@@ -224,7 +226,7 @@ class DeviceColumns:
             is_unheld=self.flags["is_unheld"][rows],
             is_in_use=self.flags["is_in_use"][rows],
             is_foreign=self.flags["is_foreign"][rows],
-            was_used=self.flags["was_used"][rows],
+            was_used=self.flags["was_used"][rows] | self.flags["was_busy"][rows],
             xid_since=self.numbers["xid_since"][rows],
             xid_at=self.latest.measured_at(Signal.XID, rows=rows),
             recovery_at=self.latest.measured_at(Signal.RECOVERY_ACTION, rows=rows),

@@ -88,6 +88,7 @@ class Intake:
         seen = replace(
             seen,
             measured=np.where(is_untold, np.nan, seen.measured),
+            agreed=np.where(is_untold, np.nan, seen.agreed),
             busiest=np.where(is_untold, np.nan, seen.busiest),
         )
         power = answer.get(Signal.POWER, np.full(len(rows), np.nan))
@@ -104,6 +105,7 @@ class Intake:
             )
             of_some = Activity(
                 measured=seen.measured[some],
+                agreed=seen.agreed[some],
                 busiest=seen.busiest[some],
                 disagree=seen.disagree[some],
             )
@@ -163,7 +165,7 @@ class Intake:
         is_new = np.isnan(led_at) | (measured_at > led_at)
         is_new &= measured_at > self._float["afresh_at"][rows]
         is_new &= leads
-        self._note_use(rows, used, seen.measured, is_new, readings.own)
+        self._note_use(rows, used, seen, is_new, readings.own)
         self._note_occupancy(rows, used, is_new, readings.own)
         self._feed(readings, rows, seen, is_new)
         self._note_rest(rows[is_new], power[is_new], seen.measured[is_new])
@@ -209,11 +211,13 @@ class Intake:
         self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
 
     def _note_use(
-        self, rows: Rows, used: Column, measured: Column, is_new: Flags, own: Own | None
+        self, rows: Rows, used: Column, seen: Activity, is_new: Flags, own: Own | None
     ) -> None:
         """Count the readings that show use; a missing one counts neither way."""
-        known = is_new & ~(np.isnan(used) & np.isnan(measured))
-        uses = shows_use(used, measured, self.policy.foreign)
+        known = is_new & ~(np.isnan(used) & np.isnan(seen.measured))
+        uses = shows_use(used, seen.agreed, self.policy.foreign)
+        if own is not None:
+            uses |= own.is_foreign  # by its processes
         # A pod that the mapping does not show yet may be the one that uses it: its use makes no
         # device foreign, unless the node's own agent knows the process for somebody else's.
         is_certain = self._flag["is_free_for_sure"][rows] | ~uses
@@ -235,6 +239,10 @@ class Intake:
         self._flag["was_used"][free] = (
             self._flag["is_in_use"][free] | self._flag["is_foreign"][free]
         )
+        # One signal alone claims no use, but nobody may call that device idle.
+        is_free = known & self._flag["is_free_for_sure"][rows]
+        is_busy = seen.measured > self.policy.foreign.utilization
+        self._flag["was_busy"][rows[is_free]] = is_busy[is_free]
         if own is not None and own.foreign_bytes is not None:
             # The agent knows every process of a held device: what used it before has ended.
             is_clean = own.foreign_bytes <= self.policy.foreign.memory_bytes

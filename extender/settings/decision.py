@@ -95,7 +95,7 @@ class Foreign(Section):
     )
     utilization: Percent = Field(
         default=DEFAULT.foreign.utilization * 100,
-        description="so is more activity than this",
+        description="so is more activity than this by two signals that agree; power is one",
     )
     readings: int = Field(
         default=DEFAULT.foreign.readings,

@@ -57,6 +57,7 @@ class World:
         *,
         memory: int | None = 0,
         busy: float | None = 0.0,
+        is_agreed: bool = True,
         processes: tuple[Process, ...] | None = (),
     ) -> DeviceTenants:
         """Make one pass, a second after the previous one."""
@@ -66,6 +67,7 @@ class World:
             device=self.device,
             memory_used_bytes=memory,
             utilization_ratio=busy,
+            agreed_ratio=busy if is_agreed else None,
             processes=processes,
         )
         return self.tenants.attribute([use])[0]

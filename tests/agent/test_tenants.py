@@ -119,6 +119,21 @@ async def test_use_below_the_threshold_on_a_free_device_is_ignored(
         assert seen.foreign == Foreign()
 
 
+async def test_activity_by_one_signal_alone_is_foreign_use_only_with_a_foreign_process(
+    world: World,
+) -> None:
+    alone = await world.seconds(3, memory=GIB // 2, busy=1.0, is_agreed=False)
+    agreed = await world.seconds(3, memory=GIB // 2, busy=1.0)
+    world.machine.run(77, HOST_CGROUP)
+    process = (used(77, GIB // 4),)
+    seen = await world.seconds(3, memory=GIB // 2, busy=1.0, is_agreed=False, processes=process)
+
+    assert alone.foreign == Foreign()
+    assert agreed.foreign == Foreign(memory_bytes=GIB // 2, utilization_ratio=1.0)
+    assert seen.foreign is not None
+    assert seen.foreign.pids == (77,)
+
+
 async def test_leftovers_of_an_ended_holder_are_not_foreign_at_once(world: World) -> None:
     world.hold("trainer")
     world.machine.log("default", "trainer", TRAINER)

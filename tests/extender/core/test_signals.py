@@ -5,13 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from extender.core.causes import words
 from extender.core.policy import Foreign, Health, HealthAction, Policy
 from extender.core.readings import Column, Signal
 from extender.core.signals import (
+    MEASURED,
     Evidence,
     activity,
+    agreed_activity,
     believe,
     board_power,
     memory,
@@ -127,6 +131,54 @@ def test_what_is_missing_of_memory_follows_from_the_rest(
     believed = memory(one(**values), np.array([label]))
 
     assert [float(each[0]) for each in believed] == pytest.approx(list(expected), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param({}, NAN, id="nothing"),
+        pytest.param({"GPU_UTILIZATION": 1.0}, NAN, id="one"),
+        pytest.param(
+            {"GPU_UTILIZATION": 1.0, "GRAPHICS_ACTIVE": 0.0}, 0.0, id="the-other-does-not"
+        ),
+        pytest.param({"GPU_UTILIZATION": 1.0, "GRAPHICS_ACTIVE": 0.4}, 0.4, id="both"),
+        pytest.param({"SM_ACTIVE": 0.3, "DRAM_ACTIVE": 0.2}, 0.2, id="any-two"),
+        pytest.param(
+            {"GRAPHICS_ACTIVE": 0.1, "SM_ACTIVE": 0.3, "TENSOR_ACTIVE": 0.2},
+            0.2,
+            id="the-busiest-two",
+        ),
+        pytest.param({"GPU_UTILIZATION": 0.9, "POWER": 350.0}, 2 / 7, id="power-bears-it-out"),
+        pytest.param({"GPU_UTILIZATION": 0.9, "POWER": 100.0}, 0.0, id="power-at-rest-does-not"),
+        pytest.param({"POWER": 690.0}, NAN, id="power-alone"),
+    ],
+)
+def test_activity_is_agreed_on_as_far_as_two_signals_say(
+    values: dict[str, float], expected: float
+) -> None:
+    seen = activity(one(**values), np.array([700.0])).agreed[0]
+    reading: dict[str, float] = {Signal[name]: value for name, value in values.items()}
+    reading[Signal.POWER_LIMIT] = 700.0
+    told = agreed_activity(reading)
+
+    assert seen == pytest.approx(expected, nan_ok=True)
+    assert (NAN if told is None else told) == pytest.approx(expected, nan_ok=True)
+
+
+signals = st.sampled_from([*MEASURED])
+
+
+@given(st.dictionaries(signals, st.floats(0, 1)))
+def test_the_agent_agrees_with_the_extender(values: dict[Signal, float]) -> None:
+    reading: dict[Signal, float] = {**values, Signal.POWER_LIMIT: 700.0}
+    if Signal.POWER in values:
+        reading[Signal.POWER] *= 700.0
+    columns = {signal: np.array([value]) for signal, value in reading.items()}
+
+    told = agreed_activity({str(signal): value for signal, value in reading.items()})
+
+    seen = activity(columns, np.array([NAN])).agreed[0]
+    assert (NAN if told is None else told) == pytest.approx(seen, nan_ok=True)
 
 
 def test_use_shows_by_memory_or_by_activity() -> None:

@@ -16,6 +16,7 @@ from tests.extender.fleet.agents import windows
 from tests.worlds import World, one_node
 
 MINUTE = 60.0
+NAN = float("nan")
 
 
 def on_a_shared_card(**values: float) -> World:
@@ -289,6 +290,47 @@ def test_foreign_use_that_pauses_between_two_readings_still_counts_for_its_hour(
 def test_foreign_use_of_a_whole_card_refuses_it() -> None:
     world = one_node(1)
 
-    world.read_after(30, 3, GRAPHICS_ACTIVE=0.6)
+    world.read_after(30, 3, GRAPHICS_ACTIVE=0.6, SM_ACTIVE=0.6)
+
+    assert rejected(world.rank()) == {"node": Code.FOREIGN_USE}
+
+
+LONE = [
+    {"GPU_UTILIZATION": 1.0},
+    {"GPU_UTILIZATION": 1.0, "GRAPHICS_ACTIVE": NAN},
+    {"MEMORY_COPY_UTILIZATION": 0.12},
+    {"DRAM_ACTIVE": 0.35},
+    {"SM_ACTIVE": 0.9, "POWER": 100.0, "POWER_LIMIT": 700.0},
+    {"GRAPHICS_ACTIVE": 0.9, "MEMORY_USED": 0.5 * GIB},
+]
+"""Activity by one signal that no other one bears out."""
+
+
+@pytest.mark.parametrize("values", LONE, ids=lambda values: "-".join(values).lower())
+def test_one_signal_of_activity_alone_refuses_no_card_and_calls_none_idle(
+    values: dict[str, float],
+) -> None:
+    world = one_node(1)
+    world.add_node("silent", 1)
+    world.card("silent").is_shown = False
+
+    world.read_after(30, 6, **values)
+
+    assert rejected(world.rank()) == {}
+    if max(values[name] for name in values if name.endswith(("ACTIVE", "UTILIZATION"))) >= 0.3:
+        assert ranking(world.rank()) == ["silent", "node"]
+        assert "node" in rejected(world.rank(request(requires_idle=True)))
+
+
+@pytest.mark.parametrize("values", LONE[:3], ids=lambda values: "-".join(values).lower())
+@pytest.mark.parametrize(
+    "agreeing", [{"TENSOR_ACTIVE": 0.11}, {"MEMORY_USED": 2 * GIB}, {"POWER": 400.0}], ids=str
+)
+def test_a_second_sign_that_agrees_makes_it_foreign_use(
+    values: dict[str, float], agreeing: dict[str, float]
+) -> None:
+    world = one_node(1)
+
+    world.read_after(30, 6, **values, **agreeing, POWER_LIMIT=700.0)
 
     assert rejected(world.rank()) == {"node": Code.FOREIGN_USE}

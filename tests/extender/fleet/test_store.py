@@ -91,7 +91,7 @@ def use(store: DeviceStore, *amounts: float, start: float = 30.0) -> list[bool]:
     verdicts = []
     for number, amount in enumerate(amounts):
         at = NOW + start + 30 * number
-        store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=amount), at)
+        store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=amount, SM_ACTIVE=amount), at)
         verdicts.append(store.is_foreign(0))
     return verdicts
 
@@ -115,7 +115,7 @@ def test_the_same_measurement_read_twice_is_one() -> None:
 
 def test_a_missing_reading_speaks_neither_for_nor_against_foreign_use() -> None:
     store = store_of(CARD)
-    blank = {"GRAPHICS_ACTIVE": NAN, "MEMORY_USED": NAN, "MEMORY_FREE": NAN}
+    blank = dict.fromkeys(("GRAPHICS_ACTIVE", "SM_ACTIVE", "MEMORY_USED", "MEMORY_FREE"), NAN)
 
     assert use(store, 0.5) == [False]
     store.apply(readings(CARD, at=NOW + 45, **blank), NOW + 45)
@@ -179,6 +179,22 @@ def test_a_freed_device_is_presumed_to_be_what_it_was_before_its_pod(
     leave(store, NOW + 400)
 
     assert believed(store, NOW + 400).presumed[0] == expected
+
+
+def test_a_freed_device_that_one_signal_called_busy_before_its_pod_came_is_presumed_nothing() -> (
+    None
+):
+    store = store_of(CARD)
+    for at in (NOW + 30, NOW + 60):
+        store.apply(readings(CARD, at=at, GRAPHICS_ACTIVE=0.5), at)
+    assert not store.is_foreign(0)
+    arrive(store, NOW + 200)
+    use(store, 0.0, start=300)
+
+    leave(store, NOW + 400)
+
+    assert believed(store, NOW + 400).presumed[0] == 0
+    assert not store.was_used(0)
 
 
 def test_what_is_read_of_a_freed_device_ends_what_is_presumed() -> None:
