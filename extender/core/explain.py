@@ -14,7 +14,7 @@ from extender.core.filtering import Code
 from extender.core.landing import count_freed
 from extender.core.parts import Breakdown, Factor, Part, break_down
 from extender.core.policy import Policy
-from extender.core.reasons import Grounds, reason
+from extender.core.reasons import NOMINATED, Grounds, reason
 from extender.core.request import GpuRequest
 from extender.core.scoring import PLACES, free_after, idle_devices, mean, penalty
 from extender.core.snapshot import Batch, Pool, Ratios, Rows, Snapshot
@@ -282,7 +282,7 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
             taken=int(assessment.landing.taken[index]),
             chance=float(assessment.chance[index]),
             band=Band(int(evaluation.bands[index])).name.lower(),
-            reason="" if evaluation.codes[index] else why[index],
+            reason=_reason(evidence, node, why[index], refused=bool(evaluation.codes[index])),
             is_agreed=bool(batch.is_agreed[index]),
             suspicion=float(batch.suspicion[index]),
             model=models[int(batch.model_id[index])],
@@ -300,6 +300,13 @@ def explain(evidence: Evidence) -> tuple[NodeVerdict, ...]:
         )
         for index, node in enumerate(evidence.nodes)
     )
+
+
+def _reason(evidence: Evidence, node: str, why: str, *, refused: bool) -> str:
+    """Return why a node ranks where it does, "" where it does not pass."""
+    if not refused:
+        return why
+    return NOMINATED if node == evidence.promised else ""
 
 
 def scores_of(evidence: Evidence) -> tuple[NodeScore, ...]:

@@ -15,6 +15,8 @@ ROOM: Final = "room for such a pod's memory on"
 ILL_HEALTH: Final = "ill health costs"
 EARLY_FAILURES: Final = "early failures of pods cost"
 PREFERRED: Final = "preferred model"
+NOMINATED: Final = "nominated: pods that are being deleted make it do"
+"""Why a node passes that would not without them."""
 BETWEEN: Final = "; "
 """Between the clauses of a reason: how certain idle GPUs are, what else speaks for or against the
 node, and how well the pod fits."""

@@ -40,6 +40,9 @@ def held(count: int) -> list[Gpu]:
     return [busy(used=1)] * count
 
 
+FILLED = gpu(used=1, memory_used=0.5, declared_bytes=40 * GIB)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Example:
     """A row of the page's table, and what it is about."""
@@ -160,6 +163,45 @@ EXAMPLES = {
         a=shared(gpu(utilization=0.25, used=1)),
         b=shared(gpu(utilization=0.1, used=1)),
         first="B",
+    ),
+    "power": Example(
+        texts=("1 GPU", "1 free, not active, draws 300 of 400 W", "1 free, at rest"),
+        asked=request(),
+        a=node(gpu(utilization=0.65, peak=0.0)),
+        b=node(gpu()),
+        first="B",
+    ),
+    "young": Example(
+        texts=("1 share", "8 tenants, started 5 minutes ago, 0 % active", "1 tenant, 12 % active"),
+        asked=request(),
+        a=shared(gpu(used=8, loading=8)),
+        b=shared(gpu(used=1, utilization=0.12)),
+        first="B",
+    ),
+    "pause": Example(
+        texts=(
+            "1 share, `require-idle`",
+            "90 % active for an hour, 0 % for a minute",
+            "90 % active for an hour, 0 % for 10 minutes",
+        ),
+        asked=request(requires_idle=True),
+        a=shared(gpu(used=1, utilization=0.88, latest=0.0, peak=0.79)),
+        b=shared(gpu(used=1, utilization=0.75, latest=0.0, peak=0.0)),
+        first="B",
+    ),
+    "nominated": Example(
+        texts=("1 share, 60Gi, nominated to A", "tenant of 40Gi, being deleted", "tenant of 40Gi"),
+        asked=request(memory_bytes=int(60 * GIB), nominated_node="A"),
+        a=shared(FILLED, leaving=(0,)),
+        b=shared(FILLED),
+        first="A",
+    ),
+    "nominated-for-nothing": Example(
+        texts=("1 share, 60Gi, nominated to B", "tenant of 40Gi, being deleted", "tenant of 40Gi"),
+        asked=request(memory_bytes=int(60 * GIB), nominated_node="B"),
+        a=shared(FILLED, leaving=(0,)),
+        b=shared(FILLED),
+        first="neither",
     ),
     "foreign-load": Example(
         texts=(
