@@ -22,13 +22,11 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
-    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -39,6 +37,7 @@ from aiohttp import web
 
 from agent.reading import NodeReading
 from bench.machine import RESULTS, Bound, report
+from bench.pod_load import POLL_SECONDS, UNREACHABLE, PodLoad
 from bench.processes import tree_of
 from bench.stepped_clock import VARIABLE
 from extender.certs.issuing import Files
@@ -46,10 +45,8 @@ from simulation.agents import SimulatedAgent, run_agents
 from simulation.devices import Load as DeviceLoad
 from simulation.devices import Loss
 from simulation.models import GIB
-from tests.controlplane.client import ApiError
 from tests.controlplane.deployed import ExtenderServer, Manner, grant_rights
-from tests.controlplane.kubelets import ENDS_AFTER
-from tests.controlplane.objects import Object, pod
+from tests.controlplane.objects import Object
 from tests.controlplane.plane import EXTENDER, ControlPlane
 from tests.controlplane.service import Service, serving
 from tests.controlplane.waiting import wait_for
@@ -61,13 +58,10 @@ from tests.extender.certificates import issue, reissue
 
 GOOD_NODES: Final = 4
 CARDS: Final = 8
-BETWEEN_PODS_SECONDS: Final = 0.25
-POD_SECONDS: Final = "3s"
 QUIET_SECONDS: Final = 5.0
 FAULT_SECONDS: Final = 15.0
 RECOVERY_SECONDS: Final = 120.0
 RECOVERY_LIMIT: Final = 60.0
-POLL_SECONDS: Final = 0.2
 STEP_SECONDS: Final = 600.0
 COMPACTIONS: Final = 3
 MAX_AGE_SECONDS: Final = 5
@@ -76,70 +70,10 @@ LONG_AGO_DAYS: Final = 4000.0
 NONSENSE: Final = ("NaN", "+Inf", "-1", "1e308", "9223372036854775794", "")
 LATEST_TIME: Final = 1e6
 """A sample that is larger is a time: how old readings are is no matter of plausible lies."""
-UNREACHABLE: Final = (aiohttp.ClientError, ApiError, OSError, TimeoutError)
 
 
 Lie = Callable[[Object, str], str]
 """What is answered in place of a row's value."""
-
-
-@dataclass(slots=True, kw_only=True)
-class PodLoad:
-    """Pods that come all the time.
-
-    Attributes:
-        world: where.
-        created: names of all pods, by the time that they were created.
-        nodes: where each was bound, as far as it was seen.
-    """
-
-    world: World
-    created: dict[str, float] = field(default_factory=dict)
-    nodes: dict[str, str] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=count)
-
-    async def create(self) -> str:
-        """Create a pod, however long the API server takes to accept it."""
-        name = f"pod-{next(self._numbers)}"
-        item = pod(name, annotations={ENDS_AFTER: POD_SECONDS})
-        while True:
-            try:
-                await self.world.client.create(item)
-            except ApiError as error:
-                if error.status == 409:  # the answer to an earlier try was lost
-                    break
-                await asyncio.sleep(POLL_SECONDS)
-            except UNREACHABLE:
-                await asyncio.sleep(POLL_SECONDS)
-            else:
-                break
-        self.created[name] = time.monotonic()
-        return name
-
-    async def go_on(self) -> None:
-        """Create pods, until cancelled."""
-        while True:
-            await self.create()
-            await asyncio.sleep(BETWEEN_PODS_SECONDS)
-
-    async def watch(self) -> None:
-        """Note where pods are bound, and delete those that have ended, until cancelled."""
-        while True:
-            with suppress(*UNREACHABLE):
-                await self._look()
-            await asyncio.sleep(POLL_SECONDS)
-
-    async def _look(self) -> None:
-        for item in await self.world.client.list_pods():
-            name, node = item["metadata"]["name"], item["spec"].get("nodeName")
-            if name in self.created and node:
-                self.nodes[name] = node
-                if item["status"].get("phase") in {"Succeeded", "Failed"}:
-                    await self.world.client.delete({"kind": "Pod", **item})
-
-    def waiting(self, before: float) -> list[str]:
-        """Return the pods that were created before a moment and are not bound."""
-        return [name for name, at in self.created.items() if at < before and name not in self.nodes]
 
 
 @dataclass(kw_only=True)
