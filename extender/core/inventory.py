@@ -132,6 +132,8 @@ class PodRecord:
         bound_at: when it was bound: the PodScheduled condition, seconds since the epoch;
             None while it is not bound.
         started_at: when its first container started, None before that.
+        last_started_at: when the youngest of its containers with GPUs did, the last time; None
+            where that is the same.
         ended_at: when its last container ended (terminal phases only), None where unknown.
         is_failed_early: it failed, or a container of it keeps dying, soon after its start.
         is_device_fault: so it is, and its status says that a device was the cause.
@@ -176,6 +178,7 @@ class PodRecord:
     host: HostResources = NONE
     bound_at: float | None = None
     started_at: float | None = None
+    last_started_at: float | None = None
     ended_at: float | None = None
     is_failed_early: bool = False
     is_device_fault: bool = False
@@ -207,6 +210,11 @@ class PodRecord:
     def kin(self) -> Kin:
         """The keys that it has in common with pods that are like it."""
         return owner_key(self.namespace, self.owner, self.name), *self.likeness
+
+    @property
+    def works_since(self) -> float | None:
+        """When what works on its GPUs last started, None before that."""
+        return self.started_at if self.last_started_at is None else self.last_started_at
 
     @property
     def holds_devices(self) -> bool:

@@ -22,6 +22,7 @@ class Tenancy:
         is_out: of each device of the telemetry, as `Telemetry` has it; it may know fewer.
         assumed: until when pods count as not shown, or as getting ready.
         started_at: returns when a pod started, by a clock that readings are measured by.
+        works_since: likewise, when what works on its devices last did.
         expected: returns what pods like one were measured to use of a device's memory, in bytes,
             None where none was.
         awaited: returns what one that readings cover may still load with each share, in bytes.
@@ -32,6 +33,7 @@ class Tenancy:
     is_out: Flags
     assumed: Assumed
     started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
+    works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
     expected: Callable[[PodRecord], int | None] = lambda _: None
     awaited: Callable[[PodRecord], float] = lambda _: 0.0
 
@@ -338,20 +340,22 @@ def _with_unseen(
 
 def _is_covered(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
     """Tell whether the device's readings were measured late enough to show the pod's load."""
-    return _is_read_after(pod, device, tenancy, tenancy.assumed.warm_up_seconds)
+    return _is_read_after(tenancy.started_at(pod), device, tenancy.assumed.warm_up_seconds)
 
 
 def _is_loading(pod: PodRecord, device: Device, tenancy: Tenancy) -> bool:
-    """Tell whether a pod may still fetch what it works on, as far as the device's readings go."""
-    return not _is_read_after(pod, device, tenancy, tenancy.assumed.loading_seconds)
+    """Tell whether a pod may still fetch what it works on, as far as the device's readings go.
+
+    A container that starts again fetches it again.
+    """
+    return not _is_read_after(tenancy.works_since(pod), device, tenancy.assumed.loading_seconds)
 
 
-def _is_read_after(pod: PodRecord, device: Device, tenancy: Tenancy, seconds: float) -> bool:
-    """Tell whether the device's readings were measured so long after the pod's start."""
-    started_at = tenancy.started_at(pod)
-    if started_at is None or device.measured_at is None:
+def _is_read_after(at: float | None, device: Device, seconds: float) -> bool:
+    """Tell whether the device's readings were measured so long after a start."""
+    if at is None or device.measured_at is None:
         return False
-    return device.measured_at >= started_at + seconds
+    return device.measured_at >= at + seconds
 
 
 def _may_be_unseen(pods: Sequence[PodRecord], devices: Sequence[Device], tenancy: Tenancy) -> bool:

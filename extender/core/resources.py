@@ -181,6 +181,18 @@ def excess_of(pod: Mapping[str, object]) -> str:
     return ""
 
 
+def holds_devices(container: Mapping[str, object], names: ResourceNames) -> bool:
+    """Whether one container of a pod holds GPUs, or devices by ResourceClaims.
+
+    Example:
+        >>> ask = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        >>> holds_devices(ask, ResourceNames()), holds_devices({}, ResourceNames())
+        (True, False)
+    """
+    claims = items_of(mapping_of(container.get("resources")).get("claims"))
+    return bool(claims or _container_devices(container, names))
+
+
 def has_claims(pod: Mapping[str, object]) -> bool:
     """Whether a pod holds devices by ResourceClaims: its own, or one made for its resources.
 

@@ -30,6 +30,7 @@ class PodClocks:
     def __init__(self) -> None:
         self._bound_at: dict[str, _Time] = {}
         self._started_at: dict[str, float] = {}
+        self._works_since: dict[str, float] = {}
         self._failed_at: dict[str, _Time] = {}
 
     def correct(self, before: PodRecord | None, pod: PodRecord, now: float) -> PodRecord:
@@ -72,6 +73,12 @@ class PodClocks:
         self._failed_at[pod.uid] = _Time(told, counted)
         return counted
 
+    def works_since(self, pod: PodRecord) -> float | None:
+        """Return when what works on a pod's GPUs last started; None before that."""
+        if pod.last_started_at is None:
+            return self.started_at(pod)
+        return self._works_since.get(pod.uid, pod.last_started_at)
+
     def started_at(self, pod: PodRecord) -> float | None:
         """Return when a pod started, seconds since the epoch; None before that."""
         return self._started_at.get(pod.uid, pod.started_at)
@@ -87,6 +94,7 @@ class PodClocks:
         if not pod.holds_devices:
             self._started_at.pop(pod.uid, None)
             return
+        self._note_last(before, pod, now)
         if pod.started_at is None or (before is not None and before.started_at is not None):
             return
         is_late = now - pod.started_at > AGREE_SECONDS
@@ -95,9 +103,17 @@ class PodClocks:
         elif (pod.bound_at or 0.0) > pod.started_at:
             self._started_at[pod.uid] = min(pod.bound_at or 0.0, now)
 
+    def _note_last(self, before: PodRecord | None, pod: PodRecord, now: float) -> None:
+        """Take over when containers of a pod started again, if they did."""
+        last = pod.last_started_at
+        if last is None or (before is not None and before.last_started_at == last):
+            return
+        is_late = before is not None and now - last > AGREE_SECONDS
+        self._works_since[pod.uid] = now if is_late else min(last, now)
+
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone."""
-        for times in (self._bound_at, self._started_at, self._failed_at):
+        for times in (self._bound_at, self._started_at, self._works_since, self._failed_at):
             times.pop(uid, None)
 
     def ended_at(self, pod: PodRecord, now: float) -> float:

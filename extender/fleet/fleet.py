@@ -84,6 +84,7 @@ class Fleet:
         self._layouts.is_out = self._snapshots.is_out
         self._clocks = PodClocks()
         self._layouts.started_at = self._clocks.started_at
+        self._layouts.works_since = self._clocks.works_since
         self._layouts.departures.told = self.pod_memory.last
 
     # --- what the API server says -------------------------------------------------------------

@@ -80,6 +80,7 @@ class NodeLayouts:
     Attributes:
         is_out: returns which devices are believed to be out, as `Telemetry` has it.
         started_at: returns when a pod started.
+        works_since: returns when what works on its devices last did.
         offers: when nodes came to offer fewer devices, or came back.
         departures: what pods release that leave a node.
         sharing: which nodes sell shares of their devices.
@@ -92,6 +93,7 @@ class NodeLayouts:
         self._store = store
         self.is_out: Callable[[], Flags] = lambda: NONE_OUT
         self.started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
+        self.works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
         self._models: dict[str, int] = {"": 0}
         self._model_ids: dict[str, int] = {}
         self._zone_ids: dict[str, int] = {"": 0}
@@ -436,6 +438,7 @@ class NodeLayouts:
             is_out=self.is_out(),
             assumed=policy.assumed,
             started_at=self.started_at,
+            works_since=self.works_since,
             expected=self.like.of,
             awaited=self.late_loads.awaited,
         )
@@ -495,7 +498,7 @@ class NodeLayouts:
         self._loading_until.pop(name, None)
         if any(any(row.loading) for row in self._rows[name].values()):
             seconds = self._policy.assumed.loading_seconds
-            starts = [at for pod in pods if (at := self.started_at(pod)) is not None]
+            starts = [at for pod in pods if (at := self.works_since(pod)) is not None]
             # Readings are late: one that is over may not be measured yet.
             late = now - seconds - self._policy.freshness.max_age_seconds
             first = min((at for at in starts if at > late), default=late)

@@ -135,8 +135,9 @@ class Assumed(Section):
         default=DEFAULT.assumed.loading_seconds,
         ge=0,
         le=86_400,
-        description="for this long after its start a pod on a shared GPU counts with its "
-        "estimated load and memory while the GPU shows less: it may still be loading data",
+        description="for this long after the last start of its containers a pod on a shared GPU "
+        "counts with its estimated load and memory while the GPU shows less: it may still be "
+        "loading data",
     )
 
     def value(self) -> policy.Assumed:

@@ -31,6 +31,7 @@ from extender.core.resources import (
     count_lasting,
     has_claims,
     has_gpu_claims,
+    holds_devices,
     read_counts,
 )
 from extender.core.scheduled import (
@@ -151,6 +152,7 @@ def reduce_pod(
     is_all_kept = is_waiting and sum(map(len, chain(*wishes))) <= MAX_WISHES
     bound_at = _bound_at(status, scheduled if is_scheduled else {}, created_at) if node else None
     is_failed = bool(node) and is_failed_early(raw, early_seconds)
+    started_at = _started_at(status)
     # One that its node never started ended as soon as it was bound.
     refused_at = bound_at if phase.is_terminal else None
     return PodRecord(
@@ -167,7 +169,8 @@ def reduce_pod(
         memory_bytes=read_memory(raw),
         host=_shared_needs(requested(raw)) if is_waiting else NONE,
         bound_at=bound_at,
-        started_at=_started_at(status),
+        started_at=started_at,
+        last_started_at=_last_started_at(spec, status, names, started_at),
         ended_at=last_end(status, ("state",)) if phase.is_terminal else None,
         is_failed_early=is_failed,
         is_device_fault=is_failed and is_device_fault(status, names),
@@ -323,12 +326,36 @@ def _bound_at(
 
 def _started_at(status: Mapping[str, object]) -> float | None:
     """Return when the first container (no init container) started that the status still shows."""
-    starts = [
+    containers = objects_of(status.get("containerStatuses"))
+    return min(chain.from_iterable(map(_starts, containers)), default=None)
+
+
+def _last_started_at(
+    spec: Mapping[str, object],
+    status: Mapping[str, object],
+    names: ResourceNames,
+    first: float | None,
+) -> float | None:
+    """Return when the youngest container with GPUs last started, None where that is `first`."""
+    statuses = [one for one in objects_of(status.get("containerStatuses")) if any(_starts(one))]
+    if not statuses:
+        return None
+    holding = {
+        text_of(container.get("name"))
+        for container in objects_of(spec.get("containers"))
+        if holds_devices(container, names)
+    }
+    holders = (one for one in statuses if text_of(one.get("name")) in holding)
+    last = max(chain.from_iterable(map(_starts, holders)), default=first)
+    return None if last == first else last
+
+
+def _starts(container: Mapping[str, object]) -> list[float]:
+    """Return when a container started, now and the time before, as far as its status shows."""
+    return [
         start
-        for container in objects_of(status.get("containerStatuses"))
         for kind in ("state", "lastState")
         for state in mapping_of(container.get(kind)).values()
         # A container that could not be started says that it did at the epoch.
         if (start := parse_time(mapping_of(state).get("startedAt")))
     ]
-    return min(starts, default=None)

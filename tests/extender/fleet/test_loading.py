@@ -94,6 +94,27 @@ def test_where_nothing_is_believed_of_tenants_none_counts() -> None:
     assert counted(world) == 0.0
 
 
+@pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0])
+def test_a_container_that_starts_again_fetches_again_what_it_works_on(clock: float) -> None:
+    world = time_sliced(2)
+    day_ago = world.clock.now - 86400
+    loads, _ = (
+        world.bind(name, name, on=[world.card(name)], started_at=day_ago, bound_at=day_ago)
+        for name in ("node-0", "node-1")
+    )
+    world.card("node-1").values |= {Signal.GRAPHICS_ACTIVE: 0.05, Signal.GPU_UTILIZATION: 0.05}
+    world.read_after(30, 4)
+    assert ranking(world.rank()) == ["node-0", "node-1"]
+
+    world.fleet.apply_pod(replace(loads, last_started_at=world.clock.now + clock))
+    world.read_after(30, 4)
+    assert ranking(world.rank()) == ["node-1", "node-0"]
+    assert world.row("node-0").assumed == (0,), "its memory is measured as before"
+    world.read_after(30, 27)
+
+    assert ranking(world.rank()) == ["node-0", "node-1"]
+
+
 # --- clocks ---------------------------------------------------------------------------------------
 
 

@@ -177,6 +177,43 @@ def test_an_ended_pod_says_when_it_ended() -> None:
     assert not record.holds_devices
 
 
+PROXY = {**container(running={"startedAt": T0}), "name": "proxy"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        pytest.param([container(running={"startedAt": T30})], (30, None), id="started-once"),
+        pytest.param(
+            [container(running={"startedAt": T61}) | container("lastState", terminated=ended())],
+            (0, 61),
+            id="started-again",
+        ),
+        pytest.param([PROXY, container(running={"startedAt": T61})], (0, 61), id="after-its-proxy"),
+        pytest.param(
+            [
+                {**PROXY, "state": {"running": {"startedAt": T61}}},
+                container(running={"startedAt": T30}),
+            ],
+            (30, None),
+            id="before-its-proxy",
+        ),
+        pytest.param([PROXY], (0, None), id="not-yet"),
+    ],
+)
+def test_when_the_containers_with_gpus_last_started_is_told(
+    statuses: list[Object], expected: tuple[float, float | None]
+) -> None:
+    raw = pod("p", node="n", phase="Running", containerStatuses=statuses)
+    raw["spec"]["containers"].append({"name": "proxy"})
+
+    record = reduced(raw)
+
+    first, last = expected
+    assert record.started_at == START + first
+    assert record.last_started_at == (None if last is None else START + last)
+
+
 @pytest.mark.parametrize(
     ("init", "lasting"), [(2, {"nvidia.com/gpu": 1}), (1, None), (0, None)], ids=str
 )
