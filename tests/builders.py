@@ -56,6 +56,7 @@ class Gpu:
     assumed_shares: int = 0
     declared_bytes: float = 0.0
     others_bytes: float = 0.0
+    foreign_bytes: float = 0.0
     loading: int = 0
     guessed_bytes: float = 0.0
 
@@ -75,6 +76,7 @@ class Gpu:
             "memory_freshness": self.memory_freshness,
             "presumed": self.presumed,
             "others_bytes": self.others_bytes,
+            "foreign_bytes": self.foreign_bytes,
             "stress": self.stress,
             "penalty": self.penalty,
             "is_excluded": self.is_excluded,

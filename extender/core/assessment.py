@@ -247,7 +247,8 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
 
     A time-sliced device has room for what its size leaves beside all that its tenants declared,
     and beside what others hold of it, but never for more than is free. An MPS share has its cap,
-    whatever is free. A reading that has faded away says nothing of what is free. So it is with a
+    whatever is free: MPS keeps other shares to theirs, but no process outside Kubernetes to
+    anything. A reading that has faded away says nothing of what is free. So it is with a
     whole device that a pod holds: this pod gets it only once that one is gone, and its memory with
     it; what no pod holds stays.
     """
@@ -268,12 +269,13 @@ def _room(batch: Batch, estimates: Estimates) -> _Room:
     room = np.minimum(free, full_bytes) - promised
     is_capped = batch.is_mps[:, None]
     known_size = np.where(size > 0, size, np.inf)
+    capped = np.minimum(full_bytes, known_size - telemetry.foreign_bytes)
     return _Room(
         taken=(fading + guessed) / known_size,
         promised=(batch.declared_bytes + guessed) / known_size,
         full_bytes=full_bytes,
-        free_bytes=np.maximum(np.where(is_capped, full_bytes, room - guessed), 0.0),
-        declared_room_bytes=np.maximum(np.where(is_capped, full_bytes, room), 0.0),
+        free_bytes=np.maximum(np.where(is_capped, capped, room - guessed), 0.0),
+        declared_room_bytes=np.maximum(np.where(is_capped, capped, room), 0.0),
     )
 
 

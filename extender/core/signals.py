@@ -234,6 +234,7 @@ class Evidence:
         freed_at: when its last tenant ended; readings from before it are nobody's.
         others_bytes: the part of the memory that was last seen in use and is not of pods that
             declared theirs, NaN where unknown.
+        foreign_bytes: the part of that which no pod holds, likewise.
         label_total_bytes: memory by the node's labels or earlier readings, NaN where unknown.
         board_watts: power limit by model, NaN where unknown.
         rest_watts: what it was seen to draw at rest, NaN where it was not.
@@ -261,6 +262,7 @@ class Evidence:
     memory_at: Column
     freed_at: Column
     others_bytes: Column
+    foreign_bytes: Column
     label_total_bytes: Column
     board_watts: Column
     rest_watts: Column
@@ -380,6 +382,7 @@ def believe(evidence: Evidence, policy: Policy, now: float) -> tuple[Telemetry, 
         memory_freshness=memory_fresh,
         presumed=_presumed(evidence, policy, now, by_age),
         others_bytes=known(evidence.others_bytes),
+        foreign_bytes=known(evidence.foreign_bytes),
         stress=stress(evidence.columns, len(busy), policy.health) * is_own,
         penalty=verdict.penalty,
         is_excluded=verdict.is_excluded,

@@ -56,6 +56,7 @@ class Telemetry:
         others_bytes: the part of the memory that was last seen in use and is not of pods that
             declared theirs; it counts until a newer reading, however old it is, and though a tenant
             has left. 0 where unknown.
+        foreign_bytes: the part of that which no pod holds, as far as is known.
         stress: heat and throttling, 0 (none) to 1.
         penalty: share of its certainty that ill health costs, 0 to 1.
         is_excluded: cannot work.
@@ -77,6 +78,7 @@ class Telemetry:
     memory_freshness: Ratios
     presumed: Ratios
     others_bytes: Ratios
+    foreign_bytes: Ratios
     stress: Ratios
     penalty: Ratios
     is_excluded: Flags

@@ -214,6 +214,7 @@ class DeviceColumns:
             memory_at=self.latest.measured_at(*FILLING, rows=rows),
             freed_at=self.numbers["freed_at"][rows],
             others_bytes=self.numbers["others_bytes"][rows],
+            foreign_bytes=self.numbers["foreign_bytes"][rows],
             label_total_bytes=self.total_bytes(rows),
             board_watts=self.numbers["board_watts"][rows],
             rest_watts=self.numbers["rest_watts"][rows],

@@ -41,6 +41,7 @@ LATER: Final[Mapping[str, object]] = {
     "loading": 0,
     "presumed": 0.0,
     "others_bytes": 0.0,
+    "foreign_bytes": 0.0,
     "guessed_bytes": 0.0,
     "just_freed": 0,
     "is_presumed": False,

@@ -48,6 +48,7 @@ def gpus(draw: st.DrawFn, *, replicas: int = 1, is_shared: bool = False) -> Gpu:
         declared_bytes=draw(st.sampled_from([0.0, 20 * GIB, 70 * GIB])) if is_shared else 0.0,
         guessed_bytes=draw(st.sampled_from([0.0, 30 * GIB])) if assumed else 0.0,
         others_bytes=memory_used * 80 * GIB * draw(st.sampled_from([0.0, 0.5, 1.0])),
+        foreign_bytes=memory_used * 80 * GIB * draw(st.sampled_from([0.0, 0.5])),
         loading=used - assumed if is_shared and draw(flags) else 0,
     )
 

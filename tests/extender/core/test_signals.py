@@ -217,6 +217,7 @@ def evidence(count: int = 1, **changes: Any) -> Evidence:
         freed_at=np.full(count, -np.inf),
         withdrawn=np.zeros(count, dtype=np.intp),
         others_bytes=np.full(count, NAN),
+        foreign_bytes=np.full(count, NAN),
         label_total_bytes=np.full(count, NAN),
         board_watts=np.full(count, 700.0),
         window_mean=np.zeros(count),
