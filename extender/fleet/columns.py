@@ -24,6 +24,7 @@ _INITIAL: Mapping[str, float] = {
     "freed_at": -np.inf,
     "afresh_at": -np.inf,
     "held_at": -np.inf,
+    "was_used_at": -np.inf,
     "used_bytes": np.nan,
     "others_bytes": np.nan,
     "foreign_bytes": np.nan,
@@ -42,9 +43,9 @@ _INITIAL: Mapping[str, float] = {
 most for the device measured last. No window and no streak takes a reading that was measured before
 `afresh_at`, when the tenants last changed; of past readings the last minutes take those since
 `held_at`: pods hold the device since then without a pause. What was measured before `freed_at` is
-nobody's. Sources showed it for the first time at `new_at`. Whose memory is in use is as
-`core.occupancy` has it; of what pods declared, `released_bytes` were in use by those that have left
-since."""
+nobody's. That it was used while no pod held it was measured first at `was_used_at`. Sources showed
+it for the first time at `new_at`. Whose memory is in use is as `core.occupancy` has it; of what
+pods declared, `released_bytes` were in use by those that have left since."""
 
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),

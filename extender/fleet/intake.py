@@ -165,7 +165,7 @@ class Intake:
         is_new = np.isnan(led_at) | (measured_at > led_at)
         is_new &= measured_at > self._float["afresh_at"][rows]
         is_new &= leads
-        self._note_use(rows, used, seen, is_new, readings.own)
+        self._note_use(rows, used, seen, is_new, readings)
         self._note_occupancy(rows, used, is_new, readings.own)
         self._feed(readings, rows, seen, is_new)
         self._note_rest(rows[is_new], power[is_new], seen.measured[is_new])
@@ -211,9 +211,10 @@ class Intake:
         self._float["told_at"][rows] = np.fmin(self._latest.activity_at(rows), memory_at)
 
     def _note_use(
-        self, rows: Rows, used: Column, seen: Activity, is_new: Flags, own: Own | None
+        self, rows: Rows, used: Column, seen: Activity, is_new: Flags, readings: Readings
     ) -> None:
         """Count the readings that show use; a missing one counts neither way."""
+        own = readings.own
         known = is_new & ~(np.isnan(used) & np.isnan(seen.measured))
         uses = shows_use(used, seen.agreed, self.policy.foreign)
         if own is not None:
@@ -235,10 +236,13 @@ class Intake:
                 self.policy.foreign.readings,
             )
         # What a device showed while it was free says what it is once its next tenant has left.
-        free = rows[known & (self._flag["is_free_for_sure"][rows] | is_certain & uses)]
+        tells = known & (self._flag["is_free_for_sure"][rows] | is_certain & uses)
+        free, before = rows[tells], self._flag["was_used"][rows[tells]]
         self._flag["was_used"][free] = (
             self._flag["is_in_use"][free] | self._flag["is_foreign"][free]
         )
+        at = np.where(before, self._float["was_used_at"][free], readings.measured_at[tells])
+        self._float["was_used_at"][free] = at
         # One signal alone claims no use, but nobody may call that device idle.
         is_free = known & self._flag["is_free_for_sure"][rows]
         is_busy = seen.measured > self.policy.foreign.utilization

@@ -561,6 +561,11 @@ class NodeLayouts:
                 held_since = -inf if is_used_on else min(new)
                 self._store.start_afresh((row,), max(new), is_freed=False, held_since=held_since)
                 is_afresh = True
+        known = self._held.get(name, {})
+        if any(pod.uid not in known for pod in pods):
+            since = min(bound_at[pod.key] for pod in pods if pod.uid not in known)
+            slots = {slot for row in self._rows[name].values() for slot in row.slots}
+            self._store.forget_past_use([*slots], since)
         self._live[name] = tenants
         self._held[name] = {
             pod.uid: tuple(row for row, on_it in tenants.items() if pod.key in on_it)

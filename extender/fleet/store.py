@@ -410,6 +410,15 @@ class DeviceStore:
         """Tell likewise, where no pod is seen on it now either."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
 
+    def forget_past_use(self, rows: Sequence[int], since: float) -> None:
+        """Forget that devices were used while no pod held them, by what was measured since then.
+
+        A pod was there already that is known only now.
+        """
+        index = np.array(rows, dtype=np.intp)
+        self._flag["was_used"][index] &= self._float["was_used_at"][index] < since
+        self._flag["was_busy"][index] &= self._float["measured_at"][index] < since
+
     def occupancy(self, row: int) -> tuple[float, float, float]:
         """Return what is in use of a device's memory, by others than declared, and by no pod.
 

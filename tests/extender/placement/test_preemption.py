@@ -172,6 +172,20 @@ def test_what_used_a_gpu_before_its_pod_came_is_over_once_an_agent_sees_nothing_
     assert accepts(world, request(requires_idle=True), "a")
 
 
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_what_a_pod_used_before_it_was_known_is_no_use_from_outside(*, is_mapped: bool) -> None:
+    world = World()
+    world.is_mapped = is_mapped
+    world.add_node("node-0", 1)
+    bound = world.clock.now - 100
+    world.read_after(30, times=4, GRAPHICS_ACTIVE=0.9, SM_ACTIVE=0.9)
+
+    world.bind("a", "node-0", on=[world.card("node-0")], bound_at=bound, started_at=bound)
+    world.read_after(30, times=4)
+
+    assert accepts(world, request(), "a")
+
+
 @pytest.mark.parametrize("is_used", [True, False])
 def test_a_nominated_pod_that_requires_idle_goes_by_what_is_read_after_its_victims_end(
     is_used: bool,
