@@ -15,7 +15,7 @@ PARTS := "(prometheus or page or e2e) and not neighbours"
 files = $(shell grep -rlE 'pytest\.mark\.($(1))\b' --include='test_*.py' tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit unit-beside coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants arm64 lock clean
+.PHONY: help demo test test-neighbours test-gpu check cluster python format lint types imports unit coverage real repeated neighbours prometheus page e2e e2e-installed tools neighbour-tools bench fuzz mutants arm64 lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -44,8 +44,7 @@ demo: $(VENV)/.runtime ## place stock GPU pods on a simulated fleet and say why 
 
 check: announce-check format lint types imports unit ## everything that needs no cluster, in 4 minutes
 
-test: announce-test format lint imports ## everything, against a real control plane, Prometheus and Chromium
-	@$(MAKE) --no-print-directory --jobs=2 tools types unit-beside real
+test: announce-test format lint types imports unit real ## everything, against a real control plane, Prometheus and Chromium
 
 test-neighbours: announce-test-neighbours neighbours ## beside Karpenter, descheduler, cert-manager and the oldest Kubernetes; what the images hold
 
@@ -63,11 +62,6 @@ imports: $(VENV)/.dev
 
 unit: $(VENV)/.dev ## tests that need neither a cluster nor a Prometheus
 	@$(BIN)/pytest -n 4 --dist worksteal -m $(UNIT)
-
-# While builds and tests with real parts wait; what it prints comes at its end, in one piece.
-unit-beside: $(VENV)/.dev
-	@mkdir -p out
-	@$(BIN)/pytest -n 2 --dist worksteal -m $(UNIT) > out/unit.log 2>&1; status=$$?; cat out/unit.log; exit $$status
 
 coverage: $(VENV)/.dev ## which lines and branches these tests miss; takes twice their time
 	@$(BIN)/pytest -n auto --dist worksteal -m $(UNIT) --cov --cov-report=term:skip-covered
