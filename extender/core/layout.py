@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import add, attrgetter
+from operator import attrgetter
 
 from extender.core.expected import Device, Expected, resource_profile
 from extender.core.host_resources import HostResources
@@ -25,7 +25,6 @@ class Tenancy:
         works_since: likewise, when what works on its devices last did.
         expected: returns what pods like one were measured to use of a device's memory, in bytes,
             None where none was.
-        awaited: returns what one that readings cover may still load with each share, in bytes.
     """
 
     is_mapped: bool
@@ -35,7 +34,6 @@ class Tenancy:
     started_at: Callable[[PodRecord], float | None] = attrgetter("started_at")
     works_since: Callable[[PodRecord], float | None] = attrgetter("works_since")
     expected: Callable[[PodRecord], int | None] = lambda _: None
-    awaited: Callable[[PodRecord], float] = lambda _: 0.0
 
 
 def may_claim(pod: PodRecord, *, serves_claims: bool) -> bool:
@@ -101,7 +99,7 @@ def lay_out(
             is_covered = _is_covered(hold.pod, devices[slot], tenancy)
             loads[slot].add(hold.pod, replicas, tenancy, is_covered=is_covered)
             if is_covered and _is_loading(hold.pod, devices[slot], tenancy):
-                loads[slot].add_loading(hold.pod, replicas, tenancy)
+                loads[slot].loading += replicas
     unseen = [hold for hold in holds if hold.unseen]
     # Of shared devices nobody asks how many are held: it is their replicas that count.
     hidden = 0 if expected.is_shared else _count_hidden(holds, expected, profiles)
@@ -133,11 +131,7 @@ def lay_out(
         undeclared=tuple(load.undeclared for load in loads),
     )
     row = _with_unseen(row, unseen, devices, tenancy, loads)
-    return replace(
-        row,
-        loading=tuple(load.loading for load in loads),
-        guessed_bytes=tuple(map(add, row.guessed_bytes, (load.awaited_bytes for load in loads))),
-    )
+    return replace(row, loading=tuple(load.loading for load in loads))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +266,6 @@ class _Load:
     assumed: int = 0
     assumed_shares: int = 0
     loading: int = 0
-    awaited_bytes: float = 0.0
     declared_bytes: float = 0.0
     guessed_bytes: float = 0.0
     kindred: int = 0
@@ -298,11 +291,6 @@ class _Load:
             self.guessed_bytes += expected * replicas
             self.kindred += replicas
 
-    def add_loading(self, pod: PodRecord, replicas: int, tenancy: Tenancy) -> None:
-        """Count a pod that the readings cover and that may still get ready."""
-        self.loading += replicas
-        self.awaited_bytes += replicas * tenancy.awaited(pod)
-
 
 def _with_unseen(
     row: PoolRow,
@@ -326,7 +314,7 @@ def _with_unseen(
             # The readings have caught up with its load; only which device it holds is unknown.
             if any(_is_loading(pod, device, tenancy) for device in devices):
                 for load, now, before in zip(loads, after.used, row.used, strict=True):
-                    load.add_loading(pod, now - before, tenancy)
+                    load.loading += now - before
             after = replace(
                 after,
                 assumed=row.assumed,

@@ -94,8 +94,8 @@ class Assumed:
         tentative_seconds: a pod that we answered for counts so long without being bound.
         warm_up_seconds: readings measured so long after a pod's start cover it.
         loading_seconds: so long after the last start of its containers a pod on a shared device
-            that shows less activity or memory than is believed of its tenants is still getting
-            ready: it fetches what it works on.
+            that shows less activity than is believed of its tenants is still getting ready: it
+            fetches what it works on.
     """
 
     utilization: float = 0.10

@@ -162,8 +162,7 @@ class PoolRow:
         assumed_shares: per slot, how many of them are believed to take an even share of the memory:
             neither did they say how much they take, nor was any pod like them measured.
         guessed_bytes: per slot, memory that others of them are believed to take, for pods like them
-            were measured to, and that those of `loading` are expected to take beyond what readings
-            show.
+            were measured to.
         declared_bytes: per slot of a shared device, memory that its tenants declared, in use or
             not.
         replicas: shares that each device is sold as; 1 for whole devices.

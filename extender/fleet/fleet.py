@@ -221,7 +221,7 @@ class Fleet:
             yield from self.settle_in_steps()
             for node in self._shares.keys() & own.nodes:
                 # They came just before what they are part of.
-                self._note_shares(node, self._shares.pop(node))
+                self._layouts.note_shares(node, self.pods_on(node), self._shares.pop(node))
             return
         self._late |= self._layouts.young | self._layouts.expire_loading(now)
         self._late |= yield from self._layouts.map_tenants(readings)
@@ -252,7 +252,7 @@ class Fleet:
             uids = {pod.key: pod.uid for pod in self.pods_on(node)}
             shares = [(device, uids[pod], held) for device, pod, held in told if pod in uids]
             self.pod_memory.note_last(shares)
-            self._note_shares(node, shares)
+            self._layouts.note_shares(node, self.pods_on(node), shares)
             if done % PIECE_NODES == 0:
                 yield
 
@@ -280,14 +280,8 @@ class Fleet:
             at: when that was so, seconds since the epoch.
         """
         self.pod_memory.note(node, shares, at)
-        self._note_shares(node, shares)
-        self._shares[node] = shares
-
-    def _note_shares(self, node: str, shares: Iterable[Share]) -> None:
-        """Take them over; what pods have loaded by them is not awaited any more."""
         self._layouts.note_shares(node, self.pods_on(node), shares)
-        if self._layouts.awaits_memory(node):
-            self._late.add(node)
+        self._shares[node] = shares
 
     def hold(self, source: str, seconds: float) -> None:
         """Believe a source on the nodes themselves for so long before another's newer word."""

@@ -38,14 +38,8 @@ class HeldDevice(NamedTuple):
 
 
 def is_young(rows: Mapping[str, PoolRow]) -> bool:
-    """Tell whether readings may change how a node is laid out.
-
-    They do not cover some of its pods yet, these have not loaded what they will, or they leave it.
-    """
-    return any(
-        row.taken or row.leaving or any(row.assumed) or any(row.guessed_bytes)
-        for row in rows.values()
-    )
+    """Tell whether a node has pods that the readings do not cover yet, or that leave it."""
+    return any(row.taken or row.leaving or any(row.assumed) for row in rows.values())
 
 
 def is_renamed(pod: PodRecord, rows: Mapping[str, PoolRow]) -> bool:

@@ -38,7 +38,6 @@ from extender.fleet.held import (
     may_hold,
     put_claimed,
 )
-from extender.fleet.late_loads import LateLoads
 from extender.fleet.mapping import Mappings
 from extender.fleet.offers import OfferChanges
 from extender.fleet.pod_memory import LikePods, Share
@@ -84,7 +83,6 @@ class NodeLayouts:
         offers: when nodes came to offer fewer devices, or came back.
         departures: what pods release that leave a node.
         sharing: which nodes sell shares of their devices.
-        late_loads: what pods are expected to load yet.
         like: what pods were measured to use, for those that are like them.
     """
 
@@ -111,7 +109,6 @@ class NodeLayouts:
         self.departures = Departures(store, self._rows, self._held)
         self.sharing = SharingEvidence(store)
         self.like = LikePods()
-        self.late_loads = LateLoads(store, self.like, self.departures.told_of, self._is_read_after)
         self.surplus: list[int] = []
         """Rows of stand-ins that stand for nothing any more, and of devices that others have taken
         the place of; whoever lays out frees them."""
@@ -125,10 +122,6 @@ class NodeLayouts:
     def young(self) -> frozenset[str]:
         """Nodes where the next readings may cover pods, or tell which devices are gone."""
         return frozenset(self._young)
-
-    def awaits_memory(self, node: str) -> bool:
-        """Tell whether what pods hold may change how a node is laid out."""
-        return node in self._young or self.late_loads.has_any(node)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -200,7 +193,6 @@ class NodeLayouts:
             self.surplus.extend(replaced)
             tenants = {row: on_it for row, on_it in tenants.items() if row not in replaced}
         self.departures.forget_late(name, now)
-        self.late_loads.note(name, self._rows.get(name, {}), pods, tenants, self._policy.assumed)
         before, after = self._rows.get(name), self._rows_of(node, pods, tenants, self._policy)
         is_same_node = self._nodes.get(name) is node
         self._nodes[name] = node
@@ -235,7 +227,6 @@ class NodeLayouts:
         self._ended.pop(node, None)
         self._unseen_ends.forget(node)
         self._mappings.forget(node)
-        self.late_loads.forget(node)
         self.departures.forget(node)
         self.sharing.forget(node)
 
@@ -440,7 +431,6 @@ class NodeLayouts:
             started_at=self.started_at,
             works_since=self.works_since,
             expected=self.like.of,
-            awaited=self.late_loads.awaited,
         )
         is_counted = bool(node.capacity or node.allocatable)
         zone_id = self._zone_ids.setdefault(node.labels.get(ZONE, ""), len(self._zone_ids))

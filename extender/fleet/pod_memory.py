@@ -67,11 +67,7 @@ class LikePods:
         """Return what a pod will likely use, None where it declared that, or it is not known."""
         return self.expected(pod.kin) if pod.memory_bytes is None else None
 
-    def of_others(self, pod: PodRecord) -> int | None:
-        """Return likewise by what others like it used: it may not have loaded all that it will."""
-        return self.expected(pod.kin, but=pod.uid) if pod.memory_bytes is None else None
-
-    def expected(self, kin: Kin, *, but: str = "") -> int | None:
+    def expected(self, kin: Kin) -> int | None:
         """Return what a pod will likely use: as much as the one most like it that used the most.
 
         In bytes, rounded up by a quarter at most: what changes with every reading would have every
@@ -79,12 +75,10 @@ class LikePods:
 
         Args:
             kin: the pod's keys, the most telling first.
-            but: the pod (UID) that does not count.
         """
         for key in kin:
-            if most := max(
-                (n for uid, n in self._used.get(key, {}).items() if uid != but), default=0
-            ):
+            if used := self._used.get(key):
+                most = max(used.values())
                 step = 1 << max(most.bit_length() - 3, 0)
                 return -(-most // step) * step
         return None

@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isnan
 
 import numpy as np
 
@@ -382,17 +381,6 @@ class DeviceStore:
             self._flag[name][rows] = values
         if is_first.any():
             self._columns.account_again(rows[is_first])
-
-    def total_bytes(self, row: int) -> float:
-        """Return a device's memory, 0 where unknown."""
-        known = float(self._float["known_total_bytes"][row])
-        total = float(self._float["label_total_bytes"][row]) if isnan(known) else known
-        return 0.0 if isnan(total) else total
-
-    def undeclared_bytes(self, row: int) -> float:
-        """Return what of a device's memory pods hold that declared nothing, 0 where unknown."""
-        others, foreign = self._float["others_bytes"][row], self._float["foreign_bytes"][row]
-        return max(float(others) - float(np.nan_to_num(foreign)), 0.0) if others > 0 else 0.0
 
     def is_foreign(self, row: int) -> bool:
         """Tell whether somebody was seen to use the device while no pod can have held it."""

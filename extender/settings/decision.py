@@ -136,7 +136,7 @@ class Assumed(Section):
         ge=0,
         le=86_400,
         description="for this long after the last start of its containers a pod on a shared GPU "
-        "counts with its estimated load and memory while the GPU shows less: it may still be "
+        "counts with its estimated load while the GPU shows less activity: it may still be "
         "loading data",
     )
 

@@ -21,8 +21,6 @@ from tests.extender.observe.test_holders import card
 from tests.extender.served import BUSY, GPU, IDLE, Gpu
 
 POOL = "karpenter.sh/nodepool"
-LOADED_SECONDS = 1000
-"""Until then a pod on a shared GPU may still load what it works on."""
 
 
 @pytest.fixture
@@ -212,10 +210,10 @@ def test_a_shared_card_is_offered_as_long_as_a_replica_is_free(world: AdvisingWo
     world.live({"s": [IDLE]}, 60)
     assert supply(world, "none", SHARED) == (1, 1)
     names = [world.have("a", "s", resource=SHARED)]
-    world.live({"s": [card(*names)]}, LOADED_SECONDS)
+    world.live({"s": [card(*names)]}, 600)
     assert supply(world, "none", SHARED) == (1, 1)
     names.append(world.have("b", "s", resource=SHARED))
-    world.live({"s": [card(*names)]}, LOADED_SECONDS)
+    world.live({"s": [card(*names)]}, 600)
 
     assert supply(world, "none", SHARED) == (1, 0)
 

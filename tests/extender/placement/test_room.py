@@ -17,9 +17,6 @@ REFUSED = {"node": Code.NO_MEMORY}
 LATER = 300.0
 """Seconds after which every pod's warm-up is over."""
 
-READY = 1000.0
-"""... and after which no pod may still be loading."""
-
 
 def sliced(cards: int = 1, *, in_use: float = 0.0, replicas: int = 8) -> World:
     """Return a world with one time-sliced node of 80 GiB cards, read before any pod came."""
@@ -115,7 +112,7 @@ def test_a_pod_without_a_declaration_counts_with_an_even_share_until_it_is_measu
     use(world, 0)
     assert room(world) == pytest.approx(80 - 30 - 10)
 
-    use(world, 0, READY)
+    use(world, 0, LATER)
 
     assert room(world) == pytest.approx(50)
 
@@ -210,7 +207,7 @@ def test_what_each_pods_processes_hold_is_its_own_however_they_came() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
     use(world, 30, LATER)
-    assert room(world) == pytest.approx(30)  # it may be what was declared, and a share to come
+    assert room(world) == pytest.approx(40)  # it may be what was declared
 
     shares = [
         (world.card().info.key, late.uid, 0),
@@ -251,7 +248,7 @@ def test_a_pod_with_several_shares_of_a_card_declared_as_much_of_each() -> None:
 def test_processes_that_are_not_all_tell_nothing() -> None:
     world = sliced()
     late, other = tenant(world, "late", 40), tenant(world, "other")
-    use(world, 30, READY)
+    use(world, 30, LATER)
 
     key = world.card().info.key
     world.fleet.note_shares("node", [(key, late.uid, 0), (key, other.uid, 0)], world.clock.now)

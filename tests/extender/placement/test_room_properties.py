@@ -11,7 +11,7 @@ from extender.placement.placer import Victims
 from tests.builders import GIB, GPU, pod_ref, request
 from tests.worlds import World
 
-SIZE, REPLICAS = 80, 20
+SIZE = 80
 
 
 def declared_of(pod: PodRecord) -> int:
@@ -33,7 +33,7 @@ class Card:
 
     def __post_init__(self) -> None:
         self.world = World()
-        self.world.add_node("node", replicas=REPLICAS)
+        self.world.add_node("node", replicas=20)
         self.read()
 
     @property
@@ -118,9 +118,7 @@ def test_an_end_makes_no_more_room_than_the_pod_declared_or_held(
 
     card.end(name)
 
-    # A pod that declared nothing counts with an even share until it has loaded.
-    share = pod.resources[GPU] * SIZE / REPLICAS if pod.memory_bytes is None else 0
-    most = max(held, declared_of(pod), share)
+    most = max(held, declared_of(pod))
     assert card.room() <= before + most + 1e-6
 
 

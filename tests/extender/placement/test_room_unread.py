@@ -1,0 +1,42 @@
+"""What room a shared GPU has where nothing is read for long."""
+
+import pytest
+
+from tests.extender.placement.test_room import (
+    LATER,
+    REFUSED,
+    refused,
+    room,
+    sliced,
+    tenant,
+    use,
+)
+
+
+@pytest.mark.parametrize("seconds", [100.0, 300.0, 500.0, 800.0])
+def test_what_was_last_measured_counts_however_long_nothing_is_read(seconds: float) -> None:
+    world = sliced(in_use=10)
+    pod = tenant(world, "undeclared")
+    use(world, 50, LATER)
+
+    world.clock.now += seconds
+    world.fleet.look_after_silent()
+
+    assert room(world) == pytest.approx(30)
+    world.end(pod)
+    assert refused(world, 31) == REFUSED
+    use(world, 10)
+    assert room(world) == pytest.approx(70)
+
+
+def test_what_foreign_processes_held_counts_as_a_pod_ends_long_after_the_last_reading() -> None:
+    world = sliced(in_use=40)
+    pod = tenant(world, "a", 1)
+    use(world, 41, LATER)
+
+    world.clock.now += 800
+    world.fleet.look_after_silent()
+    assert room(world) == pytest.approx(39)
+    world.end(pod)
+
+    assert room(world) == pytest.approx(40)
