@@ -36,7 +36,7 @@ def mig_world() -> World:
                 ),
                 columns={
                     Signal.GRAPHICS_ACTIVE: np.array(ACTIVITY),
-                    Signal.MEMORY_USED: np.array(ACTIVITY) * (1 << 30),
+                    Signal.MEMORY_USED: np.array(ACTIVITY) * (2 << 30),
                     Signal.MEMORY_TOTAL: np.full(4, 5.0 * (1 << 30)),
                 },
                 measured_at=np.full(4, world.now),
