@@ -56,7 +56,7 @@ class FailureLog:
     pods of a second owner fail on the node too. An owner whose pods fail in one of these ways on
     several nodes is at fault itself, and that counts against none of these nodes; but where the
     node itself was measured to have a fault at the time, that counts whatever happens elsewhere.
-    Whoever is at fault: the owner's own next pods had better try other nodes.
+    The owner's next pods try other nodes, whatever the cause was.
 
     Args:
         rule: how much a failure counts, and how fast it fades.

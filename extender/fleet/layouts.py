@@ -470,14 +470,10 @@ class NodeLayouts:
 
     def _is_measured(self, pod: PodRecord, row: int) -> bool:
         """Tell whether readings of a device show what a pod on it takes."""
-        return self._is_read_after(pod, row, self._policy.assumed.warm_up_seconds)
-
-    def _is_read_after(self, pod: PodRecord, row: int, seconds: float) -> bool:
-        """Tell whether a device was read so long after a pod's start."""
         started_at, told_at = self.started_at(pod), self._store.told_at(row)
         if started_at is None or told_at is None:
             return False
-        return told_at >= started_at + seconds
+        return told_at >= started_at + self._policy.assumed.warm_up_seconds
 
     def expire_loading(self, now: float) -> set[str]:
         """Return the nodes with pods that had time enough to get ready."""
