@@ -1,10 +1,10 @@
-"""Starts the command line, with what has to be set before anything is loaded."""
+"""Start the command line with numpy limited to one thread."""
 
 import os
 import sys
 
-# Else numpy starts a thread for each core of the machine, here and in the worker process: they
-# have nothing to do, each keeps memory, and some take turns with the loop for nothing.
+# numpy would start one thread for each core, in this process and in the worker process. Those
+# threads do no work here, but they use memory and compete with the event loop for the CPU.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from extender.command_line import main

@@ -1,4 +1,4 @@
-"""Joins the parts; owns every background task."""
+"""Build the extender from its parts, and start and stop every background task."""
 
 import asyncio
 import logging
@@ -59,18 +59,18 @@ logger = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 VERBS = ("/filter", "/prioritize", "/preempt")
-"""What kube-scheduler waits for: all other work gives way to it."""
+"""Paths of the webhooks. Background work yields while one of these requests is open."""
 
 WAKER = "waker"
-"""Name of a task."""
+"""Name of the task that wakes pending pods."""
 
 
 class Extender:
-    """The running extender: sources feed the fleet, webhooks and API answer from it.
+    """Runs the extender: sources update the fleet, and webhooks and API answer from its snapshot.
 
     Args:
         settings: every setting.
-        client: the API server.
+        client: client of the API server.
         clock: seconds since the epoch.
     """
 
@@ -236,17 +236,17 @@ class Extender:
         )
 
     def follow_settings(self, file: SettingsFile) -> None:
-        """Take over what changes in the settings file, once this runs."""
+        """Watch the settings file, and apply its changes while `run` is active."""
         self.reloader = Reloader(file, self.settings, self.adopt, self.metrics, self._clock)
 
     async def adopt(self, settings: Settings) -> None:
-        """Go by other settings from now on; what is known, assumed and remembered stays.
+        """Apply new settings without a restart, and keep all recorded state.
 
-        Whatever nothing changed for is left alone, and no question waits for this.
+        A part whose settings are unchanged is not restarted, and no webhook request waits.
         """
         before = self.settings
         await self.following.decide_by(settings.policy())
-        # In one turn: no question is answered by half of each.
+        # No await before the last assignment: no request sees a mix of old and new settings.
         self.settings = settings
         self.placer.detailed = settings.decisions.detailed_nodes
         self.webhooks.max_score = settings.wire.max_score
@@ -270,17 +270,17 @@ class Extender:
 
     @property
     def is_ready(self) -> bool:
-        """Whether kube-scheduler is to ask here."""
+        """Whether the readiness probe reports this replica as ready for kube-scheduler."""
         return self.readiness.is_ready
 
     def _awaited(self) -> Iterable[str]:
-        """Return what a start still waits for."""
+        """Return the names of the sources whose first data the start still waits for."""
         yield from self.following.awaited()
         if self.peers is not None and self.peers.are_awaited:
             yield "peers"
 
     def build_app(self) -> web.Application:
-        """Return what kube-scheduler and replicas ask; the rest too, unless it has a port."""
+        """Build the application of the webhooks and, without `status_listen`, of everything."""
         settings = self.settings
         middlewares = [self.in_flight.count, noting_wrong_paths(self.asked)]
         if settings.tls.is_used:
@@ -301,7 +301,7 @@ class Extender:
         return app
 
     def build_status_app(self) -> web.Application | None:
-        """Return health, metrics and API, where they have a port of their own."""
+        """Build the application for health, metrics and API, or None without `status_listen`."""
         if not self.settings.status_listen:
             return None
         app = web.Application(middlewares=[self.in_flight.count, self.access.guard()])
@@ -309,7 +309,7 @@ class Extender:
         return app
 
     def build_admission_app(self) -> web.Application | None:
-        """Return what the API server asks about new pods, where it is to."""
+        """Build the application of the admission webhook, or None if it is not configured."""
         if self.admission is None:
             return None
         return self.admission.build_app([self.in_flight.count])
@@ -322,7 +322,7 @@ class Extender:
         app.add_routes([self._metrics_route])
 
     def _degraded(self) -> dict[str, str]:
-        """Return what is wrong although questions are answered."""
+        """Return active problems by name that do not stop the webhooks from answering."""
         sources = list(self.following.states())
         degraded = {source.name: source.error for source in sources if source.error}
         for source in sources:
@@ -339,7 +339,7 @@ class Extender:
         await self.last_word.run(self.in_flight.give_way)
 
     async def run(self) -> None:
-        """Follow the sources and write events until cancelled; none of these ends by itself."""
+        """Run the sources and all background tasks until cancelled; restart each that fails."""
         async with asyncio.TaskGroup() as group:
             self.tasks.own(group)
             group.create_task(keep("garbage", self.garbage.run), name="garbage")
@@ -370,17 +370,17 @@ class Extender:
 async def start(
     settings: Settings, clock: Clock = time.time, *, file: SettingsFile | None = None
 ) -> AsyncIterator[Extender]:
-    """Run an extender while the context is open; on the way out it answers what it accepted.
+    """Run an extender while the context is open, then answer accepted requests and shut down.
 
     Args:
         settings: every setting.
         clock: seconds since the epoch.
-        file: where they are from; what changes there is taken over. None for nowhere.
+        file: the settings file to watch for changes, or None to watch no file.
 
     Raises:
-        OSError: the listen address cannot be used.
+        OSError: a listen address cannot be bound.
         KubeConfigError: the kubeconfig cannot be read.
-        TlsError: the certificates cannot be used.
+        TlsError: a certificate or key file cannot be used.
     """
     client = await KubeClient.connect(settings.kubeconfig)
     try:
@@ -407,8 +407,8 @@ async def start(
                 background = group.create_task(extender.run(), name="extender")
                 following = group.create_task(keep("certificates", doors.run), name="certificates")
                 yield extender
-                # aiohttp throws away what still arrives of a question once it cleans up: first no
-                # new connections, then the answers, then the end.
+                # aiohttp's cleanup drops requests whose bytes still arrive. So first refuse new
+                # connections, then answer the accepted requests, then clean up.
                 following.cancel()
                 await doors.close_webhooks()
                 await extender.in_flight.drain(extender.settings.shutdown_seconds)

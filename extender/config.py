@@ -1,4 +1,7 @@
-"""Every setting of the extender: unit, default, bounds. Nothing else reads the environment."""
+"""Every setting of the extender with its unit, default and bounds.
+
+No other module reads the environment.
+"""
 
 import ipaddress
 from collections.abc import Mapping
@@ -31,10 +34,10 @@ from extender.settings.wake import Wake
 
 
 class ConfigError(ValueError):
-    """The settings cannot be used; the message has a line for each problem.
+    """Settings that cannot be used; the message has one line for each problem.
 
     Attributes:
-        problems: the lines.
+        problems: the lines of the message.
     """
 
     def __init__(self, problems: tuple[str, ...]) -> None:
@@ -43,7 +46,7 @@ class ConfigError(ValueError):
 
 
 class Settings(Section, BaseSettings):
-    """All settings. Made directly it reads nothing: `load_settings` reads file and environment."""
+    """All settings. The constructor reads no file and no environment: `load_settings` does."""
 
     model_config = SettingsConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -178,7 +181,7 @@ class Settings(Section, BaseSettings):
 
     @model_validator(mode="after")
     def _check_age(self) -> Self:
-        """Values are a round and a collection interval old before the next ones come."""
+        """Reject an age limit that is shorter than the time between two Prometheus values."""
         source = self.prometheus
         normal_seconds = source.exporter_interval_seconds + source.interval_seconds
         if source.url and self.freshness.max_age_seconds < normal_seconds:
@@ -191,12 +194,12 @@ class Settings(Section, BaseSettings):
 
     @model_validator(mode="after")
     def _check_exposure(self) -> Self:
-        """Nobody gets by mistake a port that believes whoever reaches it."""
+        """Reject ports that other machines can reach without TLS, unless a setting allows it."""
         if self.admission.listen:
             self.admission.files(self.tls)
         if self.tls.is_used and not self.status_listen:
             raise ValueError(
-                "status_listen must be set with tls: who looks at health and metrics has no "
+                "status_listen must be set with tls: clients of health and metrics have no "
                 "client certificate"
             )
         if self.api.cert_file and not self.status_listen:
@@ -214,7 +217,7 @@ class Settings(Section, BaseSettings):
         if not (self.tls.is_used or self.allow_plain or is_loopback(self.listen_address[0])):
             raise ValueError(
                 f"listen ({self.listen}) is reached from other machines and there is no TLS: set "
-                "tls.*, or allow_plain where the network decides who asks"
+                "tls.*, or allow_plain where the network restricts the clients"
             )
         if self.peers.is_used and not (self.tls.is_used or self.peer_secret()):
             raise ValueError(
@@ -224,10 +227,10 @@ class Settings(Section, BaseSettings):
         return self
 
     def peer_secret(self) -> str:
-        """Return what proves a replica; "" with TLS, where certificates do, and for nothing.
+        """Return the secret that proves a replica, or "" if TLS is used or no secret is set.
 
         Raises:
-            ValueError: it cannot be read.
+            ValueError: the secret file cannot be read.
         """
         return "" if self.tls.is_used else self.peers.secret()
 
@@ -241,27 +244,27 @@ class Settings(Section, BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let nothing but `load_settings` read the environment."""
+        """Restrict pydantic to constructor arguments: `load_settings` reads the environment."""
         return (init_settings,)
 
     @property
     def listen_address(self) -> tuple[str, int]:
-        """Host and port to listen on; an IPv6 address without its brackets."""
+        """Host and port of `listen`; an IPv6 address has no brackets."""
         return _split_address(self.listen)
 
     @property
     def status_address(self) -> tuple[str, int]:
-        """Host and port of health, metrics and API; those of the webhooks where they share."""
+        """Host and port of health, metrics and API: those of `listen` without `status_listen`."""
         return _split_address(self.status_listen or self.listen)
 
     @property
     def resource_patterns(self) -> ResourceNames:
-        """Names and patterns of the GPU resources."""
+        """Names and patterns of the GPU resources, as the core matches them."""
         return ResourceNames(self.resources)
 
     @property
     def most_connections(self) -> int:
-        """Connections at a time to all ports together."""
+        """Sum of the connection limits of all ports that are used."""
         return (
             self.max_connections
             + (self.api.max_connections if self.status_listen else 0)
@@ -270,7 +273,7 @@ class Settings(Section, BaseSettings):
         )
 
     def policy(self) -> Policy:
-        """Return what shapes decisions, as the core takes it."""
+        """Build the core's policy from the settings that decide placements."""
         return Policy(
             thresholds=self.thresholds.value(),
             strategy=self.strategy,
@@ -289,22 +292,22 @@ class Settings(Section, BaseSettings):
 
 
 def all_settings() -> dict[tuple[str, ...], Setting]:
-    """Return every setting by path, as people read about it."""
+    """Return every setting by path, with its type, default, bounds and description."""
     return list_settings(Settings)
 
 
 def load_settings(
     path: Path | None, environ: Mapping[str, str], content: bytes | None = None
 ) -> Settings:
-    """Return the settings: the environment's before the file's before the defaults.
+    """Load the settings: environment variables override the file, the file overrides defaults.
 
     Args:
-        path: the settings file, None for none.
-        environ: variables by name; those that start with IDLEGPU_ count.
-        content: what the file holds, where it has been read already.
+        path: the settings file, or None for no file.
+        environ: environment variables by name; only those that start with IDLEGPU_ are read.
+        content: content of the file if it was read already.
 
     Raises:
-        ConfigError: with every problem that was found.
+        ConfigError: a setting is invalid; the message lists every problem found.
     """
     settings = all_settings()
     file = _read_layer(path, content)
@@ -334,10 +337,10 @@ def _read_layer(path: Path | None, content: bytes | None) -> Layer:
 
 
 def _split_address(listen: str) -> tuple[str, int]:
-    """Split host:port.
+    """Split host:port into host and port.
 
     Raises:
-        ValueError: it is no such address; the message says what it must be.
+        ValueError: the text is not host:port; the message says what it must be.
     """
     host, colon, port = listen.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")

@@ -1,4 +1,4 @@
-"""Decode bytes from outside the process: every failure is one typed error."""
+"""Decode bytes that come from outside the process; every failure is a `MalformedError`."""
 
 import re
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Content = TypeVar("Content")
 Value = TypeVar("Value")
 
 MOST_SHOWN: Final = 300
-"""Characters of a decoder's message that are kept: some quote the content."""
+"""Characters of a decoder's message that are kept, because some decoders quote the content."""
 
 MOST_DEPTH: Final = 128
 """Kubernetes objects nest about twenty levels deep. Parameters of a DRA driver may nest deeper."""
@@ -54,9 +54,9 @@ _ESCAPES: Final = re.compile(
 
 
 def paired_json(content: bytes) -> bytes:
-    r"""Return JSON in which each half of a surrogate pair is the replacement character.
+    r"""Replace each unpaired surrogate in JSON by the replacement character.
 
-    A decoder refuses the whole content for one. Go reads it so, too.
+    A decoder rejects the whole content for one unpaired surrogate. Go replaces it in the same way.
 
     Example:
         >>> paired_json(rb'"\ud83d \ud83d\ude00 \\ud83d"')
@@ -75,16 +75,16 @@ def shallow_json(content: bytes) -> bytes:
         >>> shallow_json(b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}").count(b"["), MOST_DEPTH
         (127, 128)
     """
-    pieces: list[bytes] = []
-    depth = kept_to = 0
+    parts: list[bytes] = []
+    depth = copied_to = 0
     for token in _TOKENS.finditer(content):
         kind = token[0][:1]
         if kind in b"[{":
             if depth == MOST_DEPTH:
-                pieces.append(content[kept_to : token.start()] + b"null")
+                parts.append(content[copied_to : token.start()] + b"null")
             depth += 1
         elif kind in b"]}":
             depth -= 1
             if depth == MOST_DEPTH:
-                kept_to = token.end()
-    return b"".join(pieces) + content[kept_to:]
+                copied_to = token.end()
+    return b"".join(parts) + content[copied_to:]

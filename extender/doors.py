@@ -1,9 +1,8 @@
-"""The ports that others come to: webhooks, over TLS where set, and the rest beside them.
+"""Open the HTTP ports: the webhooks' port, and the status and admission ports if set.
 
-The admission webhook has a port of its own, for the API server shows no certificate of ours: that
-port proves who it is and asks nobody, and there is nothing to learn or to change at it. At the
-webhooks' port, whoever asks shows a certificate. At the port of health, metrics and API, too, only
-we do, where that is set: a token says who asks.
+At the webhooks' port each client must show a certificate. At the status port only the server shows
+one, and clients send a token. The admission webhook has its own port, because the API server shows
+no client certificate: that port answers every client, and offers nothing to read or change.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from extender.tls import Certificates, ServerContext, follow_certificate
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS: Final = 2.0
-"""Time for answers that are on their way when everything accepted has been answered."""
+"""Time to finish sending answers at shutdown, after all accepted requests have been handled."""
 
 HEAD_SECONDS: Final = 10.0
 """Time from the first byte of a request until its head is complete."""
@@ -41,18 +40,18 @@ CLIENTS_HINT: Final = (
 )
 
 Watch = Callable[[web.RequestHandler], asyncio.BaseProtocol]
-"""Stands between a connection and what handles it."""
+"""Wraps the protocol of a connection to observe it."""
 
 
 class Doors:
-    """What this listens on.
+    """The listening ports and the aiohttp applications behind them.
 
     Args:
-        settings: where.
-        webhooks: what kube-scheduler and other replicas ask; everything where `status` is None.
-        status: health, metrics and API, for a port of their own.
-        admission: what the API server asks; None for nothing.
-        watch: is given what handles a connection of the webhooks' port, and returns what does so.
+        settings: addresses, certificates and limits of the ports.
+        webhooks: application of the webhooks' port; serves everything if `status` is None.
+        status: application of health, metrics and API on a port of its own.
+        admission: application of the admission webhook, or None if it is not configured.
+        watch: wraps the protocol of each connection to the webhooks' port.
 
     Raises:
         TlsError: the certificates cannot be used.
@@ -90,7 +89,7 @@ class Doors:
             spare=min(KEPT_BACK, spare_for(0)),
             hint=CLIENTS_HINT,
         )
-        # Whoever comes to another port leaves kube-scheduler its file descriptors.
+        # Clients of the other ports must leave enough file descriptors for kube-scheduler.
         spare = spare_for(settings.max_connections)
         self._admission_port = (
             Listener(
@@ -119,7 +118,7 @@ class Doors:
 
     @property
     def ports(self) -> tuple[Listener, ...]:
-        """What this listens on, the webhooks' first."""
+        """All listening ports, the webhooks' first."""
         ports = (self._webhooks_port, self._status_port, self._admission_port)
         return tuple(port for port in ports if port is not None)
 
@@ -130,16 +129,16 @@ class Doors:
 
     @property
     def client_context(self) -> ssl.SSLContext | None:
-        """How other replicas are asked by now; None for without TLS."""
+        """TLS context for requests to other replicas, or None without TLS."""
         return self._certificates.client if self._certificates is not None else None
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Base URLs, those of the webhooks first."""
+        """Base URLs of all ports, those of the webhooks first."""
         return tuple(_url(port, address) for port in self.ports for address in port.addresses)
 
     def callers(self) -> tuple[object, ...]:
-        """Return who is at the ports of the webhooks, as `InFlight` asks for it."""
+        """Return open connections and unfinished handshakes of webhooks and admission."""
         handlers = [
             handler
             for runner in (self._runner, self._admission)
@@ -150,10 +149,10 @@ class Doors:
         return (*handlers, *(one for port in self._webhook_ports for one in port.coming))
 
     async def open(self) -> None:
-        """Listen.
+        """Bind every port and accept connections.
 
         Raises:
-            OSError: an address cannot be used.
+            OSError: an address cannot be bound.
         """
         for runner in (self._runner, self._admission, self._status):
             if runner is not None:
@@ -162,7 +161,7 @@ class Doors:
             await port.open()
 
     async def run(self) -> None:
-        """Follow the certificates until cancelled; ends at once where there are none."""
+        """Reload changed certificates until cancelled; return at once if no port uses TLS."""
         followed: list[Certificates | ServerContext | None] = [
             self._certificates,
             self._admission_certificate,
@@ -174,12 +173,12 @@ class Doors:
                     group.create_task(each.run(), name="certificates")
 
     async def close_webhooks(self) -> None:
-        """Take no new questions; those that are there are answered, and health is told on."""
+        """Accept no new connections for webhooks and admission; keep the open ones."""
         for port in self._webhook_ports:
             port.close()
 
     async def close(self) -> None:
-        """Close everything."""
+        """Close every port and connection."""
         for port in self.ports:
             await port.end()
         for runner in (self._runner, self._admission, self._status):
@@ -189,7 +188,7 @@ class Doors:
 
 @web.middleware
 async def _guard_body(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse compressed bodies, and end connections whose body does not come.
+    """Refuse compressed bodies, and close connections whose body takes longer than `BODY_SECONDS`.
 
     No client needs compression, and a small body can unpack to gigabytes.
     """
@@ -216,10 +215,10 @@ def _end_late_body(request: web.Request) -> None:
 
 
 class _Heads:
-    """Ends connections on which a request begins and its head does not come to its end.
+    """Closes connections on which the head of a request takes longer than `HEAD_SECONDS`.
 
-    aiohttp ends idle connections alone, and takes one whose request has begun for idle: it may last
-    as long as kube-scheduler keeps one between two questions.
+    aiohttp closes only idle connections. It counts a connection as idle until the head is complete,
+    and the limit for idle connections is as long as kube-scheduler keeps its own open.
     """
 
     def __init__(self) -> None:
@@ -228,14 +227,14 @@ class _Heads:
 
     @web.middleware
     async def note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note that the head of a request has come."""
+        """Stop the timer of a connection: the head of a request is complete."""
         connection = request.protocol
         self.forget(connection)
         self._handled[connection] = request
         try:
             return await handler(request)
         finally:
-            # What comes of a body after the answer begins no request.
+            # Bytes of a body that arrive after the answer do not start a new request.
             rest_seconds = 0.0 if request.content.is_eof() else LINGERING_SECONDS
             asyncio.get_running_loop().call_later(rest_seconds, self._end, connection, request)
 
@@ -244,25 +243,25 @@ class _Heads:
             del self._handled[connection]
 
     def note_bytes(self, connection: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
-        """Note that something has come: where no request is handled, it begins one."""
+        """Start the timer when bytes arrive on a connection that handles no request."""
         if connection not in self._handled and connection not in self._timers:
             loop = asyncio.get_running_loop()
             self._timers[connection] = loop.call_later(HEAD_SECONDS, transport.abort)
 
     def forget(self, connection: asyncio.BaseProtocol) -> None:
-        """Wait for nothing more of a connection."""
+        """Cancel the timer of a connection."""
         timer = self._timers.pop(connection, None)
         if timer is not None:
             timer.cancel()
 
 
 class _Timed(asyncio.Protocol):
-    """Hands everything on, and notes when something comes.
+    """Forwards all events of a connection, and reports arriving bytes to `_Heads`.
 
     Args:
-        connection: handles the requests.
-        inner: what is handed everything: the same, or what stands before it.
-        heads: is told.
+        connection: the aiohttp protocol that handles the requests.
+        inner: receives the events: `connection` itself, or a wrapper around it.
+        heads: times the heads of requests.
     """
 
     def __init__(
@@ -320,7 +319,7 @@ def _runner(settings: Settings, app: web.Application, heads: _Heads) -> web.AppR
 def _factory(
     runner: web.AppRunner, heads: _Heads, watch: Watch = lambda connection: connection
 ) -> Callable[[], asyncio.BaseProtocol]:
-    """Return what makes the handler of each connection, once the runner is set up."""
+    """Return a function that creates the protocol of each connection, once the runner is set up."""
 
     def make() -> asyncio.BaseProtocol:
         if runner.server is None:
@@ -332,7 +331,6 @@ def _factory(
 
 
 def _url(port: Listener, address: tuple[str, int]) -> str:
-    """Return the base URL behind a socket's address."""
     scheme = "https" if port.is_tls else "http"
     host = f"[{address[0]}]" if ":" in address[0] else address[0]
     return f"{scheme}://{host}:{address[1]}"

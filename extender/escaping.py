@@ -1,16 +1,16 @@
-"""Escape control characters in text that comes from outside and is shown in a terminal."""
+"""Escape control characters in text from outside before a terminal shows it."""
 
 import re
 from typing import Final
 
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""C0 but for tab and newline, DEL, and C1: 0x9b alone begins a command as ESC [ does."""
+"""C0 except tab and newline, DEL, and C1: 0x9b alone starts a command, as ESC [ does."""
 
 _LEFT_BY_JSON: Final = re.compile(r"[\x7f-\x9f]")
 
 
 def escape_text(text: str) -> str:
-    r"""Return text without control characters; tabs and newlines stay.
+    r"""Escape the control characters in text, except tabs and newlines.
 
     Example:
         >>> escape_text("a\x1b[31m\x9b31m")
@@ -20,7 +20,7 @@ def escape_text(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    r"""Escape DEL and C1 in JSON: encoders leave them as they are.
+    r"""Escape DEL and C1 in JSON, because encoders leave them unescaped.
 
     Example:
         >>> escape_json('{"a": "\x9b31m"}')

@@ -1,4 +1,4 @@
-"""The sources that the fleet is made from: followed side by side, each to be followed otherwise."""
+"""Run the sources that update the fleet: API server, Prometheus and agents."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -26,30 +26,30 @@ from extender.tls import ServerContext, follow_certificate
 
 INVENTORY, PROMETHEUS, AGENTS = "inventory", "prometheus", "agents"
 AGENTS_CERTIFICATE, PAST_USE = "agents' certificate", "past use"
-"""Names of the tasks."""
+"""Names of the background tasks."""
 
 Run = Callable[[], Coroutine[None, None, None]]
 
 
 class Tasks:
-    """Background tasks by name, each of which may be ended and started anew."""
+    """Background tasks by name; each can be stopped and started again."""
 
     def __init__(self) -> None:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def own(self, group: asyncio.TaskGroup) -> None:
-        """Start tasks in this group from now on."""
+        """Set the task group in which `start` creates tasks."""
         self._group = group
 
     def start(self, name: str, run: Run, fatal: tuple[type[Exception], ...] = ()) -> None:
-        """Start a task; see `keep`."""
+        """Start a background task that restarts after a failure; see `keep`."""
         if self._group is None:
-            raise RuntimeError("tasks are started before there is a group that owns them")
+            raise RuntimeError("a task was started before `own` set the task group")
         self._tasks[name] = self._group.create_task(keep(name, run, fatal=fatal), name=name)
 
     async def stop(self, name: str) -> None:
-        """End a task, if there is one, and wait until it has ended."""
+        """Cancel a task if it exists, and wait until it has ended."""
         task = self._tasks.pop(name, None)
         if task is not None:
             task.cancel()
@@ -57,21 +57,21 @@ class Tasks:
 
 
 class Following:
-    """Follows the API server, Prometheus where one is set, and node agents where they report.
+    """Runs the sources: the API server, Prometheus if set, and agents if they report.
 
     Attributes:
-        cluster: nodes and pods.
-        prometheus: readings; None where no Prometheus is set.
-        agents: readings, too; None where no agents report.
+        cluster: source of nodes and pods.
+        prometheus: source of readings, or None if no Prometheus is set.
+        agents: source of readings, or None if no port for agents is set.
 
     Args:
-        settings: how to follow.
-        client: the API server.
-        sink: takes what the API server says.
-        fleet: takes the readings.
-        tasks: run the sources.
+        settings: addresses and intervals of the sources.
+        client: client of the API server.
+        sink: receives nodes and pods.
+        fleet: receives the readings.
+        tasks: runs the sources as background tasks.
         clock: seconds since the epoch.
-        give_way: lets others have a turn.
+        give_way: yields the event loop between steps.
 
     Raises:
         TlsError: the certificate of the agents' port cannot be used.
@@ -89,12 +89,12 @@ class Following:
         give_way: GiveWay = next_turn,
     ) -> None:
         self._settings = settings
-        self._decided_by: Policy | None = settings.policy()
+        self._policy: Policy | None = settings.policy()
         self._give_way = give_way
         self._fleet = fleet
         self._tasks = tasks
         self._clock = clock
-        self._telling = asyncio.Lock()
+        self._delivering = asyncio.Lock()
         self._identity = NodeIdentity()
         self.cluster = ClusterSource(
             client,
@@ -116,7 +116,7 @@ class Following:
             settings.agents,
             client,
             knows=lambda node: self.cluster.is_synced and node in self.cluster.nodes,
-            deliver=lambda readings: self._tell(self._fleet.readings_in_steps(readings)),
+            deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
             foreign=lambda: self._fleet.policy.foreign,
             look_after_silent=self._fleet.look_after_silent,
             clock=self._clock,
@@ -130,24 +130,24 @@ class Following:
         return PrometheusSource(
             settings.prometheus,
             identity=self.node_identity,
-            deliver=lambda readings: self._tell(self._fleet.readings_in_steps(readings)),
-            deliver_history=lambda past: self._tell(self._fleet.history_in_steps(past)),
+            deliver=lambda readings: self._deliver(self._fleet.readings_in_steps(readings)),
+            deliver_history=lambda past: self._deliver(self._fleet.history_in_steps(past)),
             clock=self._clock,
             window_seconds=settings.window_seconds,
         )
 
-    async def _tell(self, steps: Steps[None]) -> None:
-        """Let the fleet take something over; one thing after the other, each to its end."""
-        async with self._telling:
+    async def _deliver(self, steps: Steps[None]) -> None:
+        """Run the steps with which the fleet takes over data, one job at a time."""
+        async with self._delivering:
             await in_turns(steps, self._give_way)
 
     @property
     def ports(self) -> tuple[Listener, ...]:
-        """Where agents report."""
+        """The port to which agents report; empty if it is not set."""
         return () if self.agents is None else (self.agents.port,)
 
     def start(self) -> None:
-        """Start to follow."""
+        """Start the background task of each source."""
         self._tasks.start(INVENTORY, self.cluster.run)
         if self.prometheus is not None:
             self._tasks.start(PROMETHEUS, self.prometheus.run)
@@ -157,7 +157,7 @@ class Following:
             self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
 
     def tell_past_use(self, watch: Watch) -> None:
-        """Tell whoever watches which devices are used what Prometheus saw before."""
+        """Report the use of devices that Prometheus recorded before the start to `watch`."""
 
         def is_history_due() -> bool:
             if self.prometheus is None or not self._settings.window_seconds:
@@ -168,9 +168,9 @@ class Following:
         self._tasks.start(PAST_USE, past_use.run)
 
     async def adopt(self, settings: Settings) -> None:
-        """Follow otherwise from now on; a source that nothing changed for is left alone."""
+        """Apply new settings; a source whose settings are unchanged is not restarted."""
         before, self._settings = self._settings, settings
-        if _what_pods_are(settings) != _what_pods_are(before) or settings.cluster != before.cluster:
+        if _pod_settings(settings) != _pod_settings(before) or settings.cluster != before.cluster:
             await self._tasks.stop(INVENTORY)
             self.cluster.change(
                 resources=settings.resource_patterns,
@@ -182,7 +182,7 @@ class Following:
             self._fleet.hold(SOURCE, settings.agents.hold_seconds)
             self.agents.change(settings.agents)
         if settings.prometheus != before.prometheus:
-            async with self._telling:  # what is being told is told to its end
+            async with self._delivering:  # a delivery in progress is completed first
                 await self._tasks.stop(PROMETHEUS)
             if not settings.prometheus.url:
                 self.prometheus = None
@@ -195,22 +195,22 @@ class Following:
             self.prometheus.change(settings.prometheus, settings.window_seconds)
 
     async def decide_by(self, policy: Policy) -> None:
-        """Let the fleet decide by other settings, from the moment on that this returns.
+        """Apply a policy to the fleet; return when the fleet decides by it.
 
-        Where it does so already nothing is done; after a fault nobody knows whether it does.
+        An unchanged policy is not applied again, unless the last attempt failed.
         """
-        if policy == self._decided_by:
+        if policy == self._policy:
             return
-        self._decided_by = None
-        await self._tell(self._fleet.adopt_in_steps(policy))
-        self._decided_by = policy
+        self._policy = None
+        await self._deliver(self._fleet.adopt_in_steps(policy))
+        self._policy = policy
 
     async def renew(self, prepare: Callable[[Snapshot], Steps[None]]) -> None:
-        """Let the fleet believe its devices anew, if it is time."""
-        await self._tell(self._fleet.renew_in_steps(prepare))
+        """Estimate the fleet's devices again if an estimate is due."""
+        await self._deliver(self._fleet.renew_in_steps(prepare))
 
     def node_identity(self) -> NodeIdentity:
-        """Return by what names nodes are known; the same object as long as nothing changed."""
+        """Return the names and addresses of the nodes; the same object while nothing changes."""
         nodes = self.cluster.nodes if self.cluster.is_synced else {}
         addresses = addresses_of(nodes.values())
         identity = NodeIdentity(
@@ -223,23 +223,23 @@ class Following:
         return self._identity
 
     def agent_figures(self) -> AgentFigures | None:
-        """Return how reports of agents come in, None where none are taken."""
+        """Return counters of agent reports, or None if no port for agents is set."""
         if self.agents is None:
             return None
-        told = self.agents.status()
+        status = self.agents.status()
         return AgentFigures(
-            connections=told.connections,
-            agents=told.agents,
-            devices=told.devices,
-            unknown_nodes=told.unknown_nodes,
-            reports=told.reports,
-            reviews=told.reviews,
+            connections=status.connections,
+            agents=status.agents,
+            devices=status.devices,
+            unknown_nodes=status.unknown_nodes,
+            reports=status.reports,
+            reviews=status.reviews,
             contested=self._fleet.contested,
-            refused=told.refused,
+            refused=status.refused,
         )
 
     def awaited(self) -> Iterable[str]:
-        """Return from which sources first readings are still to come."""
+        """Yield the sources whose first readings have not arrived."""
         if self.prometheus is not None and self.prometheus.status().last_success_at is None:
             yield PROMETHEUS
         if self.agents is not None:
@@ -248,24 +248,24 @@ class Following:
                 yield AGENTS
 
     def unset(self) -> Iterable[str]:
-        """Return which sources are not followed."""
+        """Yield the sources that are not configured."""
         if self.prometheus is None:
             yield PROMETHEUS
         if self.agents is None:
             yield AGENTS
 
     def _nodes_with_gpus(self) -> Iterable[str]:
-        """Return the nodes that are up and offer GPUs."""
+        """Return the names of the ready nodes that offer GPUs."""
         nodes = self.cluster.nodes.items()
         return (name for name, node in nodes if node.is_ready and any(node.allocatable.values()))
 
     def unreadable(self) -> dict[str, Sequence[tuple[str, str]]]:
-        """Return namespace and name of the last objects that cannot be read, by resource."""
+        """Return namespace and name of the objects last found unreadable, by resource."""
         status = self.cluster.status.items()
         return {name: one.unreadable_names for name, one in status if one.unreadable_since_list}
 
     def states(self) -> Iterable[SourceStatus]:
-        """Return how each source fares."""
+        """Yield the status of each source: last success, failures and current error."""
         for resource, status in self.cluster.status.items():
             yield SourceStatus(
                 name=f"apiserver/{resource}",
@@ -283,18 +283,18 @@ class Following:
 
 
 def _agents_certificate(settings: Agents) -> ServerContext | None:
-    """Return what the agents' port is served with; None for without TLS.
+    """Return the TLS context of the agents' port, or None without TLS.
 
     Raises:
-        TlsError: the files cannot be used.
+        TlsError: the certificate or key file cannot be used.
     """
     if not settings.listen or settings.cert_file is None or settings.key_file is None:
         return None
     return follow_certificate(settings.cert_file, settings.key_file)
 
 
-def _what_pods_are(settings: Settings) -> tuple[object, ...]:
-    """Return which of the other settings shape what is kept of a pod or a node."""
+def _pod_settings(settings: Settings) -> tuple[object, ...]:
+    """Return the settings outside `cluster` that decide which pod and node fields are stored."""
     return settings.resources, settings.early_failures.within_seconds
 
 
@@ -310,31 +310,31 @@ def _follow_settings(settings: Settings) -> FollowSettings:
     )
 
 
-def _prometheus_state(told: PrometheusStatus) -> SourceStatus:
-    """Return how Prometheus fares; a query that fails is worth telling too."""
-    error = told.last_error or ("" if told.rounds else "not asked yet")
-    failed = told.failed_queries
+def _prometheus_state(status: PrometheusStatus) -> SourceStatus:
+    """Return the status of Prometheus; a failed query is reported as an error, too."""
+    error = status.last_error or ("" if status.rounds else "not asked yet")
+    failed = status.failed_queries
     if failed and not error:
         name, reason = next(iter(failed.items()))
         error = f"{len(failed)} queries fail, the signals are missing: {name}: {reason}"
     return SourceStatus(
         name="prometheus",
-        last_success_at=told.last_success_at,
-        failures=told.failures,
+        last_success_at=status.last_success_at,
+        failures=status.failures,
         error=error,
         failed_queries=len(failed),
-        partial_answers=told.partial_answers,
-        restarts=max(told.worker_starts - 1, 0),
-        is_partial=bool(failed) and not told.last_error,
+        partial_answers=status.partial_answers,
+        restarts=max(status.worker_starts - 1, 0),
+        is_partial=bool(failed) and not status.last_error,
     )
 
 
-def _agents_state(told: AgentStatus, *, are_awaited: bool) -> SourceStatus:
-    """Return how agents fare together; one that is silent is a matter of its node."""
-    error = "no agent reports" if are_awaited and not told.agents else ""
+def _agents_state(status: AgentStatus, *, are_awaited: bool) -> SourceStatus:
+    """Return the status of all agents together; a single silent agent is a problem of its node."""
+    error = "no agent reports" if are_awaited and not status.agents else ""
     return SourceStatus(
         name="agents",
-        last_success_at=told.last_at,
-        failures=sum(told.refused.values()),
+        last_success_at=status.last_at,
+        failures=sum(status.refused.values()),
         error=error,
     )

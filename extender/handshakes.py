@@ -1,4 +1,4 @@
-"""Why a handshake of TLS failed: one of few reasons, to be counted, and what is to be done."""
+"""Classify failed TLS handshakes by a small set of reasons, with a hint for each."""
 
 import ssl
 from collections.abc import Iterable, Mapping
@@ -7,28 +7,28 @@ from typing import Final
 
 
 class Failure(StrEnum):
-    """Why a handshake of TLS failed, for metrics."""
+    """Reason why a TLS handshake failed, as a metric label."""
 
     NO_CERTIFICATE = "no-certificate"
     EXPIRED = "expired-certificate"
-    """Or one that does not hold yet."""
+    """The certificate is expired or not valid yet."""
     UNKNOWN_CA = "unknown-ca"
-    """The client's certificate is of a CA that we do not know, or of itself."""
+    """The client's certificate is self-signed, or its CA is not trusted here."""
     BAD_CERTIFICATE = "bad-certificate"
-    """Something else is wrong with it, such as what it is for."""
+    """The certificate is invalid in another way, such as a wrong key usage."""
     OURS_REFUSED = "our-certificate-refused"
-    """The client does not accept ours."""
+    """The client rejects the server's certificate."""
     PLAIN = "plain-http"
     PROTOCOL = "no-common-protocol"
-    """Neither version nor cipher that both would use, or no TLS at all."""
+    """No TLS version or cipher in common, or no TLS at all."""
     TIMEOUT = "timeout"
     LEFT = "left"
-    """The client went away: probes of a port do, and load balancers."""
+    """The client closed the connection, as port probes and load balancers do."""
     OTHER = "other"
 
 
 EVERYDAY: Final = frozenset({Failure.LEFT})
-"""This happens where all is well."""
+"""Failures that also occur in normal operation, and are not logged."""
 
 
 THEIRS: Final = frozenset(
@@ -37,14 +37,14 @@ THEIRS: Final = frozenset(
 HINTS: Final[Mapping[Failure, str]] = {
     Failure.OURS_REFUSED: "the client must trust the CA of the certificate that this port shows, "
     "and ask for a name that is in it",
-    Failure.PLAIN: "this port speaks TLS alone: the client must be told https",
+    Failure.PLAIN: "this port accepts only TLS: configure the client with https",
 }
 
 _TIMES: Final = frozenset({9, 10})
 """X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED."""
 _ISSUERS: Final = frozenset({2, 18, 19, 20, 21, 22, 24, 27, 30})
-"""X509_V_ERR_* that speak of who issued it: not found, not trusted, no CA, itself; and a key that
-does not match its issuer's."""
+"""X509_V_ERR_* about the issuer: not found, not trusted, not a CA, self-signed, or with a key that
+does not match."""
 
 _REASONS: Final[Mapping[Failure, Iterable[str]]] = {
     Failure.NO_CERTIFICATE: ("PEER_DID_NOT_RETURN_A_CERTIFICATE",),
@@ -80,7 +80,7 @@ _FAILURES: Final = {reason: failure for failure, some in _REASONS.items() for re
 
 
 def failure_of(error: OSError) -> Failure:
-    """Return why a handshake failed, of few reasons."""
+    """Return the reason for which a TLS handshake failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _TIMES:
             return Failure.EXPIRED
@@ -89,7 +89,7 @@ def failure_of(error: OSError) -> Failure:
         return Failure.LEFT
     if isinstance(error, ssl.SSLError):
         return _FAILURES.get(error.reason or "", Failure.OTHER)
-    # What the event loop says of a handshake that takes too long.
+    # asyncio raises these when a handshake takes too long.
     if isinstance(error, ConnectionAbortedError | TimeoutError):
         return Failure.TIMEOUT
     return Failure.LEFT if isinstance(error, ConnectionError) else Failure.OTHER

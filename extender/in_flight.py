@@ -1,4 +1,4 @@
-"""What has been asked and not answered yet: the end waits for it, other work gives way to it."""
+"""Track open requests: shutdown waits for them, and background work yields to them."""
 
 import asyncio
 import contextlib
@@ -14,37 +14,37 @@ from typing_extensions import override  # in typing from Python 3.12 on
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS: Final = 0.02
-"""Work that gives way goes on after so long, however much is asked."""
+"""Longest time for which one step of background work waits for open requests."""
 
 EXPECTED_SECONDS: Final = 0.005
-"""So long after filter's answer prioritize's question is waited for: kube-scheduler takes a
-millisecond or two to score a hundred nodes itself."""
+"""Time for which background work waits for the prioritize request after a filter answer.
+kube-scheduler takes a millisecond or two to score a hundred nodes itself."""
 
 CALM_SECONDS: Final = 0.25
-"""A burst of questions is over once nothing was asked for so long."""
+"""A burst of requests has ended when no request was open for this long."""
 
 BURST_SECONDS: Final = 2.0
-"""Work that waits for that goes on after so long, however long the burst is."""
+"""Longest time for which `calm` waits for the end of a burst."""
 
 LOOK_SECONDS: Final = 0.1
-"""Time between looks whether somebody is left to ask."""
+"""Time between checks for clients that are still connected."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class InFlight:
-    """Counts the requests that have been accepted and not answered yet.
+    """Counts the requests that were accepted and are not answered yet.
 
     Attributes:
-        requests: how many there are.
-        is_draining: no more are asked for: the end is near.
-        callers: says who is connected and may ask what is not asked again: `web.RequestHandler`s,
-            and whatever stands for who is not as far yet. Set before the end.
+        requests: number of open requests.
+        is_draining: whether the extender is shutting down.
+        callers: returns the connections that may still send a request of `once`: a
+            `web.RequestHandler`, or any object for an unfinished handshake. Set before shutdown.
 
     Args:
-        urgent: paths of the questions that somebody waits for.
-        lasting: paths of streams: nobody waits for their end, and they do not count.
-        once: paths of the questions that are not asked again where a connection breaks.
+        urgent: paths of the requests to which background work yields.
+        lasting: paths of streams, which are not counted: they end only when the client leaves.
+        once: paths of the requests that the client does not repeat if the connection breaks.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class InFlight:
         self._once = frozenset(once)
         self._known: set[web.RequestHandler] = set()
         self._askers: set[web.RequestHandler] = set()
-        # Connections whose request is being handled, and those of which one is coming, since when.
+        # Connections whose request is being handled, and when the next request began to arrive.
         self._handled: set[asyncio.BaseProtocol] = set()
         self._coming: dict[asyncio.BaseProtocol, float] = {}
         self._ends_at = math.inf
         self._waiting = 0
         self._expected: asyncio.TimerHandle | None = None
-        self._nobody_waits = asyncio.Event()
+        self._none_waits = asyncio.Event()
         self._answered_at = time.monotonic()
         self._none = asyncio.Event()
         self._none.set()
@@ -77,7 +77,7 @@ class InFlight:
         """Count a request from its headers to the end of its answer."""
         connection, is_urgent = request.protocol, request.path in self._urgent
         if connection not in self._known:
-            self._get_to_know(connection)
+            self._remember(connection)
         if request.path in self._lasting:
             return await handler(request)
         self.requests += 1
@@ -97,27 +97,27 @@ class InFlight:
         finally:
             self._handled.discard(connection)
             self._waiting -= is_urgent
-            self._tell_if_nobody_waits()
+            self._wake_if_none_waits()
             self.requests -= 1
             self._answered_at = time.monotonic()
             if not self.requests:
                 self._none.set()
 
     async def give_way(self) -> None:
-        """Let everybody have a turn, and answers be finished that somebody waits for.
+        """Yield the event loop, and wait while an urgent request is open.
 
-        A question needs several turns of the loop until it is answered: work that took each turn
-        between them would delay it by that many steps.
+        A request needs several iterations of the event loop. A task that ran a step in each of them
+        would delay the answer by as many steps.
         """
         await asyncio.sleep(0)
         if self._is_waited_for():
-            self._nobody_waits.clear()
+            self._none_waits.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_SECONDS):
-                    await self._nobody_waits.wait()
+                    await self._none_waits.wait()
 
     def expect(self) -> None:
-        """Have other work wait for a question that is about to come, though not for long."""
+        """Make background work wait `EXPECTED_SECONDS` for a request that is about to come."""
         self._expect_no_more()
         loop = asyncio.get_running_loop()
         self._expected = loop.call_later(EXPECTED_SECONDS, self._expect_no_more)
@@ -126,85 +126,87 @@ class InFlight:
         if self._expected is not None:
             self._expected.cancel()
             self._expected = None
-            self._tell_if_nobody_waits()
+            self._wake_if_none_waits()
 
     def watch(self, connection: web.RequestHandler) -> asyncio.BaseProtocol:
-        """Return what hands everything on to a connection, and notes when a question is coming."""
+        """Return a protocol that forwards all events to `connection` and reports arriving bytes."""
         return _Watched(connection, self)
 
     def note_bytes(self, connection: asyncio.BaseProtocol) -> None:
-        """Note that something has come of a connection that has asked what is not asked again.
+        """Record that bytes arrived on a connection that has sent a request of `once` before.
 
-        It takes several turns of the loop until that is a request, and handled.
+        Several iterations of the event loop pass until aiohttp handles the bytes as a request.
         """
         if connection in self._askers and connection not in self._handled:
             self._coming.setdefault(connection, time.monotonic())
 
     def note_end(self, connection: asyncio.BaseProtocol) -> None:
-        """Note that nothing more will come of a connection."""
+        """Record that a connection has ended."""
         self._coming.pop(connection, None)
-        self._tell_if_nobody_waits()
+        self._wake_if_none_waits()
 
     def _is_waited_for(self) -> bool:
-        """Whether somebody waits for an answer, or will; what is no request ends some time."""
+        """Return whether an urgent request is open, arriving or expected.
+
+        Bytes that do not become a request count for `PATIENCE_SECONDS`.
+        """
         if self._coming:
             since = time.monotonic() - PATIENCE_SECONDS
             self._coming = {one: at for one, at in self._coming.items() if at > since}
         return bool(self._waiting or self._coming or self._expected)
 
-    def _tell_if_nobody_waits(self) -> None:
+    def _wake_if_none_waits(self) -> None:
         if not (self._waiting or self._coming or self._expected):
-            self._nobody_waits.set()
+            self._none_waits.set()
 
     async def calm(self) -> None:
-        """Let a burst of questions pass, but for what goes on all the while.
+        """Wait until a burst of requests has ended, at most `BURST_SECONDS`.
 
-        What is not urgent and may as well be done later competes with nobody then, be it on other
-        processes' cores.
+        Work that can be done later then does not compete with the burst, even on other cores.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BURST_SECONDS):
-                while (left := CALM_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - nothing tells that nothing happens
+                while (left := CALM_SECONDS - self._quiet_seconds()) > 0:  # noqa: ASYNC110 - no event is set when nothing happens
                     await asyncio.sleep(left)
 
     def is_quiet(self, seconds: float) -> bool:
-        """Whether nothing is under way, and nothing was for so long."""
+        """Return whether no request has been open for this long."""
         return not self.requests and self._quiet_seconds() >= seconds
 
     def _quiet_seconds(self) -> float:
-        """For how long nothing has been under way."""
+        """Return the seconds since the last request was answered, or 0 while one is open."""
         return 0.0 if self.requests else time.monotonic() - self._answered_at
 
     async def take_leave(self, at_least_seconds: float, at_most_seconds: float) -> None:
-        """Answer on, each time as the last on that connection, until nobody is left to ask.
+        """Drain: answer each request as the last on its connection, until no client is connected.
 
-        Whoever keeps a connection may ask on it just when it is closed, and kube-scheduler does not
-        ask again. So nobody's is: an answer says that its connection ends, whereupon the next
-        question goes elsewhere, and who asks nothing closes it in the end. That goes for who has
-        not asked anything yet as well: kube-scheduler may open a connection that it needs only
-        later.
+        kube-scheduler does not repeat a request if its connection is closed at that moment. So no
+        connection is closed from here. Each answer announces the end of its connection, so the
+        client sends its next request to another replica, and closes idle connections itself.
+        Connections without a request so far are waited for, too: kube-scheduler may have opened
+        them for later.
 
         Args:
-            at_least_seconds: somebody new may come for so long.
-            at_most_seconds: for idle connections to be closed by those who hold them, after that.
+            at_least_seconds: time during which new clients may still arrive.
+            at_most_seconds: time after that for clients to close their idle connections.
         """
         self.is_draining = True
         await asyncio.sleep(at_least_seconds)
         self._ends_at = time.monotonic() + at_most_seconds
-        while self._is_somebody_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - connections tell nobody of their end
+        while self._is_client_left() and time.monotonic() < self._ends_at:  # noqa: ASYNC110 - no event is set when a connection ends
             await asyncio.sleep(LOOK_SECONDS)
 
     def hurry(self, at_most_seconds: float) -> None:
-        """Have the end come so soon, whatever is under way."""
+        """Shorten the shutdown to this time, even if requests are open."""
         self._ends_at = time.monotonic() + at_most_seconds
 
-    def _get_to_know(self, connection: web.RequestHandler) -> None:
-        """Remember that something was asked on a connection; forget those that have ended."""
+    def _remember(self, connection: web.RequestHandler) -> None:
+        """Remember a connection that sent a request, and forget those that have ended."""
         self._known = {one for one in self._known if one.connected}
         self._known.add(connection)
         self._askers &= self._known
 
-    def _is_somebody_left(self) -> bool:
+    def _is_client_left(self) -> bool:
         return (
             self.requests > 0
             or any(one.connected for one in self._askers)
@@ -215,7 +217,7 @@ class InFlight:
         """Wait until every accepted request is answered, or the time is up.
 
         Args:
-            timeout_seconds: what `take_leave` has waited counts.
+            timeout_seconds: longest wait; the deadline that `take_leave` set still applies.
         """
         self.is_draining = True
         left_seconds = max(self._ends_at - time.monotonic(), 0.0)
@@ -227,11 +229,11 @@ class InFlight:
 
 
 class _Watched(asyncio.Protocol):
-    """Hands everything on to a connection, and tells first what comes.
+    """Forwards all events of a connection, and first reports arriving bytes to `InFlight`.
 
     Args:
-        connection: handles it.
-        in_flight: is told.
+        connection: the aiohttp protocol that handles the requests.
+        in_flight: receives the reports.
     """
 
     def __init__(self, connection: web.RequestHandler, in_flight: InFlight) -> None:

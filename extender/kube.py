@@ -1,6 +1,7 @@
-"""Talks to the API server in plain JSON: kubernetes-asyncio brings configuration, login and TLS.
+"""Send requests to the API server in plain JSON.
 
-Its model classes are left out on purpose: they cost five times plain JSON, in time and memory.
+kubernetes-asyncio supplies configuration, login and TLS. Its model classes are not used: they cost
+five times as much time and memory as plain JSON.
 """
 
 import asyncio
@@ -28,25 +29,25 @@ MERGE_PATCH: Final = "application/merge-patch+json"
 CONNECT_SECONDS: Final = 10.0
 RELOGIN_SECONDS: Final = 10.0
 SHOWN_CHARACTERS: Final = 200
-"""So much of an answer that is no JSON is shown to people."""
+"""Characters of a non-JSON answer that an error message quotes."""
 
 
 _FAILURES: Final = (
     OSError,
     aiohttp.ClientError,
-    ValueError,  # a header, URL or line that cannot be
-    RuntimeError,  # the session was closed under a request, by newer credentials
-    config.ConfigException,  # the token file is gone
+    ValueError,  # an invalid header, URL or line
+    RuntimeError,  # a login with new credentials closed the session during the request
+    config.ConfigException,  # the token file was removed
 )
 
 
 class KubeError(Exception):
-    """The API server could not be asked, or refused.
+    """The API server could not be reached, or refused the request.
 
     Attributes:
-        status: the HTTP status, None where there was no answer.
-        retry_after_seconds: how long the API server asks to wait, 0 where it does not say.
-        right: the right that is missing, as verb and resource; "" where none is.
+        status: the HTTP status, None without an answer.
+        retry_after_seconds: the wait that the API server asks for, 0 if it asks for none.
+        right: the missing RBAC right as verb and resource, "" if none is missing.
     """
 
     def __init__(
@@ -64,19 +65,19 @@ class KubeError(Exception):
 
     @property
     def is_gone(self) -> bool:
-        """Whether what was asked for is too old by now: list anew."""
+        """Whether the requested resource version is too old: the caller must list again."""
         return self.status == HTTPStatus.GONE
 
 
 class KubeClient:
-    """One identity at one API server; bound to the running event loop.
+    """A client for one API server with one identity, bound to the running event loop.
 
-    Credentials are read anew where the API server refuses them: a token file, a kubeconfig or an
-    exec plugin may have newer ones. The in-cluster token is read anew every minute besides.
+    The client loads credentials again when the API server refuses them: a token file, a kubeconfig
+    or an exec plugin may have newer ones. It also loads the in-cluster token again every minute.
 
     Args:
         load: reads the configuration.
-        relogin_seconds: credentials are read anew at most so often, however often refused.
+        relogin_seconds: shortest time between two logins after refused requests.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class KubeClient:
         service_account: Path = SERVICE_ACCOUNT,
         relogin_seconds: float = RELOGIN_SECONDS,
     ) -> Self:
-        """Return a client for the API server that `kubeconfig` names, else for the own cluster's.
+        """Create a client from a kubeconfig file, or else from the pod's service account.
 
-        Nothing is sent yet.
+        No request is sent yet.
 
         Raises:
             KubeConfigError: the configuration cannot be read, or names no API server.
@@ -117,7 +118,7 @@ class KubeClient:
         return client
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         for api in (self._api, self._retired):
             if api is not None:
                 await api.close()
@@ -126,7 +127,7 @@ class KubeClient:
     async def get(
         self, path: str, params: Params, *, action: str, timeout_seconds: float, limit_bytes: int
     ) -> Mapping[str, object]:
-        """Return a JSON object; see `get_text`."""
+        """Send a GET request and parse the answer as a JSON object; see `get_text`."""
         body = await self.get_text(
             path, params, action=action, timeout_seconds=timeout_seconds, limit_bytes=limit_bytes
         )
@@ -135,17 +136,17 @@ class KubeClient:
     async def get_text(
         self, path: str, params: Params, *, action: str, timeout_seconds: float, limit_bytes: int
     ) -> bytes:
-        """Return what the API server answers, as it comes.
+        """Send a GET request and return the body as bytes.
 
         Args:
             path: path of the object or list.
-            params: parameters of the query.
+            params: query parameters.
             action: verb and resource as RBAC names them ("list pods").
             timeout_seconds: limit for the whole answer.
             limit_bytes: a larger answer is refused.
 
         Raises:
-            KubeError: there is no such answer; the message says why, and what to do.
+            KubeError: the request failed; the message gives the cause and a hint.
         """
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -162,10 +163,10 @@ class KubeClient:
     async def send(
         self, method: str, path: str, body: object, *, action: str, timeout_seconds: float
     ) -> bytes:
-        """Create or change an object, and return what is answered; PATCH sends a merge patch.
+        """Send an object with `method` and return the answer's body; PATCH sends a merge patch.
 
         Raises:
-            KubeError: it was not done; the message says why, and what to do.
+            KubeError: the request failed; the message gives the cause and a hint.
         """
         kind = MERGE_PATCH if method == "PATCH" else "application/json"
         try:
@@ -189,17 +190,17 @@ class KubeClient:
         silence_seconds: float,
         limit_bytes: int,
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a watch until the API server ends it; first an empty one on its start.
+        """Yield an empty line at the start of a watch, then its lines until the watch ends.
 
         Args:
             path: path of the list.
             params: parameters of the query.
             action: verb and resource as RBAC names them ("watch pods").
-            silence_seconds: so long without a byte, and the connection counts as dead.
+            silence_seconds: longest time without a byte before the connection counts as dead.
             limit_bytes: a longer line is refused.
 
         Raises:
-            KubeError: the watch could not be started, or broke.
+            KubeError: the watch could not be started, or the connection broke.
         """
         try:
             async with asyncio.timeout(CONNECT_SECONDS + silence_seconds):
@@ -229,7 +230,7 @@ class KubeClient:
         body: object = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """Send a request, once more where the credentials were too old; the body is not read."""
+        """Send a request, and retry it once after a login if the status is 401."""
         response = await self._send_once(method, path, params, body, content_type)
         is_due = time.monotonic() - self._login_at >= self._relogin_seconds
         if response.status == HTTPStatus.UNAUTHORIZED and is_due:
@@ -249,7 +250,7 @@ class KubeClient:
             query_params=list((params or {}).items()),
             header_params={
                 "Accept": "application/json",
-                # Packing megabytes costs the API server and us more time than it saves.
+                # Compressing megabytes costs both sides more time than it saves.
                 "Accept-Encoding": "identity",
                 "Content-Type": content_type,
             },
@@ -261,10 +262,10 @@ class KubeClient:
         return response
 
     async def login(self) -> None:
-        """Read the configuration, and use it from now on; requests under way keep the old one.
+        """Load the configuration and use it for new requests; open requests keep the old one.
 
         Raises:
-            KubeConfigError: it cannot be read; the old one stays in use.
+            KubeConfigError: the configuration cannot be read; the old one stays in use.
         """
         self._login_at = time.monotonic()
         configuration = await self._load()
@@ -275,7 +276,7 @@ class KubeClient:
         self._retired, self._api = self._api, api
 
     def _explain(self, error: Exception, action: str, timeout_seconds: float) -> KubeError:
-        """Return the error with its cause, and what to do about it."""
+        """Build a KubeError that names the failed action, its cause and a hint."""
         server = self._api.configuration.host if self._api else "the API server"
         if isinstance(error, KubeConfigError):
             cause = str(error)
@@ -291,7 +292,7 @@ class KubeClient:
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines, each byte looked at once.
+    """Splits a stream of bytes into lines, and scans each byte once.
 
     Args:
         limit_bytes: a longer line is refused.
@@ -327,10 +328,10 @@ class LineSplitter:
 
 
 def parse_object(body: bytes, action: str) -> Mapping[str, object]:
-    """Return a JSON object.
+    """Parse a JSON object.
 
     Raises:
-        KubeError: it is none, as when a proxy answers in the API server's place.
+        KubeError: the body is not a JSON object, as when a proxy answers for the API server.
     """
     try:
         value = decode_with(orjson.loads, body)
@@ -342,7 +343,11 @@ def parse_object(body: bytes, action: str) -> Mapping[str, object]:
 
 
 async def _read(response: aiohttp.ClientResponse, limit_bytes: int, action: str) -> bytes:
-    """Return the body, in steps that leave the loop to others."""
+    """Read the body, and yield the event loop after each chunk.
+
+    Raises:
+        KubeError: the body is larger than `limit_bytes`.
+    """
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -353,7 +358,7 @@ async def _read(response: aiohttp.ClientResponse, limit_bytes: int, action: str)
 
 
 def _hang_up(response: aiohttp.ClientResponse) -> None:
-    """End a stream at once: the polite end of TLS waits for the peer, and may outlast the loop."""
+    """Abort a stream: a clean TLS shutdown waits for the peer, and may outlast the event loop."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         connection.transport.abort()
@@ -361,11 +366,7 @@ def _hang_up(response: aiohttp.ClientResponse) -> None:
 
 
 async def _check(response: aiohttp.ClientResponse, action: str) -> None:
-    """Return if the API server agreed.
-
-    Raises:
-        KubeError: it did not.
-    """
+    """Raise KubeError if the API server refused the request."""
     status = response.status
     if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
         return
@@ -385,7 +386,7 @@ async def _check(response: aiohttp.ClientResponse, action: str) -> None:
 
 
 def _message(body: bytes) -> str:
-    """Return the message of a Status object, else the start of what came instead."""
+    """Return the message of a Status object, or else the start of the body."""
     try:
         value = decode_with(orjson.loads, body)
     except MalformedError:
@@ -395,6 +396,6 @@ def _message(body: bytes) -> str:
 
 
 def _show(body: bytes) -> str:
-    """Return the start of a body in one line."""
+    """Return the start of a body on one line."""
     text = body[:SHOWN_CHARACTERS].decode(errors="replace")
     return repr(" ".join(text.split()))

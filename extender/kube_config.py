@@ -1,4 +1,4 @@
-"""Reads the way to the API server: a kubeconfig, or the service account of a pod."""
+"""Load the configuration of the API client: a kubeconfig, or the service account of a pod."""
 
 from pathlib import Path
 from typing import Final
@@ -9,14 +9,14 @@ SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class KubeConfigError(ValueError):
-    """The way to the API server is not configured, or not readable."""
+    """The kubeconfig or the service account is missing or cannot be read."""
 
 
 async def load_kubeconfig(path: Path) -> Configuration:
     """Read a kubeconfig file.
 
     Raises:
-        KubeConfigError: it cannot be read, or is none.
+        KubeConfigError: the file cannot be read, or is not a kubeconfig.
     """
     configuration = Configuration()
     try:
@@ -31,10 +31,10 @@ async def load_kubeconfig(path: Path) -> Configuration:
 
 
 def load_service_account(folder: Path) -> Configuration:
-    """Read what a pod's service account says of its cluster.
+    """Read address, CA and token of the API server from a pod's service account.
 
     Raises:
-        KubeConfigError: this is no pod, or it has no service account.
+        KubeConfigError: the process runs outside a pod, or the pod has no service account.
     """
     configuration = Configuration()
     try:
@@ -52,17 +52,17 @@ def load_service_account(folder: Path) -> Configuration:
 
 
 def _require_file(path: Path) -> None:
-    """Refuse a missing file: the library only logs it, and goes on with nothing.
+    """Refuse a missing file: the library would only log it, and use an empty configuration.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
     """
     if not path.is_file():
         raise FileNotFoundError("no such file")
 
 
 def _strip_token(configuration: Configuration) -> None:
-    """Take the line end off a token that was read from a file: no header may hold it."""
+    """Strip line ends from a token that came from a file, because HTTP headers reject them."""
     token = configuration.api_key.get("BearerToken")
     if token:
         configuration.api_key["BearerToken"] = token.strip()

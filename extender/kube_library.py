@@ -1,9 +1,8 @@
-"""What is used of kubernetes-asyncio, without the classes that are not.
+"""Import kubernetes-asyncio without its model classes.
 
-Its package imports a class for each of the API's nine hundred types: 34 MiB and the better part of
-a second, where all that we take of it is configuration, login and a session. So these modules are
-imported by themselves, under empty packages that are forgotten again at once: whoever imports
-kubernetes-asyncio later gets all of it.
+The package imports one class for each of 900 API types, which takes 34 MiB and most of a second.
+The extender needs only configuration, login and session. So this module imports those under empty
+packages, and removes the packages from `sys.modules` again: a later import gets the full library.
 """
 
 import importlib.util
@@ -30,8 +29,8 @@ CLIENT: Final = f"{LIBRARY}.client"
 
 @contextmanager
 def _without_types() -> Iterator[None]:
-    """Import modules of kubernetes-asyncio without what their packages import."""
-    if LIBRARY in sys.modules:  # somebody has all of it already
+    """Import modules of kubernetes-asyncio without the other imports of their packages."""
+    if LIBRARY in sys.modules:  # the full library is loaded already
         yield
         return
     found = importlib.util.find_spec(LIBRARY)
@@ -55,7 +54,7 @@ def _without_types() -> Iterator[None]:
 
 
 def _package(name: str, folder: str) -> ModuleType:
-    """Put an empty package in the place of one that imports too much."""
+    """Register an empty package in place of the real one."""
     package = sys.modules[name] = ModuleType(name)
     package.__path__ = [folder]
     return package
@@ -81,9 +80,9 @@ KUBECONFIG_ERRORS: Final = (
     TypeError,
     ValueError,
 )
-"""What reading a kubeconfig raises: whatever YAML there is, is read as if it were one."""
+"""Exceptions from the kubeconfig loader, which does not check the structure of its YAML."""
 
 
 def cause_of(error: Exception) -> str:
-    """Return in one line what an error says, or else of which kind it is."""
+    """Return an error's message on one line, or its type name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
-"""Ports: who comes is counted from the first packet on, and nobody takes all the room.
+"""Listen on ports, and limit their connections from TCP accept to close.
 
-A connection is the socket itself, from its acceptance to its close: TLS's handshake, and whoever
-never ends one, are in the count. What is read and written on it later passes none of this.
+Sockets whose TLS handshake has not ended count as well. After the handshake, reads and writes
+bypass this module.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 128
 ACCEPTED_AT_ONCE: Final = 32
-"""So many are accepted before others have a turn."""
+"""Connections that are accepted before the event loop runs other work."""
 HANDSHAKE_SECONDS: Final = 10.0
 GOODBYE_SECONDS: Final = 5.0
-"""Who does not take leave of a connection over TLS in so long is left."""
+"""Time for a client to answer the end of a TLS connection before the connection is closed."""
 RETRY_SECONDS: Final = 0.5
-"""Nothing is accepted for so long where the system refuses to."""
+"""Pause after `accept` failed for lack of descriptors or memory."""
 UNLIMITED: Final = 1 << 30
 KEPT_BACK: Final = 100
-"""File descriptors for what we ask ourselves: API server, Prometheus, replicas, files."""
+"""File descriptors reserved for the extender's own connections to other servers, and for files."""
 
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\n"
@@ -49,24 +49,24 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Refusal(StrEnum):
-    """Why somebody was refused, or a connection ended for another."""
+    """Reason why a connection was refused or closed for lack of room, as a metric label."""
 
     FULL = "full"
-    """The port has as many connections as it may."""
+    """The port has its maximum number of connections."""
     DESCRIPTORS = "descriptors"
-    """File descriptors run out: what is left is the webhooks'."""
+    """File descriptors are scarce: the remaining ones are reserved for the webhooks' port."""
     GAVE_WAY = "gave-way"
-    """It ended for another: it had shown nothing yet, or its address holds the most of all."""
+    """Closed for a new connection: its handshake was open, or its address had most connections."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Figures:
-    """How many come to a port; counts are since the start.
+    """Connection figures of a port; counts start with the process.
 
     Attributes:
-        connections: that there are.
-        refusals: connections that were refused or ended for want of room, by reason.
-        failures: handshakes of TLS that failed, by reason.
+        connections: number of open connections.
+        refusals: connections refused or closed for lack of room, by reason.
+        failures: failed TLS handshakes, by reason.
     """
 
     connections: int = 0
@@ -75,7 +75,7 @@ class Figures:
 
 
 class _Accepted(socket.socket):
-    """A connection's socket, which says when it ends: when its file descriptor is given back."""
+    """A connection's socket that calls `on_end` when its file descriptor is closed or detached."""
 
     address: str = ""
     gave_way: bool = False
@@ -88,7 +88,7 @@ class _Accepted(socket.socket):
 
     @override
     def detach(self) -> int:
-        """Give the descriptor away: uvloop closes by it."""
+        """Detach the descriptor: uvloop detaches a socket before it closes it."""
         self._end()
         return super().detach()
 
@@ -99,27 +99,27 @@ class _Accepted(socket.socket):
 
 
 class Listener:
-    """Accepts the connections of one port.
+    """Accepts the connections of one port, and limits their number.
 
-    Where the port has as many as it may, whoever comes takes the place of the oldest connection
-    whose handshake of TLS is not over. Where there is none, of the newest one of that address which
-    holds the most of all, at least two more than theirs; else they are refused. So no address keeps
-    another out.
+    If the port is full, a new connection replaces the oldest one whose TLS handshake is open. If
+    there is none, it replaces the newest connection of the address that holds most, if that address
+    holds at least two more than the new one's. Otherwise the new connection is refused. So no
+    address can keep another address out.
 
-    Runs on the event loop's thread alone.
+    Use it on the event loop's thread only.
 
     Args:
-        name: of the port, for log and metrics.
+        name: name of the port in log lines and metrics.
         address: host and port.
-        factory: makes what a connection is handled by, once its handshake is over.
-        most: says how many connections there may be.
-        tls: None for without.
-        spare: so many file descriptors are left to others.
-        hint: what is to be done where a client's certificate is refused, for the log.
-        refused: is told of whom there was no room for: their address.
+        factory: creates the protocol of a connection after its handshake.
+        most: returns the maximum number of connections.
+        tls: TLS context, or None for plain TCP.
+        spare: file descriptors left for other uses.
+        hint: text for the log that says what to do when a client's certificate is refused.
+        refused: receives the address of each refused connection.
 
     Attributes:
-        figures: how many come.
+        figures: connection figures of this port.
     """
 
     def __init__(
@@ -153,24 +153,24 @@ class Listener:
 
     @property
     def is_tls(self) -> bool:
-        """Whether whoever comes has to speak TLS."""
+        """Whether the port accepts only TLS connections."""
         return self._tls is not None
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Where this listens: host and port of each socket."""
+        """Host and port of each listening socket."""
         return tuple(one.getsockname()[:2] for one in self._sockets)
 
     @property
     def coming(self) -> tuple[object, ...]:
-        """Something for each connection whose handshake is not over."""
+        """One object for each connection whose handshake has not ended."""
         return tuple(self._tasks)
 
     async def open(self) -> None:
-        """Listen.
+        """Bind the address and accept connections.
 
         Raises:
-            OSError: the address cannot be used.
+            OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         host, port = self._address
@@ -187,7 +187,7 @@ class Listener:
             loop.add_reader(one, self._accept, one)
 
     def close(self) -> None:
-        """Accept no more; who is there may go on."""
+        """Accept no new connections; existing ones stay open."""
         loop = asyncio.get_running_loop()
         while self._sockets:
             one = self._sockets.pop()
@@ -195,17 +195,17 @@ class Listener:
             one.close()
 
     async def end(self) -> None:
-        """Accept no more, and end handshakes that are not over."""
+        """Accept no new connections, and cancel handshakes that have not ended."""
         self.close()
         for task in (tasks := list(self._tasks)):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    # --- who comes --------------------------------------------------------------------------------
+    # --- limits ---------------------------------------------------------------------------------
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept those who have come, some at a time."""
+        """Accept waiting connections, at most `ACCEPTED_AT_ONCE`."""
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, address = listening.accept()
@@ -217,7 +217,7 @@ class Listener:
             self._take(accepted, str(address[0]))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
-        """Leave the system alone for a moment."""
+        """Stop accepting for `RETRY_SECONDS`, and log the error."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
         loop.call_later(RETRY_SECONDS, self._resume, listening)
@@ -233,7 +233,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _take(self, accepted: socket.socket, address: str) -> None:
-        """Take a connection on, or refuse it."""
+        """Count an accepted connection and start its handshake, or refuse it."""
         if accepted.fileno() >= self._highest:
             self._refuse(accepted, address, Refusal.DESCRIPTORS)
             return
@@ -262,7 +262,7 @@ class Listener:
                     accepted.send(FULL)
 
     def _make_room(self, newcomer: str) -> bool:
-        """Have somebody give way to who comes from an address; tell whether somebody did."""
+        """Close a connection to make room for `newcomer`; return whether one was closed."""
         if self._tls is not None and self._unknown:
             leaving = next(iter(self._unknown))
         else:
@@ -274,12 +274,12 @@ class Listener:
         self._let_go(leaving)
         leaving.gave_way = True
         with contextlib.suppress(OSError):
-            # Whoever handles it sees that it has ended, whether it reads or writes.
+            # The connection's protocol sees the end on its next read or write.
             leaving.shutdown(socket.SHUT_RDWR)
         return True
 
     def _note(self, refusal: Refusal, address: str) -> None:
-        """Count a refusal, and log it now and then."""
+        """Count a refusal, and log it if a line is due."""
         self.figures.refusals[refusal] += 1
         unlogged = self._seldom.due(refusal)
         if unlogged is not None:
@@ -296,7 +296,7 @@ class Listener:
             )
 
     def _let_go(self, leaving: _Accepted) -> None:
-        """Count a connection no more: it has ended, or is about to."""
+        """Remove a connection from the counts: it has ended, or is about to."""
         if leaving not in self._held:
             return
         del self._held[leaving]
@@ -306,10 +306,10 @@ class Listener:
         if not self._by_address[leaving.address]:
             del self._by_address[leaving.address]
 
-    # --- its handshake ----------------------------------------------------------------------------
+    # --- TLS handshake --------------------------------------------------------------------------
 
     async def _begin(self, held: _Accepted) -> None:
-        """Have a connection handled, after its handshake where there is TLS."""
+        """Complete the handshake if the port uses TLS, and create the connection's protocol."""
         is_tls = self._tls is not None
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
@@ -331,7 +331,7 @@ class Listener:
             self._unknown.pop(held, None)
 
     def _note_failure(self, error: OSError, address: str) -> None:
-        """Count a handshake that failed, and log it now and then."""
+        """Count a failed handshake, and log it if a line is due."""
         failure = failure_of(error)
         self.figures.failures[failure] += 1
         if failure in EVERYDAY:
@@ -353,26 +353,26 @@ class Listener:
 
 
 def _forget_buffer(transport: asyncio.BaseTransport) -> None:
-    """Keep no memory for what a connection over TLS reads into, until something comes to be read.
+    """Release the read buffer of a TLS connection to the system until data arrives.
 
-    uvloop has 256 KiB for each, of which reports need a page or two; but it lies where other things
-    lay before, so 107 KiB of it were in use (5,000 agents: 789 MiB without this, 263 with).
-    Whatever `BufferedProtocol.get_buffer` returns is to be written over: nothing in it is needed.
+    uvloop allocates 256 KiB for each connection, of which agents' reports need a page or two. The
+    allocator reuses memory, so 107 KiB each were resident (5,000 agents: 789 MiB; 263 with this).
+    The buffer that `BufferedProtocol.get_buffer` returns holds no data, so it may be discarded.
     """
     protocol = transport.get_extra_info("uvloop.sslproto")
-    get_buffer = getattr(protocol, "get_buffer", None)  # none of this is promised by uvloop
+    get_buffer = getattr(protocol, "get_buffer", None)  # uvloop documents none of this
     if get_buffer is not None:
         memory.forget(get_buffer(1))
 
 
 def descriptors() -> int:
-    """Return how many file descriptors this process may have."""
+    """Return the soft limit of file descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else UNLIMITED
 
 
 def ask_for_descriptors(connections: int) -> int:
-    """Have room for so many connections, as far as the system allows; return how many it allows."""
+    """Raise the soft limit of file descriptors for `connections`; return how many it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + 2 * KEPT_BACK
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -382,9 +382,9 @@ def ask_for_descriptors(connections: int) -> int:
 
 
 def spare_for(connections: int) -> int:
-    """Return how many file descriptors are left to a port that must be reached, and to ourselves.
+    """Return how many file descriptors a port must leave for another port and for ourselves.
 
     Args:
-        connections: the most that this port has.
+        connections: maximum number of connections of the other port.
     """
     return min(connections + KEPT_BACK, descriptors() // 2)

@@ -1,4 +1,4 @@
-"""Writes log lines from a thread of its own: whoever reads them slowly keeps no answer waiting."""
+"""Write log lines from a separate thread, so that a slow reader of the log delays no request."""
 
 import contextlib
 import logging
@@ -9,18 +9,17 @@ from typing import Final, TextIO
 from typing_extensions import override  # in typing from Python 3.12 on
 
 WAITING_LINES: Final = 20_000
-"""So many lines may wait to be written; the ones after them are dropped and counted."""
+"""Most lines that wait to be written; further lines are dropped and counted."""
 
 GATHER_SECONDS: Final = 0.05
-"""Lines that come so soon after another are written with it: to wake a thread costs more than to
-format a line."""
+"""Time to collect lines for one write: waking a thread costs more than formatting a line."""
 
 CLOSE_SECONDS: Final = 2.0
-"""At the end the last lines get so long to be written."""
+"""Longest wait for the last lines at shutdown."""
 
 
 class BackgroundHandler(logging.StreamHandler[TextIO]):
-    """A stream handler that only ever waits for its own thread's lock, never for the stream."""
+    """A stream handler whose `emit` never waits for the stream: a thread writes the lines."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -33,7 +32,7 @@ class BackgroundHandler(logging.StreamHandler[TextIO]):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        """Format a record, and leave it to the thread."""
+        """Format a record and queue the line for the thread."""
         if len(self._lines) >= WAITING_LINES:
             self._dropped += 1
             return
@@ -46,14 +45,13 @@ class BackgroundHandler(logging.StreamHandler[TextIO]):
 
     @override
     def close(self) -> None:
-        """Write what waits, for a while."""
+        """Write the queued lines within `CLOSE_SECONDS`, and stop the thread."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
         super().close()
 
     def _write(self) -> None:
-        """Write lines as they come until the end."""
         while not (self._closing.is_set() and not self._lines):
             self._wake.wait()
             if not self._closing.wait(GATHER_SECONDS):
@@ -75,6 +73,6 @@ class BackgroundHandler(logging.StreamHandler[TextIO]):
                     )
                 )
             if lines:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads them any more
+                with contextlib.suppress(OSError, ValueError):  # the reader is gone
                     self.stream.write("".join(f"{line}\n" for line in lines))
                     self.stream.flush()

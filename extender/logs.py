@@ -1,7 +1,7 @@
-"""How log lines look: one JSON object each for machines, or a line of text for people.
+"""Format log records as one JSON object each, or as lines of text for people.
 
-Messages are constant events; what varies comes in `extra={...}`. Whatever is passed there, a line
-is written: a log must not fail for what it is told.
+Messages are constant event names; variable data goes to `extra={...}`. Formatting never raises,
+even for odd values in `extra`.
 """
 
 import logging
@@ -19,7 +19,7 @@ from extender.log_writer import BackgroundHandler
 from extender.settings.log_choices import LogFormat, LogLevel
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What each record has; all else came in `extra`."""
+"""Attributes of every log record; all others came from `extra`."""
 
 _QUIET: Final = (
     "aiohttp.access",
@@ -29,7 +29,7 @@ _QUIET: Final = (
     "urllib3",
     "watchfiles",
 )
-"""Loggers that say more than an operator needs; their warnings pass."""
+"""Loggers that are limited to warnings, because they log more than an operator needs."""
 
 _LEVELS: Final[Mapping[LogLevel, int]] = {
     LogLevel.DEBUG: logging.DEBUG,
@@ -38,12 +38,13 @@ _LEVELS: Final[Mapping[LogLevel, int]] = {
     LogLevel.ERROR: logging.ERROR,
 }
 _MAX_DEPTH: Final = 8
-"""Deeper values are written as their repr."""
+"""Nesting depth below which values are written as their repr."""
 
 _MAX_LINE: Final = 32_768
 _MAX_TRACEBACK: Final = 8_192
 _MAX_FIELD: Final = 2_048
-"""Characters: what one request has logged is bounded. Fields are shortened in long lines alone."""
+"""Limits in characters, so that one request cannot fill the log. Fields are cut in long lines
+only."""
 
 _JSON_OPTIONS: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_UTC_Z
 
@@ -55,13 +56,13 @@ def configure(
     *,
     in_background: bool = False,
 ) -> None:
-    """Send all log lines and Python's warnings to one stream, replacing earlier handlers.
+    """Send all log records and Python's warnings to one stream, replacing earlier handlers.
 
     Args:
-        level: least level that is written.
-        format: how lines look.
-        stream: where to, standard error unless given.
-        in_background: nobody who logs waits for the stream.
+        level: lowest level that is written.
+        format: JSON or text.
+        stream: the stream, or None for standard error.
+        in_background: write from a separate thread, so that no caller waits for the stream.
     """
     make = BackgroundHandler if in_background else logging.StreamHandler
     handler = make(stream or sys.stderr)
@@ -73,7 +74,7 @@ def configure(
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object: time, level, logger, event, extra fields, traceback."""
+    """Formats a record as one JSON object: time, level, logger, event, extra fields, traceback."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -96,7 +97,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes a record as a line for people: time, level, logger, event, extra fields."""
+    """Formats a record as a line for people: time, level, logger, event, extra fields."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -137,16 +138,16 @@ def _text(value: object) -> str:
 
 
 def _dump(value: object) -> str:
-    """Write JSON; what JSON does not know becomes its repr."""
+    """Encode a value as JSON; values that JSON cannot express become their repr."""
     try:
         return escape_json(orjson.dumps(value, default=_repr, option=_JSON_OPTIONS).decode())
     except (TypeError, ValueError, RecursionError):
-        # Text that is no UTF-8, whole numbers over 64 bits, keys of odd types, loops.
+        # Text that is not UTF-8, integers over 64 bits, keys of odd types, reference cycles.
         return orjson.dumps(_plain(value, _MAX_DEPTH)).decode()
 
 
 def _plain(value: object, depth: int) -> object:
-    """Return a value that JSON certainly knows."""
+    """Convert a value to types that JSON can always express."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -163,7 +164,6 @@ def _plain(value: object, depth: int) -> object:
 
 
 def _key_of(key: object) -> str:
-    """Return a key as text."""
     return key if isinstance(key, str) else _repr(key)
 
 
@@ -175,12 +175,12 @@ def _repr(value: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text that UTF-8 can hold and that controls no terminal: the rest is escaped."""
+    """Escape characters that UTF-8 cannot encode or that control a terminal."""
     return escape_text(text.encode("utf-8", "backslashreplace").decode())
 
 
 def _shorten(text: str, most: int) -> str:
-    """Return text without its middle where it is longer than so many characters."""
+    """Replace the middle of a text that is longer than `most` characters."""
     if len(text) <= most:
         return text
     half = most // 2

@@ -1,10 +1,10 @@
-"""Keeps the process small, and Python's searches for garbage out of the way of answers.
+"""Run Python's garbage collector between requests, and return free memory to the system.
 
-Memory is freed here as soon as nobody refers to it; the search is for cycles alone, and answering,
-watching and reading make next to none. Python's own would take a fifth of a second where it walks
-forty thousand devices, whenever it likes. This one searches between two answers, and often: so it
-walks only what came in the last seconds. What was in use during such a search, and is garbage only
-later, as what belonged to a connection may be, is found by a thorough one, while nobody asks.
+Reference counting frees almost everything; the collector finds only reference cycles, and the
+extender creates few. Python's automatic collection could take a fifth of a second during a request,
+because it visits the objects of 40,000 devices. So automatic collection is off. A frequent one
+between requests visits only the objects of the last seconds, and freezes them. A full one runs
+when no requests come, and finds cycles that were frozen while in use.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 1.0
-"""Time between searches. What came in a second takes 5 to 15 milliseconds of CPU to walk, most of
-it a snapshot of thousands of nodes and some decisions; what comes in ten seconds takes up to 35 and
-more. A question that arrives in between waits for it."""
+"""Time between collections. Objects of one second take 5 to 15 milliseconds of CPU to visit, mostly
+a snapshot of thousands of nodes; those of ten seconds take 35 or more. A request waits for it."""
 PATIENCE_SECONDS: Final = 60.0
-"""So much longer one waits for a moment in which nobody is being answered."""
+"""Longest extra wait for a moment without open requests."""
 THOROUGH_SECONDS: Final = 600.0
-"""Time between thorough searches, which walk everything."""
+"""Time between full collections, which visit all objects."""
 THOROUGH_QUIET_SECONDS: Final = 30.0
-"""One takes a fifth of a second or more: only after so long a silence the next question is far."""
+"""A full collection takes a fifth of a second or more, so it starts only after this long without
+requests."""
 THOROUGH_PATIENCE_SECONDS: Final = 6 * 3600.0
-"""So much longer one waits for such a silence."""
+"""Longest extra wait for such a quiet time."""
 TRIM_SECONDS: Final = 60.0
-"""Time between looks whether free memory can be given back ..."""
+"""Time between attempts to return free memory to the system ..."""
 TRIM_QUIET_SECONDS: Final = 1.0
-"""... once nobody has asked for so long."""
+"""... each after this long without requests."""
 LOOK_SECONDS: Final = 0.1
 MOST_OBJECTS: Final = 2_000_000
-"""Where so many have come and stayed, something makes cycles after all: search at once."""
+"""With this many new objects something creates cycles after all: collect at once."""
 
 _LARGE_BYTES: Final = 1 << 20
 _M_ARENA_MAX: Final = -8
@@ -46,19 +46,18 @@ _M_MMAP_THRESHOLD: Final = -3
 
 
 class Garbage:
-    """Searches for garbage where nobody is kept waiting.
+    """Runs the garbage collector when no request is open.
 
     Args:
-        is_idle: whether nobody is being answered just now.
-        is_quiet: whether nobody has asked for so many seconds.
-        pause_seconds: time until the first search, and between two.
-        patience_seconds: after so much longer without an idle moment it is done nevertheless.
-        thorough_seconds: time between two thorough searches.
-        thorough_patience_seconds: after so much longer without a quiet moment one is made
-            nevertheless.
-        trim_seconds: time between two attempts to give free memory back.
-        look_seconds: time between looks for an idle moment.
-        most_objects: where so many more have come than gone, it is done at once.
+        is_idle: returns whether no request is open.
+        is_quiet: returns whether no request was open for the given seconds.
+        pause_seconds: time until the first collection, and between two.
+        patience_seconds: longest extra wait for an idle moment.
+        thorough_seconds: time between two full collections.
+        thorough_patience_seconds: longest extra wait for a quiet time before a full collection.
+        trim_seconds: time between two attempts to return free memory.
+        look_seconds: time between checks for an idle moment.
+        most_objects: number of new objects that triggers a collection at once.
     """
 
     def __init__(
@@ -85,16 +84,16 @@ class Garbage:
         self._most_objects = most_objects
 
     def tidy(self) -> None:
-        """Search everything that has come since the last time, and give memory back.
+        """Collect and freeze all new objects, and return free memory to the system.
 
-        What is there afterwards is searched again only by a thorough search. So where no question
-        is under way: what belongs to it would be found late.
+        Only a full collection visits them again. So call this while no request is open: the objects
+        of an open request would be freed late.
         """
         _search()
         give_back()
 
     async def run(self) -> None:
-        """Search now and then until cancelled; then Python does as it did before."""
+        """Collect periodically until cancelled, then restore Python's automatic collection."""
         was_enabled = gc.isenabled()
         gc.disable()
         due_at = time.monotonic() + self._pause_seconds
@@ -116,7 +115,7 @@ class Garbage:
                 gc.enable()
 
     def _has_searched_thoroughly(self, due_at: float) -> bool:
-        """Search everything if it is time; tell whether it was."""
+        """Run a full collection if one is due, and return whether it ran."""
         late_seconds = time.monotonic() - due_at
         if late_seconds >= self._thorough_patience_seconds or (
             late_seconds >= 0 and self._is_quiet(THOROUGH_QUIET_SECONDS)
@@ -127,7 +126,7 @@ class Garbage:
         return False
 
     def _has_searched(self, due_at: float) -> bool:
-        """Search if it is time; tell whether it was."""
+        """Run a collection if one is due, and return whether it ran."""
         late_seconds = time.monotonic() - due_at
         if late_seconds >= 0 and self._is_idle():
             _search()
@@ -136,7 +135,7 @@ class Garbage:
             started = time.perf_counter()
             found = gc.collect()
             logger.info(
-                "searched for garbage while questions came",
+                "ran garbage collection while requests were open",
                 extra={"found": found, "duration_seconds": time.perf_counter() - started},
             )
             return True
@@ -144,26 +143,26 @@ class Garbage:
 
 
 def _search() -> None:
-    """Search what has come since the last time; what is left is not walked by the next search."""
+    """Collect new objects, and freeze the rest, so that the next collection skips them."""
     gc.collect()
     gc.freeze()
 
 
 def give_back() -> None:
-    """Return free memory to the system; nothing happens where the C library cannot."""
+    """Return free memory to the system, if the C library is glibc."""
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
 def forget(buffer: memoryview) -> None:
-    """Return a buffer's memory to the system, until it is written to again.
+    """Return the whole pages of a buffer to the system until it is written again.
 
-    Of what it held, whole pages are zeros from now on; pages that it shares with others stay as
-    they are. Nothing happens where the C library cannot.
+    These pages read as zeros from then on. Pages shared with other data are unchanged. Does nothing
+    unless the C library is glibc.
 
     Args:
-        buffer: may be written to, and is not empty.
+        buffer: writable and not empty.
     """
     libc = _libc()
     if libc is None:
@@ -176,9 +175,9 @@ def forget(buffer: memoryview) -> None:
 
 
 def prefer_small() -> None:
-    """Have large blocks of memory returned as soon as they are free, and threads share a pool.
+    """Configure malloc to return large blocks when freed, and to use one arena for all threads.
 
-    For a process that handles a few large blocks at a time: each costs the system some work.
+    Use it in a process that handles a few large blocks at a time: each costs some system calls.
     """
     libc = _libc()
     if libc is not None:
@@ -188,9 +187,9 @@ def prefer_small() -> None:
 
 @functools.cache
 def _libc() -> ctypes.CDLL | None:
-    """Return the C library if it is glibc: others have no such functions, nor the need."""
+    """Return the C library if it is glibc: other libraries lack these functions."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
-        libc.malloc_trim, libc.mallopt  # noqa: B018 - raises where it is not there
+        libc.malloc_trim, libc.mallopt  # noqa: B018 - raises AttributeError if missing
         return libc
     return None

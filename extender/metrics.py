@@ -1,4 +1,4 @@
-"""Counters and timings of the extender, in Prometheus' form; labels only from small sets."""
+"""Define the extender's Prometheus metrics, with labels from small fixed sets only."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -16,7 +16,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.supervision import FAULTS
 
-# When a counter was born is noise to whoever watches it: rate() sees a restart without it.
+# rate() detects restarts without the `_created` series, which would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call] # has no types
 
 _LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -32,29 +32,30 @@ PEER_MESSAGES: Final = (
 
 
 class Metrics:
-    """What is counted while questions are answered.
+    """Counters, gauges and histograms of the extender.
 
     Attributes:
-        registry: where they are registered, and collectors of state too.
-        requests: answered questions by verb and outcome.
-        latency: seconds from the question's header to the answer, by verb and outcome.
-        candidates: nodes asked about, by verb.
+        registry: the registry of these metrics, and of collectors of state.
+        requests: answered requests of kube-scheduler, by verb and outcome.
+        latency: seconds from a request's headers to its answer, by verb and outcome.
+        between_verbs: seconds from filter's answer to prioritize's request.
+        candidates: nodes in a request, by verb.
         feasible: nodes that passed filter.
-        rejections: refused nodes by reason.
-        faults: faults of our own, by verb.
-        followed: bound pods by whether kube-scheduler took our first choice; of several replicas
-            the one that answered last counts a pod.
-        annotation_problems: annotations that could not be used, by annotation.
-        settings_reloads: changes of the settings file by outcome.
-        settings_loaded_at: when the settings file was last found good, seconds since the epoch.
-        settings_restart_needed: changed settings that wait for a restart.
-        settings_file_bad: whether the settings file cannot be used as it is now.
-        unasked: pods that were bound without our answer, by scheduler and reason.
-        unjudged: bound pods of which it is not known whether a replica was asked.
+        rejections: rejected nodes, by reason.
+        faults: internal errors, by verb.
+        followed: bound pods by whether kube-scheduler bound them to our first choice; only the
+            replica that answered last counts a pod.
+        annotation_problems: invalid pod annotations, by annotation.
+        settings_reloads: changes of the settings file, by outcome.
+        settings_loaded_at: time of the last valid settings file, seconds since the epoch.
+        settings_restart_needed: changed settings that need a restart.
+        settings_file_bad: 1 if the current settings file is invalid.
+        unasked: pods bound without our answer, by scheduler and reason.
+        unjudged: bound pods for which no replica knows whether kube-scheduler asked one.
         peer_messages: messages between replicas, by direction and outcome.
         peers: other replicas, by state.
-        api_requests: questions to the API by what became of them at its door.
-        admissions: pods that the admission webhook was asked about, by outcome.
+        api_requests: API requests, by the outcome of authentication and authorization.
+        admissions: pods reviewed by the admission webhook, by outcome.
     """
 
     def __init__(self) -> None:
@@ -141,14 +142,14 @@ class Metrics:
             ["state"],
             registry=self.registry,
         )
-        # Without other replicas nobody else sets these.
+        # Without other replicas no other code creates these series.
         for state in PEER_STATES:
             self.peers.labels(state)
         for direction, outcome in PEER_MESSAGES:
             self.peer_messages.labels(direction, outcome)
         self.api_requests = Counter(
             "idlegpu_api_requests",
-            "Questions to the API and the page, by whether who asks may read.",
+            "Questions to the API and the page, by authentication outcome.",
             ["outcome"],
             registry=self.registry,
         )
@@ -183,11 +184,10 @@ class Metrics:
 
 
 class _BackgroundFaults(Collector):
-    """Tells how often background tasks failed."""
+    """Exports the failure counts of background tasks."""
 
     @override
     def collect(self) -> Iterable[CounterMetricFamily]:
-        """Yield the counter."""
         family = CounterMetricFamily(
             "idlegpu_background_faults",
             "Failures of background tasks; each of these tasks was started again.",

@@ -1,9 +1,9 @@
-"""Answers that go out at once, whatever congestion control the machine has by default.
+"""Avoid BBR on sockets, because BBR delays answers on connections that are often idle.
 
-BBR spreads what is sent over time, at the rate that it has seen a connection carry. It takes the
-pauses of kube-scheduler's connection for what that can carry: between two questions nothing is
-sent, and the end of an answer is acknowledged late. So it held up one answer of fifty with 5,000
-names by 15 to 50 milliseconds. Of what is not paced a machine's kernel has one at least.
+BBR paces packets at the rate that it has measured on a connection. A connection of kube-scheduler
+is idle between two requests, and the end of an answer is acknowledged late, so BBR measures too low
+a rate. It delayed one of fifty answers with 5,000 names by 15 to 50 milliseconds. Every kernel has
+at least one algorithm without pacing.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from typing import Final
 
 PACED: Final = "bbr"
 UNPACED: Final = ("cubic", "reno")
-"""The first that the kernel has is used; the second is in all of them."""
+"""Algorithms without pacing, tried in this order; every kernel has reno."""
 _NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX
 
 
 def unpace(one: socket.socket) -> None:
-    """Have what is sent on a connection, or on all that a port will accept, go out at once.
+    """Replace BBR on a socket, or on all connections that a listening socket will accept.
 
-    Where that cannot be had, it remains as it is: a matter of milliseconds.
+    If no other algorithm is available BBR stays, which costs only milliseconds.
     """
     if not congestion_control(one).startswith(PACED):
         return
@@ -30,7 +30,7 @@ def unpace(one: socket.socket) -> None:
 
 
 def congestion_control(one: socket.socket) -> str:
-    """Return the name of a socket's congestion control, "" where the system does not tell."""
+    """Return the name of a socket's congestion control, or "" if the system does not report it."""
     try:
         name = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
     except OSError:

@@ -1,4 +1,4 @@
-"""Does beforehand, and in small steps, what a question would have to wait for otherwise."""
+"""Precompute allocations, estimates and evaluations in small steps, before requests need them."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,23 @@ from extender.readiness import Readiness
 from extender.stepping import GiveWay, in_turns
 
 LOOK_SECONDS: Final = 0.05
-"""Time between looks for what has changed in bulk: nobody is told of that."""
+"""Time between checks for bulk changes, which set no event."""
 
 GATHER_SECONDS: Final = 0.003
-"""What changes so soon after something else is laid out together with it, and evaluated together
-with what else has come since it was last evaluated."""
+"""Time to collect changes, so that one pass handles all of them."""
 
 
 class Preparing:
-    """Lays out, believes and evaluates whatever changes.
+    """Recomputes allocations, estimates and evaluations after every change of the fleet.
 
     Args:
-        fleet: the fleet.
-        standings: what it is worth to the requests of the last minutes.
-        following: believes devices anew, in turn with what sources say.
-        requests: reads what pods ask for.
-        readiness: is told once all is laid out.
-        garbage: searched then, for nobody is answered yet.
-        give_way: lets questions go first.
+        fleet: the fleet, which reports its changes.
+        standings: cached evaluations for the requests of the last minutes.
+        following: estimates devices again, one at a time with deliveries of the sources.
+        requests: parses what pods ask for.
+        readiness: is notified when the first allocation is complete.
+        garbage: collects garbage at that moment, because no request is open yet.
+        give_way: yields to requests between steps.
     """
 
     def __init__(
@@ -62,18 +61,18 @@ class Preparing:
         self._to_evaluate.set()
 
     def _note_newcomer(self, record: PodRecord) -> None:
-        # Of thousands that come at once most ask for the same; the others can be evaluated later.
+        # Of thousands of new pods most ask for the same; the rest can be evaluated later.
         if self._readiness.is_laid_out and not self._newcomers.full():
             self._newcomers.put_nowait(record)
 
     async def lay_out(self) -> None:
-        """Lay out nodes and believe devices until cancelled."""
+        """Recompute allocations of changed nodes and estimates of devices until cancelled."""
         while True:
             self._to_lay_out.clear()
             await in_turns(self._fleet.settle_in_steps(), self._give_way)
             if self._following.cluster.is_synced and not self._readiness.is_laid_out:
                 self._fleet.snapshot_of_all()
-                self._garbage.tidy()  # now, for it takes long: nobody is answered yet
+                self._garbage.tidy()  # takes long, and no request is open yet
                 self._readiness.lay_out()
             if self._readiness.is_laid_out:
                 await self._following.renew(self._standings.prepare_in_steps)
@@ -81,12 +80,11 @@ class Preparing:
             await asyncio.sleep(GATHER_SECONDS)
 
     async def evaluate(self) -> None:
-        """Evaluate what has changed until cancelled.
+        """Evaluate changed nodes until cancelled.
 
-        Not in turn with the above: that waits while readings are taken over, which changes
-        hundreds of nodes, a few at a time; a question would have to evaluate all that came before.
-        And at once: where kube-scheduler has many cores, it asks about the next pod two
-        milliseconds after it has bound the last one.
+        This task is separate from `lay_out`, which waits while readings change hundreds of nodes in
+        small batches: a request would have to evaluate all of them. It runs at once, because a
+        kube-scheduler with many cores sends the next pod two milliseconds after it has bound one.
         """
         while True:
             self._to_evaluate.clear()
@@ -96,10 +94,10 @@ class Preparing:
             await _change(self._to_evaluate)
 
     async def foresee(self) -> None:
-        """Evaluate what pods ask for that have just come, until cancelled.
+        """Evaluate the requests of new pods until cancelled.
 
-        kube-scheduler hears of them when we do, and asks once its own filters have looked at them:
-        no time to wait for others.
+        kube-scheduler sees a new pod when the extender does, and sends it here right after its own
+        filters, so this task does not wait for the others.
         """
         while True:
             record = await self._newcomers.get()
@@ -110,7 +108,7 @@ class Preparing:
 
 
 async def _change(change: asyncio.Event) -> None:
-    """Wait for something to do."""
+    """Wait for the event, at most `LOOK_SECONDS`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LOOK_SECONDS):
             await change.wait()

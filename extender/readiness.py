@@ -1,9 +1,9 @@
-"""Whether a replica is asked: it knows what it needs to answer well, and no other one knows better.
+"""Decide whether a replica reports itself as ready.
 
-Nobody is left without an answer for it. Who starts waits for the first readings, but not for long:
-where Prometheus is down all replicas answer without. And who has fallen behind steps back only for
-another that has not, and that is asked: where all have the same fault, or the other one's kubelet
-is gone, all are ready.
+A replica is ready when it has the data for good answers, unless another ready replica reaches more
+sources. Readiness never stops all replicas. After the start it waits a limited time for the first
+readings: without Prometheus all replicas answer without readings. A replica with failing sources
+becomes unready only if another replica reaches them and receives probes and requests.
 """
 
 import time
@@ -16,35 +16,35 @@ from extender.in_flight import InFlight
 from extender.observe.collector import SourceStatus
 
 TOLD_SECONDS: Final = 30.0
-"""Who has not asked again for so long does not lead questions here: a kubelet asks more often, and
-40 s after its last word Kubernetes takes its pods out of their Services."""
+"""A replica that was not probed for this long gets no requests. Kubelets probe more often, and
+Kubernetes removes the pods of a node from Services 40 s after the kubelet's last status."""
 
 
 class Standing(StrEnum):
-    """How ready a replica is, as /readyz says."""
+    """Readiness state of a replica, as /readyz reports it."""
 
     STARTING = "starting"
-    """It does not know nodes and pods yet, or waits for the first readings."""
+    """Nodes and pods are not known yet, or the first readings have not arrived."""
     READY = "ready"
     BEHIND = "behind"
-    """A source fails that another replica has."""
+    """A source fails here that another replica reaches."""
     ENDING = "ending"
-    """It answers who still comes, and nobody is to."""
+    """It is shutting down: it answers requests, but must receive no new ones."""
 
 
 class Readiness:
-    """Says whether kube-scheduler is to ask this replica.
+    """Decides whether kube-scheduler should send requests to this replica.
 
     Args:
-        settings: those in force.
-        in_flight: says whether the end is near.
-        states: how each source fares.
-        awaited: says what a start still waits for.
-        others: what is wrong with each replica that answers well otherwise; see `Peers`.
-        unset: the sources that it is not told to follow, and so does not reach either.
-        make_ready: is called once, right before anybody is told that it is ready: whatever takes
-            long then keeps nobody waiting.
-        monotonic: seconds since any moment.
+        settings: returns the current settings.
+        in_flight: reports whether the shutdown has begun.
+        states: returns the status of each source.
+        awaited: returns the names of the sources that the start waits for.
+        others: returns the unreached sources of each other ready replica; see `Peers`.
+        unset: returns the names of the sources that are not configured, and so not reached either.
+        make_ready: runs once, right before the replica becomes ready, so that slow work delays no
+            request.
+        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -74,26 +74,26 @@ class Readiness:
 
     @property
     def is_laid_out(self) -> bool:
-        """Whether the inventory is complete and laid out: questions can be answered."""
+        """Whether the inventory is complete and allocated, so that requests can be answered."""
         return self._laid_out_at is not None
 
     def lay_out(self) -> None:
-        """Note that it is, from now on."""
+        """Record that the inventory is complete and allocated."""
         self._laid_out_at = self._monotonic()
 
     @property
     def is_ready(self) -> bool:
-        """Whether kube-scheduler is to ask here."""
+        """Whether kube-scheduler should send requests to this replica."""
         return self.standing is Standing.READY
 
     @property
     def standing(self) -> Standing:
-        """How ready this replica is now."""
+        """Readiness state of this replica now."""
         if self._in_flight.is_draining:
             return Standing.ENDING
         if not self._has_started():
             return Standing.STARTING
-        # Of all sets of faults one has no smaller one: whoever has that is ready.
+        # Some replica has a smallest set of faults: it stays ready.
         if self._failing():
             ours = self._unreached()
             if any(ours > frozenset(theirs) for theirs in self._others()):
@@ -101,29 +101,29 @@ class Readiness:
         return Standing.READY
 
     def tell(self) -> Standing:
-        """Return the standing for who goes by it, as a kubelet does; note that somebody does."""
+        """Return the state for a readiness probe, and record that the probe was answered."""
         standing = self.standing
         self._told_ready_at = self._monotonic() if standing is Standing.READY else None
         return standing
 
     def causes(self) -> dict[str, str]:
-        """Return why this replica is not ready although it could answer; nothing where it is."""
+        """Return the reasons why a replica that could answer is not ready; empty if it is ready."""
         match self.standing:
             case Standing.STARTING if self.is_laid_out:
-                return {"start": f"no readings yet, or no word: {', '.join(self._awaited())}"}
+                return {"start": f"no first readings or peers yet: {', '.join(self._awaited())}"}
             case Standing.BEHIND:
                 names = ", ".join(sorted(self._failing()))
-                return {"replica": f"behind: another one reaches what it does not: {names}"}
+                return {"replica": f"behind: another one reaches sources that fail here: {names}"}
             case _:
                 return {}
 
     def faults(self) -> tuple[str, ...] | None:
-        """Return what the others are told that we do not reach; None where we are no help.
+        """Return the unreached sources to report to other replicas, or None if not ready.
 
-        We are none before somebody was told that we are ready, nor where nobody asks any more: then
-        no question is led here, however well we are.
+        It is None before a probe was answered with ready, and after probes have stopped: then this
+        replica gets no requests, and no other replica may rely on it.
         """
-        unreached = self._unreached()  # always: how long something has failed counts from a look
+        unreached = self._unreached()  # always: it starts the timers of failing sources
         told_at = self._told_ready_at
         if self._in_flight.is_draining or told_at is None:
             return None
@@ -140,14 +140,14 @@ class Readiness:
         return self._is_started
 
     def _unreached(self) -> frozenset[str]:
-        """Return the sources without which we answer, those that nobody has set included.
+        """Return the sources that this replica does not reach, including unconfigured ones.
 
-        So a replica that is to follow one more than another is not behind that.
+        So a replica with one more configured source is not behind a replica without that source.
         """
         return self._failing() | frozenset(self._unset())
 
     def _failing(self) -> frozenset[str]:
-        """Return the sources that have failed for long, without a success between."""
+        """Return the sources that have failed for `ready.behind_seconds` without a success."""
         now = self._monotonic()
         failing = {state.name for state in self._states() if state.error and not state.is_partial}
         self._failing_since = {name: self._failing_since.get(name, now) for name in failing}

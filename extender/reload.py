@@ -1,4 +1,4 @@
-"""Takes over what changes in the settings file while the extender runs; a bad one is refused."""
+"""Apply changes of the settings file at run time, and reject an invalid file."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from extender.settings_file import Content, SettingsFile
 logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 0.2
-"""A file counts once it has held the same for so long: it may be half written."""
+"""Time for which the content must stay the same: a file may be half written."""
 
 LIVE: Final = frozenset(
     {
@@ -52,8 +52,8 @@ LIVE: Final = frozenset(
         "shutdown_seconds",
     }
 )
-"""Settings, and sections of them, that a running extender takes over. All others wait for a
-restart: sockets and logins are made once."""
+"""Settings and sections that apply without a restart. All others need one, because sockets and
+logins are created once."""
 
 LIVE_PARTS: Final = {
     "agents": frozenset(
@@ -70,35 +70,35 @@ LIVE_PARTS: Final = {
         }
     )
 }
-"""Of other sections the settings that are taken over all the same."""
+"""Settings of other sections that apply without a restart."""
 
 Adopt = Callable[[Settings], Awaitable[None]]
-"""Goes by other settings from then on."""
+"""Applies new settings."""
 
 
 class Outcome(StrEnum):
-    """What became of a change of the file, for metrics."""
+    """Result of a change of the settings file, as a metric label."""
 
     APPLIED = "applied"
     REJECTED = "rejected"
-    """The file is bad: the settings before it stay in force."""
+    """The file is invalid: the settings before it stay in force."""
     UNCHANGED = "unchanged"
-    """The file says the same in other words, or what it changes waits for a restart."""
+    """No value changed, or all changed values need a restart."""
     FAULT = "fault"
-    """A fault of ours on the way: the settings before it are put back."""
+    """Applying failed with an internal error: the settings before it are restored."""
 
 
 class Reloader:
-    """Follows the settings file.
+    """Watches the settings file and applies its changes.
 
     Attributes:
-        problem: why the file as it is now is not in force, "" where it is.
+        problem: the reason why the current file is not in force, or "".
 
     Args:
         file: the settings file.
-        settings: what is in force at first.
-        adopt: puts other settings in force.
-        metrics: where it is counted.
+        settings: the settings in force at the start.
+        adopt: applies new settings.
+        metrics: counts the outcomes.
         clock: seconds since the epoch.
     """
 
@@ -124,14 +124,14 @@ class Reloader:
             metrics.settings_reloads.labels(outcome)
 
     async def run(self) -> None:
-        """Follow the file until cancelled."""
+        """Watch the file and apply its changes until cancelled."""
         await self.look()
         async with aclosing(self._file.looks()) as looks:
             async for _ in looks:
                 await self.look()
 
     async def look(self) -> None:
-        """Take the file over if it holds something else than at the last look."""
+        """Apply the file if its content has changed since the last look."""
         content = await asyncio.to_thread(self._file.read)
         while content != self._last:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -140,7 +140,7 @@ class Reloader:
                 await self._take(content)
 
     async def _take(self, content: Content) -> None:
-        """Judge what the file holds now, and go by it if it is good."""
+        """Validate the content of the file, apply it, and record the outcome."""
         before, self._last = self._last, content
         try:
             settings = await self._load(content, before)
@@ -149,7 +149,7 @@ class Reloader:
             self._refuse(error.problems)
             return
         except Exception:
-            # Placing pods must go on; how far the change came nobody knows.
+            # Placing pods must go on. Some parts may have the new settings, others the old.
             logger.exception("fault", extra={"verb": "reload"})
             self._note(Outcome.FAULT, await self._go_back())
             return
@@ -163,20 +163,20 @@ class Reloader:
         )
 
     async def _load(self, content: Content, before: Content | None) -> Settings:
-        """Return the settings that the file now makes.
+        """Build the settings from the file and the environment.
 
         Raises:
-            ConfigError: with every problem that was found.
+            ConfigError: a setting is invalid; the message lists every problem found.
         """
         if content.problem:
             raise ConfigError((content.problem,))
-        # Nobody means that, and who writes files begins by emptying them.
+        # An empty file is a mistake: editors empty a file before they write it.
         if before is not None and not content.data.strip():
             raise ConfigError((f"{self._file.path}: is empty: write {{}} to set nothing",))
         return await asyncio.to_thread(self._file.load, content)
 
     async def _put_in_force(self, settings: Settings) -> tuple[tuple[Change, ...], Outcome]:
-        """Go by the settings as far as that can be without a restart; return what changed."""
+        """Apply the settings that need no restart; return the changes and the outcome."""
         if self._is_half_way:
             await self._adopt_again()
         wanted, settings = settings, _as_far_as_live(self._in_force, settings)
@@ -189,7 +189,7 @@ class Reloader:
         return changes, Outcome.APPLIED if changes else Outcome.UNCHANGED
 
     async def _go_back(self) -> str:
-        """Go by the settings before a fault again; return what became of it, for people."""
+        """Restore the settings before a fault, and return a message about the result."""
         fault = "a fault while the settings were taken over"
         try:
             await self._adopt_again()
@@ -199,12 +199,12 @@ class Reloader:
         return f"{fault}, those before them stay in force: see the log"
 
     async def _adopt_again(self) -> None:
-        """Put in force as a whole what was so last: some of it may have been replaced."""
+        """Apply all settings in force again, because some parts may have been replaced."""
         await self._adopt(self._in_force)
         self._is_half_way = False
 
     def _note_waiting(self, waiting: tuple[Change, ...]) -> None:
-        """Say which settings wait for a restart, once for each change of them."""
+        """Log the settings that need a restart, once for each change of this list."""
         self._metrics.settings_restart_needed.set(len(waiting))
         before, self._waiting = self._waiting, waiting
         if waiting and waiting != before:
@@ -214,7 +214,7 @@ class Reloader:
             )
 
     def _refuse(self, problems: tuple[str, ...]) -> None:
-        """Say what is wrong with the file; everything stays as it is."""
+        """Record and log the problems of an invalid file."""
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         self._note(
             Outcome.REJECTED,
@@ -232,7 +232,7 @@ class Reloader:
 
 
 def _as_far_as_live(in_force: Settings, wanted: Settings) -> Settings:
-    """Return the wanted settings, but for those that wait for a restart."""
+    """Return the wanted settings, with the values in force for those that need a restart."""
     kept: dict[str, object] = {
         name: getattr(in_force, name) for name in Settings.model_fields if name not in LIVE
     }

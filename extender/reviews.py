@@ -1,4 +1,4 @@
-"""Asks the API server whose a token is, and what its owner may do."""
+"""Ask the API server to authenticate a token, and whether its user may list pods."""
 
 import hashlib
 from collections import OrderedDict
@@ -20,22 +20,22 @@ Value = TypeVar("Value")
 
 
 class TokenRefusedError(ValueError):
-    """The API server does not know a token; the message says why."""
+    """The API server does not accept a token; the message says why."""
 
 
 class WrongAudienceError(TokenRefusedError):
-    """The API server knows the token, and it is for somebody else."""
+    """The API server accepts the token, but for another audience."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Whose a token is, as the API server says.
+    """The user that the API server found for a token.
 
     Attributes:
         name: user name.
-        uid: "" where there is none.
-        groups: what it belongs to.
-        extra: what else the API server judges by.
+        uid: user UID, "" if there is none.
+        groups: groups of the user.
+        extra: further attributes by which the API server authorizes.
     """
 
     name: str
@@ -47,18 +47,18 @@ class User:
 async def review_token(
     client: KubeClient, token: str, *, audience: str, timeout_seconds: float
 ) -> User:
-    """Return whose a token is.
+    """Send a TokenReview, and return the user of the token.
 
     Args:
-        client: the API server.
+        client: client of the API server.
         token: the token.
-        audience: whom it must be for, "" for the API server itself.
+        audience: the required audience, or "" for the API server itself.
         timeout_seconds: limit for the answer.
 
     Raises:
-        TokenRefusedError: nobody's.
-        WrongAudienceError: it is for somebody else.
-        KubeError: there is no answer.
+        TokenRefusedError: the API server does not accept the token.
+        WrongAudienceError: the token is for another audience.
+        KubeError: the request failed or was refused.
     """
     spec: dict[str, object] = {"token": token}
     if audience:
@@ -70,7 +70,7 @@ async def review_token(
     status = mapping_of(parse_object(answer, REVIEW_TOKENS).get("status"))
     if status.get("authenticated") is not True:
         raise TokenRefusedError(text_of(status.get("error")) or "no such token")
-    # An authenticator that knows no audiences says none: then it is not known whom it is for.
+    # An authenticator without audience support returns none, so the audience is unknown.
     if audience and audience not in items_of(status.get("audiences")):
         raise WrongAudienceError(f"it is not for {audience!r}")
     user = mapping_of(status.get("user"))
@@ -85,10 +85,10 @@ async def review_token(
 async def may_list_pods(
     client: KubeClient, user: User, namespace: str, *, timeout_seconds: float
 ) -> bool:
-    """Return whether somebody may list the pods of a namespace, or of `ALL_NAMESPACES`.
+    """Return whether a user may list the pods of a namespace, or of `ALL_NAMESPACES`.
 
     Raises:
-        KubeError: there is no answer.
+        KubeError: the request failed or was refused.
     """
     spec: dict[str, object] = {
         "user": user.name,
@@ -106,15 +106,15 @@ async def may_list_pods(
 
 
 def token_key(token: str) -> bytes:
-    """Return under what a token is remembered: not the token itself."""
+    """Hash a token, so that a cache does not hold the token itself."""
     return hashlib.sha256(token.encode()).digest()
 
 
 class Recent(Generic[Value]):
-    """What is known of the tokens that came last.
+    """A cache of values by token hash that keeps the most recently stored ones.
 
     Args:
-        most: so many are remembered.
+        most: maximum number of entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -122,18 +122,18 @@ class Recent(Generic[Value]):
         self._values: OrderedDict[bytes, Value] = OrderedDict()
 
     def get(self, key: bytes) -> Value | None:
-        """Return what is known of a token, None for nothing."""
+        """Return the cached value of a token hash, or None."""
         return self._values.get(key)
 
     def put(self, key: bytes, value: Value) -> None:
-        """Remember it of the newest token."""
+        """Store a value, and drop the oldest one if the cache is full."""
         self._values[key] = value
         self._values.move_to_end(key)
         if len(self._values) > self._most:
             self._values.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all entries."""
         self._values.clear()
 
 

@@ -1,4 +1,4 @@
-"""Keeps the log short, whoever can have a line written: of the same thing one line now and then."""
+"""Throttle log lines: write equal lines at most once a minute."""
 
 import logging
 import time
@@ -13,19 +13,19 @@ else:
     Adapter = logging.LoggerAdapter
 
 LOG_SECONDS: Final = 60.0
-"""The same thing is logged this often at most."""
+"""Shortest time between two equal log lines."""
 
 MOST_LINES: Final = 100
-"""Different things that are logged in that time: whoever has many addresses has no more lines."""
+"""Most different lines in that time, so that a client with many addresses cannot fill the log."""
 
 
 class Seldom:
-    """Says whether a line is due.
+    """Decides whether a log line may be written now.
 
     Args:
-        seconds: the same thing is logged this often at most.
-        most: so many things are logged in that time.
-        monotonic: seconds since any moment.
+        seconds: shortest time between two equal lines.
+        most: most different lines in that time.
+        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Seldom:
         self._unlogged = 0
 
     def due(self, *thing: Hashable) -> int | None:
-        """Return how many lines were left out since the last one; None for another to leave out.
+        """Return how many equal lines were skipped since the last one, or None to skip this one.
 
-        What was left out for want of room is told with the first line that finds some.
+        Different lines that were skipped because of `most` are counted with the next new line.
 
         Args:
-            thing: what the line says, as far as it counts as the same.
+            thing: identifies the line: lines with the same values are equal.
         """
         now = self._monotonic()
         if thing in self._logged:
@@ -64,10 +64,10 @@ class Seldom:
         return unlogged
 
     def _has_room(self, now: float) -> bool:
-        """Tell whether something else may be logged; forget what was logged long ago."""
+        """Return whether one more line may be remembered; forget the oldest if it has expired."""
         if len(self._logged) < self._most:
             return True
-        # The oldest is first: whatever is logged anew goes to the end.
+        # The dict is in order of writing, so the oldest line is first.
         oldest = next(iter(self._logged))
         logged_at, unlogged = self._logged[oldest]
         if now - logged_at < self._seconds:
@@ -78,13 +78,13 @@ class Seldom:
 
 
 class SeldomLogger(Adapter):
-    """A logger for a library that logs, with a traceback, whatever strangers send.
+    """A throttled logger for libraries that log a traceback for invalid input from clients.
 
-    Warnings and worse of the same text and kind of exception are written now and then.
+    Warnings and errors with the same text and exception type are written at most once a minute.
 
     Args:
-        logger: writes them.
-        seldom: says when.
+        logger: writes the lines.
+        seldom: decides which lines are written.
     """
 
     def __init__(self, logger: logging.Logger, seldom: Seldom | None = None) -> None:
@@ -93,7 +93,7 @@ class SeldomLogger(Adapter):
 
     @override
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Write a line, if one is due."""
+        """Write a line, unless it is throttled."""
         if level >= logging.WARNING:
             unlogged = self._seldom.due(str(msg), type(kwargs.get("exc_info")).__name__)
             if unlogged is None:

@@ -1,4 +1,4 @@
-"""Serves until a signal ends it: SIGTERM in good order, SIGINT at once."""
+"""Serve until SIGTERM, which drains connections first, or SIGINT, which stops at once."""
 
 import asyncio
 import logging
@@ -11,11 +11,11 @@ from extender.settings_file import SettingsFile
 logger = logging.getLogger(__name__)
 
 HURRY_SECONDS = 2.0
-"""What is under way at SIGINT gets no longer."""
+"""Time for open requests after SIGINT."""
 
 
 async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
-    """Serve until SIGTERM, or at once until SIGINT; take over what changes in the settings file."""
+    """Serve until SIGTERM or SIGINT, and apply changes of the settings file."""
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
@@ -32,7 +32,7 @@ async def serve(settings: Settings, file: SettingsFile | None = None) -> None:
 
 
 async def _leave(extender: Extender, stopping: asyncio.Event) -> None:
-    """Take leave of those who ask, once it is time to."""
+    """Wait for the signal, then drain connections for `drain_seconds`."""
     await stopping.wait()
     settings = extender.settings
     if settings.drain_seconds:

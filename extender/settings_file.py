@@ -1,8 +1,8 @@
-"""The settings file while it changes: read whole, and looked at again whenever it may have changed.
+"""Read and watch the settings file.
 
-A ConfigMap's file is a symlink through `..data`, which the kubelet replaces by a rename; editors
-replace the file itself. So its directory is watched, not the file. Not every file system tells of
-changes, and a directory that is replaced takes its watch along: so it is read now and then, too.
+A ConfigMap's file is a symlink through `..data`, which the kubelet replaces by a rename. Editors
+replace the file itself. So the directory is watched, not the file. Some file systems report no
+changes, and a replaced directory loses its watch, so the file is also read periodically.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from extender.settings.layers import describe_unreadable
 logger = logging.getLogger(__name__)
 
 SWAPPED: Final = "..data"
-"""What the kubelet replaces where a ConfigMap changes."""
+"""Symlink that the kubelet replaces when a ConfigMap changes."""
 
 POLL_SECONDS: Final = 5.0
 STEP_MILLISECONDS: Final = 200
-"""Changes of a directory that follow each other within this time are one."""
+"""Changes of a directory that follow each other within this time count as one."""
 LONGEST_MILLISECONDS: Final = 2000
-"""... but are not waited for any longer than this."""
+"""Longest wait for further changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What the file held, or why that is not known.
+    """Content of the settings file, or the reason why it cannot be read.
 
     Attributes:
-        data: its bytes.
-        problem: why it cannot be read, "" where it can.
+        data: bytes of the file.
+        problem: the reason why the file cannot be read, or "".
     """
 
     data: bytes = b""
@@ -46,12 +46,12 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """The settings file, and the environment that comes before it.
+    """The settings file, and the environment variables that override it.
 
     Attributes:
         path: the file.
-        environ: variables by name.
-        poll_seconds: it is looked at this often, whatever is told of changes.
+        environ: environment variables by name.
+        poll_seconds: time between two reads without a reported change.
     """
 
     path: Path
@@ -59,7 +59,7 @@ class SettingsFile:
     poll_seconds: float = POLL_SECONDS
 
     def read(self) -> Content:
-        """Return what the file holds; blocks."""
+        """Read the file; blocks."""
         try:
             if not stat.S_ISREG(self.path.stat().st_mode):  # reading a pipe may never end
                 return Content(problem=f"{self.path}: is no regular file")
@@ -68,31 +68,31 @@ class SettingsFile:
             return Content(problem=describe_unreadable(self.path, error))
 
     def load(self, content: Content) -> Settings:
-        """Return the settings that the file's content and the environment make; blocks.
+        """Build the settings from the file's content and the environment; blocks.
 
         Raises:
-            ConfigError: with every problem that was found.
+            ConfigError: a setting is invalid; the message lists every problem found.
         """
         return load_settings(self.path, self.environ, content.data)
 
     async def looks(self) -> AsyncGenerator[None]:
-        """Yield whenever the file may have changed, for ever."""
-        trouble = ""
+        """Yield whenever the file may have changed, without end."""
+        cause = ""
         while True:
             try:
                 async with aclosing(self._changes()) as changes:
                     async for _ in changes:
-                        trouble = ""
+                        cause = ""
                         yield
-            except (OSError, RuntimeError) as error:  # also where inotify has no watches left
-                if str(error) != trouble:
-                    trouble = str(error)
+            except (OSError, RuntimeError) as error:  # RuntimeError if inotify has no watches left
+                if str(error) != cause:
+                    cause = str(error)
                     logger.warning(
                         "directory of the settings file cannot be watched, the file is only read "
                         "now and then",
                         extra={
                             "file": str(self.path),
-                            "cause": trouble,
+                            "cause": cause,
                             "seconds": self.poll_seconds,
                         },
                     )
@@ -100,11 +100,11 @@ class SettingsFile:
                 yield
 
     async def _changes(self) -> AsyncGenerator[None]:
-        """Yield after changes in the directory, and now and then, until it is another one.
+        """Yield after changes in the directory and periodically, until the directory is replaced.
 
         Raises:
-            OSError: it cannot be watched.
-            RuntimeError: likewise.
+            OSError: the directory cannot be watched.
+            RuntimeError: the directory cannot be watched, for example without free inotify watches.
         """
         directory = self.path.absolute().parent
         before = await asyncio.to_thread(_identity, directory)
@@ -125,6 +125,6 @@ class SettingsFile:
 
 
 def _identity(directory: Path) -> tuple[int, int]:
-    """Return which directory this is, whatever its name."""
+    """Return device and inode number of a directory, which change when it is replaced."""
     found = directory.stat()
     return found.st_dev, found.st_ino

@@ -1,16 +1,17 @@
-"""Who gives way where there is room for so many: whoever holds the most, to who has least."""
+"""Pick the client that loses a connection when a port is full."""
 
 from collections.abc import Mapping
 
 
 def who_gives_way(held: Mapping[str, int], newcomer: str) -> str | None:
-    """Return who has to give one up for a newcomer; None where the newcomer has a fair share.
+    """Return the client that holds most connections, or None if it must not lose one.
 
-    Nobody is left with less than who comes: else two would take places from each other for ever.
+    It must hold at least two more than the newcomer. Otherwise two clients would take connections
+    from each other without end.
 
     Args:
-        held: how many each of them holds.
-        newcomer: who comes, and wants one more.
+        held: number of connections by client.
+        newcomer: the client that opens one more.
 
     Example:
         >>> who_gives_way({"a": 3, "b": 1}, "b"), who_gives_way({"a": 3, "b": 2}, "b")

@@ -1,4 +1,4 @@
-"""Long work in steps on the event loop: before each others have their turn."""
+"""Run long work in steps on the event loop, and let other tasks run between the steps."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 from extender.core.steps import Result, Steps
 
 GiveWay = Callable[[], Awaitable[None]]
-"""Lets others have a turn, some perhaps before others."""
+"""Yields the event loop to other tasks, and may wait for urgent ones."""
 
 
 async def next_turn() -> None:
-    """Let everybody else have a turn."""
+    """Yield the event loop once."""
     await asyncio.sleep(0)
 
 
 async def in_turns(steps: Steps[Result], give_way: GiveWay = next_turn) -> Result:
-    """Do work in steps, and let whoever waits have a turn before each; return its result."""
+    """Run work step by step, yield before each step, and return the result."""
     while True:
         await give_way()
         try:

@@ -1,7 +1,6 @@
-"""TLS of the ports that others come to: contexts from files that may change, and who asks.
+"""Create TLS contexts from files that may change, and authorize clients of the webhooks' port.
 
-Of webhooks it is the client's certificate that says who asks: kube-scheduler's extenders know no
-token.
+kube-scheduler's extenders cannot send a token, so the client's certificate identifies them.
 """
 
 import asyncio
@@ -24,25 +23,25 @@ from extender.settings.tls import Tls
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 2.0
-"""Files are looked at this often: two replaced together may be seen apart once, and are taken over
-the next time."""
+"""Time between checks of the files. If a check sees only one of two replaced files, the next check
+sees both."""
 
 PEERS_PATH: Final = "/v1/peers/"
-MAX_COMPLAINTS: Final = 100
-"""Strangers that the log names; whoever comes after them is only refused."""
+MAX_LOGGED: Final = 100
+"""Most different refused clients that are logged; further ones are refused without a log line."""
 
 
 class TlsError(ValueError):
-    """The files cannot be used; the message says why and what to do."""
+    """The certificate files cannot be used; the message gives the cause and a hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contexts:
-    """What the files make.
+    """TLS contexts made from one set of files.
 
     Attributes:
-        server: for those who ask us.
-        client: for asking other replicas.
+        server: context for incoming connections.
+        client: context for requests to other replicas.
     """
 
     server: ssl.SSLContext
@@ -50,19 +49,19 @@ class Contexts:
 
 
 class ServerContext:
-    """A server's context that follows its files: whoever connects gets what is in them now.
+    """A server's TLS context that reloads its files: new connections use their current content.
 
     Args:
         paths: the files.
-        make: makes a context of what they hold; raises TlsError.
+        make: creates a context from the files; raises TlsError.
 
     Attributes:
-        context: hands whoever connects to the context of the newest files, so the socket stays
-            open; connections that are there go on with what they were made with.
-        narrowed_at: when a CA was last dropped, of `time.monotonic`.
+        context: context for the listening socket, which stays open when the files change: new
+            connections switch to the newest context, and existing ones keep theirs.
+        narrowed_at: time of `time.monotonic` at which a CA was last removed.
 
     Raises:
-        TlsError: they cannot be used.
+        TlsError: the files cannot be used.
     """
 
     def __init__(self, paths: tuple[Path, ...], make: Callable[[], ssl.SSLContext]) -> None:
@@ -76,23 +75,23 @@ class ServerContext:
         self.context.sni_callback = self._hand_over
 
     def _hand_over(self, connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
-        """Let a connection go on with the newest files; called for those without SNI, too."""
+        """Switch a new connection to the newest context; OpenSSL calls this also without SNI."""
         connection.context = self._newest
 
     async def run(self) -> None:
-        """Have new certificates used until cancelled; bad ones change nothing."""
+        """Reload changed files until cancelled; invalid files change nothing."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             self.look()
 
     def look(self) -> bool:
-        """Use what the files hold, if that is new and good; tell whether it was."""
+        """Reload the files if they have changed and are valid, and return whether they were."""
         seen = self._fingerprint()
         if seen == self._seen:
             return False
         try:
             newest = self._make()
-        except TlsError as error:  # a file of them may still be on its way
+        except TlsError as error:  # only some of the files may be replaced yet
             if str(error) != self._problem:
                 self._problem = str(error)
                 logger.warning("cannot use new certificates", extra={"cause": str(error)})
@@ -107,27 +106,27 @@ class ServerContext:
         return True
 
     def is_in_force(self, context: ssl.SSLContext) -> bool:
-        """Tell whether every CA that a context trusts has been trusted ever since."""
+        """Return whether every CA that a context trusts has been trusted ever since."""
         return context in self._in_force
 
     def _fingerprint(self) -> tuple[str, ...]:
-        """Return what the files hold, in short; a file that is not there holds nothing."""
+        """Return a digest of each file, "" for a missing one."""
         return tuple(_digest(path) for path in self._paths)
 
 
 class Certificates:
-    """The contexts of webhooks and of replicas, which follow their files.
+    """The TLS contexts of the webhooks' port and of requests to other replicas.
 
     Args:
-        settings: where they are; all three are set.
+        settings: paths of the files; all three are set.
 
     Attributes:
-        server: for those who ask us; goes on to new files by itself.
-        client: for asking other replicas; another one as soon as the files are others, so it is
-            to be taken anew for each question.
+        server: context for incoming connections; follows changed files by itself.
+        client: context for requests to other replicas. Changed files replace it, so read this
+            attribute for each request.
 
     Raises:
-        TlsError: they cannot be used.
+        TlsError: the files cannot be used.
     """
 
     client: ssl.SSLContext
@@ -140,28 +139,28 @@ class Certificates:
         self.server = self._followed.context
 
     def _make(self) -> ssl.SSLContext:
-        # A context trusts for ever what it once trusted: without a dropped CA it must be another.
+        # A context cannot drop a CA, so changed files need a new context.
         contexts = make_contexts(*self._paths)
         self.client = contexts.client
         return contexts.server
 
     async def run(self) -> None:
-        """Have new certificates used until cancelled; bad ones change nothing."""
+        """Reload changed files until cancelled; invalid files change nothing."""
         await self._followed.run()
 
     def look(self) -> None:
-        """Use what the files hold, if that is new and good."""
+        """Reload the files if they have changed and are valid."""
         self._followed.look()
 
     def see_off_dropped(self, app: web.Application, grace_seconds: float) -> None:
-        """Have connections end that a CA let in which has been dropped since.
+        """Close connections whose client certificate was issued by a CA that is no longer trusted.
 
-        Nobody's is closed while they may ask on it: the next answer is the last one there. Whoever
-        asks but later is refused.
+        No connection is closed while its client may send a request: the next answer is its last.
+        After the grace period requests on such connections are refused.
 
         Args:
-            app: what is asked over these connections; not set up yet.
-            grace_seconds: longer than anybody rightful keeps a connection and asks nothing.
+            app: application of these connections, before its setup.
+            grace_seconds: longer than the time for which clients keep an idle connection.
         """
 
         @web.middleware
@@ -172,7 +171,7 @@ class Certificates:
             return await handler(request)
 
         async def end(request: web.Request, response: web.StreamResponse) -> None:
-            if self._is_dropped(request):  # it may have been while the answer was made
+            if self._is_dropped(request):  # the CA may be dropped while the answer is made
                 response.headers[hdrs.CONNECTION] = "close"
                 response.force_close()
 
@@ -185,7 +184,7 @@ class Certificates:
 
 
 def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
-    """Return the context of a server that knows by other means who comes, as by a token.
+    """Return the context of a server without client certificates, which reloads changed files.
 
     Raises:
         TlsError: the files cannot be used.
@@ -194,7 +193,7 @@ def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
     def make() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.num_tickets = 0  # who comes stays: a session that could be resumed is not
+        context.num_tickets = 0  # clients keep connections open, and resume no sessions
         try:
             context.load_cert_chain(cert_file, key_file)
         except (OSError, ValueError) as error:  # an SSLError is an OSError
@@ -208,21 +207,21 @@ def follow_certificate(cert_file: Path, key_file: Path) -> ServerContext:
 
 
 def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Contexts:
-    """Read the files.
+    """Create the TLS contexts of the webhooks' port from the files.
 
     Raises:
-        TlsError: they cannot be used.
+        TlsError: the files cannot be used.
     """
     try:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         server.verify_mode = ssl.CERT_REQUIRED
         server.set_alpn_protocols(["http/1.1"])
-        # A session that is resumed is not asked for its certificate again: it would outlive its CA.
+        # A resumed session skips the check of the client's certificate: it would outlive its CA.
         server.num_tickets = 0
         server.options |= ssl.OP_NO_TICKET
-        # Replicas are asked by their addresses, which no certificate names. That the other side is
-        # one says its certificate: of our CA none but the extender's may serve.
+        # Requests to replicas use IP addresses, which no certificate names. The certificate still
+        # identifies a replica: our CA issues server certificates to the extender only.
         client.check_hostname = False
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -237,9 +236,9 @@ def make_contexts(cert_file: Path, key_file: Path, client_ca_file: Path) -> Cont
 
 
 def only_known(settings: Tls) -> Middleware:
-    """Return what lets only those ask us whose certificate has a name that is expected."""
+    """Return a middleware that refuses clients whose certificate has no allowed name."""
     clients, peers = frozenset(settings.clients), frozenset(settings.peers)
-    complained: set[frozenset[str]] = set()
+    logged: set[frozenset[str]] = set()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -247,10 +246,10 @@ def only_known(settings: Tls) -> Middleware:
         allowed = peers if request.path.startswith(PEERS_PATH) else clients
         if names & allowed:
             return await handler(request)
-        if names not in complained and len(complained) < MAX_COMPLAINTS:
-            complained.add(names)
+        if names not in logged and len(logged) < MAX_LOGGED:
+            logged.add(names)
             logger.warning(
-                "refused a client whose certificate names nobody who may ask",
+                "refused a client whose certificate has no allowed name",
                 extra={"names": sorted(names), "allowed": sorted(allowed), "path": request.path},
             )
         return web.Response(status=403, text="this certificate's name is not allowed here\n")
@@ -259,7 +258,7 @@ def only_known(settings: Tls) -> Middleware:
 
 
 def only_secret(secret: str) -> Middleware:
-    """Return a middleware that refuses replicas without the secret; "" refuses all of them."""
+    """Return a middleware that refuses replicas without the secret; "" refuses every replica."""
     expected = f"Bearer {secret}".encode()
 
     @web.middleware
@@ -275,7 +274,7 @@ def only_secret(secret: str) -> Middleware:
 
 
 def names_of(certificate: object) -> frozenset[str]:
-    """Return the names that a certificate has, as `ssl` tells of it; none where there is none.
+    """Return common, DNS and URI names of a certificate in the form of `ssl.getpeercert`.
 
     Example:
         >>> sorted(names_of({"subject": ((("commonName", "a"),),),
@@ -297,7 +296,6 @@ def names_of(certificate: object) -> frozenset[str]:
 
 
 def _authorities(context: ssl.SSLContext) -> frozenset[bytes]:
-    """Return the CAs that a context trusts."""
     return frozenset(context.get_ca_certs(binary_form=True))
 
 

@@ -1,4 +1,4 @@
-"""What lets somebody see first what this would do: shadow mode, the log of decisions, regret."""
+"""Run shadow mode, the decision log and the regret watch."""
 
 import asyncio
 import logging
@@ -23,24 +23,24 @@ from extender.settings.trying import Mode
 logger = logging.getLogger(__name__)
 
 TAKE_SECONDS: Final = 0.05
-"""Bound pods are looked into one by one, so far apart, after a burst: webhooks come first."""
+"""Pause between two bound pods that the regret watch reads, so that webhooks come first."""
 
 Clock = Callable[[], float]
 
 
 class Trying:
-    """Shadow mode, the log of decisions and regret, over one placer.
+    """Runs shadow mode, the decision log and the regret watch for one placer.
 
     Args:
-        settings: all of them.
+        settings: all settings.
         placer: decides.
-        metrics: where it is counted.
+        metrics: registry for the metrics of these parts.
         clock: seconds since the epoch.
-        in_flight: lets what is urgent go first.
+        in_flight: yields to requests, and waits for the end of a burst.
 
     Attributes:
-        log: the log of decisions, None where there is none.
-        regret: watches bound pods.
+        log: the decision log, or None if it is off.
+        regret: compares decisions with the load that followed.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Trying:
         self._open_log(settings)
 
     async def adopt(self, settings: Settings) -> None:
-        """Go by other settings from now on."""
+        """Apply new settings."""
         before, self._settings = self._settings, settings
         self._placer.is_shadow = settings.mode is Mode.SHADOW
         if settings.regret != before.regret:
@@ -73,32 +73,32 @@ class Trying:
             self.regret.on_outcome = self._metrics.note
         if settings.decision_log != before.decision_log:
             old = self.log
-            if old is not None:  # of one file, two threads would write across each other
+            if old is not None:  # two threads must not write the same file
                 self._placer.on_settled = lambda *_: None
                 self.log = None
                 await asyncio.to_thread(old.close)
             self._open_log(settings)
 
     def note_bound(self, record: DecisionRecord) -> None:
-        """Note that a pod is bound, and what we decided about it, be it the last word or not."""
+        """Log that a pod was bound, whether or not this replica decided last about the pod."""
         if self.log is not None:
             self.log.note_bound(record.pod.uid, record.bound_node, self._clock())
 
     def note_own(self, record: DecisionRecord) -> None:
-        """Note that a pod is bound, and that ours was the last decision about it."""
+        """Watch a bound pod for regret; this replica decided last about the pod."""
         self.regret.note(record)
 
     def regret_table(self, replicas: Replicas) -> RegretTable:
-        """Return what tells of regret, here and at the other replicas."""
+        """Return the regret table of this replica and the others, for the API."""
         return RegretTable(lambda: self.regret, replicas)
 
     def degraded(self) -> Mapping[str, str]:
-        """Return what is wrong although questions are answered."""
+        """Return active problems by name that do not stop the webhooks from answering."""
         problem = self.log.problem if self.log is not None else ""
         return {"decision_log": problem} if problem else {}
 
     async def run(self) -> None:
-        """Watch bound pods until cancelled; then write what is left of the log."""
+        """Watch bound pods until cancelled, then write the rest of the decision log."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._take(), name="regret pods")
@@ -128,7 +128,7 @@ class Trying:
                 watch.look()
                 for _ in watch.judge_in_steps():
                     await self._give_way()
-            except Exception:  # likewise
+            except Exception:  # placing pods must go on
                 logger.exception("fault", extra={"verb": "regret"})
 
     def _make_regret(self, settings: Settings) -> RegretWatch:
@@ -146,7 +146,7 @@ class Trying:
 
 
 class _LogCounts(Collector):
-    """Tells of the log of decisions, and whether answers count."""
+    """Exports counters of the decision log, and whether shadow mode is on."""
 
     def __init__(
         self, log: Callable[[], DecisionLogWriter | None], is_shadow: Callable[[], bool]
@@ -156,7 +156,6 @@ class _LogCounts(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
         shadow = GaugeMetricFamily(
             "idlegpu_shadow_mode", "Whether no answer changes anything: mode is shadow."
         )

@@ -1,4 +1,4 @@
-"""Turns at something that there is little of: whoever has had one waits until others had theirs."""
+"""Limit concurrent requests fairly: waiting callers are served round robin."""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -9,21 +9,20 @@ Queue = deque[asyncio.Future[None]]
 
 
 class BusyError(Exception):
-    """Somebody has too many questions waiting, or has waited too long; the message says which."""
+    """A caller has too many waiting requests, or waited too long; the message says which."""
 
 
 class Turns:
-    """Lets so many have a turn at once, and so many in a second; asks everybody's name.
+    """A queue that limits concurrency and rate, and serves callers round robin.
 
-    Those who wait are let in one of each name, round and round: however many questions somebody
-    has, another's next one waits for one of these at most.
+    However many requests one caller has queued, the next request of another caller waits for at
+    most one of them.
 
     Args:
-        at_once: so many have a turn at a time.
-        waiting_each: so many questions of the same name may wait.
-        wait_seconds: whoever waits longer than this goes without.
-        per_second: so many turns begin in a second, on average; None for any number. It may be
-            changed.
+        at_once: maximum number of requests at a time.
+        waiting_each: maximum number of waiting requests of one caller.
+        wait_seconds: longest wait before `BusyError`.
+        per_second: maximum average rate, or None for no limit; may be changed.
     """
 
     def __init__(
@@ -45,10 +44,13 @@ class Turns:
 
     @asynccontextmanager
     async def of(self, name: str) -> AsyncIterator[None]:
-        """Wait for somebody's turn, which lasts as long as the context is open.
+        """Wait for a slot, and hold it while the context is open.
+
+        Args:
+            name: name of the caller.
 
         Raises:
-            BusyError: there is none.
+            BusyError: too many requests of this caller wait, or the wait took too long.
         """
         await self._wait(name)
         try:
@@ -75,7 +77,7 @@ class Turns:
             raise
 
     def _give_up(self, name: str, turn: asyncio.Future[None]) -> None:
-        """Take back a question that has not had its turn, or gets it too late."""
+        """Remove a waiting request, or release the slot that it got too late."""
         if turn.done() and not turn.cancelled():
             self._taken -= 1
             self._let_in()
@@ -87,7 +89,7 @@ class Turns:
             self._queues.pop(name, None)
 
     def _let_in(self) -> None:
-        """Let in as many as may have a turn now."""
+        """Give free slots to waiting requests."""
         loop = asyncio.get_running_loop()
         while self._queues and self._taken < self._at_once:
             now = loop.time()
@@ -98,10 +100,10 @@ class Turns:
             name, queue = self._queues.popitem(last=False)
             turn = queue.popleft()
             if queue:
-                self._queues[name] = queue  # at the end: the others come first
-            if turn.done():  # cancelled, and not taken back yet
+                self._queues[name] = queue  # at the end: other callers come first
+            if turn.done():  # cancelled, but not removed yet
                 continue
-            # A burst of one second's worth, then one after the other.
+            # Allow a burst of one second's worth, then pace the rest.
             if self.per_second is not None:
                 self._due_at = max(self._due_at, now - 1.0) + 1.0 / self.per_second
             self._taken += 1

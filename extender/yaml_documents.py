@@ -1,4 +1,4 @@
-"""Read YAML that may be hostile: aliases do not expand without bound."""
+"""Read YAML from untrusted sources, with a bound on the expansion of aliases."""
 
 import sys
 from typing import Any, Final
@@ -7,11 +7,11 @@ import yaml
 from typing_extensions import override  # in typing from Python 3.12 on
 
 MOST_REPEATED: Final = 100_000
-"""Values that the aliases of one document may add to those that are written out."""
+"""Values that the aliases of one document may add to the written values."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """YAML's safe loader, but aliases may add `MOST_REPEATED` values at most.
+    """YAML's safe loader, in which aliases may add at most `MOST_REPEATED` values.
 
     An alias costs a few bytes and stands for a whole subtree: twenty lines of aliases of aliases
     make billions of values for the code that walks the document.
@@ -19,7 +19,7 @@ class BoundedLoader(yaml.SafeLoader):
 
     @override
     def construct_document(self, node: yaml.Node) -> Any:  # the library's
-        """Build the document, once its size is known."""
+        """Build the document after a check of its size."""
         counts: dict[int, int] = {}
         if _count(node, counts) > len(counts) + MOST_REPEATED:
             problem = f"its aliases stand for more than {MOST_REPEATED} values"
@@ -28,20 +28,20 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 def yaml_documents(text: str) -> list[object]:
-    """Return the documents of a text.
+    """Parse all documents of a YAML text.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or too large.
-        ValueError, RecursionError: a value cannot be read, or is nested too deeply.
+        yaml.YAMLError: the text is not YAML, or its aliases expand too far.
+        ValueError, RecursionError: a value is invalid or nested too deeply.
     """
     return list(yaml.load_all(text, BoundedLoader))
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """Count the values below a node, and the node itself."""
+    """Count a node and the values below it, and expand aliases."""
     if id(node) in counts:
         return counts[id(node)]
-    counts[id(node)] = sys.maxsize  # a node that contains itself never ends
+    counts[id(node)] = sys.maxsize  # a node that contains itself has no end
     total = 1
     if isinstance(node, yaml.SequenceNode):
         total += sum(_count(item, counts) for item in node.value)

@@ -89,7 +89,7 @@ def test_it_waits_for_first_readings(replica: Replica) -> None:
     replica.now += 19.9
 
     assert replica.standing() is Standing.STARTING
-    assert replica.readiness.causes() == {"start": "no readings yet, or no word: prometheus"}
+    assert replica.readiness.causes() == {"start": "no first readings or peers yet: prometheus"}
     assert replica.readiness.faults() is None
 
     replica.awaited = []

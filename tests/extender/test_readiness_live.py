@@ -85,7 +85,7 @@ async def test_it_waits_for_agents_on_nodes_with_gpus(cluster: SimulatedCluster)
     async with start(settings) as extender:
         await until_laid_out(extender)
 
-        assert extender.readiness.causes() == {"start": "no readings yet, or no word: agents"}
+        assert extender.readiness.causes() == {"start": "no first readings or peers yet: agents"}
 
 
 async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_yet() -> None:
@@ -107,7 +107,7 @@ async def test_it_waits_to_hear_of_a_replica_that_answers_but_does_not_know_it_y
                 deadline_seconds=DEADLINE_SECONDS,
             )
 
-            assert second.readiness.causes() == {"start": "no readings yet, or no word: peers"}
+            assert second.readiness.causes() == {"start": "no first readings or peers yet: peers"}
 
 
 async def test_it_waits_for_no_replica_that_does_not_answer() -> None:
