@@ -1,1 +1,1 @@
-"""How settings are described, read and checked; what there is to set is in extender/config.py."""
+"""Models that describe, parse and validate settings; `extender/config.py` joins them."""

@@ -1,4 +1,4 @@
-"""The settings of the admission webhook, which gives GPU pods their scheduler."""
+"""Settings of the admission webhook, which assigns GPU pods to a scheduler."""
 
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -14,7 +14,7 @@ NAMESPACE: Final = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
 
 
 class Admission(Section):
-    """How GPU pods are given a scheduler as they are created."""
+    """Settings of the admission webhook, which assigns new GPU pods to a scheduler."""
 
     listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default="",
@@ -50,7 +50,7 @@ class Admission(Section):
         "is set",
     )
     lease_check_seconds: float = Field(
-        default=2.0, ge=0.2, le=60, description="the Lease is looked at this often"
+        default=2.0, ge=0.2, le=60, description="time between two reads of the Lease"
     )
 
     max_connections: int = Field(
@@ -76,14 +76,14 @@ class Admission(Section):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port to listen on; ("", 0) where there is no webhook."""
+        """Host and port to listen on, or ("", 0) without a webhook."""
         return split_address(self.listen) if self.listen else ("", 0)
 
     def files(self, tls: Tls) -> tuple[Path, Path]:
-        """Return certificate and key.
+        """Return the paths of certificate and key.
 
         Raises:
-            ValueError: there are none, and the API server asks over TLS alone.
+            ValueError: neither admission nor tls sets them; the API server requires TLS.
         """
         cert, key = (
             (self.cert_file, self.key_file) if self.cert_file else (tls.cert_file, tls.key_file)

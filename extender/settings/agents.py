@@ -1,4 +1,4 @@
-"""The settings of node agents that report to the extender."""
+"""Settings of the port to which node agents report."""
 
 from pathlib import Path
 from typing import Annotated, Self
@@ -11,7 +11,7 @@ from extender.settings.tls import is_loopback
 
 
 class Agents(Section):
-    """How reports of node agents are taken."""
+    """Settings of the port to which node agents report."""
 
     listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default="",
@@ -42,8 +42,8 @@ class Agents(Section):
         default=25.0,
         ge=1,
         le=600,
-        description="what an agent last said counts before another source's word that is newer by "
-        "less than this: where nothing changes, agents speak every 10 s",
+        description="an agent's report is preferred to another source's reading that is newer by "
+        "less than this; without changes agents report every 10 s",
     )
     silence_seconds: float = Field(
         default=35.0,
@@ -55,7 +55,7 @@ class Agents(Section):
         default=0.2,
         ge=0.02,
         le=5,
-        description="news of agents is applied in batches, this often",
+        description="time between two batches in which agents' reports are applied",
     )
     token_seconds: float = Field(
         default=3600.0,
@@ -67,10 +67,10 @@ class Agents(Section):
         default=200.0,
         ge=1,
         le=1000,
-        description="most tokens that the API server is asked about, on average",
+        description="most token reviews that are sent to the API server, on average",
     )
     review_timeout_seconds: float = Field(
-        default=5.0, ge=0.1, le=60, description="limit for one such question"
+        default=5.0, ge=0.1, le=60, description="limit for one token review"
     )
     max_connections: int = Field(
         default=10_000, ge=1, le=100_000, description="most connections at a time"
@@ -107,17 +107,17 @@ class Agents(Section):
 
     @property
     def is_tls(self) -> bool:
-        """Whether reports are taken over TLS."""
+        """Whether agents report over TLS."""
         return self.cert_file is not None
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port to listen on; ("", 0) where agents do not report."""
+        """Host and port to listen on, or ("", 0) if no port is set."""
         return split_address(self.listen) if self.listen else ("", 0)
 
     @property
     def usernames(self) -> frozenset[str]:
-        """The service accounts, as the API server names them."""
+        """User names of the service accounts, as the API server reports them."""
         return frozenset(
             f"system:serviceaccount:{account.replace('/', ':')}"
             for account in self.service_accounts

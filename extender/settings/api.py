@@ -1,4 +1,4 @@
-"""The settings of the API: who may read it."""
+"""Settings of the API: access, TLS and limits."""
 
 import ipaddress
 import re
@@ -14,24 +14,24 @@ from extender.settings.tls import Tls, is_loopback
 PROXIES_FORM: Final = "a list of IP addresses and networks, such as 10.0.0.4 or 10.0.0.0/28"
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([-A-Za-z0-9_.]{0,251}[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]")
-"""A name, an IPv4 address, or an IPv6 address as URLs write it."""
+"""A host name, an IPv4 address, or an IPv6 address in brackets."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ApiAccess(StrEnum):
-    """Who may read the API."""
+    """Clients that may read the API."""
 
     AUTO = "auto"
-    """Whoever is on this machine, where it is served on loopback alone; else as `token`."""
+    """As `open` if the port is on loopback, otherwise as `token`."""
     TOKEN = "token"  # noqa: S105 - the word
-    """Whoever shows a token that the API server knows."""
+    """Clients with a token that the API server accepts."""
     OPEN = "open"
-    """Whoever reaches the port."""
+    """Every client that reaches the port."""
 
 
 class Api(Section):
-    """Who may read the API and the page, what they see, and how it reaches them."""
+    """Settings of the API and the page: access, TLS and limits."""
 
     cert_file: Path | None = Field(
         default=None,
@@ -90,9 +90,9 @@ class Api(Section):
     )
     hosts: Annotated[tuple[str, ...], Form("a list of host names, without a port")] = Field(
         default=(),
-        description="names besides localhost, loopback addresses and the address of the port under "
-        "which it may be asked where it is on loopback and takes no tokens: another site's page "
-        "could else have its own name point here, and read on",
+        description="host names that requests may use if the port is on loopback and takes no "
+        "tokens, besides localhost, loopback addresses and the port's address: otherwise another "
+        "site's page could point its own name here and read the API",
     )
 
     @field_validator("proxies")
@@ -130,18 +130,18 @@ class Api(Section):
         return self
 
     def files(self, tls: Tls) -> tuple[Path, Path] | None:
-        """Return certificate and key of status_listen; None for plain HTTP."""
+        """Return the paths of status_listen's certificate and key, or None for plain HTTP."""
         own = (self.cert_file, self.key_file)
         cert, key = own if self.cert_file or self.allow_plain else (tls.cert_file, tls.key_file)
         return None if cert is None or key is None else (cert, key)
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """Where the API server's proxy comes from."""
+        """IP networks of the API server's proxies, parsed from `proxies`."""
         return tuple(map(ipaddress.ip_network, self.proxies))
 
     def is_open(self, host: str) -> bool:
-        """Whether no token is needed where the API is served on a host."""
+        """Return whether clients need no token if the API is served on `host`."""
         if self.access is ApiAccess.AUTO:
             return is_loopback(host)
         return self.access is ApiAccess.OPEN

@@ -1,4 +1,4 @@
-"""How two sets of settings differ, in words for people."""
+"""List the differences between two sets of settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from extender.settings.spec import Setting, format_value, is_secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One setting that is not what it was.
+    """One setting with a changed value.
 
     Attributes:
-        name: the setting's dotted name.
-        before: its value for people, without secrets.
-        after: likewise.
+        name: dotted name of the setting.
+        before: old value as text, without secrets.
+        after: new value as text, without secrets.
     """
 
     name: str
@@ -36,7 +36,7 @@ NONE = "(none)"
 def list_changes(
     before: BaseModel, after: BaseModel, settings: Mapping[tuple[str, ...], Setting]
 ) -> tuple[Change, ...]:
-    """Return the settings whose values differ, in the order of writing."""
+    """Return the settings with different values, in the order of the settings file."""
     return tuple(
         Change(
             name=setting.name,
@@ -49,15 +49,15 @@ def list_changes(
 
 
 def show_value(values: BaseModel, setting: Setting) -> str:
-    """Return a setting's value for people: "" for none, secrets hidden."""
+    """Format a setting's value for people; "" for no value, secrets hidden."""
     value = value_at(values, setting.path)
-    # A path or a number (how long a token is good for) gives nothing away.
+    # A path or a number, such as the lifetime of a token, reveals no secret.
     is_hidden = is_secret(setting.name) and not isinstance(value, Path | float) and bool(value)
     return HIDDEN if is_hidden else redact(format_value(value, setting.kind))
 
 
 def value_at(values: BaseModel, path: tuple[str, ...]) -> object:
-    """Return the value of the setting at a path."""
+    """Return the value of the setting at a path of names."""
     value: object = values
     for name in path:
         value = getattr(value, name)

@@ -1,4 +1,4 @@
-"""The settings that shape a decision; each section turns into its frozen value of the core."""
+"""Settings that decide placements; each section converts to a frozen value of the core."""
 
 from types import MappingProxyType
 from typing import Annotated, Final, Self
@@ -21,7 +21,7 @@ from extender.settings.section import (
 )
 
 DEFAULT: Final = Policy()
-"""Defaults are written down once, in the core."""
+"""The core defines the default values."""
 
 Action = Annotated[HealthAction, AnyCase]
 Xid = Annotated[int, Field(ge=0, le=LARGEST_XID)]
@@ -30,7 +30,7 @@ Celsius = Annotated[float, Field(ge=30, le=150)]
 
 
 class Thresholds(Section):
-    """Below both a GPU is idle."""
+    """Limits of activity and memory below which a GPU is idle."""
 
     utilization: Percent = Field(
         default=DEFAULT.thresholds.utilization * 100,
@@ -42,12 +42,12 @@ class Thresholds(Section):
     )
 
     def value(self) -> policy.Thresholds:
-        """Return what the core takes: ratios."""
+        """Convert to the core's thresholds, as ratios."""
         return policy.Thresholds(utilization=self.utilization / 100, memory=self.memory / 100)
 
 
 class Freshness(Section):
-    """How long a reading counts."""
+    """Ages at which a reading becomes stale, neutral and forgotten."""
 
     max_age_seconds: float = Field(
         default=DEFAULT.freshness.max_age_seconds,
@@ -78,7 +78,7 @@ class Freshness(Section):
         return self
 
     def value(self) -> policy.Freshness:
-        """Return what the core takes."""
+        """Convert to the core's freshness limits."""
         return policy.Freshness(
             max_age_seconds=self.max_age_seconds,
             fade_seconds=self.fade_seconds,
@@ -87,7 +87,7 @@ class Freshness(Section):
 
 
 class Foreign(Section):
-    """What shows that somebody outside Kubernetes uses a GPU that no pod holds."""
+    """Limits that detect foreign use: activity or memory on a GPU that no pod holds."""
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=DEFAULT.foreign.memory_bytes,
@@ -105,18 +105,18 @@ class Foreign(Section):
     )
 
     def value(self) -> policy.Foreign:
-        """Return what the core takes."""
+        """Convert to the core's limits, as ratios and bytes."""
         return policy.Foreign(
             memory_bytes=self.memory, utilization=self.utilization / 100, readings=self.readings
         )
 
 
 class Assumed(Section):
-    """What a pod that the readings do not show yet is believed to use."""
+    """Estimated load of pods that the readings do not show yet."""
 
     utilization: Percent = Field(
         default=DEFAULT.assumed.utilization * 100,
-        description="activity that a new pod is believed to add to a shared GPU",
+        description="estimated activity that a new pod adds to a shared GPU",
     )
     tentative_seconds: float = Field(
         default=DEFAULT.assumed.tentative_seconds,
@@ -141,7 +141,7 @@ class Assumed(Section):
     )
 
     def value(self) -> policy.Assumed:
-        """Return what the core takes."""
+        """Convert to the core's estimates, as ratios and seconds."""
         return policy.Assumed(
             utilization=self.utilization / 100,
             tentative_seconds=self.tentative_seconds,
@@ -151,13 +151,13 @@ class Assumed(Section):
 
 
 class EarlyFailures(Section):
-    """Pods that die soon after they start speak against their node."""
+    """How pods that fail soon after their start lower the certainty of their node."""
 
     within_seconds: float = Field(
         default=DEFAULT.early_failures.within_seconds,
         ge=1,
         le=3600,
-        description="a pod that fails so soon after its start speaks against its node",
+        description="a pod that fails within this time after its start lowers its node's certainty",
     )
     half_life_seconds: float = Field(
         default=DEFAULT.early_failures.half_life_seconds,
@@ -172,7 +172,7 @@ class EarlyFailures(Section):
     )
 
     def value(self) -> policy.EarlyFailures:
-        """Return what the core takes."""
+        """Convert to the core's parameters of early failures."""
         return policy.EarlyFailures(
             within_seconds=self.within_seconds,
             half_life_seconds=self.half_life_seconds,
@@ -181,7 +181,7 @@ class EarlyFailures(Section):
 
 
 class Health(Section):
-    """What each sign of ill health means for placing pods."""
+    """Action for each health problem of a GPU."""
 
     xid: Annotated[dict[Xid, Action], Form(f"a map of XID (0 to {LARGEST_XID}) to action")] = Field(
         default={},
@@ -270,7 +270,7 @@ class Health(Section):
     )
     fabric_unhealthy: Action = Field(
         default=DEFAULT.health.fabric_unhealthy,
-        description="the driver tells the node agent that the NVLink fabric is unhealthy ...",
+        description="the driver reports to the node agent that the NVLink fabric is unhealthy ...",
     )
     fabric_limited: Action = Field(
         default=DEFAULT.health.fabric_limited, description="... or of limited capacity"
@@ -321,8 +321,8 @@ class Health(Section):
     )
     temperature_warn_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_warn_celsius,
-        description="from here a GPU counts less; where the node agent tells at which temperature "
-        "its clocks are held back, from 10 degrees below that instead ...",
+        description="from this temperature on a GPU counts less; if the node agent reports the "
+        "temperature at which its clocks slow down, from 10 degrees below that instead ...",
     )
     temperature_high_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_high_celsius,
@@ -349,7 +349,7 @@ class Health(Section):
         return self
 
     def value(self) -> policy.Health:
-        """Return what the core takes."""
+        """Convert to the core's health rules."""
         same_names = {name: getattr(self, name) for name in type(self).model_fields}
         return policy.Health(**{**same_names, "xid": MappingProxyType(dict(self.xid))})
 
@@ -358,7 +358,7 @@ Weight = Annotated[float, Field(ge=0, le=1000), Unit("weight")]
 
 
 class Weights(Section):
-    """What the smaller terms of the score weigh against each other; only their ratios count."""
+    """Weights of the smaller terms of the score; only their ratios matter."""
 
     utilization: Weight = Field(
         default=DEFAULT.weights.utilization,
@@ -383,12 +383,12 @@ class Weights(Section):
         return self
 
     def value(self) -> policy.Weights:
-        """Return what the core takes."""
+        """Convert to the core's weights."""
         return policy.Weights(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
 class LoadFilter(Section):
-    """Refusing nodes for load."""
+    """Settings for rejecting nodes because of load."""
 
     enabled: bool = Field(
         default=DEFAULT.load_filter.is_enabled,
@@ -397,5 +397,5 @@ class LoadFilter(Section):
     )
 
     def value(self) -> policy.LoadFilter:
-        """Return what the core takes."""
+        """Convert to the core's load filter."""
         return policy.LoadFilter(is_enabled=self.enabled)

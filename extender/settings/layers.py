@@ -1,4 +1,4 @@
-"""Where values come from: the settings file, and variables of the environment above it."""
+"""Read settings from the settings file and from environment variables."""
 
 import difflib
 import re
@@ -15,27 +15,27 @@ from extender.settings.spec import ENVIRONMENT_PREFIX, Kind, Setting, is_secret
 from extender.yaml_documents import BoundedLoader
 
 Values = dict[str, object]
-"""Values by name; a section is such a dictionary again."""
+"""Values by name; the value of a section is another such dictionary."""
 
 _AGENTS_OWN: Final = "AGENT_"
-"""Begins what the node agent's variables are called after the common prefix."""
+"""Prefix of the node agent's variables after IDLEGPU_."""
 
-# Kubernetes puts these into each container for a Service called `idlegpu` or `idlegpu-...`.
+# Kubernetes sets these in each container for a Service named `idlegpu` or `idlegpu-...`.
 _SERVICE_LINK: Final = re.compile(
     r".*_SERVICE_HOST|.*_SERVICE_PORT(_.+)?|(.*_)?PORT(_[0-9]+_(TCP|UDP|SCTP).*)?"
 )
 _SAME_NAME_RATIO: Final = 0.8
-"""Names as alike as this are one misspelled."""
+"""Similarity from which an unknown name counts as a misspelled known one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Values from one place.
+    """Settings from one source, before validation.
 
     Attributes:
-        values: what it says, unchecked.
-        variables: for the environment, the variable that each value came from, by path.
-        problems: what could not be read.
+        values: values by name.
+        variables: for the environment, the variable of each value, by path.
+        problems: messages about text that could not be parsed.
     """
 
     values: Values = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Layer:
 
 
 class _Loader(BoundedLoader):
-    """YAML's safe loader, but a name given twice is an error: one of the two would be lost."""
+    """YAML's safe loader, which rejects duplicate names: one of the two values would be lost."""
 
     @override
     def construct_mapping(
@@ -63,7 +63,7 @@ class _Loader(BoundedLoader):
 
 
 def read_file(path: Path) -> Layer:
-    """Read the settings file; an empty one sets nothing."""
+    """Read and parse the settings file."""
     try:
         return parse_file(path, path.read_bytes())
     except OSError as error:
@@ -71,12 +71,12 @@ def read_file(path: Path) -> Layer:
 
 
 def describe_unreadable(path: Path, error: OSError) -> str:
-    """Say that the settings file cannot be read, and why."""
+    """Return the message for a settings file that cannot be read."""
     return f"{path}: cannot be read: {error.strerror or error}"
 
 
 def parse_file(path: Path, content: bytes) -> Layer:
-    """Parse what was read from the settings file."""
+    """Parse the settings file; an empty file sets nothing."""
     try:
         text = content.decode("utf-8-sig")
         document = decode_with(_load, text)
@@ -97,15 +97,15 @@ def read_environment(
     settings: Mapping[tuple[str, ...], Setting],
     prefix: str = ENVIRONMENT_PREFIX,
 ) -> Layer:
-    """Read the variables that name a setting; an empty variable sets nothing.
+    """Parse the environment variables that name a setting; an empty variable sets nothing.
 
-    A variable is called `IDLEGPU_`, then the setting's dotted name in capitals with `_` or `__`
-    for each dot.
+    A variable's name is `IDLEGPU_` and the setting's dotted name in capitals, with `_` or `__` for
+    each dot.
 
     Args:
-        environ: variables by name.
-        settings: what there is to set, by path.
-        prefix: what their variables begin with.
+        environ: environment variables by name.
+        settings: all settings by path.
+        prefix: prefix of the variables.
     """
     by_variable = {setting.variable: setting for setting in settings.values()}
     values: Values = {}
@@ -116,7 +116,7 @@ def read_environment(
             continue
         setting = by_variable.get(variable.replace("__", "_"))
         if setting is None:
-            problems += _doubt(variable, by_variable, prefix)
+            problems += _misspelled(variable, by_variable, prefix)
         elif setting.path in variables:
             problems.append(f"{variable}: {variables[setting.path]} sets the same: set only one")
         else:
@@ -129,7 +129,7 @@ def read_environment(
 
 
 def without(values: Values, paths: Mapping[tuple[str, ...], str]) -> Values:
-    """Return values without those at `paths`: a map in the environment replaces the file's."""
+    """Return `values` without the settings at `paths`: a map variable replaces the file's map."""
     kept: Values = {}
     for name, value in values.items():
         if (name,) in paths:
@@ -144,7 +144,7 @@ def _load(text: str) -> object:
 
 
 def _explain(error: yaml.YAMLError) -> str:
-    """Say what is wrong and where, without the line itself: it may hold a secret."""
+    """Describe a YAML error with its position, without the line, which may hold a secret."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     if mark is None:
@@ -153,10 +153,10 @@ def _explain(error: yaml.YAMLError) -> str:
 
 
 def _parse(text: str, setting: Setting) -> object:
-    """Return the value that a variable's text stands for; numbers are left to the check.
+    """Convert a variable's text to a list or map; keep other text for validation.
 
     Raises:
-        ValueError: a list or map cannot be read.
+        ValueError: the text is not a valid list or map.
     """
     is_listed = setting.kind is Kind.LIST and not text.startswith("[")
     if is_listed:
@@ -182,7 +182,7 @@ def _reason(error: MalformedError) -> str:
 
 
 def _put(values: Values, path: tuple[str, ...], value: object) -> None:
-    """Put a value where its path says."""
+    """Store a value in the nested dictionaries at its path."""
     *sections, name = path
     for section in sections:
         inner = values.setdefault(section, {})
@@ -191,8 +191,10 @@ def _put(values: Values, path: tuple[str, ...], value: object) -> None:
     values[name] = value
 
 
-def _doubt(variable: str, by_variable: Mapping[str, Setting], prefix: str) -> list[str]:
-    """Return the problem with a variable that names no setting, if it was meant to name one.
+def _misspelled(variable: str, by_variable: Mapping[str, Setting], prefix: str) -> list[str]:
+    """Return the problem with a variable that is probably a misspelled setting, or none.
+
+    Other variables are ignored, because Kubernetes and other tools set variables with this prefix.
 
     Others are left alone: Kubernetes and people's tools put variables with our prefix there, too.
     """

@@ -1,10 +1,10 @@
-"""What can be chosen of the log; apart, because a program without settings logs as well."""
+"""Choices of the log settings, importable without pydantic."""
 
 from enum import StrEnum
 
 
 class LogLevel(StrEnum):
-    """From which weight on a line is written."""
+    """Lowest level of the lines that are written."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -13,9 +13,9 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """For whom log lines are."""
+    """Format of the log lines."""
 
     JSON = "json"
     """One JSON object for each line, for machines."""
     TEXT = "text"
-    """For people."""
+    """One line of text for people."""

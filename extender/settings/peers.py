@@ -1,4 +1,4 @@
-"""The settings of replicas that tell each other, and of noticing pods that were bound unasked."""
+"""Settings of messages between replicas, and of the check for bypassed pods."""
 
 import re
 from pathlib import Path
@@ -13,19 +13,19 @@ MAX_PORT: Final = 65535
 ADDRESS_FORM: Final = f"host:port with a port from 1 to {MAX_PORT}"
 
 LEAST_SECRET: Final = 16
-"""Characters."""
+"""Shortest allowed secret, in characters."""
 
 _HOST: Final = re.compile(
     r"[0-9A-Za-z]([-.0-9A-Za-z]*[0-9A-Za-z])?\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*"
 )
-"""A name, an IPv4 address, or an IPv6 address without its brackets."""
+"""A host name, an IPv4 address, or an IPv6 address without brackets."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split host:port; an IPv6 address loses its brackets.
+    """Split host:port into host and port; an IPv6 address loses its brackets.
 
     Raises:
-        ValueError: it is no such address; the message says what it must be.
+        ValueError: the text is not host:port; the message says what it must be.
 
     Example:
         >>> split_address("idlegpu-peers:8888"), split_address("[::1]:8888")
@@ -35,7 +35,7 @@ def split_address(address: str) -> tuple[str, int]:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname or "", parts.port or 0
         is_plain = parts.netloc == address and "@" not in address
-    except ValueError:  # a port that is no number or beyond the last, or half an IPv6 address
+    except ValueError:  # the port is not a number or too large, or the IPv6 address is malformed
         host, port, is_plain = "", 0, False
     if not port or not is_plain or not _HOST.fullmatch(host):
         raise ValueError(
@@ -45,12 +45,12 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class Peers(Section):
-    """How replicas tell each other what they were asked."""
+    """Settings of the messages in which replicas share requests and placements."""
 
     service: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default="",
-        description="host:port of a headless Service of all replicas: they tell each other what "
-        "they were asked and where they place pods; empty: there is one replica",
+        description="host:port of a headless Service of all replicas: they share the requests that "
+        "they receive and their placements; empty: there is one replica",
     )
     addresses: Annotated[tuple[str, ...], Form(f"a list of {ADDRESS_FORM}")] = Field(
         default=(), description="addresses of replicas, beside those of the service"
@@ -64,12 +64,15 @@ class Peers(Section):
         default=0.01,
         ge=0.001,
         le=10,
-        description="least time between two messages to one replica; what comes meanwhile goes "
-        "together, and pods that are placed by several replicas at once spread the better the "
-        "shorter this is",
+        description="least time between two messages to one replica; news in between is sent "
+        "together. The shorter this is, the better several replicas spread pods that they place "
+        "at once",
     )
     resolve_seconds: float = Field(
-        default=5.0, ge=0.1, le=300, description="the service's addresses are looked up this often"
+        default=5.0,
+        ge=0.1,
+        le=300,
+        description="time between two look-ups of the service's addresses",
     )
     timeout_seconds: float = Field(
         default=2.0, ge=0.1, le=60, description="limit for one message to be answered"
@@ -90,10 +93,10 @@ class Peers(Section):
         return addresses
 
     def secret(self) -> str:
-        """Read the secret; "" where there is none.
+        """Read the shared secret, or return "" if no file is set.
 
         Raises:
-            ValueError: the file cannot be read, or is empty.
+            ValueError: the file cannot be read, or the secret is too short.
         """
         if self.secret_file is None:
             return ""
@@ -110,12 +113,12 @@ class Peers(Section):
 
     @property
     def is_used(self) -> bool:
-        """Whether there are other replicas to tell."""
+        """Whether other replicas are configured."""
         return bool(self.service or self.addresses)
 
 
 class Unasked(Section):
-    """How pods are noticed that kube-scheduler bound without having asked about them."""
+    """Settings of the check for pods that were bound without a request to any replica."""
 
     enabled: bool = Field(
         default=True, description="count GPU pods that were bound although no replica was asked"

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in words that name the setting, its value and what is allowed."""
+"""Format validation errors: name the setting, its value and the allowed values."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from extender.settings.spec import Kind, Setting, is_secret
 
 MAX_SHOWN: Final = 80
-"""Longer values are cut."""
+"""Longest value in a message, in characters."""
 
 HIDDEN: Final = "(hidden)"
 QUOTES: Final = "'\""
@@ -24,11 +24,11 @@ _QUERY: Final = re.compile(r"(?<=\?)\S+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where the values came from.
+    """Sources of the settings, for messages.
 
     Attributes:
-        file: the settings file as the user named it, "" without one.
-        variables: variables of the environment, by path of the setting.
+        file: path of the settings file as the user wrote it, or "".
+        variables: environment variables by path of the setting.
     """
 
     file: str
@@ -36,7 +36,7 @@ class Origin:
 
 
 def redact(text: str) -> str:
-    """Take user, password and query off the URLs in a text.
+    """Hide user, password and query of the URLs in a text.
 
     Example:
         >>> redact("http://me:word@prometheus:9090/x?token=1")
@@ -50,22 +50,22 @@ def redact(text: str) -> str:
 def describe(
     error: ErrorDetails, origin: Origin, settings: Mapping[tuple[str, ...], Setting]
 ) -> str:
-    """Return one problem: where it is, the value, and what it must be."""
+    """Format a validation error: its place, the value, and the allowed values."""
     where = tuple(str(part) for part in error["loc"])
     setting = _setting_at(where, settings)
-    return f"{_place(error['loc'], origin, setting)}: {_complaint(error, where, setting, settings)}"
+    return f"{_place(error['loc'], origin, setting)}: {_problem(error, where, setting, settings)}"
 
 
 def _setting_at(
     where: tuple[str, ...], settings: Mapping[tuple[str, ...], Setting]
 ) -> Setting | None:
-    """Return the setting at a place, or the one that holds it."""
+    """Return the setting at a path, or the one that contains it."""
     starts = (where[:length] for length in range(len(where), 0, -1))
     return next((settings[start] for start in starts if start in settings), None)
 
 
 def _place(loc: tuple[int | str, ...], origin: Origin, setting: Setting | None) -> str:
-    """Name the variable, or the file and the place in it."""
+    """Name the variable, or the file and the path in it."""
     if setting is not None and setting.path in origin.variables:
         inner = _dotted(loc[len(setting.path) :], setting)
         return f"{origin.variables[setting.path]}{' ' if inner else ''}{inner}"
@@ -73,7 +73,7 @@ def _place(loc: tuple[int | str, ...], origin: Origin, setting: Setting | None) 
 
 
 def _dotted(loc: tuple[int | str, ...], setting: Setting | None) -> str:
-    """Write a place as people do: `health.xid.79`, `resources[0]`."""
+    """Format a path as in the file: `health.xid.79`, `resources[0]`."""
     is_list = setting is not None and setting.kind is Kind.LIST
     text = ""
     for part in loc:
@@ -82,13 +82,13 @@ def _dotted(loc: tuple[int | str, ...], setting: Setting | None) -> str:
     return text.removeprefix(".")
 
 
-def _complaint(
+def _problem(
     error: ErrorDetails,
     where: tuple[str, ...],
     setting: Setting | None,
     settings: Mapping[tuple[str, ...], Setting],
 ) -> str:
-    """Say what is wrong with the value, and what is allowed."""
+    """Describe the problem with a value, and the allowed values."""
     kind = error["type"]
     if kind == "extra_forbidden":
         return _unknown(where, setting, settings)
@@ -110,7 +110,7 @@ def _complaint(
 
 
 def _shown(value: object, where: tuple[str, ...]) -> str:
-    """Write a value for people: one short line, without secrets."""
+    """Format a value on one short line, without secrets."""
     if any(is_secret(part) for part in where):
         return HIDDEN
     if isinstance(value, Mapping):
@@ -122,7 +122,7 @@ def _shown(value: object, where: tuple[str, ...]) -> str:
 
 
 def _names_in(section: tuple[str, ...], settings: Mapping[tuple[str, ...], Setting]) -> list[str]:
-    """Return the names that a section knows."""
+    """Return the names that a section allows."""
     depth = len(section)
     return list(dict.fromkeys(path[depth] for path in settings if path[:depth] == section))
 
@@ -132,13 +132,13 @@ def _unknown(
     setting: Setting | None,
     settings: Mapping[tuple[str, ...], Setting],
 ) -> str:
-    """Say that there is no such setting, and which may have been meant."""
+    """Describe an unknown name, with a suggestion if a known name is similar."""
     if setting is not None:
         return "is no known name"
     by_name = {candidate.name: candidate for candidate in settings.values()}
     sections = {path[0] for path in settings if len(path) > 1} if len(where) == 1 else set()
     close = difflib.get_close_matches(".".join(where), [*by_name, *sorted(sections)], n=1)
-    if not close:  # perhaps the name is right, and its place wrong
+    if not close:  # perhaps the name is right, but in the wrong section
         by_last = {path[-1]: ".".join(path) for path in settings}
         close = [by_last[name] for name in difflib.get_close_matches(where[-1], by_last, n=1)]
     if close:

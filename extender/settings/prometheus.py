@@ -1,4 +1,4 @@
-"""The settings of the source of readings: Prometheus, and what it calls them."""
+"""Settings of Prometheus as a source of readings."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ LABEL_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class MetricRow(Section):
-    """One row of the table of metrics: which series says which signal, in which unit."""
+    """One row of the metric table: the signal and unit of a metric."""
 
     signal: str = Field(description="the signal that the metric measures")
     unit: Literal["ratio", "percent", "bytes", "MiB", "watts", "milliwatts", "celsius", "count"] = (
@@ -25,7 +25,7 @@ class MetricRow(Section):
 
 
 class Prometheus(Section):
-    """Where the readings come from."""
+    """Settings of the queries to Prometheus."""
 
     url: Annotated[str, Form("a URL like http://prometheus:9090")] = Field(
         default="", description="base URL of Prometheus, Thanos or Mimir; empty: none"
@@ -114,10 +114,10 @@ class Prometheus(Section):
 
 
 def _is_url(url: str) -> bool:
-    """Tell whether something can be asked there."""
+    """Return whether a text is an http or https URL with a host."""
     try:
         parts = urlsplit(url)
         is_port = parts.port is None or parts.port > 0
-    except ValueError:  # a port beyond the last, or half an IPv6 address
+    except ValueError:  # the port is too large, or the IPv6 address is malformed
         return False
     return parts.scheme in {"http", "https"} and bool(parts.hostname) and is_port

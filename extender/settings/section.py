@@ -1,4 +1,4 @@
-"""What the sections of the settings share: their base, and types that know their unit."""
+"""Base class of the sections of settings, and types of values with units."""
 
 import contextlib
 import re
@@ -26,17 +26,17 @@ GIB: Final = 1 << 30
 TIB: Final = 1 << 40
 
 NOT_A_NUMBER: Final = "not_a_number"
-"""Type of the error for a number that cannot be read; the message is made from the setting."""
+"""Error type for a number that cannot be parsed; the message is made from the setting."""
 
 _PERCENT: Final = re.compile(r"(?P<number>[0-9.]+)\s*%")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The unit of a setting whose name does not say it.
+    """Unit of a setting whose name does not end with the unit.
 
     Attributes:
-        name: as people write it: `percent`, `bytes`.
+        name: the unit: `percent`, `bytes`.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a value must look like, where types and bounds do not say it.
+    """Format of a value that type and bounds do not describe.
 
     Attributes:
-        text: for people.
+        text: description for messages.
     """
 
     text: str
 
 
 class Section(BaseModel):
-    """One part of the settings file: unknown names are errors, values never change."""
+    """One section of the settings file; unknown names are errors, and values are frozen."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
@@ -63,13 +63,13 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _accept_empty(cls, values: object) -> object:
-        """A section whose settings are all commented out is null in YAML: it sets nothing."""
+        """Accept null as an empty section: YAML reads a section of comments only as null."""
         return {} if values is None else values
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean_as_number(cls, value: object, info: ValidationInfo) -> object:
-        """YAML reads `yes` and `on` as true, which Python would take for 1."""
+        """Reject booleans for numbers: YAML reads `yes` as true, which Python converts to 1."""
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and field.annotation in (int, float):
             raise PydanticCustomError(NOT_A_NUMBER, "a boolean is no number")
@@ -77,13 +77,13 @@ class Section(BaseModel):
 
 
 def _strip_percent(value: object) -> object:
-    """Take the sign off `30%`."""
+    """Remove the sign from `30%`."""
     match = _PERCENT.fullmatch(value.strip()) if isinstance(value, str) else None
     return match["number"] if match else value
 
 
 def _read_bytes(value: object) -> object:
-    """Return the bytes that a Kubernetes quantity (`20Gi`) says."""
+    """Convert a Kubernetes quantity such as `20Gi` to bytes."""
     if not isinstance(value, str | int | float):
         raise PydanticCustomError(NOT_A_NUMBER, "no quantity")
     try:
@@ -93,20 +93,20 @@ def _read_bytes(value: object) -> object:
 
 
 def _in_any_case(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """Names of choices may be written in any case; a bad one is reported as it was written."""
+    """Accept a choice in any case, and report an invalid one as it was written."""
     with contextlib.suppress(ValidationError):
         return check(value.lower() if isinstance(value, str) else value)
     return check(value)
 
 
 Percent = Annotated[float, BeforeValidator(_strip_percent), Field(ge=1, le=100), Unit("percent")]
-"""A percentage. Below 1 is refused: 0.3 is most likely meant as a ratio."""
+"""A percentage. Values below 1 are rejected, because 0.3 is probably meant as a ratio."""
 
 Share = Annotated[float, Field(ge=0, le=1), Unit("ratio")]
-"""A part of a whole, 0 to 1."""
+"""A ratio, 0 to 1."""
 
 Quantity = Annotated[int, BeforeValidator(_read_bytes), Unit("bytes")]
-"""Bytes, written as a Kubernetes quantity: `20Gi`."""
+"""A number of bytes, written as a Kubernetes quantity: `20Gi`."""
 
 AnyCase = WrapValidator(_in_any_case)
-"""Marks a choice that may be written in any case."""
+"""Marks a choice that is accepted in any case."""

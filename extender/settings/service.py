@@ -1,4 +1,4 @@
-"""The settings of the service around the decision: wire, cluster, events, log."""
+"""Settings of the server around the decision: answers, sources, events and log."""
 
 import re
 from typing import Annotated, Final
@@ -14,7 +14,7 @@ _LABEL: Final = re.compile(
 
 
 class Wire(Section):
-    """How answers reach kube-scheduler."""
+    """Settings of the answers to kube-scheduler."""
 
     max_score: int = Field(
         default=400,
@@ -28,33 +28,34 @@ class Wire(Section):
         default=100,
         ge=0,
         le=100_000,
-        description="so many of the best nodes are left to kube-scheduler, to score only them, and "
-        "above 1 all that soft spread or preferred affinity of the pod's own could pick; 0 for "
-        "all: so set it where another extender comes after this one and may refuse them",
+        description="number of best nodes that filter passes, so that kube-scheduler scores only "
+        "them; above 1 also all nodes that the pod's soft spread or preferred affinity could pick. "
+        "0 passes all: set it if another extender comes after this one and may refuse nodes",
     )
 
 
 class Ready(Section):
-    """When a replica is to be asked."""
+    """Conditions under which a replica is ready."""
 
     wait_seconds: float = Field(
         default=10.0,  # beside some 3 s for 5,000 nodes: ready within 15 s without Prometheus too
         ge=0,
         le=300,
         description="a replica that starts is ready once it knows nodes and pods, has first "
-        "readings, and hears of other replicas; for these two it waits no longer than that",
+        "readings, and has messages from other replicas; for readings and messages it waits at most "
+        "this long",
     )
     behind_seconds: float = Field(
         default=30.0,
         ge=1,
         le=3600,
-        description="a replica that has not reached the API server, Prometheus or any agent for so "
-        "long is not ready while another one of `peers` reaches what it does, and that as well",
+        description="a replica that has not reached the API server, Prometheus or any agent for "
+        "this long is not ready while one of `peers` reaches all its sources and at least one more",
     )
 
 
 class Cluster(Section):
-    """How nodes and pods are followed."""
+    """Settings of the lists and watches of nodes and pods."""
 
     page_size: int = Field(default=100, ge=10, le=5000, description="objects in one page of a list")
     page_timeout_seconds: float = Field(
@@ -76,12 +77,12 @@ class Cluster(Section):
     exporter_words: tuple[str, ...] = Field(
         default=("dcgm-exporter",),
         description="pods whose name or app label contains one of these export telemetry: their "
-        "names and addresses tell the node of a series",
+        "names and addresses identify the node of a series",
     )
 
 
 class Events(Section):
-    """Events that explain decisions in `kubectl describe pod`."""
+    """Settings of the Events that explain decisions in `kubectl describe pod`."""
 
     enabled: bool = Field(default=True, description="write events")
     placements: bool = Field(
@@ -95,12 +96,12 @@ class Events(Section):
 
     @property
     def tells_placements(self) -> bool:
-        """Whether an event tells of each placement."""
+        """Whether the extender writes an Event for placements."""
         return self.enabled and self.placements
 
 
 class Decisions(Section):
-    """What `GET /v1/decisions` remembers."""
+    """Settings of the history behind `GET /v1/decisions`."""
 
     history: int = Field(
         default=1000, ge=1, le=100_000, description="decisions that are remembered"
@@ -116,8 +117,8 @@ class Decisions(Section):
 Prices = dict[str, Annotated[float, Field(ge=0)]]
 
 PRICES: Final = (
-    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}: page, API and "
-    "`idlegpu costs` then tell what pods cost, in whatever money that is; where several fit, the "
+    "price of a GPU-hour by words of the model, e.g. {H100: 2.5, A100 80GB: 1.4}, in any currency: "
+    "page, API and `idlegpu costs` then show the cost of pods; if several entries match, the "
     "longest counts"
 )
 
@@ -140,7 +141,7 @@ POOL_LABELS: Final = (
 
 
 class Log(Section):
-    """The log."""
+    """Settings of the log."""
 
     level: Annotated[LogLevel, AnyCase] = Field(
         default=LogLevel.INFO, description="least level written"

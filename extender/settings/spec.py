@@ -1,4 +1,4 @@
-"""What there is to set, read off the models: for messages, for the environment, for the table."""
+"""Describe every setting from its pydantic model, for messages, environment and documentation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _BINARY_UNITS: Final = ("Ti", "Gi", "Mi", "Ki")
 
 
 class Kind(StrEnum):
-    """What a value looks like, in words that follow `must be`."""
+    """Kind of a value, in words that follow `must be`."""
 
     BOOLEAN = "true or false"
     CHOICE = "one of"
@@ -42,17 +42,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, as people read about it.
+    """Description of one setting.
 
     Attributes:
-        path: names of the sections around it, then its own.
-        kind: what its value looks like.
-        unit: "" where it has none.
-        bounds: `1 to 100`, or the choices; "" where there are none.
-        form: what a value must look like, "" where kind and bounds say it.
-        default: "" where there is none.
-        description: what it means.
-        prefix: what its variable of the environment begins with.
+        path: names of its sections, then its own name.
+        kind: kind of its value.
+        unit: unit of its value, "" without one.
+        bounds: range such as `1 to 100`, or the choices; "" without bounds.
+        form: format of its value, "" if kind and bounds describe it.
+        default: default value as text, "" without one.
+        description: meaning.
+        prefix: prefix of its environment variable.
     """
 
     path: tuple[str, ...]
@@ -66,46 +66,46 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Name in the file, dotted."""
+        """Dotted name in the settings file."""
         return ".".join(self.path)
 
     @property
     def variable(self) -> str:
-        """Name in the environment."""
+        """Name of the environment variable."""
         return self.prefix + "_".join(self.path).upper()
 
     @property
     def allowed(self) -> str:
-        """What a value must be, in words that follow `must be`."""
+        """Allowed values, in words that follow `must be`."""
         return self.form or " ".join(filter(None, (self.kind, self.limits)))
 
     @property
     def limits(self) -> str:
-        """Its bounds, in words that follow `must be`."""
-        is_spoken = self.unit not in {"bytes", "ratio"}  # quantities and plain numbers say it
+        """Bounds with their unit, in words that follow `must be`."""
+        is_spoken = self.unit not in {"bytes", "ratio"}  # quantities and plain numbers need none
         bounds = f"from {self.bounds}" if " to " in self.bounds else self.bounds
         return " ".join(filter(None, (bounds, self.unit if is_spoken else "")))
 
 
 def is_secret(name: str) -> bool:
-    """Whether the values under such a name are not to be shown."""
+    """Return whether values under this name must be hidden."""
     return any(word in name.lower() for word in _SECRET_WORDS)
 
 
 def list_settings(
     model: type[BaseModel], prefix: str = ENVIRONMENT_PREFIX
 ) -> dict[tuple[str, ...], Setting]:
-    """Return every setting of a model and its sections, by path, in the order of writing.
+    """Return every setting of a model and its sections by path, in the order of the fields.
 
     Args:
-        model: the model.
-        prefix: what the variables of the environment begin with.
+        model: the pydantic model.
+        prefix: prefix of the environment variables.
     """
     return {setting.path: replace(setting, prefix=prefix) for setting in _walk(model, ())}
 
 
 def format_bytes(count: int) -> str:
-    """Write bytes as the shortest exact quantity.
+    """Format bytes as the shortest exact quantity.
 
     Example:
         >>> format_bytes(20 << 30), format_bytes(1000)
@@ -118,7 +118,7 @@ def format_bytes(count: int) -> str:
 
 
 def format_value(value: object, kind: Kind) -> str:
-    """Write a checked value as one would in the file; "" for none."""
+    """Format a valid value as in the settings file; "" for no value."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -169,7 +169,7 @@ def _describe(path: tuple[str, ...], field: FieldInfo) -> Setting:
 
 
 def _unwrap(annotation: object, metadata: list[object]) -> tuple[object, list[object]]:
-    """Take `| None` and Annotated off a type, and collect what was annotated."""
+    """Return a type without `| None` and Annotated, and its annotations."""
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)
@@ -218,7 +218,7 @@ def _bounds_of(metadata: list[object], kind: Kind) -> str:
             case Lt():
                 high = f"less than {_format_bound(item.lt, kind)}"
             case _:
-                pass  # says nothing about bounds
+                pass  # not a bound
     if is_open:
         return ", ".join(filter(None, (low, high)))
     return f"{low} to {high}" if low and high else low or high

@@ -1,4 +1,4 @@
-"""The settings as a Markdown table, for docs/settings.md."""
+"""Render the settings as a Markdown table for docs/settings.md."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -23,7 +23,7 @@ _TYPES: Final = {
 
 
 def render_table(settings: Iterable[Setting]) -> str:
-    """Return the table, one row for each setting."""
+    """Render a Markdown table with one row for each setting."""
     return "\n".join([_HEADER, *map(_row, settings)]) + "\n"
 
 

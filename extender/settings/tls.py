@@ -1,4 +1,4 @@
-"""The settings of TLS: which certificates webhooks are served with, and who may ask."""
+"""Settings of TLS at the webhooks' port."""
 
 import ipaddress
 from pathlib import Path
@@ -10,7 +10,7 @@ from extender.settings.section import Form, Section
 
 
 class Tls(Section):
-    """How webhooks are served over TLS, to whoever shows a certificate that is known."""
+    """Settings of TLS at the webhooks' port, where clients must show a certificate."""
 
     cert_file: Path | None = Field(
         default=None,
@@ -47,12 +47,12 @@ class Tls(Section):
 
     @property
     def is_used(self) -> bool:
-        """Whether webhooks are served over TLS."""
+        """Whether the webhooks' port uses TLS."""
         return self.cert_file is not None
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is reached from this machine alone."""
+    """Return whether a host is `localhost` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The settings for whoever wants to see first what this would do: shadow mode, log, regret."""
+"""Settings of shadow mode, the decision log and the regret watch."""
 
 from enum import StrEnum
 from typing import Annotated, Final, Self
@@ -11,23 +11,23 @@ STDOUT: Final = "-"
 
 
 class Mode(StrEnum):
-    """What answers are worth."""
+    """Whether answers influence kube-scheduler."""
 
     ACTIVE = "active"
-    """kube-scheduler goes by them."""
+    """Answers filter and score nodes."""
     SHADOW = "shadow"
-    """Everything is decided and recorded, and no answer changes anything."""
+    """Decisions are made and recorded, but answers change nothing."""
 
 
 MODE: Final = (
     "shadow: every candidate passes and none gets a score, so that kube-scheduler places pods as "
-    "if it did not ask, while everything is decided and recorded as otherwise; active: it goes by "
-    "what is decided"
+    "without the extender, while decisions are made and recorded; active: answers filter and "
+    "score nodes"
 )
 
 
 class DecisionLog(Section):
-    """A log of decisions from which `idlegpu replay` decides again."""
+    """Settings of the decision log, which `idlegpu replay` reads."""
 
     path: str = Field(
         default="",
@@ -48,7 +48,7 @@ class DecisionLog(Section):
 
 
 class Regret(Section):
-    """What placements look like some time later."""
+    """Settings of the regret watch, which compares placements with the load that followed."""
 
     pods: int = Field(
         default=1000,
@@ -68,7 +68,7 @@ class Regret(Section):
         default=30.0,
         ge=1,
         le=600,
-        description="time between two looks at the activity of all GPUs",
+        description="time between two samples of the activity of all GPUs",
     )
 
     @model_validator(mode="after")

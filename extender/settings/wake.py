@@ -1,4 +1,4 @@
-"""The settings of waking waiting pods."""
+"""Settings of waking pending pods."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -9,18 +9,18 @@ from extender.settings.section import AnyCase, Section, Unit
 
 
 class WakeTarget(StrEnum):
-    """What is changed so that kube-scheduler looks at refused pods again."""
+    """Object that is changed so that kube-scheduler tries rejected pods again."""
 
     OBJECT = "object"
-    """One CSIStorageCapacity object of ours: nobody else looks at it."""
+    """Our own CSIStorageCapacity object, which no other component reads."""
     NODE = "node"
-    """The node that would do: needs the right to patch nodes."""
+    """A node with room for the pod; needs the right to patch nodes."""
     POD = "pod"
-    """The pod that there is room for, and no other: needs the right to patch pods."""
+    """The pod to wake, and no other; needs the right to patch pods."""
 
 
 class Wake(Section):
-    """How kube-scheduler is made to look again at pods that we refused."""
+    """Settings of waking: kube-scheduler tries pods again that the extender rejected."""
 
     enabled: bool = Field(
         default=True,
@@ -29,9 +29,10 @@ class Wake(Section):
     )
     target: Annotated[WakeTarget, AnyCase] = Field(
         default=WakeTarget.OBJECT,
-        description="what is changed: an annotation of a CSIStorageCapacity object of ours, or of "
-        "the node, which has kube-scheduler try all pods that we refused; or each pod that there "
-        "is room for, which wakes that one alone and takes the gate idlegpu.io/room from it",
+        description="object that is changed: object and node change an annotation of our "
+        "CSIStorageCapacity object or of a node, so that kube-scheduler tries all pods that we "
+        "refused; pod changes each pod with room for it, wakes only that pod and removes its gate "
+        "idlegpu.io/room",
     )
     namespace: str = Field(
         default="",
@@ -40,13 +41,13 @@ class Wake(Section):
         "where a kubeconfig is set",
     )
     check_seconds: float = Field(
-        default=0.5, ge=0.1, le=60, description="time between two looks at the waiting pods"
+        default=0.5, ge=0.1, le=60, description="time between two checks of the waiting pods"
     )
     confirmations: int = Field(
         default=2,
         ge=1,
         le=100,
-        description="so many looks in a row must find a node for a pod before it is woken",
+        description="number of checks in a row that must find a node for a pod before it is woken",
     )
     min_interval_seconds: float = Field(
         default=2.0, ge=0.1, le=3600, description="least time between two wakes ..."
@@ -61,16 +62,15 @@ class Wake(Section):
         default=0.25,
         ge=0.01,
         le=1,
-        description="a wake of all waiting pods keeps kube-scheduler busy while it tries them, "
-        "and other pods wait behind them: wakes are so rare that this takes at most such a share "
-        "of its time, as measured",
+        description="share of kube-scheduler's time that retries of woken pods may take, as "
+        "measured: a wake makes it try all waiting pods, and other pods wait behind them",
     )
     repeat_seconds: float = Field(
         default=10.0,
         ge=0.1,
         le=3600,
-        description="a pod that a wake did not help is not woken for the same nodes again for so "
-        "long, doubled each time up to five minutes",
+        description="a pod that a wake did not help is not woken for the same nodes again for "
+        "this long, doubled each time up to five minutes",
     )
     lease_seconds: float = Field(
         default=15.0,
