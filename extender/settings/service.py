@@ -42,8 +42,8 @@ class Ready(Section):
         ge=0,
         le=300,
         description="a replica that starts is ready once it knows nodes and pods, has first "
-        "readings, and has messages from other replicas; for readings and messages it waits at most "
-        "this long",
+        "readings, and has messages from other replicas; for readings and messages it waits at "
+        "most this long",
     )
     behind_seconds: float = Field(
         default=30.0,
