@@ -1,1 +1,1 @@
-"""What the extender writes to the API server."""
+"""Write to the API server and to other replicas: Events, wakes, Leases and messages."""

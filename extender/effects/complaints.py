@@ -1,4 +1,4 @@
-"""Tells pods' owners of annotations that cannot be used: of each value once."""
+"""Report invalid pod annotations in the log and in Events, once for each value."""
 
 import logging
 from collections import OrderedDict
@@ -12,15 +12,15 @@ from extender.effects.events import EventWriter
 logger = logging.getLogger(__name__)
 
 REMEMBERED: Final = 10_000
-"""Annotations that were complained about."""
+"""Most reported annotations that are remembered."""
 
 
 class Complaints:
-    """Complains in the log, and on the pod where events are written.
+    """Reports invalid annotations in the log, and in an Event if Events are on.
 
     Args:
-        events: writes them.
-        writes_events: whether they are to be written.
+        events: writes the Events.
+        writes_events: returns whether Events are on.
     """
 
     def __init__(self, events: EventWriter, writes_events: Callable[[], bool]) -> None:
@@ -29,7 +29,7 @@ class Complaints:
         self._made: OrderedDict[tuple[str, str, str], None] = OrderedDict()
 
     def warn(self, pod: PodRef, problem: AnnotationProblem) -> None:
-        """Tell the pod's owner of an annotation that cannot be used."""
+        """Report an invalid annotation of a pod, unless it was reported before."""
         key = (pod.uid, problem.annotation, problem.value)
         if key in self._made:
             return

@@ -1,7 +1,7 @@
-"""Tells users about their pods in Kubernetes Events, beside everything else and never before it.
+"""Write Kubernetes Events about pods, in the background and at a limited rate.
 
-`events.k8s.io/v1`, not the older `v1`: repeats are a series of one Event there by the API's own
-design, kube-scheduler writes its Events so, and `kubectl describe` shows both alike.
+The API is `events.k8s.io/v1`, not the older `v1`: it aggregates repeats as a series of one Event,
+kube-scheduler uses it, and `kubectl describe` shows both.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ MAX_POD_NAME: Final = 230  # of a pod's name in the name of its Event, which has
 
 
 class EventType(StrEnum):
-    """How an Event is meant."""
+    """Type of an Event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
@@ -41,15 +41,15 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSettings:
-    """How many Events are written.
+    """Limits for writing Events.
 
     Attributes:
-        queue_size: Events that may wait; more are dropped and counted.
-        per_second: Events written in a second, on average ...
-        burst: ... and at once.
-        repeat_seconds: an Event that repeats is written again after so long.
-        per_pod: different Events of one pod; more are dropped and counted.
-        remembered: Events remembered to tell repeats from new ones.
+        queue_size: most Events that wait to be written; more are dropped and counted.
+        per_second: average rate of written Events ...
+        burst: ... and most Events at once.
+        repeat_seconds: time after which a repeated Event is written again.
+        per_pod: most different Events of one pod; more are dropped and counted.
+        remembered: most Events that are remembered to detect repeats.
         timeout_seconds: limit for one request.
     """
 
@@ -64,12 +64,12 @@ class EventSettings:
 
 @dataclass(slots=True, kw_only=True)
 class EventCounts:
-    """What became of the Events; live.
+    """Counts of Events by outcome, updated as they are written.
 
     Attributes:
-        written: created, or their series bumped.
-        dropped: the queue was full, or the pod had too many.
-        failed: the API server did not take them.
+        written: created or updated at the API server.
+        dropped: not queued, because the queue was full or the pod had too many.
+        failed: refused by the API server, or not delivered.
     """
 
     written: int = 0
@@ -79,7 +79,7 @@ class EventCounts:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """One Event of one pod; repeats are equal."""
+    """One Event of one pod; repeats compare equal."""
 
     pod: PodRef
     type: EventType
@@ -89,11 +89,11 @@ class _Text:
 
 @dataclass(slots=True)
 class _Series:
-    """What was written of an Event.
+    """Record of an Event that was queued.
 
     Attributes:
-        count: how often it occurred.
-        written_at: when it was last written or queued, seconds since the epoch.
+        count: number of occurrences.
+        written_at: time at which it was last queued, seconds since the epoch.
         is_created: whether the API server has it.
     """
 
@@ -103,14 +103,14 @@ class _Series:
 
 
 class EventWriter:
-    """Writes Events, aggregated and at a bounded rate; posting never waits and never fails.
+    """Writes aggregated Events at a limited rate; posting never blocks and never fails.
 
-    Everything happens on the event loop's thread.
+    Use it on the event loop's thread only.
 
     Args:
-        client: the API server.
-        instance: which extender writes (its pod's name).
-        settings: how many Events are written; may be changed, but for the size of the queue.
+        client: client of the API server.
+        instance: name of the reporting instance: the pod's name.
+        settings: limits; may be changed, except the size of the queue.
         clock: seconds since the epoch.
     """
 
@@ -134,28 +134,28 @@ class EventWriter:
 
     @property
     def waiting(self) -> int:
-        """How many Events wait to be written."""
+        """Number of Events in the queue."""
         return self._queue.qsize()
 
     def warn_annotation(self, pod: PodRef, problem: AnnotationProblem) -> None:
-        """Warn of an annotation that cannot be used, once for each value of it on the pod."""
+        """Warn about an invalid annotation, once for each value on the pod."""
         text = self._text(pod, EventType.WARNING, INVALID_ANNOTATION, problem.message)
         if text not in self._known:
             self._post(text)
 
     def post(self, pod: PodRef, kind: EventType, reason: str, message: str) -> None:
-        """Write an Event; one that repeats becomes a series.
+        """Queue an Event; a repeat increases the count of its series.
 
         Args:
-            pod: which pod it is about.
-            kind: how it is meant.
-            reason: in CamelCase, for machines.
-            message: for people.
+            pod: the pod that the Event describes.
+            kind: type of the Event.
+            reason: reason in CamelCase, for machines.
+            message: text for people.
         """
         self._post(self._text(pod, kind, reason, message))
 
     async def run(self) -> None:
-        """Write what is posted until cancelled."""
+        """Write queued Events until cancelled."""
         loop = asyncio.get_running_loop()
         tokens, counted_at = float(self.settings.burst), loop.time()
         while True:
@@ -174,7 +174,7 @@ class EventWriter:
         return _Text(pod, kind, reason[:MAX_REASON], note)
 
     def _post(self, text: _Text) -> None:
-        """Queue an Event, unless it was written a short while ago, or is about no real pod."""
+        """Queue an Event, unless it was queued recently or its pod has no name or UID."""
         if not (text.pod.namespace and text.pod.name and text.pod.uid):
             return
         now = self._clock()
@@ -213,10 +213,10 @@ class EventWriter:
             del self._per_pod[text.pod.uid]
 
     async def _write(self, text: _Text) -> None:
-        """Create the Event, or bump its series."""
+        """Create an Event, or update its series."""
         series = self._known.get(text)
         if series is None:
-            return  # so much has been posted since that it was forgotten
+            return  # forgotten, because too many Events followed
         try:
             if series.is_created:
                 await self._bump(text, series)
@@ -224,7 +224,7 @@ class EventWriter:
                 await self._create(text, series)
         except KubeError as error:
             self._note_failure(error)
-            self._forget(text)  # posted again, it is tried again
+            self._forget(text)  # so that the next post tries again
             return
         series.is_created = True
         self.counts.written += 1
@@ -240,7 +240,7 @@ class EventWriter:
         try:
             await self._send("POST", events_path(text.pod), body)
         except KubeError as error:
-            # Another replica, or we before a restart, wrote the same: then this is a repeat.
+            # Another replica, or this one before a restart, wrote the same Event: update it.
             if error.status != HTTPStatus.CONFLICT:
                 raise
             series.count = max(series.count, 2)
@@ -252,7 +252,7 @@ class EventWriter:
         except KubeError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-            await self._create(text, series)  # the API server forgets Events after an hour
+            await self._create(text, series)  # the API server deletes Events after an hour
 
     async def _patch(self, text: _Text, series: _Series) -> None:
         name = event_name(text.pod, text.type, text.reason, text.note)
@@ -269,9 +269,9 @@ class EventWriter:
         )
 
     def _note_failure(self, error: KubeError) -> None:
-        """Count a failure; each new cause is logged once."""
+        """Count a failed write, and log each new cause once."""
         self.counts.failed += 1
-        # Refusals name the Event's namespace: what matters is the kind of failure.
+        # A refusal names the Event's namespace, so compare only the status.
         kind = str(error.status or error)
         if kind != self._last_failure:
             logger.warning("cannot write events", extra={"cause": str(error)})
@@ -279,7 +279,7 @@ class EventWriter:
 
 
 def build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[str, object]:
-    """Return an Event, but for its time and its writer."""
+    """Build an Event without its time and its reporting instance."""
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -300,19 +300,19 @@ def build_event(pod: PodRef, kind: EventType, reason: str, note: str) -> dict[st
 
 
 def event_name(pod: PodRef, kind: EventType, reason: str, note: str) -> str:
-    """Return the name of an Event: equal Events have equal names, whoever writes them."""
-    told = f"{pod.uid}\0{kind}\0{reason}\0{note}"
-    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    """Return the name of an Event; equal Events get equal names from every replica."""
+    text = f"{pod.uid}\0{kind}\0{reason}\0{note}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return f"{pod.name[:MAX_POD_NAME].rstrip('.-')}.{digest}"
 
 
 def events_path(pod: PodRef) -> str:
-    """Return the path of the Events in a pod's namespace."""
+    """Return the API path of the Events in a pod's namespace."""
     return f"/apis/events.k8s.io/v1/namespaces/{pod.namespace}/events"
 
 
 def micro_time(seconds: float) -> str:
-    """Return a time as the API's MicroTime.
+    """Format a time as the API's MicroTime.
 
     Example:
         >>> micro_time(0.5)

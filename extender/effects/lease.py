@@ -1,9 +1,8 @@
-"""A Lease: of several replicas one at a time acts.
+"""Hold a Lease, so that one of several replicas acts at a time.
 
-Not `kubernetes_asyncio.leaderelection`: it dies of a connection that breaks, logs every refusal
-with a traceback, keeps one login for ever, writes local time as if it were UTC, and never gives
-the lease back, so that each rollout would leave nobody to act for its whole duration. The protocol
-is client-go's.
+The protocol is client-go's. `kubernetes_asyncio.leaderelection` is not used: it ends when a
+connection breaks, logs each refusal with a traceback, never logs in again, writes local time as
+UTC, and does not release the lease, so that after each rollout no replica would act for a while.
 """
 
 import asyncio
@@ -32,30 +31,30 @@ MAX_PAUSE_SECONDS: Final = 60.0
 LIMIT_BYTES: Final = 1 << 20
 
 HELD_SHARE: Final = 2 / 3
-"""The holder counts on the lease for this part of its duration, others respect it for all of it:
-clocks that run at different speeds, and an answer that comes late, make no two holders."""
+"""The holder relies on the lease for this share of its duration, and others respect it for all of
+it. So clocks of different speeds and late answers never make two holders."""
 
 PERIOD_SHARE: Final = 1 / 5
-"""It is renewed, or asked for, each time this part of its duration has passed."""
+"""Share of the duration between two attempts to renew or take the lease."""
 
 RESOURCE: Final = "leases.coordination.k8s.io"
 
 
 def make_identity() -> str:
-    """Return a name for this process that no other has, nor the same one after a restart."""
+    """Return a name that is unique to this process, also after a restart."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
 
 
 class Lease:
-    """Holds a Lease where no other replica does; never two replicas at a time.
+    """Takes and renews a Lease; two replicas never hold it at the same time.
 
     Args:
-        client: the API server.
-        namespace: where the Lease is.
-        name: its name.
-        identity: who we are, different for each process.
-        duration_seconds: a holder that was silent for so long has lost it.
-        monotonic: seconds since any moment.
+        client: client of the API server.
+        namespace: namespace of the Lease.
+        name: name of the Lease.
+        identity: name of this process, unique among all processes.
+        duration_seconds: a holder that does not renew for this long loses the lease.
+        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -82,11 +81,11 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether we may act."""
+        """Whether this process holds the lease and may act."""
         return self._monotonic() < self._held_until
 
     async def run(self) -> None:
-        """Take the lease, or wait for it, until cancelled; then give it back."""
+        """Take and renew the lease until cancelled, then release it."""
         try:
             while True:
                 await self._try()
@@ -97,12 +96,12 @@ class Lease:
                     await self.release()
 
     async def attempt(self) -> None:
-        """Take or renew the lease, unless it is another's.
+        """Take or renew the lease, unless another process holds it.
 
         Raises:
-            KubeError: the API server could not be asked, or refused.
+            KubeError: the request failed or was refused.
         """
-        # From before the request: what others see of it is written later than that.
+        # Before the request, so that our view ends before that of other processes.
         started = self._monotonic()
         try:
             lease = await self._read()
@@ -116,15 +115,15 @@ class Lease:
         except KubeError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
-            self._held_until = -math.inf  # another was faster
+            self._held_until = -math.inf  # another process was faster
             return
         self._held_until = started + self._duration_seconds * HELD_SHARE
 
     async def release(self) -> None:
-        """Give the lease back, so that another need not wait for its end.
+        """Release the lease, so that another process can take it at once.
 
         Raises:
-            KubeError: the API server could not be asked, or refused.
+            KubeError: the request failed or was refused.
         """
         if not self.is_held:
             return
@@ -134,7 +133,7 @@ class Lease:
             await self._patch(lease, {"holderIdentity": None})
 
     async def _try(self) -> None:
-        """Make one attempt; say who acts from now on where that changes."""
+        """Make one attempt, and log when the lease is taken or lost."""
         was_held = self.is_held
         try:
             await self.attempt()
@@ -149,23 +148,23 @@ class Lease:
             logger.info(message, extra={"lease": self._name, "identity": self.identity})
 
     def _pause_seconds(self) -> float:
-        """Return how long to wait: who holds the lease hurries, who is refused takes its time."""
+        """Return the time until the next attempt; failures lengthen it unless the lease is held."""
         pause = self._duration_seconds * PERIOD_SHARE
         if self._failures and not self.is_held:
             pause = min(pause * 2.0 ** min(self._failures, 10), MAX_PAUSE_SECONDS)
         return pause * random.uniform(0.8, 1.0)
 
     def _is_free(self, lease: Mapping[str, object], now: float) -> bool:
-        """Whether the lease is ours, nobody's, or of a holder that was silent for too long.
+        """Return whether this process may take the lease: it is ours, free or expired.
 
-        What counts is when we saw it change: clocks of other machines are not trusted.
+        Expiry counts from the time at which we saw it change: other clocks are not trusted.
         """
         version = text_of(mapping_of(lease.get("metadata")).get("resourceVersion"))
         if version != self._seen_version:
             self._seen_version, self._seen_at = version, now
         spec = mapping_of(lease.get("spec"))
-        told = spec.get("leaseDurationSeconds")
-        duration = told if isinstance(told, int) and told > 0 else self._duration_seconds
+        value = spec.get("leaseDurationSeconds")
+        duration = value if isinstance(value, int) and value > 0 else self._duration_seconds
         is_over = now - self._seen_at > duration
         return _holder(lease) in {"", self.identity} or is_over
 
@@ -193,8 +192,8 @@ class Lease:
         await self._send("POST", self._path, body)
 
     async def _renew(self, lease: Mapping[str, object]) -> None:
-        told = mapping_of(lease.get("spec")).get("leaseTransitions")
-        transitions = told if isinstance(told, int) else 0
+        value = mapping_of(lease.get("spec")).get("leaseTransitions")
+        transitions = value if isinstance(value, int) else 0
         if _holder(lease) == self.identity:
             spec = self._spec(transitions=transitions)
             del spec["acquireTime"]
@@ -213,7 +212,7 @@ class Lease:
         }
 
     async def _patch(self, lease: Mapping[str, object], spec: Mapping[str, object]) -> None:
-        """Change the Lease as it was read: another's change since then is a conflict."""
+        """Patch the Lease at the version that was read; a change since then is a conflict."""
         version = text_of(mapping_of(lease.get("metadata")).get("resourceVersion"))
         body = {"metadata": {"resourceVersion": version}, "spec": spec}
         await self._send("PATCH", f"{self._path}/{self._name}", body)
@@ -229,5 +228,5 @@ class Lease:
 
 
 def _holder(lease: Mapping[str, object]) -> str:
-    """Return who holds a Lease, "" for nobody."""
+    """Return the identity of the holder, or "" if there is none."""
     return text_of(mapping_of(lease.get("spec")).get("holderIdentity"))

@@ -1,18 +1,18 @@
-"""How late the messages of another replica come, whose clock is not ours."""
+"""Estimate the delay of messages from a replica whose clock differs."""
 
 import math
 from typing import Final
 
 WINDOW_SECONDS: Final = 10.0
-"""NTP has a clock run wrong by half a millisecond a second at most: two are 20 ms further apart
-after two of these."""
+"""NTP changes the speed of a clock by half a millisecond per second at most, so two clocks drift 20
+ms apart during two windows."""
 
 
 class Delay:
-    """How much later a message came than the quickest one of late.
+    """Estimates how much later a message arrived than the fastest recent one.
 
-    How far the clocks are apart nobody knows. But of the messages of some seconds one was hardly
-    delayed, and whatever lies longer between a sender's time and ours has come late.
+    The offset between the clocks is unknown. But among the messages of some seconds at least one
+    had almost no delay, so a larger difference between send and receive time is delay.
     """
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class Delay:
         self._least = self._least_before = math.inf
 
     def of(self, sent_at: float, now: float) -> float:
-        """Return by how much a message is late, in seconds.
+        """Return the delay of a message in seconds.
 
         Args:
-            sent_at: when it was sent, in seconds of the sender's monotonic clock.
-            now: when it came, in seconds of ours.
+            sent_at: send time on the sender's monotonic clock, in seconds.
+            now: receive time on our monotonic clock, in seconds.
         """
         apart = now - sent_at
         age_seconds = now - self._since

@@ -1,4 +1,4 @@
-"""Tells one replica what we are asked, again and again."""
+"""Send the requests of kube-scheduler that this replica answered to one other replica."""
 
 import asyncio
 import logging
@@ -26,41 +26,41 @@ logger = logging.getLogger(__name__)
 PATH: Final = "/v1/peers/asked"
 
 MAX_QUEUE: Final = 5000
-"""Questions that are kept for a replica that does not answer; the oldest are dropped."""
+"""Most records that wait for a replica that does not answer; the oldest are dropped."""
 
 HEARTBEAT_SECONDS: Final = 1.0
-"""Where nothing is asked, that is told this often."""
+"""Longest time between two messages."""
 
 BACKOFF_FIRST_SECONDS: Final = 0.1
 BACKOFF_MAX_SECONDS: Final = 5.0
 WARN_AFTER: Final = 5
-"""Failures in a row: a replica that comes or goes is no news."""
+"""Failures in a row before a warning: replicas start and stop in normal operation."""
 
 MAX_RECEIPT_BYTES: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
-"""Of an answer about decisions: more than a thousand in short, or one about all nodes, need."""
+"""Limit for an answer about decisions: enough for 1,000 short ones, or one about all nodes."""
 SHOWN: Final = 200
 
 _FAILURES: Final = (aiohttp.ClientError, OSError, ValueError)
-"""A time limit that ran out is an OSError."""
+"""OSError includes TimeoutError."""
 
 
 class PeerLink:
-    """The way to one address, which may turn out to be our own.
+    """Sends messages to one replica's address, which may turn out to be our own.
 
-    One task sends, one message at a time; questions are added on the same loop's thread, and
-    nothing ever waits for the other side.
+    One task sends one message at a time. Records are added on the same event loop, and no caller
+    waits for the other replica.
 
     Args:
         address: IP address and port.
-        session: for all requests.
-        instance: who we are.
-        interval_seconds: least time between two messages.
-        monotonic: the clock of the questions.
-        count: takes the outcome of each message.
-        tls: returns how the other is asked by now, None for without TLS; with another context come
-            other connections.
-        faults: what is wrong with us; see `Message`.
+        session: session for all requests.
+        instance: name of this replica.
+        interval_seconds: shortest time between two messages.
+        monotonic: clock of the records.
+        count: receives the outcome of each message.
+        tls: returns the current TLS context, or None for plain HTTP; a new context opens new
+            connections.
+        faults: returns the sources that this replica does not reach; see `Message`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PeerLink:
     ) -> None:
         host, port = address
         self.instance = ""
-        """Who answers there; "" while nobody does."""
+        """Name of the replica that answers at this address, or "" before the first answer."""
         scheme = "http" if tls() is None else "https"
         self._base = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         self._url = f"{self._base}{PATH}"
@@ -97,12 +97,12 @@ class PeerLink:
 
     @property
     def is_self(self) -> bool:
-        """Whether the address is our own."""
+        """Whether this replica itself answers at the address."""
         return self.instance == self._own_instance
 
     @property
     def is_untried(self) -> bool:
-        """Whether nothing is known of who is there, and whether somebody is."""
+        """Whether no message to this address has been answered or has failed yet."""
         return not self.instance and not self._failures
 
     @property
@@ -111,7 +111,7 @@ class PeerLink:
         return bool(self.instance) and not self._failures
 
     def add(self, question: AnsweredQuestion) -> None:
-        """Have a question told soon."""
+        """Queue a record for the next message."""
         if self.is_self:
             return
         if not is_tellable(question):
@@ -124,7 +124,7 @@ class PeerLink:
         self._is_news.set()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Send messages until cancelled."""
         while True:
             await self.send()
             if self._failures:
@@ -135,14 +135,14 @@ class PeerLink:
                 await self._wait()
 
     async def send(self) -> None:
-        """Send one message; what could not be told is kept for the next."""
+        """Send one message; after a failure its records stay for the next one."""
         try:
             self.settle(await self._exchange(self.compose()))
         except _FAILURES as error:
             self._note_failure(error)
 
     def compose(self) -> bytes:
-        """Return the next message: what the last one told where that was not taken, else news."""
+        """Encode the next message: the records of a failed message again, or else new ones."""
         if not self._under_way:
             count = min(len(self._queue), MAX_QUESTIONS)
             self._under_way = [self._queue.popleft() for _ in range(count)]
@@ -157,9 +157,9 @@ class PeerLink:
         )
 
     def settle(self, receipt: Receipt) -> None:
-        """Note that the message was taken."""
+        """Record that the message was accepted."""
         if receipt.instance != self.instance:
-            if self.instance:  # what we told before, we told another
+            if self.instance:  # earlier records went to another process
                 self._gap_at = self._monotonic()
             self.instance = receipt.instance
             if self.is_self:
@@ -167,12 +167,12 @@ class PeerLink:
         self._mark = receipt.mark
         self._under_way = []
         if self._failures >= WARN_AFTER:
-            logger.info("replica can be told again", extra={"url": self._url})
+            logger.info("a replica answers again", extra={"url": self._url})
         self._failures = 0
         self._count("taken")
 
     async def ask(self, path: str) -> bytes | None:
-        """Return what the replica answers to a question of ours, None where it does not."""
+        """Send a GET request to the replica, and return the body, or None if it fails."""
         try:
             async with self._session.get(f"{self._base}{path}", ssl=self._ssl) as response:
                 if response.status != HTTPStatus.OK:
@@ -193,7 +193,7 @@ class PeerLink:
         return self._tls() or True
 
     async def _wait(self) -> None:
-        """Wait for a question, not too long."""
+        """Wait for a new record, at most `HEARTBEAT_SECONDS`."""
         self._is_news.clear()
         try:
             async with asyncio.timeout(HEARTBEAT_SECONDS):
@@ -202,10 +202,10 @@ class PeerLink:
             return
 
     async def _exchange(self, body: bytes) -> Receipt:
-        """Send a message and return the answer.
+        """Send a message and decode the receipt.
 
         Raises:
-            aiohttp.ClientError, OSError, PeerError: there is none.
+            aiohttp.ClientError, OSError, PeerError: the message was not accepted.
         """
         headers = {"Content-Type": "application/json"}
         async with self._session.post(
@@ -215,7 +215,7 @@ class PeerLink:
             if response.status == HTTPStatus.OK:
                 return decode_receipt(text)
             if response.status < HTTPStatus.INTERNAL_SERVER_ERROR and self._under_way:
-                # It would be refused again and again.
+                # The replica would refuse the same records again.
                 self._gap_at = self._monotonic()
                 self._under_way = []
             raise PeerError(f"status {response.status}: {text[:SHOWN].decode(errors='replace')}")
@@ -225,7 +225,7 @@ class PeerLink:
         self._count("failed")
         if self._failures == WARN_AFTER:
             cause = str(error) or type(error).__name__
-            logger.warning("cannot tell a replica", extra={"url": self._url, "cause": cause})
+            logger.warning("cannot send to a replica", extra={"url": self._url, "cause": cause})
 
     def _pause_seconds(self) -> float:
         pause = min(BACKOFF_FIRST_SECONDS * 2.0 ** min(self._failures, 10), BACKOFF_MAX_SECONDS)

@@ -1,7 +1,7 @@
-"""What replicas write to each other: JSON, versioned; unknown fields are ignored.
+"""Encode and decode the messages between replicas as versioned JSON; ignore unknown fields.
 
-Replicas' clocks differ: questions have ages, and what a replica may rely on is told by marks, which
-are times of its own clock that it gets back.
+Clocks of replicas differ. So records carry ages, and a replica expresses its progress by marks:
+times of the receiver's own clock, which the sender returns.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,17 +15,17 @@ from extender.placement.asked import PRIORITIZE, AnsweredQuestion
 T = TypeVar("T")
 
 VERSION: Final = 1
-"""Grows where an older replica would misread a message; a new field alone is no reason."""
+"""Incremented only when an older release would misread a message; a new field does not count."""
 
 MAX_QUESTIONS: Final = 500
-"""In one message."""
+"""Most records in one message."""
 
 MAX_BYTES: Final = 4 << 20
-"""Of one message: more than so many of the longest questions need."""
+"""Largest message in bytes: more than `MAX_QUESTIONS` of the longest records need."""
 
 MAX_UID: Final = 128
 MAX_NAME: Final = 320
-"""Kubernetes' longest names have 253 characters; a resource has a domain besides its name."""
+"""Kubernetes names have at most 253 characters; a resource name also has a domain."""
 MAX_KEY: Final = 384
 MAX_RESOURCES: Final = 16
 MAX_FAULTS: Final = 16
@@ -42,11 +42,11 @@ _Resources = Annotated[dict[_Name, _Count], msgspec.Meta(max_length=MAX_RESOURCE
 
 
 class PeerError(ValueError):
-    """A message that cannot be used; the text says what and where."""
+    """A message that cannot be decoded; the text says which field is wrong."""
 
 
 class Asked(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """What a replica was asked about a pod; see `AnsweredQuestion`."""
+    """A record of an answered request about a pod; see `AnsweredQuestion`."""
 
     verb: Literal["filter", "prioritize"]
     uid: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_UID)]
@@ -60,19 +60,19 @@ class Asked(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
 
 
 class Message(msgspec.Struct, kw_only=True, frozen=True):
-    """What a replica tells another.
+    """A message from one replica to another.
 
     Attributes:
-        version: of this form.
-        instance: who tells; no two processes have the same.
-        to: who answered the last message there, "" while no one has.
-        gap_at: when questions were left out last, in seconds of the sender's monotonic clock: all
-            since then are told.
-        mark: of the last receipt of `to`: with this message, all is told that was asked before that
-            mark was given. None where some of that is still to come.
-        sent_at: when this was sent, in seconds of the sender's monotonic clock; see `Delay`.
-        asked: the questions since the last message.
-        faults: what has failed for long with whoever tells; None where it is not to be asked.
+        version: version of the format.
+        instance: name of the sender, unique to its process.
+        to: name of the replica that answered the last message, "" before the first answer.
+        gap_at: time of the last dropped record, on the sender's monotonic clock in seconds: all
+            later records are sent.
+        mark: mark of the last receipt: this message completes the records from before that mark.
+            None while some of them are not sent.
+        sent_at: send time on the sender's monotonic clock, in seconds; see `Delay`.
+        asked: records since the last message.
+        faults: sources that the sender has not reached for long; None if it is not ready.
     """
 
     version: int
@@ -89,9 +89,9 @@ class Receipt(msgspec.Struct, kw_only=True, frozen=True):
     """The answer to a message.
 
     Attributes:
-        version: of this form.
-        instance: who answers.
-        mark: when, in seconds of its monotonic clock; None with an older release.
+        version: version of the format.
+        instance: name of the replica that answers.
+        mark: time of the answer on its monotonic clock, in seconds; None from an older release.
     """
 
     version: int
@@ -110,7 +110,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def is_tellable(question: AnsweredQuestion) -> bool:
-    """Whether other replicas would take a question; kube-scheduler asks no other ones."""
+    """Return whether a record fits the limits of the format; kube-scheduler's records always do."""
     names = [name for name, _ in question.resources]
     return (
         0 < len(question.uid) <= MAX_UID
@@ -134,13 +134,13 @@ def encode_message(
     """Encode a message.
 
     Args:
-        instance: who tells.
-        questions: what was asked, all of it `is_tellable`.
-        to: see `Message`, likewise the others.
-        gap_at: on the clock of the questions.
-        mark: on the receiver's clock.
-        now: the time on the clock of the questions.
-        faults: what is wrong with the sender.
+        instance: name of the sender.
+        questions: records, each of them `is_tellable`.
+        to: see `Message`, also for the other arguments.
+        gap_at: time on the clock of the records.
+        mark: time on the receiver's clock.
+        now: current time on the clock of the records.
+        faults: sources that the sender does not reach.
     """
     asked = [
         Asked(
@@ -174,27 +174,27 @@ def decode_message(body: bytes) -> Message:
     """Decode a message.
 
     Raises:
-        PeerError: it is none, or of another version.
+        PeerError: the body is not a message, or has another version.
     """
     return _decode(_MESSAGE, body, "a message between replicas")
 
 
 def encode_receipt(instance: str, mark: float) -> bytes:
-    """Encode the answer to a message."""
+    """Encode the receipt for a message."""
     return _ENCODER.encode(Receipt(version=VERSION, instance=instance, mark=mark))
 
 
 def decode_receipt(body: bytes) -> Receipt:
-    """Decode the answer to a message.
+    """Decode the receipt for a message.
 
     Raises:
-        PeerError: it is none, as where another server has the address.
+        PeerError: the body is not a receipt, as when another server has the address.
     """
     return _decode(_RECEIPT, body, "a replica's answer")
 
 
 def questions_in(message: Message, sent_at: float) -> list[AnsweredQuestion]:
-    """Return what a message tells that was sent then, by our own clock."""
+    """Return the records of a message that was sent at `sent_at` on our own clock."""
     return [
         AnsweredQuestion(
             verb=asked.verb,

@@ -1,4 +1,4 @@
-"""Replicas tell each other what they were asked, and where they place pods."""
+"""Exchange answered requests and placements between replicas."""
 
 import asyncio
 import contextlib
@@ -38,25 +38,25 @@ logger = logging.getLogger(__name__)
 
 MAX_PEERS: Final = 32
 LAST_WORDS_SECONDS: Final = 0.5
-"""Time at the end to tell what was asked last."""
+"""Time at shutdown to send the last records."""
 
 SILENT_SECONDS: Final = 5.0
-"""One that was silent for so long, and longer than three messages take, may be gone."""
+"""Silence after which a replica may be gone, if it is also longer than three intervals."""
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
-    """What one replica has told, in monotonic seconds of ours.
+    """State of the messages from one replica, in seconds of our monotonic clock.
 
     Attributes:
-        since: all that it was asked since then is told, or will be ...
-        until: ... and until then it is.
+        since: start of the time for which all records of the replica are or will be received.
+        until: time up to which they have been received.
         gap_at: see `Message`.
-        at: when it told last.
+        at: time of its last message.
         faults: see `Message`.
-        delay: how late its messages come.
+        delay: estimates the delay of its messages.
     """
 
     since: float
@@ -68,19 +68,18 @@ class _Heard:
 
 
 class Peers:
-    """The other replicas: tells them what we are asked, and takes what they tell.
+    """Sends our records to the other replicas, and receives theirs.
 
-    Everything runs on the event loop's thread; nobody who asks us ever waits for it.
+    Everything runs on the event loop's thread, and no webhook request waits for it.
 
     Args:
-        settings: where the others are.
-        take: takes what another replica was asked.
-        metrics: where messages are counted.
-        listen: the host that we, and so the others, listen on: it says which kind of address a
-            service's name stands for.
-        monotonic: the clock of the questions.
-        instance: who we are, different for each process.
-        secret: what all replicas know where there is no TLS, "" for nothing.
+        settings: addresses and intervals.
+        take: receives each record of another replica.
+        metrics: counts messages.
+        listen: host on which all replicas listen; it selects IPv4 or IPv6 addresses of a service.
+        monotonic: clock of the records.
+        instance: name of this replica, unique to its process.
+        secret: shared secret without TLS, or "" for none.
     """
 
     def __init__(
@@ -97,9 +96,9 @@ class Peers:
         self.instance = instance or make_identity()
         self._headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self.tls: Callable[[], ssl.SSLContext | None] = lambda: None
-        """Returns how the others are asked by now, set before `run`; None for without TLS."""
+        """Returns the TLS context for requests to replicas, or None; set before `run`."""
         self.faults: Callable[[], Collection[str] | None] = lambda: None
-        """What the others are told is wrong with us."""
+        """Returns the sources that this replica does not reach."""
         self._settings = settings
         self._take = take
         self._metrics = metrics
@@ -110,22 +109,22 @@ class Peers:
         self._heard: OrderedDict[str, _Heard] = OrderedDict()
         self._looked_up_at = -math.inf
         self._lost_at = math.inf
-        self._trouble = ""
+        self._lookup_error = ""
         metrics.peers.labels("known").set_function(lambda: len(self._others()))
         metrics.peers.labels("answering").set_function(
             lambda: sum(link.is_answering for link in self._others())
         )
 
     def tell(self, question: AnsweredQuestion) -> None:
-        """Have every other replica told of a question."""
+        """Queue a record for every other replica."""
         for link in self._links.values():
             link.add(question)
 
     @property
     def since(self) -> float:
-        """From when on it is known what any replica was asked (monotonic seconds).
+        """Start of the time for which all replicas' records are known (monotonic seconds).
 
-        What a replica knew that is gone is lost, and so is what one knew before we heard of it.
+        Records of a replica that is gone, or from before its first message, are lost.
         """
         others = [link.instance for link in self._others()]
         if any(instance not in self._heard for instance in others):
@@ -134,19 +133,19 @@ class Peers:
 
     @property
     def until(self) -> float:
-        """Until when it is known; one that appears later was asked nothing before."""
+        """End of that time; a replica that appears later has no earlier records."""
         return min(self._looked_up_at, *(heard.until for heard in self._heard.values()), math.inf)
 
     @property
     def are_awaited(self) -> bool:
-        """Whether a replica at one of the addresses has not told us anything yet, but may soon."""
+        """Whether the first message of a known replica has not arrived, but may soon."""
         return self._looked_up_at == -math.inf or any(
             link.is_untried or (link.is_answering and link.instance not in self._heard)
             for link in self._others()
         )
 
     def others_faults(self) -> list[frozenset[str]]:
-        """Return what is wrong with each replica that told of late, and is to be asked."""
+        """Return the unreached sources of each replica that is ready and was heard recently."""
         return [
             heard.faults
             for heard in self._heard.values()
@@ -159,9 +158,9 @@ class Peers:
         return self._monotonic() - heard.at >= silent_seconds
 
     async def ask(self, path: str) -> dict[str, bytes | None]:
-        """Return what each of the others answers, by its address; None where one does not.
+        """Send a GET request to all other replicas; return bodies by address, None for failures.
 
-        An address may be our own, as long as nobody has answered there.
+        An address may be our own until the first answer from it.
         """
         links = [(name_address(at), link) for at, link in self._links.items() if not link.is_self]
         async with asyncio.TaskGroup() as group:
@@ -171,18 +170,18 @@ class Peers:
         return {name: task.result() for name, task in tasks.items()}
 
     async def ask_one(self, address: str, path: str) -> bytes | None:
-        """Return what the replica at an address answers, None where it does not."""
+        """Send a GET request to the replica at an address; return the body, or None if it fails."""
         for at, link in self._links.items():
             if name_address(at) == address:
                 return await link.ask(path)
         return None
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route at which other replicas tell us."""
+        """Return the route that receives the messages of other replicas."""
         return [web.post(PATH, self._receive)]
 
     async def run(self) -> None:
-        """Tell the others until cancelled."""
+        """Look up replicas and send them messages until cancelled."""
         timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             try:
@@ -197,20 +196,20 @@ class Peers:
                             if link.is_answering:
                                 await link.send()
 
-    # --- where the others are ------------------------------------------------------------------
+    # --- addresses -----------------------------------------------------------------------------
 
     async def _resolve(self, group: asyncio.TaskGroup, session: aiohttp.ClientSession) -> None:
-        """Look up the addresses; have a link for each of them, and none for others."""
+        """Look up the addresses, open a link to each new one, and close links to old ones."""
         asked_at = self._monotonic()
         try:
             addresses = await self._addresses()
-        except OSError as error:  # those that are known may still be right
+        except OSError as error:  # the known addresses may still be right
             cause = str(error)
-            if cause != self._trouble:
+            if cause != self._lookup_error:
                 logger.warning("cannot look up the replicas", extra={"cause": cause})
-            self._trouble = cause
+            self._lookup_error = cause
             return
-        self._trouble = ""
+        self._lookup_error = ""
         for address in self._links.keys() - addresses:
             self._tasks.pop(address).cancel()
             self._drop(address)
@@ -235,32 +234,32 @@ class Peers:
             self._note_members(asked_at)
 
     def _drop(self, address: Address) -> None:
-        """Forget an address; what a replica was asked there that never told us anything is lost."""
+        """Close the link to an address; records of a replica that never sent a message are lost."""
         link = self._links.pop(address)
         if not link.is_self and link.instance not in self._heard:
             self._lost_at = self._monotonic()
 
     def _note_members(self, asked_at: float) -> None:
-        """Note that there is a link to every replica that was there at a time."""
+        """Record that every replica that existed at `asked_at` has a link."""
         if self._looked_up_at == -math.inf:
             self._lost_at = asked_at
         self._looked_up_at = asked_at
         linked = {link.instance for link in self._links.values()}
         for instance, heard in tuple(self._heard.items()):
-            # One that ends is asked, and tells, for a while after it has lost its address.
+            # A replica in shutdown still answers and sends after its address is removed.
             if instance not in linked and self._is_silent(heard):
                 self._lose(instance)
 
     def _lose(self, instance: str) -> None:
-        """Forget a replica: what it was asked and did not report is lost."""
+        """Forget a replica: the records that it did not send are lost."""
         del self._heard[instance]
         self._lost_at = self._monotonic()
 
     async def _addresses(self) -> set[Address]:
-        """Return the addresses that service and list stand for.
+        """Look up the addresses of the service and of the list.
 
         Raises:
-            OSError: one cannot be looked up.
+            OSError: a name cannot be resolved.
         """
         names = [(name, socket.AF_UNSPEC) for name in self._settings.addresses]
         if self._settings.service:
@@ -283,10 +282,10 @@ class Peers:
     def _count_sent(self, outcome: str) -> None:
         self._metrics.peer_messages.labels("sent", outcome).inc()
 
-    # --- what the others tell ------------------------------------------------------------------
+    # --- received messages ---------------------------------------------------------------------
 
     async def _receive(self, request: web.Request) -> web.Response:
-        """Take a message of another replica, or of ourselves: a service has our address too."""
+        """Receive a message from another replica, or from ourselves: the service lists us, too."""
         try:
             body = await _read(request.content.iter_any())
             message = decode_message(body)
@@ -300,7 +299,7 @@ class Peers:
         return web.Response(body=receipt, content_type="application/json")
 
     def hear(self, message: Message) -> None:
-        """Take what another replica tells."""
+        """Store the records of a message, and update the state of its sender."""
         now = self._monotonic()
         before = self._heard.pop(message.instance, None)
         delay = Delay() if before is None else before.delay
@@ -326,7 +325,7 @@ class Peers:
 
 
 def name_address(address: Address) -> str:
-    """Return an address as people write it.
+    """Format an address as host:port.
 
     Example:
         >>> name_address(("::1", 8888))
@@ -337,7 +336,7 @@ def name_address(address: Address) -> str:
 
 
 def _family(host: str) -> socket.AddressFamily:
-    """Return the kind of address that a server on a host answers at; any for a name."""
+    """Return the address family of a listen address; AF_UNSPEC for a host name."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -346,10 +345,10 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 async def _read(chunks: AsyncIterable[bytes]) -> bytes:
-    """Return a body.
+    """Read a body.
 
     Raises:
-        PeerError: it is too long, or does not come to its end.
+        PeerError: the body is too long or incomplete.
     """
     body = bytearray()
     try:

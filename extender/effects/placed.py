@@ -1,8 +1,7 @@
-"""Tells the owner of a pod, in one Event at its binding, what it got.
+"""Write one Event for a bound pod that describes its placement.
 
-Putting a placement in words takes a millisecond, and the API server writes each Event to its store.
-So that is done at the rate of the Events alone, and once a burst of bindings is over: most pods of
-a large one get none.
+A description takes a millisecond, and the API server stores each Event. So Events are written at
+their limited rate and after a burst of bindings: most pods of a large burst get none.
 """
 
 import asyncio
@@ -19,16 +18,16 @@ PRIORITIZE: Final = "prioritize"
 GIB: Final = 1 << 30
 
 MAX_WAITING: Final = 25
-"""Placements that wait to be told: the newest, and none while so many Events wait already."""
+"""Most placements that wait to be described; none is added while as many Events wait."""
 
 
 class PlacementEvents:
-    """Writes what pods got; noting a binding takes no time and never fails.
+    """Writes Events about placements; noting a binding is fast and never fails.
 
     Args:
-        events: writes them.
-        is_on: whether they are wanted.
-        calm: returns once a burst is over.
+        events: writes the Events.
+        is_on: returns whether these Events are on.
+        calm: waits for the end of a burst of requests.
     """
 
     def __init__(
@@ -44,10 +43,10 @@ class PlacementEvents:
         self._is_noted = asyncio.Event()
 
     def note(self, record: DecisionRecord) -> None:
-        """Note that a pod is bound, and which decision that followed.
+        """Queue the placement of a bound pod, if this replica answered last about it.
 
-        kube-scheduler asks no prioritize where filter leaves one node: only then is filter's word
-        the last, and elsewhere another replica tells.
+        If filter leaves one node, kube-scheduler sends no prioritize request, so filter's answer
+        was the last. Otherwise another replica may have answered prioritize, and writes the Event.
         """
         is_last = record.verb == PRIORITIZE or record.decision.feasible == 1
         if not is_last or not self._is_on():
@@ -59,17 +58,17 @@ class PlacementEvents:
             self._is_noted.set()
 
     async def run(self) -> None:
-        """Tell of what is noted until cancelled."""
+        """Write Events for queued placements until cancelled."""
         while True:
             await self._is_noted.wait()
             self._is_noted.clear()
             while self._waiting:
                 await self._calm()
-                self._tell(self._waiting.popleft())
-                # Others first: this is never urgent.
+                self._write(self._waiting.popleft())
+                # This work is never urgent, so other work runs first.
                 await asyncio.sleep(1 / self._events.settings.per_second)
 
-    def _tell(self, record: DecisionRecord) -> None:
+    def _write(self, record: DecisionRecord) -> None:
         text = describe(record)
         if text:
             self._events.post(record.pod, EventType.NORMAL, REASON, text)
@@ -78,34 +77,34 @@ class PlacementEvents:
 
 
 def describe(record: DecisionRecord) -> str:
-    """Return what a pod got in one line, "" where that is not known any more."""
+    """Describe a pod's placement in one line; "" if the decision is no longer known in detail."""
     node = record.bound_node
     parts = [only(part.evidence, node) for part in record.evidence if node in part.nodes]
     verdicts = [verdict for part in parts for verdict in explain(part)]
     if not verdicts:
         return ""
-    told = ["; ".join(_gpus(verdict) for verdict in verdicts)]
+    texts = ["; ".join(_gpus(verdict) for verdict in verdicts)]
     if record.decision.best not in {node, None}:
-        told.append(f"idlegpu's first choice was {record.decision.best}")
-    return f"GPU placement: {node}, {', '.join(told)}"
+        texts.append(f"idlegpu's first choice was {record.decision.best}")
+    return f"GPU placement: {node}, {', '.join(texts)}"
 
 
 def _gpus(verdict: NodeVerdict) -> str:
-    """Return how the GPUs are that a pod could land on."""
+    """Describe activity and free memory of the GPUs on which a pod could land."""
     landing = [device for device in verdict.devices if device.can_land] or list(verdict.devices)
     idle = sum(device.state == "idle" for device in verdict.devices)
-    told = [f"{idle} of {len(verdict.devices)} GPUs idle"]
+    parts = [f"{idle} of {len(verdict.devices)} GPUs idle"]
     busy = _known([device.utilization_ratio for device in landing])
     if busy:
-        told.append(f"mean activity {100 * sum(busy) / len(busy):.0f} %")
-    told += _free(landing)
+        parts.append(f"mean activity {100 * sum(busy) / len(busy):.0f} %")
+    parts += _free(landing)
     if not busy:
-        told.append("activity unknown")
-    return ", ".join(told)
+        parts.append("activity unknown")
+    return ", ".join(parts)
 
 
 def _free(landing: Sequence[DeviceVerdict]) -> list[str]:
-    """Return how much memory the fullest of them has left."""
+    """Describe the least free memory among the landing devices."""
     free = _known([device.free_bytes for device in landing])
     if not free:
         return []

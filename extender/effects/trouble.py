@@ -1,4 +1,4 @@
-"""Says once what is wrong, however often it is tried again."""
+"""Log a repeated failure once for each cause."""
 
 import logging
 from typing import Final
@@ -9,12 +9,12 @@ MAX_REMEMBERED: Final = 32
 
 
 class Trouble:
-    """Logs each cause of a failure once, and once that it is over.
+    """Logs each cause of a failure once, and its end.
 
     Args:
-        logger: where to.
-        failed: message for a failure; its cause goes beside it.
-        recovered: message for its end.
+        logger: receives the lines.
+        failed: message for a failure; the cause is a field.
+        recovered: message for the first success afterwards.
     """
 
     def __init__(self, logger: logging.Logger, failed: str, recovered: str) -> None:
@@ -24,8 +24,8 @@ class Trouble:
         self._causes: dict[str, None] = {}
 
     def note(self, error: KubeError) -> None:
-        """Take a failure; the API server's message names the verb, the resource and the cure."""
-        # A refusal names the object, too: of many objects it is one right all the same.
+        """Log a failure with a new cause; the API server's message names the verb and resource."""
+        # A refusal also names the object, but the missing right is the same for all objects.
         cause = error.right or str(error)
         if cause in self._causes:
             return
@@ -35,7 +35,7 @@ class Trouble:
         self._logger.warning(self._failed, extra={"cause": str(error)})
 
     def end(self) -> None:
-        """Take a success."""
+        """Record a success, and log it after a failure."""
         if self._causes:
             self._causes.clear()
             self._logger.info(self._recovered)

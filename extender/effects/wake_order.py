@@ -1,28 +1,26 @@
-"""Decides which waiting pods one look asks about, so that each of them gets its turn.
+"""Select the waiting pods that one check examines, so that every pod is examined in time.
 
-A look asks about few needs: each may take milliseconds in a large cluster. Pods that a scheduling
-gate keeps from kube-scheduler are tried by nobody else, so no number of others, however urgent, may
-keep a look from any of them for ever.
+A check examines few distinct requests, because each may take milliseconds in a large cluster. Pods
+behind a scheduling gate are tried by this check only, so other pods must not delay them forever.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 MAX_NEEDS: Final = 32
-"""Distinct needs that one look asks about."""
+"""Distinct requests that one check examines."""
 
 MAX_PROMISING: Final = MAX_NEEDS // 2
-"""So many of them are needs that nodes would do for when they were last asked about; the others
-have their turn. What keeps promising, and helps nobody, takes no more than this from them."""
+"""Most of them that had a node in their last check; the others are examined in rotation. So
+requests that have a node again and again, without effect, take only this share."""
 
 Key = TypeVar("Key")
 
 
 class LookOrder:
-    """Knows how long each waiting pod has not been looked at.
+    """Records at which check each waiting pod was last examined.
 
-    That is kept by pod: what a pod needs may change from look to look, and that must not change
-    when its turn is.
+    The key is the pod, because its request may change between checks without losing its place.
     """
 
     def __init__(self) -> None:
@@ -31,25 +29,25 @@ class LookOrder:
         self._promising: set[object] = set()
 
     def begin(self, waiting: Iterable[str]) -> None:
-        """Begin a look.
+        """Begin a check.
 
         Args:
-            waiting: UIDs of all waiting pods. New ones count as looked at the last time: all that
-                have waited for longer come first.
+            waiting: UIDs of all waiting pods. New pods count as examined at the last check, so all
+                that have waited longer come first.
         """
         before, last = self._looked_at, self._number
         self._looked_at = {uid: before.get(uid, last) for uid in waiting}
         self._number += 1
 
     def looked_at(self, uid: str) -> int:
-        """Return the number of the look at which a waiting pod last had its turn, or came."""
+        """Return the number of the check that last examined a pod, or at which the pod appeared."""
         return self._looked_at[uid]
 
     def pick(self, needs: Mapping[Key, Sequence[str]]) -> list[Key]:
-        """Return the needs that this look asks about, in the order given.
+        """Return the requests that this check examines, in the order given.
 
         Args:
-            needs: UIDs of the pods that have each need; the most urgent need first.
+            needs: UIDs of the pods by request; the most urgent request first.
         """
         self._promising &= needs.keys()
         promising = [key for key in needs if key in self._promising][:MAX_PROMISING]
@@ -62,20 +60,20 @@ class LookOrder:
         return [key for key in needs if key in picked]
 
     def note(self, uids: Iterable[str]) -> None:
-        """Take that these pods have their turn in this look."""
+        """Record that this check examines these pods."""
         self._looked_at.update(dict.fromkeys(uids, self._number))
 
     def note_promising(self, asked: Collection[object], promising: Iterable[object]) -> None:
-        """Take what the look found.
+        """Record the results of the check.
 
         Args:
-            asked: the needs that it asked about.
-            promising: those of all needs that some node would do for.
+            asked: requests that were examined.
+            promising: all requests for which a node was found.
         """
         self._promising.difference_update(asked)
         self._promising.update(promising)
 
     def forget(self) -> None:
-        """Forget everything: another replica wakes."""
+        """Forget everything, because another replica takes over waking."""
         self._looked_at.clear()
         self._promising.clear()

@@ -1,8 +1,8 @@
-"""Decides when waiting pods are worth a wake; pure, but for what it remembers of past ones.
+"""Decide when to wake waiting pods; does no I/O, but remembers past wakes.
 
-A wake makes kube-scheduler try every pod that an extender refused: it is cheap for us and dear for
-kube-scheduler, so it must be rare, and rarer still while it helps nobody. What we take for a node
-that would do may be none: we know neither its CPU and memory, nor who may be beside whom.
+A wake makes kube-scheduler try every pod that an extender rejected. It is cheap for us and
+expensive for kube-scheduler, so wakes are rare, and rarer while they help no pod. A node with free
+GPUs may still be unsuitable: we know neither its free CPU and memory nor pod affinity rules.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,27 +19,27 @@ from extender.core.snapshot import Snapshot
 from extender.settings.wake import Wake
 
 MAX_REPEAT_SECONDS: Final = 300.0
-"""kube-scheduler tries such pods by itself after five minutes."""
+"""kube-scheduler retries such pods itself after five minutes."""
 
 FIRST_RETRY_SECONDS: Final = 0.005
-"""How long kube-scheduler takes to try a pod again, before that is measured: with tens of nodes."""
+"""Assumed time of a retry in kube-scheduler before it is measured: a value for tens of nodes."""
 
 LEAST_RETRIES: Final = 20
-"""From so many tries on their pace says how long one takes."""
+"""Least number of retries from which their time is measured."""
 
 MAX_DOUBLINGS: Final = 20
 
 QUIET_INTERVALS: Final = 4
-"""After so many times the longest interval without a wake, useless ones are forgotten."""
+"""Longest intervals without a wake after which useless wakes are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a waiting pod needs.
+    """Requirements of a waiting pod.
 
     Attributes:
-        request: what it asks for.
-        selection: which nodes it may go to by its own word.
+        request: GPUs that it asks for.
+        selection: nodes that its own spec allows.
     """
 
     request: GpuRequest
@@ -48,12 +48,12 @@ class Need:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
-    """Waiting pods that need the same, and what would do for them now.
+    """Waiting pods with equal requirements, and the nodes with room for one of them.
 
     Attributes:
-        request: what each asks for.
+        request: GPUs that each pod asks for.
         pods: the pods.
-        nodes: nodes that would do, best first.
+        nodes: suitable nodes, best first.
     """
 
     request: GpuRequest
@@ -63,11 +63,11 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hope:
-    """A pod that is worth a wake.
+    """A pod to wake.
 
     Attributes:
         pod: the pod.
-        node: a node that would do for it ...
+        node: one suitable node ...
         nodes: ... and all of them.
     """
 
@@ -78,14 +78,14 @@ class Hope:
 
 @dataclass(slots=True)
 class _Past:
-    """What is remembered of a waiting pod.
+    """History of a waiting pod.
 
     Attributes:
-        request: what it asks for.
-        streak: so many looks in a row found a node for it.
-        tried: nodes that it was woken for and is not again until `repeat_at`.
-        repeat_at: seconds.
-        repeat_seconds: how long it was not to be woken for the same nodes.
+        request: GPUs that it asks for.
+        streak: number of checks in a row that found a node.
+        tried: nodes for which it was woken, and is not woken again until `repeat_at`.
+        repeat_at: monotonic time in seconds.
+        repeat_seconds: last pause before a wake for the same nodes.
     """
 
     request: GpuRequest
@@ -96,7 +96,7 @@ class _Past:
 
 
 class WakePlan:
-    """Says whom to wake.
+    """Selects the pods to wake.
 
     Args:
         settings: limits of rate and repetition; may be changed.
@@ -104,7 +104,7 @@ class WakePlan:
 
     def __init__(self, settings: Wake) -> None:
         self.helped = 0
-        """Pods that got a node after a wake for them."""
+        """Number of pods that were bound after a wake for them."""
         self.settings = settings
         self._pods: dict[str, _Past] = {}
         self._hoping: set[str] = set()
@@ -115,9 +115,9 @@ class WakePlan:
         self._retry_seconds = FIRST_RETRY_SECONDS
 
     def note_retries(self, at: Sequence[float]) -> None:
-        """Take when pods were tried after the last wake, each pod once, seconds of any clock.
+        """Measure kube-scheduler's time for one retry from the times of the retries after a wake.
 
-        kube-scheduler tries one after the other, but for what comes between: the median counts.
+        kube-scheduler tries pods one after the other; the median ignores pauses in between.
         """
         if len(at) >= LEAST_RETRIES:
             self._retry_seconds = float(np.median(np.diff(np.sort(at))))
@@ -130,21 +130,21 @@ class WakePlan:
         *,
         is_placed: Callable[[str], bool] = lambda _: True,
     ) -> tuple[Hope, ...]:
-        """Return the pods that are worth a wake now; none where there are none, or it is too soon.
+        """Return the pods to wake now; empty if there are none, or if it is too soon.
 
         Args:
-            prospects: what was found in this look; pods that no node would do for included.
-            waiting: UIDs of all waiting pods, looked at or not.
-            now: seconds of a clock that never goes back.
-            is_placed: whether a pod (UID) that waits no more has got a node; others were deleted,
-                or wait for something else.
+            prospects: results of this check, including pods without a suitable node.
+            waiting: UIDs of all waiting pods, examined or not.
+            now: monotonic time in seconds.
+            is_placed: returns whether a pod (UID) that no longer waits was bound; others were
+                deleted, or wait for something else.
         """
         self._note_gone(waiting, is_placed)
         hopes = tuple(hope for prospect in prospects for hope in self._hopes(prospect, now))
         return hopes if now >= self._earliest(len(waiting)) else ()
 
     def note_woken(self, hopes: Iterable[Hope], now: float) -> None:
-        """Take that these pods were woken."""
+        """Record that these pods were woken."""
         is_quiet = now - self._last_at > QUIET_INTERVALS * self._interval(MAX_DOUBLINGS)
         if is_quiet:
             self._useless = 0
@@ -156,7 +156,7 @@ class WakePlan:
             past = self._pods.get(hope.pod.uid)
             if past is None:
                 continue
-            # After as long again without a wake the pod's past counts no more.
+            # The doubled pause is forgotten after as much time again without a wake.
             is_fresh = now > past.repeat_at + past.repeat_seconds
             doubled = self.settings.repeat_seconds if is_fresh else past.repeat_seconds * 2
             past.repeat_seconds = min(doubled, MAX_REPEAT_SECONDS)
@@ -166,17 +166,17 @@ class WakePlan:
             self._hoping.add(hope.pod.uid)
 
     def note_failed(self, now: float) -> None:
-        """Take that a wake failed: the next try is less and less urgent."""
+        """Record a failed wake, and delay the next one with each failure in a row."""
         self._not_before = now + self._interval(self._failures)
         self._failures = min(self._failures + 1, MAX_DOUBLINGS)
 
     def forget(self) -> None:
-        """Forget everything: another replica wakes."""
+        """Forget everything, because another replica takes over waking."""
         self._pods.clear()
         self._hoping.clear()
 
     def _note_gone(self, waiting: Collection[str], is_placed: Callable[[str], bool]) -> None:
-        """Forget the pods that wait no more; where a wake helped one, others like it may hope."""
+        """Forget pods that no longer wait; if a wake helped one, equal pods may be woken again."""
         gone = self._pods.keys() - waiting
         helped = {uid for uid in gone & self._hoping if is_placed(uid)}
         requests = {self._pods[uid].request for uid in helped}
@@ -193,21 +193,21 @@ class WakePlan:
                 past.tried = frozenset()
 
     def _earliest(self, waiting: int) -> float:
-        """Return when the next wake may be."""
-        # Where those who hoped still wait, the last wake has helped nobody, as far as is known.
+        """Return the earliest time of the next wake."""
+        # While woken pods still wait, the last wake counts as useless.
         useless = self._useless + bool(self._hoping)
         retries = waiting * self._retry_seconds / self.settings.retry_share
         interval = max(self._interval(useless - 1), min(retries, MAX_REPEAT_SECONDS))
         return max(self._last_at + interval, self._not_before)
 
     def _interval(self, doublings: int) -> float:
-        """Return the least time between two wakes, in seconds, doubled so many times."""
+        """Return the shortest time between two wakes, in seconds, after that many doublings."""
         shortest = self.settings.min_interval_seconds
         longest = max(self.settings.max_interval_seconds, shortest)
         return min(shortest * 2.0 ** max(doublings, 0), longest)
 
     def _hopes(self, prospect: Prospect, now: float) -> Iterator[Hope]:
-        """Yield the pods that a node would do for that they were not woken for lately."""
+        """Yield the pods with a suitable node for which they were not woken recently."""
         every = frozenset(prospect.nodes)
         untried: dict[frozenset[str], Sequence[str]] = {frozenset(): prospect.nodes}
         for number, pod in enumerate(prospect.pods):
@@ -226,7 +226,7 @@ class WakePlan:
 def nodes_with_room(
     snapshot: Snapshot, nodes: Mapping[str, NodeRecord], request: GpuRequest
 ) -> tuple[str, ...]:
-    """Return the nodes that are ready, with as many devices left by the API's count as is asked."""
+    """Return the ready nodes with enough free devices by the API's counts."""
     pools = [(snapshot.pools.get(resource), count) for resource, count in request.resources]
     roomy: list[Iterable[str]] = []
     for pool, count in pools:
@@ -247,7 +247,7 @@ def nodes_with_room(
 def open_to(
     selection: Selection, names: Iterable[str], nodes: Mapping[str, NodeRecord]
 ) -> tuple[str, ...]:
-    """Return those of some nodes that a pod may go to by its own word."""
+    """Return the nodes that the pod's own spec allows."""
     records = ((name, nodes.get(name)) for name in names)
     return tuple(name for name, record in records if record and may_go(selection, record))
 

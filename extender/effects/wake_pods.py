@@ -1,9 +1,9 @@
-"""Decides which waiting pods are woken one by one; pure, but for what it remembers of past wakes.
+"""Decide which pods to wake one by one; does no I/O, but remembers past wakes.
 
-A pod is woken for a node that would do, and counts there from then on, so that no more pods are
-woken than there came room for. What we take for room may be none: we know neither a node's CPU and
-memory, nor which pods may be neighbors. So a pod that was woken in vain is not woken for the same
-node soon, and a node that no pod came to has pods woken for it less and less often.
+A pod is woken for a suitable node and counts there from then on, so no more pods are woken than
+there is room for. The node may still be unsuitable: we know neither its free CPU and memory nor pod
+affinity rules. So a pod that was woken in vain is not woken for the same node soon, and wakes for a
+node to which no pod came become rarer.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -13,22 +13,22 @@ from typing import Final
 from extender.settings.wake import Wake
 
 MOST_NODES: Final = 256
-"""Of the nodes that would do so many are remembered from look to look, the best ones."""
+"""Most suitable nodes that are remembered between checks, the best ones."""
 
 MAX_REPEAT_SECONDS: Final = 3600.0
-"""A pod that does not come to a node again and again leaves it to a hundred others meanwhile."""
+"""Longest pause before a pod is woken for the same node again: it lets a hundred others try."""
 
 MAX_DOUBLINGS: Final = 20
 
 
 @dataclass(slots=True)
 class _Node:
-    """What is remembered of a node that pods were woken for.
+    """History of a node for which pods were woken.
 
     Attributes:
-        failures: so many in a row did not come to it.
-        tried: UIDs of those of them that wait.
-        not_before: no pod is woken for it sooner, seconds.
+        failures: number of pods in a row that were not bound to it.
+        tried: UIDs of those that still wait.
+        not_before: earliest time of the next wake for it, in seconds.
     """
 
     failures: int = 0
@@ -38,13 +38,13 @@ class _Node:
 
 @dataclass(slots=True)
 class _Pod:
-    """What is remembered of a pod that was woken.
+    """History of a woken pod.
 
     Attributes:
-        node: for which it was last.
-        is_out: it is not known yet what came of that.
-        failures: so many wakes were in vain.
-        tried: nodes that it did not come to, and until when it is not woken for them again.
+        node: node of its last wake.
+        is_out: whether the result of that wake is open.
+        failures: number of wakes in vain.
+        tried: nodes to which it was not bound, with the end of the pause for each.
     """
 
     node: str
@@ -54,13 +54,13 @@ class _Pod:
 
 
 class PodWakes:
-    """Says which pods to wake, and for which node.
+    """Selects the pods to wake, and the node for each.
 
     Args:
         settings: limits of rate and repetition; may be changed.
 
     Attributes:
-        helped: pods that got a node after a wake for them.
+        helped: number of pods that were bound after a wake for them.
     """
 
     def __init__(self, settings: Wake) -> None:
@@ -73,7 +73,7 @@ class PodWakes:
         self._not_before = float("-inf")
 
     def forget(self) -> None:
-        """Forget everything: another replica wakes."""
+        """Forget everything, because another replica takes over waking."""
         self._pods.clear()
         self._nodes.clear()
         self._streaks.clear()
@@ -86,13 +86,13 @@ class PodWakes:
         is_placed: Callable[[str], bool],
         is_assumed: Callable[[str], bool],
     ) -> None:
-        """Take what came of past wakes.
+        """Update the results of past wakes.
 
         Args:
             waiting: UIDs of all waiting pods.
-            now: seconds of a clock that never goes back.
-            is_placed: whether a pod (UID) that waits no more has got a node.
-            is_assumed: whether a pod still counts on the node that it was woken for.
+            now: monotonic time in seconds.
+            is_placed: returns whether a pod (UID) that no longer waits was bound.
+            is_assumed: returns whether a pod still counts on the node of its wake.
         """
         for uid, pod in list(self._pods.items()):
             if uid not in waiting:
@@ -107,12 +107,12 @@ class PodWakes:
                 self._note_in_vain(uid, pod, now)
 
     def confirm(self, need: object, nodes: Iterable[str], now: float) -> list[str]:
-        """Return which of the nodes that would do now have done so for long enough, best first.
+        """Return the nodes that were suitable in enough checks in a row, best first.
 
         Args:
-            need: what pods need; equal for all that need the same.
-            nodes: the nodes that would do, best first.
-            now: seconds of a clock that never goes back.
+            need: requirements of the pods; equal for pods with equal requirements.
+            nodes: suitable nodes, best first.
+            now: monotonic time in seconds.
         """
         before = self._streaks.get(need, {})
         best = [node for node, _ in zip(nodes, range(MOST_NODES), strict=False)]
@@ -121,36 +121,36 @@ class PodWakes:
         return self.open_nodes(confirmed, now)
 
     def open_nodes(self, nodes: Iterable[str], now: float) -> list[str]:
-        """Return those of some nodes that pods may be woken for now: not lately in vain."""
+        """Return the nodes whose pause after a wake in vain is over."""
         return [node for node in nodes if self._is_open(node, now)]
 
     def keep_needs(self, needs: Collection[object]) -> None:
-        """Forget what no waiting pod needs any more."""
+        """Forget requirements that no waiting pod has."""
         for need in self._streaks.keys() - needs:
             del self._streaks[need]
 
     def may_try(self, uid: str, node: str, now: float) -> bool:
-        """Tell whether a pod may be woken for a node."""
+        """Return whether a pod may be woken for a node."""
         pod = self._pods.get(uid)
         return pod is None or now >= pod.tried.get(node, now)
 
     def is_untried(self, uid: str, node: str) -> bool:
-        """Tell whether a pod was not woken for a node in vain since another one came to it."""
+        """Return whether no wake of a pod for a node failed since another pod was bound to it."""
         known = self._nodes.get(node)
         return known is None or uid not in known.tried
 
     def is_free(self, now: float) -> bool:
-        """Tell whether pods can be woken: lately the API server took it."""
+        """Return whether the pause after a failed wake is over."""
         return now >= self._not_before
 
     def note_woken(self, uid: str, node: str) -> None:
-        """Take that a pod was woken for a node, and counts there."""
+        """Record that a pod was woken for a node, and counts there."""
         pod = self._pods.setdefault(uid, _Pod(node))
         pod.node, pod.is_out = node, True
         self._failures = 0
 
     def note_failed(self, now: float) -> None:
-        """Take that a wake could not be written: the next try is less and less urgent."""
+        """Record a wake that could not be written, and delay the next one with each failure."""
         self._not_before = now + self._pause(self._failures)
         self._failures = min(self._failures + 1, MAX_DOUBLINGS)
 
@@ -159,7 +159,7 @@ class PodWakes:
         return known is None or now >= known.not_before
 
     def _note_in_vain(self, uid: str, pod: _Pod, now: float) -> None:
-        """Take that a pod did not come to the node that it was woken for."""
+        """Record that a pod was not bound to the node of its wake."""
         node = self._nodes.setdefault(pod.node, _Node())
         node.not_before = now + self._pause(node.failures)
         node.failures = min(node.failures + 1, MAX_DOUBLINGS)
@@ -170,7 +170,7 @@ class PodWakes:
         pod.failures = min(pod.failures + 1, MAX_DOUBLINGS)
 
     def _pause(self, doublings: int) -> float:
-        """Return the least time between two wakes in vain, in seconds, doubled so many times."""
+        """Return the pause after wakes in vain, in seconds, after that many doublings."""
         shortest = self.settings.min_interval_seconds
         longest = max(self.settings.max_interval_seconds, shortest)
         return min(shortest * 2.0**doublings, longest)

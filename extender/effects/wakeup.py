@@ -1,10 +1,10 @@
-"""Makes kube-scheduler look again at pods that we refused, once a node would do for them.
+"""Make kube-scheduler try rejected pods again when a node has room for them.
 
-kube-scheduler tries a refused pod again after any change of an object that it watches, and after
-five minutes. A metric is no such object. So an annotation is changed on one that is: on an object
-of ours, which has it try all pods that an extender refused, or on each pod that there is room for,
-which has it try that one. From 1.37 on it also tries all of them after whatever becomes of any pod;
-only those with a scheduling gate it leaves alone.
+kube-scheduler retries a rejected pod five minutes later, or after a change of an object that it
+watches; a metric is no such object. So the extender changes an annotation: on an object of its own,
+after which kube-scheduler retries all pods that an extender rejected, or on each pod with room for
+it, after which it retries that pod. From 1.37 on it also retries all of them after any pod event,
+except pods with a scheduling gate.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ Result = TypeVar("Result")
 
 ANNOTATION: Final = "idlegpu.io/state"
 POD_ANNOTATION: Final = "wake.idlegpu.io/state"
-"""On pods: those under idlegpu.io/ are what their owners ask for."""
+"""Annotation of pods; keys under idlegpu.io/ are reserved for the pods' owners."""
 OBJECT_NAME: Final = "idlegpu-state"
 LEASE_NAME: Final = "idlegpu-wake"
 STORAGE_CLASS: Final = "idlegpu.io-no-storage"
-"""A name that no storage class has: the object says nothing about storage to anybody."""
+"""A name that no storage class has, so the object has no effect on storage."""
 
 RESOURCE: Final = "csistoragecapacities.storage.k8s.io"
 DEFAULT_NAMESPACE: Final = "idlegpu"
@@ -60,35 +60,35 @@ TIMEOUT_SECONDS: Final = 5.0
 SHOWN_PODS: Final = 5
 
 SCANNED: Final = 250
-"""Pods that are looked through before others get their turn on the event loop."""
+"""Pods that are examined between two yields of the event loop."""
 LOOKED_AT: Final = 1000
-"""Waiting pods that are looked at in one look, in turn where there are more."""
+"""Most waiting pods that one check examines; more pods are examined in rotation."""
 MOST_WOKEN: Final = 64
-"""Pods that are woken one by one after one look: each takes a request and a few milliseconds."""
+"""Most pods that one check wakes one by one: each takes a request and a few milliseconds."""
 MAX_CHECKED_NODES: Final = 16
-"""Nodes that a look finds are offered first to more urgent pods that it does not ask about: so many
-nodes ..."""
+"""Most nodes that a check offers first to more urgent pods that it did not examine ..."""
 MAX_CHECKS: Final = 256
-"""... and as many nodes, pod by pod, in all: each takes a fraction of a millisecond."""
+"""... and most pairs of pod and node that it examines for this: each takes a fraction of a
+millisecond."""
 PIECE_CHECKS: Final = 8
-"""Of these so many are made in one step."""
+"""Pairs that are examined in one step."""
 PIECE_NODES: Final = 1000
-"""Nodes whose labels and taints are looked at in one step: 1 to 3 ms."""
+"""Nodes whose labels and taints are examined in one step, which takes 1 to 3 ms."""
 REST: Final = 19.0
-"""So many times as long as a step took is rested after it: webhooks come first. A step takes up to
-8 ms with 40,000 devices; what it finds is kept for the webhooks' next answer."""
+"""Rest after a step, as a multiple of its CPU time, so that webhooks come first. A step takes up to
+8 ms with 40,000 devices, and the evaluation cache keeps its results for the webhooks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiter:
-    """A pod that waits.
+    """A waiting pod.
 
     Attributes:
         pod: the pod.
-        need: what it needs.
+        need: its requirements.
         priority: its priority.
-        created_at: when it was created, seconds since the epoch.
-        is_gated: our scheduling gate keeps kube-scheduler from trying it.
+        created_at: its creation time, seconds since the epoch.
+        is_gated: whether our scheduling gate keeps kube-scheduler from trying it.
     """
 
     pod: PodRef
@@ -99,30 +99,30 @@ class Waiter:
 
     @property
     def place(self) -> tuple[int, float, str]:
-        """Orders pods as kube-scheduler does: by priority, then by age."""
+        """Sort key in kube-scheduler's order: by priority, then by age."""
         return -self.priority, self.created_at, self.pod.key
 
 
 class Leader(Protocol):
-    """Says whether this replica is the one that acts, and works on staying so."""
+    """Elects one replica that acts."""
 
     @property
     def is_held(self) -> bool:
-        """Whether this replica may act."""
+        """Whether this replica is elected."""
 
     async def run(self) -> None:
-        """Work on it until cancelled."""
+        """Take part in the election until cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WakeCounts:
-    """What waking came to; live.
+    """Counts of wakes, updated as they happen.
 
     Attributes:
-        waiting: pods that we refused and that wait, as of the last look of the replica that wakes.
+        waiting: rejected pods that wait, as of the last check of the elected replica.
         wakes: changes that were written.
-        failed: changes that the API server did not take.
-        faults: looks that ended in a fault of ours.
+        failed: changes that the API server refused or did not receive.
+        faults: checks that failed with an internal error.
     """
 
     waiting: int = 0
@@ -132,17 +132,17 @@ class WakeCounts:
 
 
 class Waker:
-    """Looks at the waiting pods again and again, and wakes them where that may help.
+    """Checks the waiting pods periodically, and wakes pods for which a node has room.
 
-    Everything happens on the event loop's thread, in small steps.
+    Use it on the event loop's thread only; it works in small steps.
 
     Args:
-        client: the API server.
-        placer: says what a pod would get now.
-        settings: how often, and where the annotation is.
-        namespace: of the object that is changed.
-        leader: says whether this replica is the one that wakes.
-        monotonic: seconds since any moment.
+        client: client of the API server.
+        placer: evaluates nodes for a pod.
+        settings: intervals, limits and the object to change.
+        namespace: namespace of the object to change.
+        leader: elects the replica that wakes pods.
+        monotonic: returns a monotonic time in seconds.
     """
 
     def __init__(
@@ -174,11 +174,11 @@ class Waker:
 
     @property
     def helped(self) -> int:
-        """How many pods got a node after a wake for them."""
+        """Number of pods that were bound after a wake for them."""
         return self.plan.helped + self.pods.helped
 
     async def run(self) -> None:
-        """Wake until cancelled."""
+        """Check and wake pods until cancelled, while this replica is elected."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.leader.run(), name="wake lease")
             group.create_task(self._run(), name="wake")
@@ -194,12 +194,12 @@ class Waker:
                 continue
             try:
                 await self.look()
-            except Exception:  # placing pods must go on whatever is wrong here
+            except Exception:  # placing pods must go on
                 logger.exception("fault", extra={"verb": "wake"})
                 self.counts.faults += 1
 
     async def look(self) -> None:
-        """Look at the waiting pods once, and wake them where that may help."""
+        """Check the waiting pods once, and wake those for which a node has room."""
         waiting = await self._waiting()
         self.counts.waiting = len(waiting)
         uids = {waiter.pod.uid for waiter in waiting}
@@ -210,24 +210,24 @@ class Waker:
         prospects = [prospect async for prospect in self._prospects(waiting)]
         now = self._monotonic()
         hopes = self.plan.next_wake(prospects, uids, now, is_placed=self._is_placed)
-        # The look takes its time: by now another replica may be the one that wakes.
+        # The check takes time: another replica may be elected by now.
         if hopes and self.leader.is_held:
             await self._wake(hopes, len(waiting))
 
     def _retried_at(self, waiting: list[Waiter]) -> list[float]:
-        """Return when pods that still wait were tried after the last wake, as far as we know."""
+        """Return the times of retries after the last wake, of pods that still wait."""
         last = (self._placer.history.last_of(waiter.pod.uid) for waiter in waiting)
         return [record.at for record in last if record and record.number > self._woken_number]
 
     async def _look_by_pod(self, waiting: list[Waiter], uids: set[str]) -> None:
-        """Wake each pod that there is room for, those first that kube-scheduler takes first."""
+        """Wake each pod for which a node has room, in kube-scheduler's order."""
         now = self._monotonic()
         if not self.pods.is_free(now):
             return
         self.pods.note_waiting(uids, now, is_placed=self._is_placed, is_assumed=self._is_assumed)
         hopes = [hope async for hope in self._next_by_pod(waiting, now)]
         for hope, waiter in hopes:
-            # The look takes its time: by now another replica may be the one that wakes.
+            # The check takes time: another replica may be elected by now.
             if self.leader.is_held and self.pods.is_free(now):
                 await self._wake_pod(hope, is_gated=waiter.is_gated)
             else:
@@ -236,7 +236,7 @@ class Waker:
     async def _next_by_pod(
         self, waiting: list[Waiter], now: float
     ) -> AsyncIterator[tuple[Hope, Waiter]]:
-        """Yield who is to be woken, and count each where it may go, as long as there is room."""
+        """Yield the pods to wake, and reserve a node for each while there is room."""
         self.pods.keep_needs({_key(waiter.need) for waiter in waiting})
         by_need: dict[object, list[Waiter]] = {}
         for waiter in sorted(waiting, key=lambda each: each.place):
@@ -248,8 +248,8 @@ class Waker:
             key=lambda each: each.place,
         )
         woken = set[str]()
-        # A node that a pod did not come to is offered to all others before that pod has it again:
-        # the node may lack what we do not see, and a less urgent pod may need less of it.
+        # A node to which a pod did not come is offered to all other pods first: it may lack
+        # resources that we do not see, and a less urgent pod may need less of them.
         for is_first, (number, waiter) in product((True, False), enumerate(hopeful)):
             if number % SCANNED == SCANNED - 1:
                 await asyncio.sleep(0)
@@ -266,18 +266,18 @@ class Waker:
     async def _offers(
         self, waiting: list[Waiter], by_need: Mapping[object, Sequence[Waiter]], now: float
     ) -> dict[object, list[str]]:
-        """Return the nodes that pods may be woken for, by need.
+        """Return the nodes for which pods may be woken, by requirement.
 
         Args:
             waiting: all waiting pods.
-            by_need: those that may be woken, by need, the most urgent first.
-            now: seconds of a clock that never goes back.
+            by_need: pods that may be woken, by requirement, the most urgent first.
+            now: monotonic time in seconds.
         """
         self.order.begin(waiter.pod.uid for waiter in waiting)
         uids = {key: [waiter.pod.uid for waiter in some] for key, some in by_need.items()}
         picked = self.order.pick(uids)
         found: dict[object, Sequence[str]] = {}
-        # The most urgent last: what was evaluated last is what is still known when they are taken.
+        # The most urgent requirement last, so that its evaluation is still cached for `_take`.
         for key in reversed(picked):
             first = by_need[key][0]
             found[key] = await self._nodes_for(first.need, first.pod.uid)
@@ -298,14 +298,14 @@ class Waker:
         picked: Collection[object],
         promising: Mapping[object, Sequence[str]],
     ) -> dict[object, list[str]]:
-        """Return what was found for some needs and would do for others that are more urgent.
+        """Return nodes that were found for picked requirements and suit more urgent ones.
 
-        A node must not go to a pod because its turn came before that of a more urgent one.
+        A less urgent pod must not get a node only because it was examined earlier.
 
         Args:
-            by_need: the pods that wait, by need, the most urgent first.
-            picked: the needs that this look asks about.
-            promising: the nodes that it found, by need.
+            by_need: the waiting pods by requirement, the most urgent first.
+            picked: requirements that this check examines.
+            promising: nodes that the check found, by requirement.
         """
         nodes = list(islice(dict.fromkeys(chain(*promising.values())), MAX_CHECKED_NODES))
         last = max((by_need[key][0].place for key in promising), default=None)
@@ -321,18 +321,18 @@ class Waker:
             for start in range(0, len(candidates), PIECE_CHECKS):
                 some = candidates[start : start + PIECE_CHECKS]
                 accepts = partial(self._placer.accepting, first.pod, first.need.request, some)
-                if fitting := await _in_turn(accepts):
+                if fitting := await _rested(accepts):
                     wanted.setdefault(key, []).extend(fitting)
         return wanted
 
     def _take(self, waiter: Waiter, nodes: list[str], now: float, *, is_first: bool) -> str | None:
-        """Return a node for a pod, which counts there; nodes without room are taken off.
+        """Reserve and return a node for a pod, and remove nodes without room from `nodes`.
 
         Args:
             waiter: the pod.
-            nodes: nodes for it.
-            now: seconds of a clock that never goes back.
-            is_first: whether those count that it was not woken for in vain before, or the others.
+            nodes: candidate nodes.
+            now: monotonic time in seconds.
+            is_first: whether to consider only nodes without, or only nodes with, a wake in vain.
         """
         request, uid = waiter.need.request, waiter.pod.uid
         for node in tuple(nodes):
@@ -354,7 +354,7 @@ class Waker:
         return record is not None and bool(record.node)
 
     async def _waiting(self) -> list[Waiter]:
-        """Return the pods that we refused and that wait, with what each needs."""
+        """Return the waiting pods that we rejected, with their requirements."""
         found: list[Waiter] = []
         for number, record in enumerate(tuple(self._placer.fleet.unbound_pods.values())):
             if number % SCANNED == SCANNED - 1:
@@ -373,7 +373,7 @@ class Waker:
         return found
 
     def _refused_request(self, record: PodRecord) -> GpuRequest | None:
-        """Return what a pod asks for if we refused it and it waits, else None."""
+        """Return the GPU request of a pod that we rejected and that waits, else None."""
         if record.is_deleting:
             return None
         if record.awaits_room and self._settings.target is not WakeTarget.POD:
@@ -381,26 +381,26 @@ class Waker:
         elif record.is_refused or record.awaits_room:
             request = self._requests.read(record, self._placer.policy).request
             return request and self._placer.fleet.informed(request, record.kin)
-        # Where kube-scheduler has said why, that is its last word, whatever we answered before.
+        # kube-scheduler's reason is newer than our answer.
         decided = None if record.is_unscheduled else self._placer.history.last_of(record.uid)
         return decided.request if decided and decided.leaves_none else None
 
     def _warn_gated(self, record: PodRecord) -> None:
-        """Say now and then that a pod waits for what never comes."""
+        """Log that a gated pod waits without end, unless the line is throttled."""
         if self._seldom.due("gated") is not None:
             logger.warning(
-                "pods wait for ever for their scheduling gate to be taken away",
+                "pods wait forever for the removal of their scheduling gate",
                 extra={"gate": GATE, "pod": record.key, "remedy": "wake.target: pod"},
             )
 
     async def _prospects(self, waiting: list[Waiter]) -> AsyncIterator[Prospect]:
-        """Yield what would do for the pods whose turn it is."""
-        for need, pods in self._next_in_turn(waiting):
+        """Yield suitable nodes for the pods that this check examines."""
+        for need, pods in self._next_batch(waiting):
             nodes = await self._nodes_for(need, pods[0].uid)
             yield Prospect(request=need.request, pods=tuple(pods), nodes=nodes)
 
-    def _next_in_turn(self, waiting: list[Waiter]) -> list[tuple[Need, list[PodRef]]]:
-        """Return as many pods as one look takes, by need: those first that it is longest since."""
+    def _next_batch(self, waiting: list[Waiter]) -> list[tuple[Need, list[PodRef]]]:
+        """Return the pods that this check examines, by requirement, longest unexamined first."""
         self.order.begin(waiter.pod.uid for waiter in waiting)
         groups: dict[object, tuple[Need, list[PodRef]]] = {}
         taken: list[str] = []
@@ -416,21 +416,21 @@ class Waker:
         return list(groups.values())
 
     async def _nodes_for(self, need: Need, uid: str) -> tuple[str, ...]:
-        """Return the nodes that would do for a pod now, best first."""
+        """Return the suitable nodes for a pod, best first."""
         fleet = self._placer.fleet
-        snapshot = await _in_turn(fleet.snapshot)
-        roomy = await _in_turn(partial(nodes_with_room, snapshot, fleet.nodes, need.request))
+        snapshot = await _rested(fleet.snapshot)
+        roomy = await _rested(partial(nodes_with_room, snapshot, fleet.nodes, need.request))
         candidates: list[str] = []
         for start in range(0, len(roomy), PIECE_NODES):
             some = roomy[start : start + PIECE_NODES]
-            candidates += await _in_turn(partial(open_to, need.selection, some, fleet.nodes))
+            candidates += await _rested(partial(open_to, need.selection, some, fleet.nodes))
         if not candidates:
             return ()
-        decision = await _in_turn(partial(self._placer.rank, need.request, candidates, uid=uid))
+        decision = await _rested(partial(self._placer.rank, need.request, candidates, uid=uid))
         return tuple(decision.candidates[index] for index in decision.order)
 
     async def _wake(self, hopes: tuple[Hope, ...], waiting: int) -> None:
-        """Change the annotation."""
+        """Change the annotation that makes kube-scheduler retry all rejected pods."""
         try:
             await self._write(hopes[0].node, describe(hopes, datetime.now(UTC)))
         except KubeError as error:
@@ -453,7 +453,7 @@ class Waker:
         )
 
     async def _wake_pod(self, hope: Hope, *, is_gated: bool) -> None:
-        """Change one pod: its annotation, and its gate where it has ours."""
+        """Change the annotation of one pod, and remove our scheduling gate."""
         pod = hope.pod
         text = describe([hope], datetime.now(UTC))
         change: dict[str, object] = {"metadata": {"annotations": {POD_ANNOTATION: text}}}
@@ -465,7 +465,7 @@ class Waker:
         except KubeError as error:
             self._placer.fleet.ledger.drop(pod.uid)
             if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
-                return  # it has gone meanwhile
+                return  # the pod was deleted or changed
             self.counts.failed += 1
             self._trouble.note(error)
             self.pods.note_failed(self._monotonic())
@@ -476,10 +476,10 @@ class Waker:
         logger.info("woke a waiting pod", extra={"pod": pod.key, "node": hope.node})
 
     async def _write(self, node: str, text: str) -> None:
-        """Write the annotation to our object, or to the node.
+        """Write the annotation to our object or to the node.
 
         Raises:
-            KubeError: the API server did not take it.
+            KubeError: the request failed or was refused.
         """
         change = {"metadata": {"annotations": {ANNOTATION: text}}}
         if self._settings.target is WakeTarget.NODE:
@@ -498,15 +498,15 @@ class Waker:
 
 
 def _key(need: Need) -> object:
-    """Return what is equal for equal needs: to compare long selections takes its time."""
+    """Return a key that is equal for equal requirements, and cheap to compare."""
     return need.request, id(need.selection)
 
 
-async def _in_turn(work: Callable[[], Result]) -> Result:
-    """Return what a step of work gives, after a rest that leaves the event loop to others.
+async def _rested(work: Callable[[], Result]) -> Result:
+    """Run a step of work, then rest for `REST` times its CPU time.
 
-    What counts is CPU time. While other programs keep this one waiting for a CPU, a step takes many
-    times as long; to rest longer for that would delay every wake, and help no webhook.
+    CPU time counts, not elapsed time: while other processes use the CPU a step takes many times as
+    long, and a longer rest would delay every wake without any benefit for webhooks.
     """
     started = time.thread_time()
     result = work()
@@ -522,14 +522,14 @@ def build_waker(
     kubeconfig: Path | None,
     before: Waker | None = None,
 ) -> Waker:
-    """Return a waker that shares the work with other replicas through a Lease.
+    """Create a waker that shares the work with other replicas through a Lease.
 
     Args:
-        client: the API server.
-        placer: says what a pod would get now.
-        settings: the settings.
-        kubeconfig: the kubeconfig file that is set; without one this runs in a pod.
-        before: one with other settings, which this one goes on for: what its wakes came to.
+        client: client of the API server.
+        placer: evaluates nodes for a pod.
+        settings: the settings of waking.
+        kubeconfig: the configured kubeconfig file; None in a pod.
+        before: waker with the settings before, whose counts and history the new one takes over.
     """
     namespace = settings.namespace or own_namespace(kubeconfig)
     lease = Lease(
@@ -547,7 +547,7 @@ def build_waker(
 
 
 def own_namespace(kubeconfig: Path | None, folder: Path = SERVICE_ACCOUNT) -> str:
-    """Return the namespace that this runs in, the one of the manifests where that is not told."""
+    """Return the namespace of this pod, or the manifests' namespace outside a pod."""
     if kubeconfig is not None:
         return DEFAULT_NAMESPACE
     try:
@@ -557,7 +557,7 @@ def own_namespace(kubeconfig: Path | None, folder: Path = SERVICE_ACCOUNT) -> st
 
 
 def build_object(text: str) -> dict[str, object]:
-    """Return the object whose change wakes pods: no storage for a class that nobody has."""
+    """Build the object whose change wakes pods: zero storage of an unknown storage class."""
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "CSIStorageCapacity",
@@ -568,9 +568,9 @@ def build_object(text: str) -> dict[str, object]:
 
 
 def describe(hopes: Iterable[Hope], at: datetime) -> str:
-    """Return what people read in the annotation; no two are alike, for the time is in it."""
-    told = [f"{hope.pod.key} on {hope.node}" for hope in hopes]
-    shown = ", ".join(told[:SHOWN_PODS])
-    more = f" and {len(told) - SHOWN_PODS} more" if len(told) > SHOWN_PODS else ""
-    pods = "1 waiting pod" if len(told) == 1 else f"{len(told)} waiting pods"
+    """Format the annotation for people; the time makes each value unique."""
+    parts = [f"{hope.pod.key} on {hope.node}" for hope in hopes]
+    shown = ", ".join(parts[:SHOWN_PODS])
+    more = f" and {len(parts) - SHOWN_PODS} more" if len(parts) > SHOWN_PODS else ""
+    pods = "1 waiting pod" if len(parts) == 1 else f"{len(parts)} waiting pods"
     return f"{pods} may fit: {shown}{more}; {at:%Y-%m-%dT%H:%M:%S.%fZ}"

@@ -260,8 +260,8 @@ async def test_only_lasting_trouble_is_logged_and_its_end(
         each for each in caplog.records if each.name == "extender.effects.peer_link"
     ]
     assert [line.message for line in lines] == [
-        "cannot tell a replica",
-        "replica can be told again",
+        "cannot send to a replica",
+        "a replica answers again",
     ]
     assert "status 500: broken" in lines[0].cause
 
