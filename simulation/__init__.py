@@ -1,1 +1,1 @@
-"""A simulated GPU fleet: what the demo and the tests place pods on. Every number is invented."""
+"""Simulate a GPU fleet for the demo and the tests; every number is invented."""

@@ -1,4 +1,4 @@
-"""Node agents of a simulated fleet: what they read is invented, how they report is real."""
+"""Simulate node agents: their readings are invented, their reports use the real code."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -17,12 +17,12 @@ from simulation.fleet import SimulatedFleet
 from simulation.models import MIB
 
 PERIOD_SECONDS = 0.25
-"""Between two passes: a real agent makes one a second."""
+"""Time between two passes; a real agent makes one pass per second."""
 
 REPORTS = ReportOptions(
     heartbeat_seconds=1.0, resolve_seconds=0.5, reconnect_seconds=0.2, max_backoff_seconds=1.0
 )
-"""Quicker than in a real cluster."""
+"""Shorter intervals than in a real cluster."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class SimulatedAgent:
 
     Attributes:
         node: name of the node.
-        fleet: where its devices are.
-        latest: its reports.
-        started_at: seconds since the epoch.
-        is_dumb: it makes no more passes.
+        fleet: fleet that contains the node's devices.
+        latest: the agent's latest report.
+        started_at: start time, seconds since the epoch.
+        is_dumb: whether the agent has stopped making passes.
         sequence: number of its last report.
-        sees_foreign: it knows whose processes are.
-        sees_holders: its kubelet tells who holds what.
+        sees_foreign: whether the agent can see the pods of processes.
+        sees_holders: whether its kubelet reports the holders of devices.
     """
 
     node: str
@@ -50,7 +50,7 @@ class SimulatedAgent:
     sees_holders: bool = True
 
     def look(self) -> Report:
-        """Make a pass, and publish its report."""
+        """Make a pass and publish its report."""
         self.sequence += 1
         report = report_of(
             self.fleet,
@@ -66,7 +66,7 @@ class SimulatedAgent:
 
 
 def replace_report(report: Report, *, sequence: int, started_at: float) -> Report:
-    """Return a report with another number."""
+    """Copy a report with another sequence number and start time."""
     return Report(
         node=report.node,
         started_at=started_at,
@@ -81,7 +81,7 @@ def replace_report(report: Report, *, sequence: int, started_at: float) -> Repor
 def report_of(
     fleet: SimulatedFleet, node: str, *, sees_foreign: bool = True, sees_holders: bool = True
 ) -> Report:
-    """Return what the agent of a node would report now."""
+    """Build the report that a node's agent would send now."""
     views = fleet.views(node)
     rows = [_signals(view) for view in views]
     names = sorted({name for row in rows for name in row})
@@ -99,7 +99,7 @@ def report_of(
 
 
 def _signals(view: DeviceView) -> dict[str, float]:
-    """Return what NVML would say of a device."""
+    """Return a device's signals as NVML would report them."""
     total, reserved = view.memory_mib * MIB, view.reserved_mib * MIB
     said: dict[Signal, float] = {
         Signal.GRAPHICS_ACTIVE: view.utilization,
@@ -196,12 +196,12 @@ async def run_agents(
     """Run the agents of some nodes while the context is open; yield them by node.
 
     Args:
-        fleet: the nodes.
-        nodes: which of them have agents.
-        service: host:port that they report to.
-        token_file: returns where a node's token is.
-        reports: how they report besides.
-        period_seconds: between two passes.
+        fleet: fleet that contains the nodes.
+        nodes: names of the nodes with an agent.
+        service: host:port to which the agents report.
+        token_file: returns the path of a node's token.
+        reports: other settings of the reports.
+        period_seconds: time between two passes.
     """
     agents = {
         name: SimulatedAgent(node=name, fleet=fleet, started_at=fleet.clock()) for name in nodes

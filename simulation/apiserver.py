@@ -1,7 +1,7 @@
-"""A simulated API server for the demo, no more than that: the few paths that the extender uses.
+"""Simulate an API server for the demo, with only the paths that the extender uses.
 
-List options (limit, continue, selectors) are ignored, patches are answered and forgotten, and
-nothing is authenticated. The tests run against the real one.
+It ignores list options (limit, continue, selectors), answers patches without storing them, and
+authenticates no client. The tests use a real API server.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ def build_app(
     """Build the API server's application.
 
     Args:
-        control: the objects that it serves and changes.
+        control: the control plane that it serves and changes.
         bookmark_seconds: time between the bookmarks of a quiet watch.
-        watch_seconds: a watch ends after so long, or earlier if it asks for that.
+        watch_seconds: longest duration of a watch.
     """
     app = web.Application(middlewares=[_errors_as_status], client_max_size=16 << 20)
     app[CONTROL] = control
@@ -58,7 +58,7 @@ def build_app(
     pod = pods + "/{name}"
     router = app.router
     router.add_get("/version", _version)
-    router.add_get("/version/", _version)  # as kubernetes-asyncio asks
+    router.add_get("/version/", _version)  # kubernetes-asyncio requests this path
     router.add_get("/{probe:healthz|livez|readyz}", _probe)
     router.add_get("/api/v1/{kind:nodes|pods}", _list_or_watch)
     router.add_get("/api/v1/nodes/{name}", _get_object)
@@ -88,7 +88,7 @@ async def run_apiserver(
 
 @web.middleware
 async def _errors_as_status(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer faults as Kubernetes does, with a Status object."""
+    """Answer exceptions with a Status object, as Kubernetes does."""
     try:
         return await handler(request)
     except AbsentError as error:
@@ -232,7 +232,7 @@ async def _watch(request: web.Request, kind: Kind) -> web.StreamResponse:
 
 
 def _backlog(request: web.Request, kind: Kind) -> list[bytes]:
-    """Return what a watch is told first: all objects, or the changes since its version."""
+    """Return the first events of a watch: all objects, or the changes since its version."""
     store = request.app[CONTROL].store
     version = request.query.get("resourceVersion", "0")
     if request.query.get("sendInitialEvents") == "true" or version in {"", "0"}:
@@ -246,7 +246,7 @@ def _backlog(request: web.Request, kind: Kind) -> list[bytes]:
 
 
 async def _next_line(request: web.Request, kind: Kind, queue: asyncio.Queue[Change]) -> bytes:
-    """Wait for the next change of this kind, or for the time of a bookmark; b"" if unwanted."""
+    """Wait for the next event of this kind, or for a bookmark's time; b"" without an event."""
     store = request.app[CONTROL].store
     try:
         async with asyncio.timeout(request.app[BOOKMARK_SECONDS]):

@@ -1,4 +1,4 @@
-"""The whole simulated cluster in one event loop: exporter, Prometheus and API server."""
+"""Run the whole simulated cluster in one event loop: exporter, Prometheus and API server."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,16 +15,16 @@ from simulation.fleet import SimulatedFleet
 from simulation.prometheus import SimulatedPrometheus, run_prometheus
 
 BACKFILL_SECONDS = 3600.0
-"""The simulated past: as long as the extender's window."""
+"""Length of the simulated past: as long as the extender's window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedCluster:
-    """Everything that the extender talks to, running.
+    """Running simulation of all servers that the extender uses.
 
     Attributes:
         fleet: the GPUs; may be changed at any time.
-        control: pods and nodes; create, bind and end pods here, or over HTTP.
+        control: pods and nodes; create, bind and end pods here or over HTTP.
         prometheus: the simulated Prometheus.
         exporter_url: base URL of the exporter.
         prometheus_url: base URL of the Prometheus.
@@ -75,15 +75,15 @@ async def run_cluster(
 
 
 def kubeconfig_text(url: str) -> str:
-    """Return a kubeconfig for an API server that asks for no credentials."""
+    """Return a kubeconfig for an API server that requires no credentials."""
     return yaml.safe_dump(
         {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "simulated", "cluster": {"server": url}}],
-            "users": [{"name": "anybody", "user": {}}],
+            "users": [{"name": "anonymous", "user": {}}],
             "contexts": [
-                {"name": "simulated", "context": {"cluster": "simulated", "user": "anybody"}}
+                {"name": "simulated", "context": {"cluster": "simulated", "user": "anonymous"}}
             ],
             "current-context": "simulated",
         },

@@ -1,4 +1,4 @@
-"""What the simulated control plane does to pods and nodes: create, bind, run, end."""
+"""Simulate the control plane: create, bind, run and end pods, and register nodes."""
 
 import uuid
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ from simulation.objects import (
 from simulation.objectstore import Kind, ObjectStore
 
 TENANT_AGE_SECONDS = 7200.0
-"""The pods that the fleet came with have been running for so long."""
+"""Age of the pods that the fleet starts with."""
 
 
 class ConflictError(ValueError):
-    """The object exists already, or the pod is bound already."""
+    """The object already exists, or the pod is already bound."""
 
 
 class AbsentError(LookupError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class SimulatedControlPlane:
     """The fleet's nodes and pods as Kubernetes objects.
 
     Attributes:
-        fleet: where bound pods are placed.
+        fleet: fleet on which bound pods are placed.
         store: the objects.
-        events: every Event that was posted, oldest first.
+        events: all posted Events, oldest first.
     """
 
     fleet: SimulatedFleet
@@ -43,13 +43,13 @@ class SimulatedControlPlane:
     events: list[JsonObject] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Register the nodes and the pods that run on them already."""
+        """Register the nodes and their running pods."""
         self.sync_nodes()
         for pod in tenant_pods(self.fleet, started_at=self.fleet.clock() - TENANT_AGE_SECONDS):
             self.store.put(Kind.PODS, pod)
 
     def sync_nodes(self) -> None:
-        """Bring the Node objects up to date with the fleet; unchanged ones stay as they are."""
+        """Update the Node objects that differ from the fleet's nodes."""
         now = self.fleet.clock()
         for node in self.fleet.nodes.values():
             fresh = node_object(node, now=now)
@@ -61,10 +61,10 @@ class SimulatedControlPlane:
                 self.store.remove(Kind.NODES, "", name)
 
     def create_pod(self, pod: JsonObject, namespace: str = "default") -> JsonObject:
-        """Create a pod: Pending, with a UID.
+        """Create a pending pod with a UID.
 
         Raises:
-            ConflictError: there is one of that name.
+            ConflictError: a pod with this name exists.
         """
         created = copy_json(pod)
         metadata = child(created, "metadata")
@@ -81,11 +81,11 @@ class SimulatedControlPlane:
         return self.store.put(Kind.PODS, created)
 
     def bind(self, namespace: str, name: str, node: str) -> JsonObject:
-        """Bind a pod to a node, where it starts at once, or fails if it does not fit.
+        """Bind a pod to a node and start it; the pod fails if it does not fit.
 
         Raises:
-            AbsentError: no such pod, or no such node.
-            ConflictError: the pod is bound already.
+            AbsentError: the pod or the node does not exist.
+            ConflictError: the pod is already bound.
         """
         pod = copy_json(self._pod(namespace, name))
         if child(pod, "spec").get("nodeName"):
@@ -105,19 +105,19 @@ class SimulatedControlPlane:
         return self.store.put(Kind.PODS, running)
 
     def end_pod(self, namespace: str, name: str, *, is_failed: bool = False) -> JsonObject:
-        """Let a pod end; its devices are free again.
+        """End a pod and free its devices.
 
         Raises:
-            AbsentError: no such pod.
+            AbsentError: the pod does not exist.
         """
         pod = copy_json(self._pod(namespace, name))
         return self._end(pod, "Failed" if is_failed else "Succeeded")
 
     def delete_pod(self, namespace: str, name: str) -> JsonObject:
-        """Delete a pod; its devices are free again.
+        """Delete a pod and free its devices.
 
         Raises:
-            AbsentError: no such pod.
+            AbsentError: the pod does not exist.
         """
         observe_pod(self.fleet, self._pod(namespace, name), is_deleted=True)
         removed = self.store.remove(Kind.PODS, namespace, name)

@@ -1,4 +1,4 @@
-"""Renders what dcgm-exporter says of one node, in its exposition format."""
+"""Render the metrics of one node in dcgm-exporter's exposition format."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,22 +28,22 @@ _XID_TEXTS: Final = {
 }
 
 _PROCESS_FIELDS: Final = frozenset({"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"})
-"""What builds from 4.8.2 on split by pod on shared devices."""
+"""Fields that builds from 4.8.2 on split by pod on shared devices."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One field as the exporter prints it.
+    """A metric family as dcgm-exporter prints it.
 
     Attributes:
         name: metric name.
         type: gauge or counter.
         help: HELP text.
-        read: its value of a device; None where the device has no such field.
-        is_float: printed with six decimals, else as an integer.
-        is_default: in the exporter's default list of fields.
+        read: returns its value for a device; None if the device lacks the field.
+        is_float: whether values have six decimals; otherwise they are integers.
+        is_default: whether the exporter's default list contains the field.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Family:
 
 
 def _whole(read: Callable[[DeviceView], float | None]) -> Callable[[DeviceView], float | None]:
-    """Return a reader of a field that MIG instances do not have."""
+    """Return a reader that skips MIG instances, which lack the field."""
     return lambda device: None if device.profile else read(device)
 
 
@@ -298,11 +298,11 @@ def render(spec: NodeSpec, devices: Sequence[DeviceView]) -> str:
     """Render the scrape of a node.
 
     Args:
-        spec: the node: its name, driver and exporter.
-        devices: what is to be said of each device.
+        spec: the node, with its driver and exporter.
+        devices: the devices to render.
 
     Returns:
-        The exposition; families without a sample are left out.
+        The exposition, without families that have no sample.
     """
     heads = [(device, _head(spec, device)) for device in devices]
     lines: list[str] = []
@@ -324,7 +324,7 @@ def _is_exported(family: Family, build: ExporterBuild) -> bool:
 
 
 def _head(spec: NodeSpec, device: DeviceView) -> str:
-    """Render the labels that every series of a device begins with."""
+    """Render the labels with which every series of a device begins."""
     pairs = [
         ("gpu", str(device.index)),
         ("UUID", device.uuid),
@@ -341,7 +341,7 @@ def _head(spec: NodeSpec, device: DeviceView) -> str:
 
 
 def _rows(family: Family, device: DeviceView, head: str, build: ExporterBuild) -> Iterator[str]:
-    """Yield the sample lines of one field of one device."""
+    """Yield the sample lines of one family for one device."""
     is_split = build.has_virtual_gpus and device.is_shared
     for tenant, value in _values(family, device, build):
         if value is None or (device.xid == 0 and _is_xid(family) and not build.has_zero_xid):
@@ -361,12 +361,12 @@ def _rows(family: Family, device: DeviceView, head: str, build: ExporterBuild) -
 def _values(
     family: Family, device: DeviceView, build: ExporterBuild
 ) -> Iterator[tuple[TenantView | None, float | None]]:
-    """Yield each series of a field: the pod that it names, and its value."""
+    """Yield the pod and the value of each series of a family."""
     value = family.read(device)
     if not build.has_pods or not device.tenants:
         yield None, value
     elif not (build.has_virtual_gpus and device.is_shared):
-        yield device.tenants[-1], value  # one device has one pod label: the last one seen
+        yield device.tenants[-1], value  # without sharing a device has only the last pod's label
     elif build.has_process_values and family.name in _PROCESS_FIELDS:
         yield None, value
         for tenant in device.tenants:

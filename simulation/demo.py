@@ -1,7 +1,7 @@
-"""The demo: a real extender, asked about stock pods exactly as kube-scheduler would ask.
+"""Run the demo: send stock pods to a real extender, exactly as kube-scheduler would.
 
-Simulated are the machines: GPUs, kubelets, the API server and Prometheus. Real are the extender,
-its sources and everything between them: it knows nothing of the simulation.
+GPUs, kubelets, API server and Prometheus are simulated. The extender and its sources are real, and
+unaware of the simulation.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from simulation.objects import child, pod_object
 GPU, SHARED, MIG = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.5gb"
 PORT = 8888
 NARROWEST = 112
-"""Columns that the output needs; a narrower terminal, or none, gets them all the same."""
+"""Columns that the output needs; a narrower terminal gets them, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class Scene:
     """One step of the demo.
 
     Attributes:
-        title: what is asked, in words.
-        point: what to look at.
+        title: description of the pods.
+        point: what the step shows.
         pods: names of the pods.
         gpus: devices by resource.
         annotations: annotations of each pod.
@@ -105,14 +105,14 @@ SCENES = (
     ),
     Scene(
         title='3 GPUs, idlegpu.io/require-idle: "true"',
-        point="this pod would rather wait than share its node with strangers or the unknown",
+        point="this pod waits rather than share its node with foreign or unknown load",
         pods=("patient",),
         gpus={GPU: 3},
         annotations={"idlegpu.io/require-idle": "true"},
     ),
     Scene(
         title="a typo: idlegpu.io/gpu-memory: 20Gb",
-        point="a warning event tells the owner; the pod is placed all the same",
+        point="a warning event informs the owner; the pod is placed all the same",
         pods=("typo",),
         gpus={GPU: 1},
         annotations={"idlegpu.io/gpu-memory": "20Gb"},
@@ -121,7 +121,7 @@ SCENES = (
 
 
 class Demo:
-    """Shows the fleet, plays the scenes, shows the fleet again."""
+    """Shows the fleet, schedules the pods of each scene, and shows the fleet again."""
 
     def __init__(
         self, cluster: SimulatedCluster, url: str, session: aiohttp.ClientSession, console: Console
@@ -132,12 +132,12 @@ class Demo:
         self._scheduler = SimulatedScheduler(url=url, control=cluster.control, session=session)
 
     async def play(self) -> None:
-        """Play the whole demo once."""
+        """Run the whole demo once."""
         say = self._console.print
         say("\n[bold]idlegpu[/bold] places stock GPU pods on GPUs that are really idle.")
         say(
-            "[yellow]Simulated[/yellow]: GPUs, kubelets, API server, Prometheus, and who asks as "
-            "kube-scheduler would. Real: the extender.\n"
+            "[yellow]Simulated[/yellow]: GPUs, kubelets, API server, Prometheus and "
+            "kube-scheduler. Real: the extender.\n"
         )
         await self._watcher.wait_ready()
         say(await self._watcher.table("The fleet before"), LEGEND)
@@ -155,14 +155,14 @@ class Demo:
         say(await self._watcher.table("\nThe fleet after"), LEGEND)
 
     async def _tell(self, placement: Placement, *, is_brief: bool) -> None:
-        """Print where a pod went, and why unless `is_brief`."""
+        """Print a pod's node, and the reasons unless `is_brief`."""
         line = Text(f"   {placement.pod:<13}", style="bold")
         if placement.node:
             line.append(f"-> {placement.node:<16}", style="bold green")
         else:
             line.append("stays Pending      ", style="bold yellow")
         line.append(
-            f" asked about {placement.asked} nodes, {placement.feasible} would do,"
+            f" {placement.asked} candidates, {placement.feasible} feasible,"
             f" {placement.seconds * 1000:.0f} ms",
             style="dim",
         )
@@ -172,7 +172,7 @@ class Demo:
                 self._console.print(f"      {text}")
 
     async def _tell_events(self) -> None:
-        """Print the events that the extender wrote."""
+        """Print the Events that the extender wrote."""
         events = await self._watcher.wait_events()
         self._console.print("\n[bold]What the owner of a pod sees[/bold] (kubectl describe pod)")
         for event in events:
@@ -184,7 +184,7 @@ class Demo:
 
 
 def _free_port(wanted: int) -> int:
-    """Return the port if nobody uses it, else 0 for any."""
+    """Return the port if it is free, else 0 for any port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -195,7 +195,7 @@ def _free_port(wanted: int) -> int:
 
 
 async def run(*, once: bool) -> None:
-    """Run the demo; serve until interrupted unless `once`."""
+    """Run the demo; then serve until interrupted, unless `once`."""
     console = Console(highlight=False)
     console.width = max(console.width, NARROWEST)
     async with AsyncExitStack() as stack:
@@ -224,11 +224,11 @@ async def run(*, once: bool) -> None:
 
 
 def main() -> None:
-    """Run from the command line."""
+    """Run the demo from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--once", action="store_true", help="end after the run")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR)  # what the log says, the demo shows
+    logging.basicConfig(level=logging.ERROR)  # the demo shows what the log would
     try:
         asyncio.run(run(once=arguments.once))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The fleets that come ready made: a dozen nodes for the demo, thousands for benchmarks."""
+"""Build ready-made fleets: a dozen nodes for the demo, thousands for benchmarks."""
 
 import random
 import time
@@ -13,7 +13,7 @@ from simulation.models import A10, A100_40GB, GIB, H100, H200, L40S, T4, V100
 from simulation.nodes import EXPORTER_4_8, GPU_RESOURCE, NodeSpec, Sharing
 
 STALE_AGE_SECONDS: Final = 240.0
-"""Age of the stale node's last sample: beyond what counts as fresh, within what is remembered."""
+"""Age of the stale node's last sample: no longer fresh, but still remembered."""
 
 DEMO_NODES: Final = (
     NodeSpec(name="gpu-h100-01", model=H100, description="idle"),
@@ -78,7 +78,7 @@ DEMO_NODES: Final = (
 
 
 def demo_fleet(clock: Callable[[], float] = time.time) -> SimulatedFleet:
-    """Build the demo's fleet: a dozen nodes with pods already at work on them."""
+    """Build the demo's fleet: a dozen nodes with running pods."""
     fleet = SimulatedFleet(clock=clock)
     for number, spec in enumerate(DEMO_NODES, start=11):
         fleet.add(replace(spec, address=f"10.0.0.{number}"))
@@ -87,13 +87,13 @@ def demo_fleet(clock: Callable[[], float] = time.time) -> SimulatedFleet:
     _fill_mig_node(fleet)
     fleet.kill_device("gpu-a100-01", 2, Loss.XID_79)
     fleet.silence("gpu-v100-02", age_seconds=STALE_AGE_SECONDS)
-    # The tenants above were there long ago; what the demo places has to load a model first.
+    # The pods above are warm; pods that the demo places have to load a model first.
     fleet.warm_up_seconds = 20.0
     return fleet
 
 
 def tenant(namespace: str, name: str, container: str = "main") -> PodRef:
-    """Return a pod with a UID that is always the same for the same name."""
+    """Return a pod with a UID that depends only on its name."""
     uid = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{namespace}/{name}"))
     return PodRef(namespace=namespace, name=name, uid=uid, container=container)
 
@@ -102,7 +102,7 @@ def _fill_whole_nodes(fleet: SimulatedFleet) -> None:
     training = Load(utilization=0.97, memory_bytes=68 * GIB)
     fleet.place(tenant("research", "llama-pretrain-0"), "gpu-h100-02", GPU_RESOURCE, 8, training)
     fleet.place(tenant("research", "llama-finetune-0"), "gpu-h100-03", GPU_RESOURCE, 4, training)
-    # Loaded, but nobody asks it anything: idle by its activity, not by its memory.
+    # A loaded model without requests: idle by activity, not by memory.
     serving = Load(utilization=0.02, memory_bytes=70 * GIB)
     fleet.place(tenant("serving", "vllm-70b-x2k4p"), "gpu-h100-03", GPU_RESOURCE, 1, serving)
     for index in (5, 6):
@@ -185,14 +185,14 @@ def big_fleet(
     busy_share: float = 0.6,
     clock: Callable[[], float] = time.time,
 ) -> SimulatedFleet:
-    """Build a big fleet: of ten nodes seven whole, two time-sliced x10, one cut up by MIG.
+    """Build a large fleet: of ten nodes seven whole, two time-sliced x10, one with MIG.
 
     Args:
-        nodes: how many nodes.
-        gpus: cards of each.
-        seed: of the random numbers; the same seed gives the same fleet.
-        busy_share: share of the devices that have a tenant, 0 to 1.
-        clock: the time, seconds since the epoch.
+        nodes: number of nodes.
+        gpus: cards of each node.
+        seed: seed of the random numbers; the same seed gives the same fleet.
+        busy_share: share of the devices with a tenant, 0 to 1.
+        clock: returns seconds since the epoch.
     """
     generator = random.Random(seed)
     fleet = SimulatedFleet(clock=clock)

@@ -1,4 +1,4 @@
-"""What the demo shows, read from the extender's own API like anybody could."""
+"""Read the demo's output from the extender's public API."""
 
 import asyncio
 import re
@@ -30,16 +30,16 @@ _LETTERS = {
     "unhealthy": ("X", "bold red"),
 }
 
-Answer = Any  # what the API answers: plain JSON
+Answer = Any  # an answer of the API: plain JSON
 
 
 class FleetWatcher:
     """Reads the extender's API.
 
     Args:
-        cluster: the simulated cluster, for what its nodes are described as.
+        cluster: the simulated cluster, for descriptions of its nodes.
         url: base URL of the extender.
-        session: for the calls.
+        session: session for the requests.
     """
 
     def __init__(self, cluster: SimulatedCluster, url: str, session: aiohttp.ClientSession) -> None:
@@ -48,7 +48,7 @@ class FleetWatcher:
         self._session = session
 
     async def wait_ready(self) -> None:
-        """Wait until the extender has its inventory, telemetry and foreign use together."""
+        """Wait until the extender is ready and reports the foreign processes."""
 
         async def is_ready() -> bool:
             async with self._session.get(f"{self._url}/readyz") as answer:
@@ -62,7 +62,7 @@ class FleetWatcher:
         await self._wait(sees_foreign_use, "two readings have shown the foreign processes")
 
     async def wait_shown(self, placements: Sequence[Placement]) -> None:
-        """Wait until telemetry shows every pod that was placed on some GPU."""
+        """Wait until telemetry shows every placed pod on a GPU."""
         placed = {f"default/{placement.pod}" for placement in placements if placement.node}
 
         async def are_shown() -> bool:
@@ -72,7 +72,7 @@ class FleetWatcher:
         await self._wait(are_shown, "telemetry shows the pods that were placed")
 
     async def wait_events(self) -> list[JsonObject]:
-        """Wait until the extender has written an event; return them all."""
+        """Wait for the first Event of the extender, and return all Events."""
 
         async def has_events() -> bool:
             return bool(self._cluster.control.events)
@@ -81,7 +81,7 @@ class FleetWatcher:
         return self._cluster.control.events
 
     async def why(self, placement: Placement) -> list[str]:
-        """Return why a pod got its node, from the extender's own record of the decision."""
+        """Return the reasons for a pod's node, from the extender's record of the decision."""
         answer = await self._get(f"/v1/decisions?limit=1&pod={placement.uid}")
         (decision,) = answer["decisions"]
         explained = {verdict["node"]: verdict for verdict in decision["explained"]}
@@ -98,7 +98,7 @@ class FleetWatcher:
         return lines
 
     async def table(self, title: str) -> Table:
-        """Return the fleet as a table."""
+        """Build a table of the fleet."""
         by_node: dict[str, list[Answer]] = {}
         for gpu in (await self._get("/v1/gpus"))["gpus"]:
             by_node.setdefault(gpu["node"], []).append(gpu)
@@ -134,7 +134,7 @@ class FleetWatcher:
         """Wait for a condition.
 
         Raises:
-            TimeoutError: it did not come true.
+            TimeoutError: the condition did not come true in time.
         """
         deadline = time.monotonic() + WAIT_SECONDS
         while not await condition():
@@ -144,7 +144,7 @@ class FleetWatcher:
 
 
 def _cells(gpus: Sequence[Answer]) -> Text:
-    """Return the GPUs of a node, a letter each."""
+    """Format the GPUs of a node, one letter each."""
     text = Text()
     for gpu in gpus:
         letter, style = _LETTERS[gpu["state"]]
@@ -153,7 +153,7 @@ def _cells(gpus: Sequence[Answer]) -> Text:
 
 
 def _model(name: str) -> str:
-    """Return the model without its maker and its form.
+    """Return a model name without maker and form factor.
 
     Example:
         >>> _model("NVIDIA A100-SXM4-40GB"), _model("Tesla T4")
@@ -163,12 +163,12 @@ def _model(name: str) -> str:
 
 
 def _percent(ratio: float | None) -> str:
-    """Return a ratio as people read it."""
+    """Format a ratio as a percentage."""
     return "?" if ratio is None else f"{ratio:.0%}"
 
 
 def _merits(verdict: Answer) -> str:
-    """Return what speaks for a node in one line."""
+    """Describe the advantages of a node in one line."""
     landing = [device for device in verdict["devices"] if device["can_land"]]
     loads = [gpu["utilization_ratio"] for gpu in landing if gpu["utilization_ratio"] is not None]
     rooms = [gpu["free_bytes"] for gpu in landing if gpu["free_bytes"] is not None]

@@ -1,4 +1,4 @@
-"""The devices of a simulated node: what is mutable about them, and how a reading looks."""
+"""Devices of a simulated node: mutable state, and its view by an exporter."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -8,30 +8,30 @@ from typing import Final
 from simulation.models import MIB, GpuModel
 
 LOST_XID: Final = 79
-"""The GPU has fallen off the bus."""
+"""XID of a GPU that has fallen off the bus."""
 
 _HEAT_CELSIUS: Final = 50.0
-"""How much hotter a card is at full load than idle."""
+"""Temperature difference between full load and idle."""
 
-# Where boards of eight-way servers usually sit; further cards count on from there.
+# PCI buses of the boards in common eight-way servers; further cards get higher numbers.
 _BUSES: Final = ("1A", "3D", "4E", "5E", "9B", "BA", "CB", "DB")
 
-# The driver starts an instance's id at a place that depends on its size in slices.
+# The driver's first instance id for each size in slices.
 _FIRST_INSTANCE_ID: Final = {"7": 0, "4": 1, "3": 1, "2": 3, "1": 7}
 
 
 class Loss(StrEnum):
-    """How a lost GPU shows in telemetry."""
+    """Telemetry of a lost GPU."""
 
     VANISHED = "vanished"
-    """Its series are gone."""
+    """Its series disappear."""
     XID_79 = "xid-79"
-    """Its last values stay, with XID 79."""
+    """Its last values remain, with XID 79."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What somebody does to a device.
+    """Load on a device.
 
     Attributes:
         utilization: ratio of time busy, 0 to 1.
@@ -44,7 +44,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRef:
-    """A pod as the fleet knows it."""
+    """Identity of a pod in the fleet."""
 
     namespace: str
     name: str
@@ -53,7 +53,7 @@ class PodRef:
 
     @property
     def key(self) -> str:
-        """The pod as people write it: `namespace/name`."""
+        """Key of the pod: `namespace/name`."""
         return f"{self.namespace}/{self.name}"
 
 
@@ -62,10 +62,10 @@ class Tenant:
     """A pod on a device.
 
     Attributes:
-        pod: which pod.
-        replica: which share of the device it holds.
-        load: what it does once it is warm.
-        warm_at: from when its load shows, seconds since the epoch.
+        pod: the pod.
+        replica: number of its share of the device.
+        load: its load after the warm-up.
+        warm_at: end of the warm-up, seconds since the epoch.
     """
 
     pod: PodRef
@@ -76,23 +76,23 @@ class Tenant:
 
 @dataclass(slots=True, kw_only=True)
 class Card:
-    """A physical GPU: what its MIG instances share.
+    """A physical GPU, with the state that its MIG instances share.
 
     Attributes:
-        index: DCGM's index of it on its node.
-        uuid: `GPU-…`.
-        pci_bus_id: with the eight-digit domain that DCGM prints.
+        index: DCGM's index on the node.
+        uuid: UUID, `GPU-…`.
+        pci_bus_id: PCI address with DCGM's eight-digit domain.
         model: its model.
-        power_watts: None: follows the load.
-        temperature_celsius: None: follows the load.
+        power_watts: power, or None to follow the load.
+        temperature_celsius: temperature, or None to follow the load.
         xid: last XID error, 0 for none.
-        row_remap_pending: 1 where a row waits for a reset.
-        row_remap_failure: 1 where remapping a row failed.
-        uncorrectable_remapped_rows: rows replaced so far.
+        row_remap_pending: 1 if a row waits for a reset.
+        row_remap_failure: 1 if remapping a row failed.
+        uncorrectable_remapped_rows: number of rows replaced so far.
         double_bit_errors: uncorrectable memory errors since the last reset.
         clock_event_reasons: NVML's bit mask.
-        is_vanished: no series speak of it.
-        is_unhealthy: the device plugin has taken it out of the node's allocatable.
+        is_vanished: whether telemetry has no series for it.
+        is_unhealthy: whether the device plugin has removed it from the node's allocatable.
     """
 
     index: int
@@ -113,19 +113,19 @@ class Card:
 
 @dataclass(slots=True, kw_only=True)
 class Device:
-    """What the device plugin hands out: a card, or a MIG instance of one.
+    """A device of the device plugin: a card, or a MIG instance of a card.
 
     Attributes:
         card: the physical GPU.
-        resource: name under which the kubelet offers it.
-        replicas: shares that it is sold as; 1 for a whole device.
-        memory_mib: framebuffer in all.
-        reserved_mib: part that the driver keeps.
-        gpu_instance_id: "" for a whole card.
+        resource: resource name under which the kubelet offers it.
+        replicas: number of shares; 1 for a whole device.
+        memory_mib: total framebuffer.
+        reserved_mib: framebuffer that the driver reserves.
+        gpu_instance_id: GPU instance id, "" for a whole card.
         profile: MIG profile, "" for a whole card.
-        base: load that no placed pod makes: what tests set.
+        base: load without placed pods, set by tests.
         foreign: load of processes outside Kubernetes.
-        tenants: pods on it.
+        tenants: pods on the device.
     """
 
     card: Card
@@ -141,21 +141,21 @@ class Device:
 
     @property
     def used_replicas(self) -> int:
-        """How many of its shares are held."""
+        """Number of shares that pods hold."""
         return len(self.tenants)
 
     @property
     def free_replicas(self) -> int:
-        """How many of its shares are free."""
+        """Number of free shares."""
         return self.replicas - len(self.tenants)
 
     def next_replica(self) -> int:
-        """Return the smallest number of a free share."""
+        """Return the lowest number of a free share."""
         held = {tenant.replica for tenant in self.tenants}
         return next(number for number in range(self.replicas) if number not in held)
 
     def load_at(self, now: float) -> Load:
-        """Return the load in all: base, foreign and the pods that are warm by `now`."""
+        """Return the total load at a time: base, foreign and all warm pods."""
         loads = [self.base, self.foreign]
         loads += [tenant.load for tenant in self.tenants if tenant.warm_at <= now]
         room_bytes = (self.memory_mib - self.reserved_mib) * MIB
@@ -167,7 +167,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantView:
-    """A pod on a device as the exporter sees it, with its own processes' load."""
+    """A pod on a device in an exporter's view, with the load of its own processes."""
 
     pod: PodRef
     replica: int
@@ -176,13 +176,13 @@ class TenantView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceView:
-    """Everything that an exporter can say of one device at one time.
+    """All values that an exporter can report about a device at one time.
 
-    Attributes are those of `Card` and `Device`, and:
-        is_shared: sold in replicas.
-        memory_temperature_celsius: of HBM parts.
+    The attributes are those of `Card` and `Device`, and:
+        is_shared: whether the device has several shares.
+        memory_temperature_celsius: temperature of HBM.
         sm_clock_mhz: current SM clock.
-        energy_joules: since the driver was loaded.
+        energy_joules: energy since the driver was loaded.
     """
 
     index: int
@@ -211,7 +211,7 @@ class DeviceView:
 
 
 def view_of(device: Device, now: float) -> DeviceView:
-    """Return what an exporter would say of a device."""
+    """Return the values that an exporter would report about a device."""
     load = device.load_at(now)
     card, model = device.card, device.card.model
     watts = model.idle_watts + load.utilization * (model.max_watts - model.idle_watts)
@@ -256,7 +256,7 @@ def view_of(device: Device, now: float) -> DeviceView:
 
 
 def card_uuid(node: str, index: int) -> str:
-    """Return the UUID of a card: always the same for the same node and index.
+    """Return the UUID of a card, which depends only on node and index.
 
     Example:
         >>> card_uuid("gpu-h100-01", 0) == card_uuid("gpu-h100-01", 0)
@@ -282,7 +282,7 @@ def pci_bus_id(index: int) -> str:
 
 
 def instance_ids(profiles: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the GPU instance ids that the driver would give these MIG profiles.
+    """Return the GPU instance ids that the driver would assign to these MIG profiles.
 
     Example:
         >>> instance_ids(("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"))

@@ -1,4 +1,4 @@
-"""Serves the scrapes of a whole simulated fleet: one server, `/metrics?node=NAME` for each node."""
+"""Serve the metrics of a simulated fleet at `/metrics?node=NAME`."""
 
 import argparse
 import logging
@@ -17,11 +17,11 @@ from simulation.serving import serve
 FLEET: Final = web.AppKey("fleet", SimulatedFleet)
 
 DCGM_PORT: Final = 9400
-"""Where dcgm-exporter listens: the port in the `instance` label."""
+"""dcgm-exporter's port, which appears in the `instance` label."""
 
 
 def build_app(fleet: SimulatedFleet) -> web.Application:
-    """Build the exporter's application for a fleet."""
+    """Build the exporter's application."""
     app = web.Application()
     app[FLEET] = fleet
     app.router.add_get("/metrics", _metrics)
@@ -31,11 +31,11 @@ def build_app(fleet: SimulatedFleet) -> web.Application:
 
 @asynccontextmanager
 async def run_exporter(fleet: SimulatedFleet, port: int = 0) -> AsyncIterator[str]:
-    """Serve a fleet's scrapes on 127.0.0.1 while the context is open.
+    """Serve a fleet's metrics on 127.0.0.1 while the context is open.
 
     Args:
-        fleet: may be changed while it is served.
-        port: 0 for a free one.
+        fleet: the fleet; may be changed meanwhile.
+        port: the port, 0 for any free port.
 
     Yields:
         The base URL.
@@ -65,20 +65,20 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 def _body(fleet: SimulatedFleet, node: SimulatedNode) -> str:
-    """Return the scrape of a node, or raise the HTTP error that it is told to answer with."""
+    """Return the metrics of a node, or raise the HTTP error that its exporter state requires."""
     match node.exporter:
         case ExporterState.UP:
             return render(node.spec, fleet.views(node.name))
         case ExporterState.EMPTY:
             return ""
         case ExporterState.MISSING:
-            raise web.HTTPNotFound(text="this exporter is told to be missing")
+            raise web.HTTPNotFound(text="this exporter is configured as missing")
         case ExporterState.ERROR | ExporterState.DOWN:
-            raise web.HTTPInternalServerError(text="this exporter is told to fail")
+            raise web.HTTPInternalServerError(text="this exporter is configured to fail")
 
 
 def main() -> None:
-    """Serve a fleet until interrupted."""
+    """Serve a fleet from the command line until interrupted."""
     parser = argparse.ArgumentParser(prog="python -m simulation.exporter", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=DCGM_PORT, help="port to listen on")

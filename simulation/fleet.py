@@ -1,4 +1,4 @@
-"""The simulated fleet: nodes, their devices, and the pods that hold them."""
+"""Simulate a fleet: nodes, their devices, and the pods that hold them."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,15 +31,15 @@ DEFAULT_LOAD: Final = Load(utilization=0.6, memory_bytes=8 * GIB)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What a pod was given.
+    """Devices of a placed pod.
 
     Attributes:
         pod: the pod.
-        node: its node's name.
-        resource: what it asked for.
-        count: how many.
-        devices: the device of each.
-        placed_at: seconds since the epoch.
+        node: name of its node.
+        resource: resource that it requested.
+        count: number of devices or shares.
+        devices: device of each share.
+        placed_at: time of the placement, seconds since the epoch.
     """
 
     pod: PodRef
@@ -52,14 +52,14 @@ class Placement:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedFleet:
-    """All nodes; changed and read on one thread.
+    """All simulated nodes; use them on one thread.
 
     Attributes:
-        nodes: by name.
-        default_load: what a placed pod does on each of its devices unless told otherwise.
-        warm_up_seconds: how long a placed pod does nothing first.
-        clock: the time, seconds since the epoch.
-        placements: by pod UID.
+        nodes: nodes by name.
+        default_load: load of a placed pod on each of its devices.
+        warm_up_seconds: time without load after a placement.
+        clock: returns seconds since the epoch.
+        placements: placements by pod UID.
     """
 
     nodes: dict[str, SimulatedNode] = field(default_factory=dict)
@@ -69,16 +69,16 @@ class SimulatedFleet:
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)
 
     def add(self, spec: NodeSpec) -> SimulatedNode:
-        """Build a node and return it."""
+        """Build a node, add it to the fleet, and return it."""
         node = build_node(spec)
         self.nodes[spec.name] = node
         return node
 
     def node(self, name: str) -> SimulatedNode:
-        """Return a node.
+        """Return the node with this name.
 
         Raises:
-            FleetError: there is none of that name.
+            FleetError: the node does not exist.
         """
         try:
             return self.nodes[name]
@@ -86,10 +86,10 @@ class SimulatedFleet:
             raise FleetError(f"no such node in the simulated fleet: {name}") from None
 
     def device(self, node: str, index: int, gpu_instance_id: str = "") -> Device:
-        """Return a device: a whole card, or one of its MIG instances.
+        """Return a whole card, or one of its MIG instances.
 
         Raises:
-            FleetError: there is none.
+            FleetError: the device does not exist.
         """
         for device in self.node(node).devices:
             if device.card.index == index and device.gpu_instance_id == gpu_instance_id:
@@ -99,17 +99,17 @@ class SimulatedFleet:
     def place(
         self, pod: PodRef, node: str, resource: str, count: int = 1, load: Load | None = None
     ) -> Placement:
-        """Give a pod devices as kubelet and device plugin would.
+        """Allocate devices to a pod as kubelet and device plugin would.
 
         Args:
-            pod: the pod; its UID names the placement.
-            node: where it was bound.
-            resource: what it asks for.
-            count: how many devices or replicas.
-            load: what it does on each, the fleet's default if None.
+            pod: the pod; its UID identifies the placement.
+            node: name of its node.
+            resource: resource that it requests.
+            count: number of devices or shares.
+            load: its load on each device, or None for the fleet's default.
 
         Raises:
-            FleetError: not enough are free, as the kubelet's UnexpectedAdmissionError.
+            FleetError: too few are free, like the kubelet's UnexpectedAdmissionError.
         """
         target = self.node(node)
         healthy = [
@@ -148,10 +148,10 @@ class SimulatedFleet:
         return placement
 
     def release(self, uid: str) -> bool:
-        """Take a pod off its devices; return whether it held any.
+        """Remove a pod from its devices, and return whether it held any.
 
         Args:
-            uid: its UID, or `namespace/name` for a pod placed without one.
+            uid: UID of the pod, or `namespace/name` for a pod without a UID.
         """
         placements = self.placements.pop(uid, ())
         for placement in placements:
@@ -162,7 +162,7 @@ class SimulatedFleet:
         return bool(placements)
 
     def adopt(self, pod: PodRef, node: str) -> bool:
-        """Know a pod that holds devices already by the UID that an API server gave it.
+        """Replace the UID of a placed pod by the one that an API server assigned.
 
         Returns:
             Whether a pod of that name was placed on that node under another UID.
@@ -189,21 +189,21 @@ class SimulatedFleet:
     def set_utilization(
         self, node: str, index: int, ratio: float, gpu_instance_id: str = ""
     ) -> None:
-        """Set the activity that no placed pod makes, 0 to 1."""
+        """Set a device's activity apart from placed pods, 0 to 1."""
         device = self.device(node, index, gpu_instance_id)
         device.base = replace(device.base, utilization=ratio)
 
     def set_memory_used(
         self, node: str, index: int, memory_bytes: int, gpu_instance_id: str = ""
     ) -> None:
-        """Set the memory that no placed pod uses, in bytes."""
+        """Set a device's memory use apart from placed pods, in bytes."""
         device = self.device(node, index, gpu_instance_id)
         device.base = replace(device.base, memory_bytes=memory_bytes)
 
     def set_foreign(
         self, node: str, index: int, load: Load | None, gpu_instance_id: str = ""
     ) -> None:
-        """Start processes outside Kubernetes on a device, or end them with None."""
+        """Set the load of processes outside Kubernetes on a device; None ends them."""
         self.device(node, index, gpu_instance_id).foreign = load or Load()
 
     def set_xid(self, node: str, index: int, xid: int) -> None:
@@ -211,10 +211,10 @@ class SimulatedFleet:
         self.card(node, index).xid = xid
 
     def card(self, node: str, index: int) -> Card:
-        """Return a physical card; its other attributes may be set directly.
+        """Return a physical card; its attributes may be changed.
 
         Raises:
-            FleetError: there is none.
+            FleetError: the card does not exist.
         """
         cards = self.node(node).cards
         if not 0 <= index < len(cards):
@@ -224,13 +224,13 @@ class SimulatedFleet:
     def kill_device(
         self, node: str, index: int, loss: Loss = Loss.VANISHED, *, is_noticed: bool = False
     ) -> None:
-        """Let a card fall off the bus.
+        """Make a card fall off the bus.
 
         Args:
-            node: the card's node.
-            index: which card.
-            loss: how telemetry shows it.
-            is_noticed: whether the device plugin takes it out of allocatable.
+            node: name of the card's node.
+            index: index of the card.
+            loss: effect on telemetry.
+            is_noticed: whether the device plugin removes it from allocatable.
         """
         card = self.card(node, index)
         card.is_vanished = loss is Loss.VANISHED
@@ -238,25 +238,25 @@ class SimulatedFleet:
         card.is_unhealthy = is_noticed
 
     def freeze(self, *names: str) -> None:
-        """Let the exporters of these nodes, or of all, repeat what they say now."""
+        """Freeze the values that the exporters of these nodes, or of all, report."""
         for name in names or self.nodes:
             node = self.node(name)
             node.frozen = tuple(self._views(node))
 
     def thaw(self, *names: str) -> None:
-        """Let the exporters of these nodes, or of all, tell the truth again."""
+        """Let the exporters of these nodes, or of all, report current values again."""
         for name in names or self.nodes:
             self.node(name).frozen = None
 
     def silence(self, name: str, age_seconds: float = 0.0) -> None:
-        """Let no sample of this node reach Prometheus any more: what is there grows stale.
+        """Stop all samples of a node, so that its last sample becomes stale.
 
-        A real Prometheus sees the scrape fail; the simulated one can keep the last sample, as
-        happens where an agent that forwards samples dies.
+        A real Prometheus would record the failed scrape. The simulated one keeps the last sample,
+        as if an agent that forwards samples had died.
 
         Args:
-            name: the node.
-            age_seconds: how old the last sample is already.
+            name: name of the node.
+            age_seconds: age of the last sample.
         """
         node = self.node(name)
         self.freeze(name)
@@ -264,7 +264,7 @@ class SimulatedFleet:
         node.silent_since = self.clock() - age_seconds
 
     def views(self, name: str) -> tuple[DeviceView, ...]:
-        """Return what the exporter of a node says now, device by device."""
+        """Return the values that a node's exporter reports now, by device."""
         node = self.node(name)
         return tuple(self._views(node)) if node.frozen is None else node.frozen
 
@@ -274,9 +274,9 @@ class SimulatedFleet:
 
 
 def _pick(devices: Iterable[Device], allocation: Allocation) -> Device:
-    """Return the device with the fewest (or, packed, the most) shares in use and one free.
+    """Return a device with a free share and the fewest (or, if packed, the most) shares in use.
 
-    For whole devices and MIG instances both mean: the first free one.
+    Among whole devices and MIG instances this is the first free one.
     """
     free = [device for device in devices if device.free_replicas > 0]
     sign = 1 if allocation is Allocation.DISTRIBUTED else -1

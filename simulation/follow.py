@@ -1,6 +1,6 @@
-"""Lets the fleet follow the pods of a real API server, as the kubelets of a cluster would.
+"""Update the fleet from the pods of a real API server, as kubelets would.
 
-It reads only: phases are somebody else's to set (kwok's, or a test's).
+It only reads: kwok or the test sets the phases of pods.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ async def follow_pods(
     """Place bound pods on the fleet and release ended ones, until cancelled.
 
     Args:
-        api_client: whose API server to follow; a lost connection is taken up again.
-        fleet: placed on; pods that were placed by others are left alone.
-        retry_seconds: pause before the pods are listed again.
+        api_client: client of the API server; reconnects after a failure.
+        fleet: the fleet; pods that were placed in another way are not changed.
+        retry_seconds: pause before pods are listed again.
     """
     api = CoreV1Api(api_client)
     followed: set[str] = set()
@@ -43,7 +43,7 @@ async def follow_pods(
 
 
 async def _list(api: CoreV1Api, fleet: SimulatedFleet, followed: set[str]) -> str:
-    """Observe all pods; return the resource version to watch from."""
+    """Update the fleet from all pods, and return the resource version for a watch."""
     response: Any = await api.list_pod_for_all_namespaces(_preload_content=False)
     listed = orjson.loads(await response.read())
     present = {_observe(fleet, followed, pod) for pod in listed["items"]}
@@ -54,7 +54,7 @@ async def _list(api: CoreV1Api, fleet: SimulatedFleet, followed: set[str]) -> st
 
 
 async def _watch(api: CoreV1Api, fleet: SimulatedFleet, followed: set[str], version: str) -> None:
-    """Observe changes until the API server ends the watch or tells to list again."""
+    """Update the fleet from a watch until it ends or fails."""
     response: Any = await api.list_pod_for_all_namespaces(
         watch=True,
         resource_version=version,
@@ -75,7 +75,7 @@ async def _watch(api: CoreV1Api, fleet: SimulatedFleet, followed: set[str], vers
 
 
 def _hang_up(response: aiohttp.ClientResponse) -> None:
-    """End a watch at once: the polite end of TLS may outlast the event loop."""
+    """Abort a watch: a clean TLS shutdown may outlast the event loop."""
     connection = response.connection
     if connection is not None and connection.transport is not None:
         connection.transport.abort()
@@ -85,7 +85,7 @@ def _hang_up(response: aiohttp.ClientResponse) -> None:
 def _observe(
     fleet: SimulatedFleet, followed: set[str], pod: JsonObject, type_: str = "ADDED"
 ) -> str:
-    """Pass a pod on to its kubelet; return its UID."""
+    """Pass a pod to its kubelet, and return its UID."""
     uid = pod_ref(pod).uid
     refusal = observe_pod(fleet, pod, is_deleted=type_ == "DELETED")
     if refusal:

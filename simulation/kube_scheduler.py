@@ -1,4 +1,4 @@
-"""A simulated kube-scheduler: asks an extender as the real one does, and binds."""
+"""Simulate a kube-scheduler that sends extender requests like the real one and binds pods."""
 
 import time
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from simulation.objectstore import Kind
 WEIGHT, POINTS_PER_SCORE = 10, 10
 
 
-Answer = Any  # what the extender answers: plain JSON
+Answer = Any  # an answer of the extender: plain JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What became of a pod.
+    """Result of scheduling a pod.
 
     Attributes:
-        pod: its name.
-        uid: its UID.
-        node: where it was bound, "" where it stays pending.
-        asked: nodes that passed kube-scheduler's own filters.
-        feasible: nodes that passed the extender's filter.
+        pod: name of the pod.
+        uid: UID of the pod.
+        node: node to which it was bound, "" if it is pending.
+        asked: number of nodes that passed kube-scheduler's own filters.
+        feasible: number of nodes that passed the extender's filter.
         refused: the extender's reason by node.
         seconds: time that the extender's answers took.
     """
@@ -41,12 +41,12 @@ class Placement:
 
 
 class SimulatedScheduler:
-    """Schedules one pod at a time: its own resource fit first, then the extender's verbs.
+    """Schedules one pod at a time: its own resource fit, then the extender's verbs.
 
     Args:
         url: base URL of the extender.
-        control: the simulated API server's state.
-        session: for the calls.
+        control: the simulated control plane.
+        session: session for the requests.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SimulatedScheduler:
         self._session = session
 
     async def schedule(self, pod: JsonObject) -> Placement:
-        """Create a pod, ask, and bind it where the sum of scores is highest."""
+        """Create a pod, call the extender, and bind the pod to the node with the highest score."""
         created = self._control.create_pod(pod)
         ref = pod_ref(created)
         names = self._fitting(created)
@@ -65,7 +65,7 @@ class SimulatedScheduler:
         verdict = await self._ask("filter", created, names)
         feasible = verdict["NodeNames"]
         node = feasible[0] if feasible else ""
-        if len(feasible) > 1:  # kube-scheduler does not ask which of one node is best
+        if len(feasible) > 1:  # kube-scheduler skips prioritize if one node is feasible
             scores = await self._ask("prioritize", created, feasible)
             totals = {score["Host"]: score["Score"] * WEIGHT * POINTS_PER_SCORE for score in scores}
             node = max(totals, key=totals.__getitem__)
@@ -83,7 +83,7 @@ class SimulatedScheduler:
         )
 
     def _fitting(self, pod: JsonObject) -> list[str]:
-        """Return the nodes with enough unclaimed devices, as kube-scheduler's NodeResourcesFit."""
+        """Return the nodes with enough unallocated devices, as NodeResourcesFit does."""
         fleet = self._control.fleet
         wanted = requested(pod)
         held: dict[tuple[str, str], int] = {}
@@ -102,7 +102,7 @@ class SimulatedScheduler:
         ]
 
     async def _ask(self, verb: str, pod: JsonObject, names: list[str]) -> Answer:
-        """Ask one verb in the form of nodeCacheCapable: true."""
+        """Call one verb of the extender in the form of `nodeCacheCapable: true`."""
         question = {"Pod": pod, "Nodes": None, "NodeNames": names}
         async with self._session.post(f"{self._url}/{verb}", json=question) as answer:
             answer.raise_for_status()

@@ -1,4 +1,4 @@
-"""The simulated kubelets: turn bound pods into load on the fleet, and ended ones out of it."""
+"""Simulate kubelets: bound pods put load on the fleet, and ended pods remove it."""
 
 import re
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from simulation.nodes import FleetError
 from simulation.objects import JsonObject
 
 UTILIZATION_ANNOTATION: Final = "simulation.idlegpu.io/utilization"
-"""Ratio that the pod will keep each of its devices busy; read by the simulation alone."""
+"""Activity of the pod on each of its devices, as a ratio; only the simulation reads it."""
 
 MEMORY_ANNOTATION: Final = "simulation.idlegpu.io/memory"
-"""Memory that the pod will use of each device, as `20Gi`; read by the simulation alone."""
+"""Memory of the pod on each of its devices, such as `20Gi`; only the simulation reads it."""
 
 _ASKED_MEMORY_ANNOTATION: Final = "idlegpu.io/gpu-memory"
 _UNITS: Final = {"Gi": GIB, "Mi": MIB, "G": 10**9, "M": 10**6, "": 1}
@@ -22,17 +22,17 @@ _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Gi|Mi|G|M|)")
 
 
 def observe_pod(fleet: SimulatedFleet, pod: JsonObject, *, is_deleted: bool = False) -> str:
-    """Let the fleet follow one state of a pod; the same state twice changes nothing.
+    """Update the fleet from one state of a pod; a repeated state changes nothing.
 
-    A pod of a name that the fleet has placed on that node already is that pod.
+    If the fleet has placed a pod of the same name on that node, it is the same pod.
 
     Args:
         fleet: the fleet.
-        pod: the pod as the API server shows it.
-        is_deleted: it is gone.
+        pod: the pod object from the API server.
+        is_deleted: whether the pod was deleted.
 
     Returns:
-        "" or why the kubelet cannot admit the pod.
+        The reason why the kubelet rejects the pod, or "".
     """
     ref = pod_ref(pod)
     phase = _mapping(pod, "status").get("phase")
@@ -54,7 +54,7 @@ def observe_pod(fleet: SimulatedFleet, pod: JsonObject, *, is_deleted: bool = Fa
 
 
 def pod_ref(pod: JsonObject) -> PodRef:
-    """Return the pod's identity; a pod without UID is known by `namespace/name`."""
+    """Return a pod's identity; the UID of a pod without one is `namespace/name`."""
     metadata = _mapping(pod, "metadata")
     namespace = str(metadata.get("namespace", "default"))
     name = str(metadata.get("name", ""))
@@ -68,7 +68,7 @@ def pod_ref(pod: JsonObject) -> PodRef:
 
 
 def requested(pod: JsonObject) -> dict[str, int]:
-    """Return the pod's GPU resources, summed over its containers (init containers aside)."""
+    """Sum a pod's GPU resources over its containers, without init containers."""
     counts: dict[str, int] = {}
     for container in _containers(pod):
         resources = _mapping(container, "resources")
@@ -80,9 +80,9 @@ def requested(pod: JsonObject) -> dict[str, int]:
 
 
 def load_of(fleet: SimulatedFleet, pod: JsonObject) -> Load:
-    """Return what the pod will do, by its annotations, else as the fleet's default.
+    """Return a pod's load from its annotations, or the fleet's default.
 
-    A pod that asks for room (`idlegpu.io/gpu-memory`) will use nine tenths of it.
+    A pod with `idlegpu.io/gpu-memory` uses nine tenths of that memory.
     """
     annotations = _mapping(_mapping(pod, "metadata"), "annotations")
     utilization = annotations.get(UTILIZATION_ANNOTATION)

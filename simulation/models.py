@@ -1,4 +1,4 @@
-"""GPU models that the simulated fleet knows: sizes as the vendor states them, rounded."""
+"""Define the GPU models of the simulated fleet; sizes are the vendor's, rounded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,23 +11,23 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """What all cards of one model have in common.
+    """Properties of all cards of one model.
 
     Attributes:
-        name: as DCGM reports it.
-        memory_mib: framebuffer in all, used, free and reserved.
-        reserved_mib: part of it that the driver keeps for itself.
+        name: name that DCGM reports.
+        memory_mib: total framebuffer: used, free and reserved.
+        reserved_mib: framebuffer that the driver reserves.
         idle_watts: power of an idle card.
         max_watts: power at full load.
-        idle_clock_mhz: SM clock when idle.
+        idle_clock_mhz: SM clock of an idle card.
         max_clock_mhz: SM clock under load.
         memory_clock_mhz: memory clock.
-        has_hbm: reports a memory temperature.
-        has_row_remap: replaces bad memory rows (Ampere and later, with HBM).
-        has_nvlink: reports NVLink bandwidth.
+        has_hbm: whether it reports a memory temperature.
+        has_row_remap: whether it replaces bad memory rows (Ampere and later, with HBM).
+        has_nvlink: whether it reports NVLink bandwidth.
         family: GFD's family.
         compute: compute capability, major and minor.
-        mig_memory_mib: framebuffer of an instance by MIG profile; empty where MIG is unknown.
+        mig_memory_mib: framebuffer of an instance by MIG profile; empty without MIG.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The nodes of a simulated fleet: how they were set up, and what is built from that."""
+"""Nodes of a simulated fleet: their configuration, and their devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ GPU_RESOURCE: Final = "nvidia.com/gpu"
 
 
 class FleetError(ValueError):
-    """The fleet has no such node or device, or cannot place a pod."""
+    """The node or device does not exist, or a pod cannot be placed."""
 
 
 class Sharing(StrEnum):
-    """How a node's devices are shared, as GFD's label says it."""
+    """Sharing strategy of a node's devices, as in GFD's label."""
 
     NONE = "none"
     TIME_SLICING = "time-slicing"
@@ -24,38 +24,38 @@ class Sharing(StrEnum):
 
 
 class Allocation(StrEnum):
-    """Which shared device the device plugin hands out."""
+    """Device plugin's policy for the choice of a shared device."""
 
     DISTRIBUTED = "distributed"
     PACKED = "packed"
 
 
 class ExporterState(StrEnum):
-    """What a scrape of a node's exporter gets."""
+    """Result of a scrape of a node's exporter."""
 
     UP = "up"
     DOWN = "down"
     """The connection breaks without an answer."""
     ERROR = "error"
-    """500."""
+    """Status 500."""
     EMPTY = "empty"
-    """200 with no body, as while the exporter reloads its configuration."""
+    """Status 200 without a body, as while the exporter reloads its configuration."""
     MISSING = "missing"
-    """404."""
+    """Status 404."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterBuild:
-    """Which dcgm-exporter a node runs.
+    """Build and configuration of a node's dcgm-exporter.
 
     Attributes:
         hostname_label: `Hostname` up to 4.5, `hostname` from 4.8.3.
-        has_zero_xid: prints XID 0 before the first error; builds from 4.8.2 print nothing.
-        has_virtual_gpus: repeats the series of a shared device for each pod on it.
-        has_process_values: with the above, GPU_UTIL and FB_USED are split by pod (from 4.8.2).
-        has_pods: knows which pod holds which device.
-        extra_fields: names of fields that are off by default and on here.
-        omitted_fields: names of fields that are on by default and off here.
+        has_zero_xid: whether it prints XID 0 before the first error; builds from 4.8.2 do not.
+        has_virtual_gpus: whether it repeats the series of a shared device for each pod on it.
+        has_process_values: whether it then splits GPU_UTIL and FB_USED by pod (from 4.8.2).
+        has_pods: whether it knows the pod that holds a device.
+        extra_fields: enabled fields that are off by default.
+        omitted_fields: disabled fields that are on by default.
     """
 
     hostname_label: str = "Hostname"
@@ -75,21 +75,21 @@ EXPORTER_4_8: Final = ExporterBuild(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """A node as it was bought and set up.
+    """Configuration of a node.
 
     Attributes:
-        name: the node's name.
+        name: name of the node.
         model: model of all its cards.
-        cards: how many.
-        sharing: how devices are shared; `NONE` ignores `replicas`.
+        cards: number of cards.
+        sharing: sharing strategy; `NONE` ignores `replicas`.
         replicas: shares per device.
-        is_renamed: shared resources carry the suffix `.shared`.
-        mig: MIG profiles of each card from the first on; () for a card without MIG.
-        allocation: which shared device is handed out.
+        is_renamed: whether shared resources have the suffix `.shared`.
+        mig: MIG profiles of each card, from the first card on; () for a card without MIG.
+        allocation: policy for the choice of a shared device.
         address: InternalIP.
-        driver_version: NVIDIA driver.
+        driver_version: version of the NVIDIA driver.
         exporter: its dcgm-exporter.
-        description: what it stands for, a few words for people.
+        description: short description for people.
     """
 
     name: str
@@ -106,7 +106,7 @@ class NodeSpec:
     description: str = ""
 
     def __post_init__(self) -> None:
-        """Reject what cannot be."""
+        """Reject impossible MIG layouts."""
         if len(self.mig) > self.cards:
             raise FleetError(f"node {self.name}: MIG layout for more cards than {self.cards}")
         for profile in {profile for card in self.mig for profile in card}:
@@ -116,15 +116,15 @@ class NodeSpec:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedNode:
-    """A node and what is going on on it.
+    """A node and its current state.
 
     Attributes:
-        spec: what it is.
+        spec: its configuration.
         cards: its cards by index.
-        devices: what its device plugin hands out; MIG instances where a card is cut up.
-        exporter: what a scrape gets.
-        frozen: the views that the exporter keeps repeating; None while it works.
-        silent_since: from when on no sample of it reached Prometheus, seconds since the epoch.
+        devices: devices of its device plugin; MIG instances if a card has profiles.
+        exporter: result of a scrape.
+        frozen: values that the exporter repeats, or None for current values.
+        silent_since: time of the last sample in Prometheus, or None, seconds since the epoch.
     """
 
     spec: NodeSpec
@@ -136,11 +136,11 @@ class SimulatedNode:
 
     @property
     def name(self) -> str:
-        """The node's name."""
+        """Name of the node."""
         return self.spec.name
 
     def count(self, resource: str, *, is_allocatable: bool = False) -> int:
-        """Return how many devices or replicas the kubelet offers: capacity, or allocatable."""
+        """Return the number of devices or shares in the node's capacity or allocatable."""
         return sum(
             device.replicas
             for device in self.devices
@@ -148,7 +148,7 @@ class SimulatedNode:
         )
 
     def resources(self) -> tuple[str, ...]:
-        """Return the names of its GPU resources, sorted."""
+        """Return the names of the node's GPU resources, sorted."""
         return tuple(sorted({device.resource for device in self.devices}))
 
 

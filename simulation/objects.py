@@ -1,4 +1,4 @@
-"""Kubernetes objects of the simulated fleet: nodes as GFD labels them, and stock pods."""
+"""Build Kubernetes objects of the simulated fleet: nodes with GFD's labels, and stock pods."""
 
 import uuid
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _PER_NODE: Final = {"cpu": "128", "memory": "1056762036Ki", "pods": "110"}
 
 
 def timestamp(seconds: float) -> str:
-    """Return seconds since the epoch as the API server writes them.
+    """Format seconds since the epoch as the API server does.
 
     Example:
         >>> timestamp(0.0)
@@ -28,14 +28,14 @@ def timestamp(seconds: float) -> str:
 
 
 def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
-    """Return a Node as its kubelet, device plugin and GFD would register it.
+    """Build a Node as kubelet, device plugin and GFD would register it.
 
-    The same object may be sent to a real API server; that one adds the taint
-    `node.kubernetes.io/not-ready`, which has to be patched away.
+    A real API server accepts the same object, but adds the taint `node.kubernetes.io/not-ready`,
+    which must be removed by a patch.
 
     Args:
         node: the simulated node.
-        now: time of its creation and heartbeat, seconds since the epoch.
+        now: time of creation and heartbeat, seconds since the epoch.
     """
     resources = node.resources()
     capacity = _PER_NODE | {name: str(node.count(name)) for name in resources}
@@ -86,7 +86,7 @@ def node_object(node: SimulatedNode, *, now: float = 0.0) -> JsonObject:
 
 
 def node_labels(node: SimulatedNode) -> dict[str, str]:
-    """Return the labels that kubelet and GFD give a node."""
+    """Return the labels that kubelet and GFD set on a node."""
     spec = node.spec
     product = spec.model.name.replace(" ", "-")
     is_shared = spec.sharing is not Sharing.NONE
@@ -119,7 +119,7 @@ def node_labels(node: SimulatedNode) -> dict[str, str]:
 
 
 def _mig_labels(node: SimulatedNode) -> dict[str, str]:
-    """Return GFD's labels for the strategy `mixed`."""
+    """Return GFD's labels for the MIG strategy `mixed`."""
     labels = {
         "nvidia.com/mig.strategy": "mixed",
         "nvidia.com/mig.config": "custom",
@@ -155,15 +155,15 @@ def pod_object(
     annotations: Mapping[str, str] | None = None,
     priority_class: str = "",
 ) -> JsonObject:
-    """Return a stock GPU pod, as somebody would `kubectl apply` it.
+    """Build a stock GPU pod without idlegpu-specific fields other than `annotations`.
 
     Args:
-        name: the pod's name.
-        gpus: how many `nvidia.com/gpu`, or a count by resource name.
-        namespace: its namespace.
-        scheduler_name: "" leaves the field out.
-        annotations: None leaves them out.
-        priority_class: `priorityClassName`, "" leaves it out.
+        name: name of the pod.
+        gpus: number of `nvidia.com/gpu`, or numbers by resource name.
+        namespace: namespace of the pod.
+        scheduler_name: scheduler name, "" to omit the field.
+        annotations: annotations, None to omit the field.
+        priority_class: `priorityClassName`, "" to omit the field.
     """
     counts = {GPU_RESOURCE: gpus} if isinstance(gpus, int) else gpus
     metadata: JsonObject = {"name": name, "namespace": namespace}
@@ -191,14 +191,14 @@ def pod_object(
 def bound_pod_object(
     pod: JsonObject, *, uid: str, node: str, bound_at: float, created_at: float | None = None
 ) -> JsonObject:
-    """Return a copy of a pod as the API server shows it once it runs on its node.
+    """Copy a pod in the state that the API server shows while it runs on its node.
 
     Args:
-        pod: the pod as it was created.
+        pod: the pod as created.
         uid: its UID.
-        node: where it runs.
-        bound_at: when it was bound and started, seconds since the epoch.
-        created_at: when it was created; `bound_at` if None.
+        node: its node.
+        bound_at: time of binding and start, seconds since the epoch.
+        created_at: time of creation; None for `bound_at`.
     """
     running = copy_json(pod)
     metadata, spec = child(running, "metadata"), child(running, "spec")
@@ -229,7 +229,7 @@ def bound_pod_object(
 
 
 def tenant_pods(fleet: SimulatedFleet, *, started_at: float) -> tuple[JsonObject, ...]:
-    """Return the pods that already run on the fleet, bound and running since `started_at`."""
+    """Build the pods that already run on the fleet, bound and running since `started_at`."""
     return tuple(
         bound_pod_object(
             _stock_pod(placements),
@@ -248,7 +248,7 @@ def _stock_pod(placements: tuple[Placement, ...]) -> JsonObject:
 
 
 def child(parent: JsonObject, name: str) -> JsonObject:
-    """Return the object under a key, put there empty if nothing is."""
+    """Return the object under a key; a missing one is created empty."""
     value = parent.setdefault(name, {})
     if not isinstance(value, dict):
         raise TypeError(f"$.{name} is {value!r}, must be an object")

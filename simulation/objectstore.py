@@ -1,4 +1,4 @@
-"""What the simulated API server remembers: nodes, pods, and the changes that watchers follow."""
+"""Store the objects of the simulated API server, and log their changes for watches."""
 
 import asyncio
 from collections import deque
@@ -11,18 +11,18 @@ from typing import Final
 from simulation.objects import JsonObject, child
 
 LOG_LENGTH: Final = 20_000
-"""So many changes are kept; a watch from before them is answered 410."""
+"""Most changes in the log; a watch from before them is answered with 410."""
 
 
 class Kind(StrEnum):
-    """The kinds that can be listed and watched, by their plural name."""
+    """Kinds that can be listed and watched, by plural name."""
 
     NODES = "nodes"
     PODS = "pods"
 
 
 class ChangeType(StrEnum):
-    """What happened to an object."""
+    """Type of a change of an object."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -34,10 +34,10 @@ class Change:
     """One change of one object.
 
     Attributes:
-        version: the resource version that it made.
-        kind: what was changed.
-        type: how.
-        item: the object as it was then; never changed afterwards.
+        version: resource version after the change.
+        kind: kind of the object.
+        type: type of the change.
+        item: the object after the change; never modified later.
     """
 
     version: int
@@ -47,18 +47,18 @@ class Change:
 
 
 class ExpiredError(LookupError):
-    """A watch asks for changes that are not remembered any more."""
+    """The log no longer has the changes that a watch requests."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ObjectStore:
-    """All objects; changed and read on one event loop, never across an await.
+    """All objects; use it on one event loop, and never across an await.
 
     Attributes:
         version: the latest resource version.
         items: objects by kind and (namespace, name).
         log: the latest changes, oldest first.
-        forgotten_version: changes up to this version are not in the log any more.
+        forgotten_version: latest version that is no longer in the log.
     """
 
     version: int = 1
@@ -70,13 +70,13 @@ class ObjectStore:
     _queues: set[asyncio.Queue[Change]] = field(default_factory=set)
 
     def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None:
-        """Return an object, None if there is none; not to be changed."""
+        """Return an object, or None if it does not exist; do not modify it."""
         return self.items[kind].get((namespace, name))
 
     def put(self, kind: Kind, item: JsonObject) -> JsonObject:
-        """Store an object, give it the next resource version, and tell the watchers.
+        """Store an object with the next resource version, and notify the watches.
 
-        The object belongs to the store afterwards: whoever changes one stores a changed copy.
+        The store owns the object afterwards: to change it, store a changed copy.
         """
         key = key_of(item)
         type_ = ChangeType.MODIFIED if key in self.items[kind] else ChangeType.ADDED
@@ -86,7 +86,7 @@ class ObjectStore:
         return item
 
     def remove(self, kind: Kind, namespace: str, name: str) -> JsonObject | None:
-        """Remove an object and tell the watchers; None if there was none."""
+        """Remove an object and notify the watches; return None if it did not exist."""
         item = self.items[kind].pop((namespace, name), None)
         if item is not None:
             item = {**item, "metadata": dict(child(item, "metadata"))}
@@ -98,20 +98,20 @@ class ObjectStore:
         """Return the changes after a resource version.
 
         Raises:
-            ExpiredError: some of them are forgotten.
+            ExpiredError: the log no longer has all of them.
         """
         if version < self.forgotten_version:
             raise ExpiredError(f"too old resource version: {version} ({self.forgotten_version})")
         return tuple(change for change in self.log if change.version > version)
 
     def forget(self) -> None:
-        """Forget all changes, as etcd's compaction does."""
+        """Clear the log, as etcd's compaction does."""
         self.log.clear()
         self.forgotten_version = self.version
 
     @contextmanager
     def watching(self) -> Iterator[asyncio.Queue[Change]]:
-        """Receive every change while the context is open."""
+        """Yield a queue that receives every change while the context is open."""
         queue: asyncio.Queue[Change] = asyncio.Queue()
         self._queues.add(queue)
         try:

@@ -1,6 +1,6 @@
-"""A simulated Prometheus for the demo, no more than that: scrapes the exporter, answers queries.
+"""Simulate a Prometheus for the demo: scrape the exporter, and answer a subset of PromQL.
 
-It understands the part of PromQL in `simulation.promql`; the tests run against the real one.
+`simulation.promql` defines the subset. The tests use a real Prometheus.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ TargetLabels = Callable[[SimulatedNode], Mapping[str, str]]
 
 
 def plain_labels(node: SimulatedNode) -> Mapping[str, str]:
-    """Return a target's labels as a hand-written `scrape_configs` entry gives them."""
+    """Return a target's labels as a hand-written `scrape_configs` entry would."""
     return {"instance": instance_of(node), "job": JOB}
 
 
 def service_monitor_labels(node: SimulatedNode) -> Mapping[str, str]:
-    """Return a target's labels as the GPU Operator's ServiceMonitor gives them."""
+    """Return a target's labels as the GPU Operator's ServiceMonitor would."""
     return {
         "container": "nvidia-dcgm-exporter",
         "endpoint": "gpu-metrics",
@@ -55,13 +55,13 @@ def service_monitor_labels(node: SimulatedNode) -> Mapping[str, str]:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedPrometheus:
-    """Scrapes a fleet's exporter and remembers the last two hours; used on one event loop.
+    """Scrapes a fleet's exporter and stores the last two hours; use it on one event loop.
 
     Attributes:
-        fleet: names the targets, and tells the time.
+        fleet: fleet of the targets, with the clock.
         exporter_url: base URL of the exporter.
         interval_seconds: time between two scrapes.
-        target_labels: labels that each target adds.
+        target_labels: returns the labels of a target.
         store: the samples.
     """
 
@@ -72,10 +72,10 @@ class SimulatedPrometheus:
     store: SampleStore = field(default_factory=SampleStore)
 
     def backfill(self, seconds: float) -> None:
-        """Remember a past in which every value was as it is now; only XID errors are young.
+        """Fill the store with a past of constant current values; only XID errors are recent.
 
         Args:
-            seconds: how long that past is.
+            seconds: length of that past.
         """
         now = self.fleet.clock()
         steps = math.ceil(seconds / _BACKFILL_STEP_SECONDS)
@@ -119,7 +119,7 @@ class SimulatedPrometheus:
         self.store.ingest(node.name, at, samples)
 
     def _samples(self, node: SimulatedNode, text: str | None) -> list[tuple[dict[str, str], float]]:
-        """Return the samples of a scrape and of its `up`; of `up` alone if the scrape failed."""
+        """Return the samples of a scrape and its `up`, or only `up` if the scrape failed."""
         labels = self.target_labels(node)
         samples = [
             (with_target_labels(own, labels), value) for own, value in parse_scrape(text or "")
@@ -130,7 +130,7 @@ class SimulatedPrometheus:
 
 XID_METRIC: Final = "DCGM_FI_DEV_XID_ERRORS"
 XID_AGE_SECONDS: Final = 300.0
-"""Age of the XID errors that the fleet begins with."""
+"""Age of the XID errors in the backfilled past."""
 
 PROMETHEUS: Final = web.AppKey("prometheus", SimulatedPrometheus)
 
@@ -165,7 +165,7 @@ async def run_prometheus(prometheus: SimulatedPrometheus, port: int = 0) -> Asyn
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer what is not understood as Prometheus does."""
+    """Answer invalid queries as Prometheus does."""
     try:
         return await handler(request)
     except ValueError as error:
@@ -184,7 +184,7 @@ def _success(data: object) -> web.Response:
 
 
 async def _parameters(request: web.Request) -> Mapping[str, str]:
-    """Return the parameters of the URL and of a posted form; the form wins."""
+    """Return the parameters of the URL and of a posted form, which overrides the URL."""
     form = await request.post() if request.method == "POST" else {}
     return {**request.query, **{key: str(value) for key, value in form.items()}}
 
@@ -220,7 +220,7 @@ async def _query_range(request: web.Request) -> web.Response:
 
 
 def _matrix(steps: Iterable[tuple[float, Vector]]) -> list[dict[str, object]]:
-    """Turn the vectors of each step into one row of values for each set of labels."""
+    """Convert the vectors of all steps to one row of values for each label set."""
     rows: dict[frozenset[tuple[str, str]], dict[str, object]] = {}
     values: dict[frozenset[tuple[str, str]], list[list[object]]] = {}
     for at, vector in steps:
@@ -248,7 +248,7 @@ async def _probe(_: web.Request) -> web.Response:
 
 
 def _time(text: str) -> float:
-    """Parse seconds since the epoch, or RFC 3339."""
+    """Parse seconds since the epoch, or an RFC 3339 time."""
     try:
         return float(text)
     except ValueError:
@@ -263,5 +263,5 @@ def _duration(text: str) -> float:
 
 
 def _number(value: float) -> str:
-    """Write a value as Prometheus does: no exponent, no needless decimals."""
+    """Format a value as Prometheus does, without exponent or needless decimals."""
     return str(int(value)) if value == int(value) else repr(value)

@@ -1,8 +1,8 @@
-"""The small part of PromQL that the simulated Prometheus understands: parse, and evaluate.
+"""Parse and evaluate the subset of PromQL that the simulated Prometheus supports.
 
-Selectors with matchers, timestamp(), last_over_time(), max_over_time(), rate(), max, min, sum, avg,
-count and group with `by`, `or`, `and` with `on`, `-` of two vectors, `offset`, and `>` with a
-number. Anything else is refused by name.
+The subset: selectors with matchers, timestamp(), last_over_time(), max_over_time(), rate(), max,
+min, sum, avg, count and group with `by`, `or`, `and` with `on`, `-` of two vectors, `offset`, and
+`>` with a number. Any other expression raises an error that names it.
 """
 
 import re
@@ -26,11 +26,11 @@ from simulation.samples import LOOKBACK_SECONDS, NAME, SampleStore, Series
 
 
 class PromqlError(ValueError):
-    """The query is not understood."""
+    """The query cannot be parsed."""
 
 
 class EvaluationError(ValueError):
-    """The query is understood, and has no answer, as in the real Prometheus."""
+    """The query can be parsed but not evaluated, as in the real Prometheus."""
 
 
 _AGGREGATIONS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
@@ -55,7 +55,7 @@ def parse(text: str) -> Expression:
     """Parse a query.
 
     Raises:
-        PromqlError: it goes beyond the subset, or is no PromQL at all.
+        PromqlError: the query is not in the subset, or not PromQL.
     """
     parser = _Parser(tokens=list(_tokens(text)))
     expression = parser.expression()
@@ -76,7 +76,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 @dataclass(slots=True, kw_only=True)
 class _Parser:
-    """Recursive descent over the tokens; `""` is the end."""
+    """Parses tokens by recursive descent; `""` marks the end."""
 
     tokens: list[str]
     position: int = 0
@@ -232,7 +232,7 @@ class _Parser:
 
 
 def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
-    """Answer a query.
+    """Evaluate a query.
 
     Args:
         expression: the parsed query.
@@ -240,7 +240,7 @@ def evaluate(expression: Expression, store: SampleStore, at: float) -> Vector:
         at: time of evaluation, seconds since the epoch.
 
     Raises:
-        EvaluationError: the real Prometheus would refuse to evaluate it.
+        EvaluationError: the real Prometheus would reject it, too.
     """
     match expression:
         case Selector(window_seconds=None):

@@ -1,4 +1,4 @@
-"""What a query is made of once it is parsed, and what an answer is made of."""
+"""Define the nodes of a parsed query, and the elements of its answer."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Matcher:
     value: str
 
     def accepts(self, labels: Mapping[str, str]) -> bool:
-        """Whether a series with these labels passes; an absent label is ""."""
+        """Return whether a series with these labels matches; an absent label is ""."""
         actual = labels.get(self.label, "")
         if self.operator in {"=", "!="}:
             return (actual == self.value) is (self.operator == "=")
@@ -34,7 +34,7 @@ class Matcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selector:
-    """Series by name and matchers; a range selector where `window_seconds` is set."""
+    """A selector by name and matchers; a range selector if `window_seconds` is set."""
 
     name: str
     matchers: tuple[Matcher, ...] = ()
@@ -44,7 +44,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """`timestamp(…)`, or a function of a range: `rate(…[…])` and the like."""
+    """A function call: `timestamp(…)`, or a function of a range such as `rate(…[…])`."""
 
     function: str
     selector: Selector
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregation:
-    """`max by (labels) (operand)`."""
+    """An aggregation such as `max by (labels) (operand)`."""
 
     operator: str
     labels: tuple[str, ...]
@@ -61,7 +61,7 @@ class Aggregation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetOperation:
-    """`left or right`, `left and on (labels) right`; `on` is None for all labels."""
+    """`left or right`, or `left and on (labels) right`; `on` is None for all labels."""
 
     operator: str
     left: "Expression"
@@ -71,7 +71,7 @@ class SetOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """`left - right`, of elements with the same labels."""
+    """`left - right` for elements with the same labels."""
 
     left: "Expression"
     right: "Expression"

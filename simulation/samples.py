@@ -1,4 +1,4 @@
-"""What the simulated Prometheus remembers: series of samples, read at any time of the last hour."""
+"""Store the samples of the simulated Prometheus, and read series at any stored time."""
 
 import re
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 LOOKBACK_SECONDS: Final = 300.0
-"""A sample answers instant queries for so long, unless its series ended earlier."""
+"""Longest age of a sample that answers an instant query, unless its series has ended."""
 
 RETENTION_SECONDS: Final = 2 * 3600.0
 
@@ -19,20 +19,20 @@ _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="([^"]*)"')
 _TRIM_POINTS: Final = 10_000
 
 Labels = tuple[tuple[str, str], ...]
-"""Labels of a series in the order of their names, the metric's name among them."""
+"""Labels of a series, sorted by name, including the metric's name."""
 
 KeyedSample = tuple[Labels, Mapping[str, str], float]
-"""The labels of a sample twice, in order and by name, and its value."""
+"""Sorted labels, labels by name, and the value of a sample."""
 
 
 @dataclass(slots=True)
 class Series:
-    """One series.
+    """One time series.
 
     Attributes:
-        labels: its labels by name; `__name__` is one of them.
+        labels: labels by name, including `__name__`.
         times: time of each sample, seconds since the epoch, ascending.
-        values: value of each; None marks that the series ended there.
+        values: value of each sample; None marks an end of the series.
     """
 
     labels: Mapping[str, str]
@@ -40,7 +40,7 @@ class Series:
     values: list[float | None] = field(default_factory=list)
 
     def append(self, at: float, value: float | None) -> None:
-        """Add a sample; one that is not newer than the last is dropped."""
+        """Append a sample, unless it is not newer than the last one."""
         if self.times and at <= self.times[-1]:
             return
         self.times.append(at)
@@ -60,21 +60,21 @@ class Series:
         return None if value is None else (self.times[row], value)
 
     def most(self, time: float, window_seconds: float) -> float | None:
-        """Return the highest value in the window that ends at `time`, None where there is none."""
+        """Return the highest value in the window that ends at `time`, or None without samples."""
         start, end = bisect_right(self.times, time - window_seconds), bisect_right(self.times, time)
         return max((value for value in self.values[start:end] if value is not None), default=None)
 
     def rate(self, time: float, window_seconds: float) -> float | None:
-        """Return how fast a counter grew in the window that ends at `time`, per second.
+        """Return the growth of a counter per second in the window that ends at `time`.
 
-        None where it has fewer than two samples there. What it may have grown before the first one
-        and after the last is not guessed at, as the real Prometheus does.
+        Returns None with fewer than two samples. Unlike the real Prometheus, it does not
+        extrapolate before the first sample and after the last one.
         """
         start, end = bisect_right(self.times, time - window_seconds), bisect_right(self.times, time)
         samples = [value for value in self.values[start:end] if value is not None]
         if len(samples) < 2:
             return None
-        # Where it fell it began anew.
+        # A decrease is a reset of the counter.
         steps = (
             after - before if after >= before else after for before, after in pairwise(samples)
         )
@@ -83,11 +83,11 @@ class Series:
 
 @dataclass(slots=True, kw_only=True)
 class SampleStore:
-    """All series; changed and read on one event loop.
+    """All time series; use it on one event loop.
 
     Attributes:
-        series: by metric name and labels.
-        targets: labels of the series that each target's last scrape had.
+        series: series by metric name and labels.
+        targets: labels of the series in each target's last scrape.
     """
 
     series: dict[str, dict[Labels, Series]] = field(default_factory=dict)
@@ -96,11 +96,11 @@ class SampleStore:
     def ingest(
         self, target: str, at: float, samples: Iterable[tuple[Mapping[str, str], float]]
     ) -> None:
-        """Add one scrape of a target; its series that the scrape lacks end there."""
+        """Add a scrape of a target, and end the target's series that it lacks."""
         self.ingest_keyed(target, at, keyed(samples))
 
     def ingest_keyed(self, target: str, at: float, samples: Iterable[KeyedSample]) -> None:
-        """Add one scrape of a target, as `ingest` does, whose samples `keyed` has prepared."""
+        """Add a scrape whose samples `keyed` has prepared; see `ingest`."""
         at = round(at, 3)  # Prometheus keeps milliseconds
         seen: set[Labels] = set()
         for key, labels, value in samples:
@@ -114,14 +114,14 @@ class SampleStore:
         self.targets[target] = frozenset(seen)
 
     def select(self, name: str = "") -> Iterator[Series]:
-        """Yield the series of a metric, of all metrics for ""."""
+        """Yield the series of a metric, or of all metrics for ""."""
         families = [self.series.get(name, {})] if name else self.series.values()
         for family in families:
             yield from family.values()
 
 
 def keyed(samples: Iterable[tuple[Mapping[str, str], float]]) -> list[KeyedSample]:
-    """Return samples with what finds their series: worked out once for all scrapes alike.
+    """Add the sorted labels to each sample: a key that several scrapes can reuse.
 
     Example:
         >>> keyed([({"job": "a", "__name__": "up"}, 1.0)])
@@ -133,11 +133,11 @@ def keyed(samples: Iterable[tuple[Mapping[str, str], float]]) -> list[KeyedSampl
 def parse_scrape(text: str) -> Iterator[tuple[dict[str, str], float]]:
     """Yield labels (with `__name__`) and value of each sample of an exposition.
 
-    prometheus_client's own parser is of no use here: it renames counters whose name does not
-    end in `_total`, and DCGM's do not.
+    prometheus_client's parser is not used: it renames counters whose names do not end in `_total`,
+    as DCGM's do not.
 
     Raises:
-        ValueError: a line is no sample; nothing of the scrape counts then.
+        ValueError: a line is not a sample; discard the whole scrape.
 
     Example:
         >>> list(parse_scrape('up{job="a"} 1'))

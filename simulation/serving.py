@@ -1,4 +1,4 @@
-"""Runs an aiohttp application on 127.0.0.1 inside the caller's event loop."""
+"""Run an aiohttp application on 127.0.0.1 in the caller's event loop."""
 
 import asyncio
 import socket
@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-LATE_TURNS = 5
-"""So many turns of the event loop may pass between accepting a connection and its being served."""
+LATE_ITERATIONS = 5
+"""Most iterations of the event loop from accepting a connection to serving it."""
 
 
 @asynccontextmanager
@@ -16,13 +16,13 @@ async def serve(app: web.Application, *, port: int = 0) -> AsyncIterator[str]:
     """Serve an application while the context is open.
 
     Args:
-        app: what to serve.
-        port: 0 for a free one.
+        app: the application.
+        port: the port, 0 for any free port.
 
     Yields:
         The base URL, `http://127.0.0.1:PORT`.
     """
-    # A watch whose client has gone must end: nothing else would tell its handler.
+    # Cancel the handler of a watch whose client has left: nothing else ends it.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
     await runner.setup()
     listening = socket.create_server(("127.0.0.1", port))
@@ -31,9 +31,9 @@ async def serve(app: web.Application, *, port: int = 0) -> AsyncIterator[str]:
         host, bound_port = listening.getsockname()
         yield f"http://{host}:{bound_port}"
     finally:
-        # Until Python 3.12 asyncio forgets to close what it accepts just before a server's end.
+        # Before Python 3.12 asyncio does not close connections accepted right before a close.
         asyncio.get_running_loop().remove_reader(listening.fileno())
-        for _ in range(LATE_TURNS):
+        for _ in range(LATE_ITERATIONS):
             await asyncio.sleep(0)
         await runner.cleanup()
         listening.close()

@@ -321,7 +321,7 @@ class Waker:
             for start in range(0, len(candidates), PIECE_CHECKS):
                 some = candidates[start : start + PIECE_CHECKS]
                 accepts = partial(self._placer.accepting, first.pod, first.need.request, some)
-                if fitting := await _rested(accepts):
+                if fitting := await _run_and_rest(accepts):
                     wanted.setdefault(key, []).extend(fitting)
         return wanted
 
@@ -418,15 +418,17 @@ class Waker:
     async def _nodes_for(self, need: Need, uid: str) -> tuple[str, ...]:
         """Return the suitable nodes for a pod, best first."""
         fleet = self._placer.fleet
-        snapshot = await _rested(fleet.snapshot)
-        roomy = await _rested(partial(nodes_with_room, snapshot, fleet.nodes, need.request))
+        snapshot = await _run_and_rest(fleet.snapshot)
+        roomy = await _run_and_rest(partial(nodes_with_room, snapshot, fleet.nodes, need.request))
         candidates: list[str] = []
         for start in range(0, len(roomy), PIECE_NODES):
             some = roomy[start : start + PIECE_NODES]
-            candidates += await _rested(partial(open_to, need.selection, some, fleet.nodes))
+            candidates += await _run_and_rest(partial(open_to, need.selection, some, fleet.nodes))
         if not candidates:
             return ()
-        decision = await _rested(partial(self._placer.rank, need.request, candidates, uid=uid))
+        decision = await _run_and_rest(
+            partial(self._placer.rank, need.request, candidates, uid=uid)
+        )
         return tuple(decision.candidates[index] for index in decision.order)
 
     async def _wake(self, hopes: tuple[Hope, ...], waiting: int) -> None:
@@ -502,7 +504,7 @@ def _key(need: Need) -> object:
     return need.request, id(need.selection)
 
 
-async def _rested(work: Callable[[], Result]) -> Result:
+async def _run_and_rest(work: Callable[[], Result]) -> Result:
     """Run a step of work, then rest for `REST` times its CPU time.
 
     CPU time counts, not elapsed time: while other processes use the CPU a step takes many times as

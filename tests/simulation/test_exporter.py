@@ -25,8 +25,8 @@ async def test_each_node_is_scraped_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("state", "status", "body"),
     [
-        (ExporterState.MISSING, 404, "this exporter is told to be missing"),
-        (ExporterState.ERROR, 500, "this exporter is told to fail"),
+        (ExporterState.MISSING, 404, "this exporter is configured as missing"),
+        (ExporterState.ERROR, 500, "this exporter is configured to fail"),
         (ExporterState.EMPTY, 200, ""),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from extender.core.selection import read_selection
 from extender.effects.wake_order import MAX_NEEDS
-from extender.effects.wakeup import LOOKED_AT, REST, _in_turn
+from extender.effects.wakeup import LOOKED_AT, REST, _run_and_rest
 from extender.kube import KubeClient
 from extender.settings.wake import WakeTarget
 from tests.extender.effects.waking import (
@@ -182,7 +182,7 @@ async def test_of_very_many_alike_some_are_looked_at_in_turn(
     waiting = await waking._waiting()
 
     first, second = (
-        [pod.name for _, pods in waking._next_in_turn(waiting) for pod in pods] for _ in range(2)
+        [pod.name for _, pods in waking._next_batch(waiting) for pod in pods] for _ in range(2)
     )
 
     assert len(first) == len(second) == LOOKED_AT
@@ -193,6 +193,6 @@ async def test_of_very_many_alike_some_are_looked_at_in_turn(
 async def test_a_step_that_waits_for_the_processor_makes_no_look_longer() -> None:
     started = time.monotonic()
 
-    await _in_turn(partial(time.sleep, 0.1))
+    await _run_and_rest(partial(time.sleep, 0.1))
 
     assert time.monotonic() - started < 0.1 * REST
