@@ -103,7 +103,7 @@ def redacted_report(report: contract.Report) -> contract.Report:
 
 
 class Agent:
-    """The running agent.
+    """Runs the agent: reads the GPUs, exports metrics, and reports to the extender.
 
     Args:
         options: all settings.

@@ -60,7 +60,7 @@ class Foreign(Section):
     )
 
     def value(self) -> Threshold:
-        """Return the settings as the agent uses them."""
+        """Convert to the agent's threshold, in bytes and as a ratio."""
         return Threshold(memory_bytes=self.memory, utilization=self.utilization / 100)
 
 
@@ -140,7 +140,7 @@ class Reports(Section):
         return service
 
     def value(self) -> ReportOptions:
-        """Return the settings as the agent uses them."""
+        """Convert to the agent's options."""
         return ReportOptions(
             service=self.service,
             token_file=str(self.token_file),
@@ -252,7 +252,7 @@ class Settings(Section):
         return listen
 
     def value(self) -> Options:
-        """Return the settings as the agent uses them."""
+        """Convert to the agent's options."""
         host, port = split_address(self.listen)
         loads_host, loads_port = split_address(self.loads_listen) if self.loads_listen else ("", 0)
         return Options(

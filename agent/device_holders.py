@@ -87,7 +87,7 @@ class DeviceHolders:
 
     @property
     def problem(self) -> Problem | None:
-        """Why the last kubelet call failed, None if it succeeded."""
+        """Problem of the last kubelet call, or None if it succeeded."""
         return self._problem
 
     def request_refresh(self) -> None:

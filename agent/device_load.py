@@ -31,7 +31,7 @@ def fetch_loads(url: str, deadline_seconds: float) -> dict[str, Load]:
     Raises:
         AgentError: no answer, or no report.
     """
-    from urllib.request import Request, urlopen  # noqa: PLC0415 - takes 30 ms, seldom needed
+    from urllib.request import Request, urlopen  # noqa: PLC0415 - takes 30 ms, rarely needed
 
     if not url.startswith(("http://", "https://")):
         raise AgentError(f"{url}: must start with http:// or https://")

@@ -1,6 +1,6 @@
 """Find the GPUs of this container through the driver's library, or from files of the kernel.
 
-Uses NVML through `ctypes`: a container has the driver's library, but seldom a Python binding. The
+Uses NVML through `ctypes`: a container has the driver's library, but rarely a Python binding. The
 dozen calls used here are unchanged since driver 450. Never initializes CUDA in this process, which
 would fix its devices and break a later fork.
 """

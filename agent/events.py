@@ -51,13 +51,13 @@ class XidWatcher:
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why no events are received, by UUID of the card; "" while events are received."""
+        """Reason for missing events by UUID of the card; "" while events arrive."""
         watches = self._watches.items()  # the dict is replaced as a whole, never modified
         return {uuid: watch.problem for uuid, watch in watches}
 
     @property
     def problem(self) -> str:
-        """Why events of some or all cards are not received, "" if all are."""
+        """Reason for missing events of some or all cards, or "" if all arrive."""
         problems = self.problems
         if not problems:
             return _NOT_WAITING
@@ -154,7 +154,7 @@ class _CardWatch:
 
     @property
     def problem(self) -> str:
-        """Why no events are received, "" while waits return in time."""
+        """Reason for missing events, or "" while waits return in time."""
         seconds = self._monotonic() - self._wait_started_at
         if self.thread.is_alive() and seconds > self._wait_seconds + _OVERDUE_SECONDS:
             wait = f"a wait of {self._wait_seconds:g} s has not ended for {seconds:.0f} s"

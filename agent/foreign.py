@@ -32,7 +32,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What is known about the use of one device.
+    """Facts about the use of one device.
 
     Attributes:
         memory_used_bytes: memory in use without the driver's reserved memory; None if unknown.

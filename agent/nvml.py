@@ -200,9 +200,9 @@ class Nvml:
         handle: Handle,
         parse: Callable[[Any], T],
     ) -> T | None:
-        """Return a value of a card that seldom changes; if it cannot be read, the last one known.
+        """Return a fixed value of a card, or its last known value if it cannot be read.
 
-        Without the last value, a single odd answer would look like another card or layout.
+        Otherwise one odd answer would look like another card or layout.
         """
         try:
             answer = self._nvml.call_supported(name, uuid, handle)

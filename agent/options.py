@@ -34,7 +34,7 @@ class ReportOptions:
     """
 
     service: str = ""
-    token_file: str = "/var/run/secrets/idlegpu/token"  # noqa: S105 - where it is, not what it is
+    token_file: str = "/var/run/secrets/idlegpu/token"  # noqa: S105 - a path, not a secret
     ca_file: str = ""
     server_name: str = ""
     allow_plain: bool = False
@@ -49,7 +49,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All settings.
+    """All settings of the agent.
 
     Attributes:
         host: address of /metrics, /healthz and the report.

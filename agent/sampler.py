@@ -29,11 +29,11 @@ class TenantSource(Protocol):
 
     @property
     def holders_problem(self) -> Problem | None:
-        """Why the holders of devices are unknown, None if they are known."""
+        """Problem that leaves the holders of devices unknown, or None."""
 
     @property
     def processes_problem(self) -> Problem | None:
-        """Why the pods of processes are unknown, None if they are known."""
+        """Problem that leaves the pods of processes unknown, or None."""
 
     def attribute(self, usages: tuple[DeviceUsage, ...]) -> tuple[DeviceTenants, ...]:
         """Return the tenants of each device, in the order given."""
@@ -142,7 +142,7 @@ class Sampler:
 
     @property
     def is_alive(self) -> bool:
-        """False if the GPUs have been unreadable so long that the container should restart."""
+        """Whether /healthz succeeds; False after the GPUs were unreadable for too long."""
         since = self._unreadable_since
         return since is None or self._monotonic() - since < self._options.liveness_seconds
 

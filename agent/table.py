@@ -105,13 +105,13 @@ def _of(values: dict[str, float], signal: Signal, limit: Signal) -> str:
 def _holders(device: Device) -> str:
     if device.allocated_to is None:
         return _UNKNOWN
-    return "\n".join(f"{one.namespace}/{one.pod}" for one in device.allocated_to) or "nobody"
+    return "\n".join(f"{one.namespace}/{one.pod}" for one in device.allocated_to) or "no pod"
 
 
 def _users(processes: Iterable[Process] | None) -> str:
     if processes is None:
         return _UNKNOWN
-    return "\n".join(map(_user, processes)) or "nobody"
+    return "\n".join(map(_user, processes)) or "no process"
 
 
 def _user(process: Process) -> str:

@@ -146,12 +146,12 @@ class Tenants:
 
     @property
     def holders_problem(self) -> Problem | None:
-        """Why the holders of devices are unknown, None if they are known."""
+        """Problem that leaves the holders of devices unknown, or None."""
         return _NO_KUBELET if self._device_holders is None else self._device_holders.problem
 
     @property
     def processes_problem(self) -> Problem | None:
-        """Why the pods of processes are unknown, None if they are known."""
+        """Problem that leaves the pods of processes unknown, or None."""
         return None if self._sees_host else _NO_HOST_PID
 
     async def refresh(self) -> None:

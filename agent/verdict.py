@@ -50,7 +50,7 @@ _HEALTH_SIGNALS: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictPolicy:
-    """Settings of the evaluation.
+    """Settings for the evaluation of devices.
 
     Attributes:
         thresholds: utilization and memory limits below which a device is idle.

@@ -222,7 +222,7 @@ async def no_connection_is_served() -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_response_that_nobody_reads_is_dropped_after_the_time_limit(
+async def test_a_response_that_is_not_read_is_dropped_after_the_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "REQUEST_SECONDS", 0.1)
@@ -233,7 +233,7 @@ async def test_a_response_that_nobody_reads_is_dropped_after_the_time_limit(
         assert await received_by(client) < HUGE, "the server keeps no buffer for it"
 
 
-async def test_a_response_that_nobody_reads_is_dropped_above_the_connection_limit(
+async def test_a_response_that_is_not_read_is_dropped_above_the_connection_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)

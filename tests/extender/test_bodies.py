@@ -73,7 +73,7 @@ async def test_compressed_bodies_are_refused_unread(extender: Extender) -> None:
 
 
 @pytest.mark.parametrize("expect", ["", "Expect: 100-continue\r\n"], ids=["unfinished", "expect"])
-async def test_who_may_not_ask_is_told_before_any_of_the_body_has_come(
+async def test_an_unauthorized_client_is_answered_before_its_body_arrives(
     tmp_path: Path, secret: Path, expect: str
 ) -> None:
     async with running_kube() as kube:
@@ -126,7 +126,7 @@ async def test_without_tls_replicas_must_know_the_secret(extender: Extender) -> 
             assert answer.status == 400  # it is no message
 
 
-async def test_without_tls_and_without_a_secret_nobody_is_taken_for_a_replica(
+async def test_without_tls_and_secret_no_client_is_accepted_as_a_replica(
     tmp_path: Path,
 ) -> None:
     async with running_kube() as kube:

@@ -13,7 +13,7 @@ DEEP = 100_000
 @pytest.mark.parametrize(
     "error", [RecursionError(), KeyError("tag"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad")]
 )
-def test_whatever_a_decoder_raises_is_one_error(error: Exception) -> None:
+def test_every_exception_of_a_decoder_becomes_one_error(error: Exception) -> None:
     def decoder(_: bytes) -> None:
         raise error
 

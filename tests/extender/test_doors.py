@@ -73,7 +73,7 @@ async def is_answered(url: str, source: str, context: ssl.SSLContext | None = No
         return False
 
 
-async def test_kube_scheduler_is_answered_whoever_fills_the_other_ports(folder: Path) -> None:
+async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(folder: Path) -> None:
     own = folder / "extender"
     admission = Admission(
         listen=f"127.0.0.1:{free_port()}",
@@ -228,7 +228,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float:
     ],
 )
 @LOOPS
-def test_that_kube_schedulers_certificate_is_refused_is_counted_and_told(
+def test_a_refused_certificate_of_kube_scheduler_is_counted_and_logged(
     run: Run,
     folder: Path,
     tmp_path: Path,
@@ -264,7 +264,7 @@ def test_that_kube_schedulers_certificate_is_refused_is_counted_and_told(
 
 
 @LOOPS
-def test_other_handshakes_that_fail_are_told_apart(
+def test_other_failed_handshakes_are_counted_by_reason(
     run: Run, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -311,7 +311,7 @@ def distrust(address: tuple[str, int]) -> None:
         context.wrap_socket(plain, server_hostname="localhost")
 
 
-async def test_the_log_stays_short_whatever_is_no_http(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_http_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async with doors_with() as (doors, _):
         for port in doors.ports:
             (address,) = port.addresses
@@ -327,7 +327,7 @@ async def test_the_log_stays_short_whatever_is_no_http(caplog: pytest.LogCapture
 
 
 @LOOPS
-def test_who_may_ask_is_known_from_before_the_handshake_until_the_connection_ends(
+def test_connections_are_listed_from_before_the_handshake_until_they_end(
     run: Run, folder: Path
 ) -> None:
     async def check() -> None:

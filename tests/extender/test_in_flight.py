@@ -163,7 +163,7 @@ async def test_what_is_not_urgent_waits_for_the_end_of_a_burst() -> None:
     await asking
 
 
-async def test_it_does_not_wait_for_ever() -> None:
+async def test_it_waits_only_so_long() -> None:
     in_flight, over = InFlight(), asyncio.Event()
     task = await begun(Connection(in_flight), "/filter", over)
 
@@ -199,14 +199,14 @@ async def test_an_idle_connection_is_kept_for_its_client_until_the_client_closes
     assert await leaving == pytest.approx(50.0, abs=2 * LOOK_SECONDS)
 
 
-async def test_who_asks_again_where_a_connection_breaks_is_not_waited_for() -> None:
+async def test_a_client_that_repeats_its_request_is_not_waited_for() -> None:
     in_flight = InFlight(once=["/filter"])
     await answered(Connection(in_flight), "/metrics")
 
     assert await seconds_of(in_flight.take_leave(0.0, 60.0)) == 0.0
 
 
-async def test_an_idle_connection_is_not_waited_for_for_ever() -> None:
+async def test_an_idle_connection_is_waited_for_only_so_long() -> None:
     in_flight = InFlight(once=["/filter"])
     await answered(Connection(in_flight))
 
@@ -292,7 +292,7 @@ async def test_bytes_that_become_no_question_are_not_waited_for_long() -> None:
     assert await seconds_of(in_flight.give_way()) == 0.0
 
 
-async def test_bytes_of_who_asks_nothing_urgent_are_not_waited_for() -> None:
+async def test_bytes_of_a_client_without_urgent_requests_are_not_waited_for() -> None:
     in_flight = InFlight(urgent=["/filter"], once=["/filter"])
     connection = await known(in_flight, "/metrics")
 

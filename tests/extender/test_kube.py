@@ -44,7 +44,7 @@ async def list_nodes(client: KubeClient, *, timeout_seconds: float = 5.0) -> lis
     return items
 
 
-async def test_a_token_file_that_changes_is_read_anew(kube: FakeKube, tmp_path: Path) -> None:
+async def test_a_changed_token_file_is_read_again(kube: FakeKube, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old\n")
     config = kube.write_kubeconfig(tmp_path / "config", {"tokenFile": str(token)})
@@ -58,7 +58,7 @@ async def test_a_token_file_that_changes_is_read_anew(kube: FakeKube, tmp_path: 
         assert len(await list_nodes(client)) == 1
 
 
-async def test_credentials_that_stay_bad_are_told(kube: FakeKube, tmp_path: Path) -> None:
+async def test_credentials_that_stay_bad_raise_an_error(kube: FakeKube, tmp_path: Path) -> None:
     kube.bearer = "right"
     config = kube.write_kubeconfig(tmp_path / "config", {"token": "wrong"})
     async with connected(config) as client:
@@ -154,7 +154,7 @@ async def test_the_wait_that_the_api_server_asks_for_is_known(
     assert error.value.retry_after_seconds == 7
 
 
-async def test_a_server_that_speaks_no_tls_is_told_as_such(kube: FakeKube, tmp_path: Path) -> None:
+async def test_the_error_says_if_a_server_uses_no_tls(kube: FakeKube, tmp_path: Path) -> None:
     config = kube.write_kubeconfig(tmp_path / "config", server=kube.url.replace("http:", "https:"))
     async with connected(config) as client:
         with pytest.raises(

@@ -22,7 +22,7 @@ def test_the_extender_imports_no_class_of_the_apis_types() -> None:
     assert not [name for name in loaded if ".client.models." in name or ".client.api." in name]
 
 
-def test_whoever_imports_it_later_gets_all_of_it() -> None:
+def test_a_later_import_gets_the_full_library() -> None:
     (told,) = told_by(
         "import extender.kube\n"
         "from kubernetes_asyncio import client, config, watch\n"

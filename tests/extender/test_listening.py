@@ -151,7 +151,7 @@ def test_connections_are_counted_until_they_end(run: Run) -> None:
 
 
 @LOOPS
-def test_who_holds_the_most_gives_one_up_for_who_comes_from_elsewhere(run: Run) -> None:
+def test_the_address_with_most_connections_loses_one_to_another_address(run: Run) -> None:
     async def check() -> None:
         async with port_with(4) as port:
             greedy = [await port.call("127.0.0.2") for _ in range(4)]
@@ -169,7 +169,7 @@ def test_who_holds_the_most_gives_one_up_for_who_comes_from_elsewhere(run: Run) 
 
 
 @LOOPS
-def test_who_has_his_share_is_refused_and_told_so(run: Run) -> None:
+def test_a_client_with_its_fair_share_is_refused_with_an_answer(run: Run) -> None:
     async def check() -> None:
         async with port_with(2) as port:
             first = [await port.call("127.0.0.2"), await port.call("127.0.0.3")]
@@ -188,7 +188,7 @@ def test_who_has_his_share_is_refused_and_told_so(run: Run) -> None:
 
 
 @LOOPS
-def test_who_has_shown_no_certificate_gives_way_first(run: Run, folder: Path) -> None:
+def test_a_connection_without_a_certificate_is_closed_first(run: Run, folder: Path) -> None:
     async def check() -> None:
         certificates = Certificates(settings_for(folder))
         context = client_context(folder, shows=folder)

@@ -64,7 +64,7 @@ def test_all_lines_are_written_in_order_by_the_end() -> None:
     assert events(stream) == [f"line {number}" for number in range(1000)]
 
 
-def test_who_logs_does_not_wait_for_the_reader(stream: SlowStream) -> None:
+def test_logging_does_not_wait_for_the_reader(stream: SlowStream) -> None:
     logger, handler = log_to(stream)
 
     logger.warning("first")
@@ -77,7 +77,7 @@ def test_who_logs_does_not_wait_for_the_reader(stream: SlowStream) -> None:
     assert events(stream) == ["first", "second"]
 
 
-def test_what_nobody_reads_is_dropped_and_counted(
+def test_lines_that_are_not_read_are_dropped_and_counted(
     stream: SlowStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_writer, "WAITING_LINES", 3)

@@ -126,12 +126,12 @@ anything = st.recursive(
 
 
 @given(value=anything)
-def test_whatever_is_passed_is_one_line_of_json(value: object) -> None:
+def test_any_extra_value_gives_one_line_of_json(value: object) -> None:
     assert "value" in as_json(value=value)
 
 
 @given(value=anything)
-def test_whatever_is_passed_is_text_that_can_be_encoded(value: object) -> None:
+def test_any_extra_value_gives_text_that_can_be_encoded(value: object) -> None:
     assert TextFormatter().format(record(value=value)).encode()
 
 

@@ -207,7 +207,7 @@ def asked(url: str, body: object = None) -> tuple[int, str, dict[str, object]]:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("hurry", [False, True], ids=["in its own time", "hurried by SIGINT"])
-def test_who_is_told_to_end_answers_on_for_a_while(kubeconfig: Path, *, hurry: bool) -> None:
+def test_after_sigterm_requests_are_answered_for_a_while(kubeconfig: Path, *, hurry: bool) -> None:
     with started(
         IDLEGPU_LISTEN="127.0.0.1:0",
         IDLEGPU_KUBECONFIG=str(kubeconfig),

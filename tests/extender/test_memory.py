@@ -137,7 +137,7 @@ async def test_what_became_garbage_only_after_a_search_had_left_it_is_found(
 
 
 @pytest.mark.looptime
-async def test_memory_is_given_back_once_nobody_has_asked_for_some_time(
+async def test_memory_is_returned_after_some_time_without_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[bool] = []

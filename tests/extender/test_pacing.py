@@ -53,7 +53,7 @@ def test_what_does_not_pace_stays_as_the_machine_has_it() -> None:
         assert congestion_control(one) == "dctcp"
 
 
-def test_a_system_that_does_not_tell_is_left_alone() -> None:
+def test_a_system_without_congestion_control_is_left_alone() -> None:
     one, other = socket.socketpair()
     with one, other:
         unpace(one)

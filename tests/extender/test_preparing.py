@@ -125,7 +125,7 @@ async def test_what_changes_is_evaluated_at_once_and_what_comes_soon_after_it_to
     task.cancel()
 
 
-async def test_before_all_is_laid_out_nobody_is_expected(
+async def test_before_the_first_allocation_no_request_is_evaluated(
     world: World, evaluated: list[int]
 ) -> None:
     readiness = SimpleNamespace(is_laid_out=False)

@@ -69,7 +69,7 @@ def started(replica: Replica) -> Replica:
     return replica
 
 
-def test_it_starts_until_nodes_and_pods_are_laid_out(replica: Replica) -> None:
+def test_it_is_starting_until_nodes_and_pods_are_allocated(replica: Replica) -> None:
     replica.now += 1000
 
     assert replica.standing() is Standing.STARTING
@@ -97,7 +97,7 @@ def test_it_waits_for_first_readings(replica: Replica) -> None:
     assert replica.standing() is Standing.READY
 
 
-def test_what_takes_long_is_done_once_before_anybody_asks(replica: Replica) -> None:
+def test_slow_work_runs_once_before_the_first_request(replica: Replica) -> None:
     replica.awaited = ["prometheus"]
     replica.readiness.lay_out()
     assert replica.standing() is Standing.STARTING
@@ -171,7 +171,7 @@ def test_who_has_a_fault_stays_ready_where_no_other_is_better(
     assert started.standing() is Standing.READY
 
 
-def test_who_is_told_ready_helps_others_with_what_it_reaches(started: Replica) -> None:
+def test_a_replica_that_was_probed_ready_reports_the_sources_it_reaches(started: Replica) -> None:
     started.fail("prometheus")
     assert started.readiness.faults() is None
 
@@ -180,7 +180,7 @@ def test_who_is_told_ready_helps_others_with_what_it_reaches(started: Replica) -
     assert started.readiness.faults() == ("prometheus",)
 
 
-def test_who_was_told_that_it_is_behind_is_no_help_to_others(started: Replica) -> None:
+def test_a_replica_that_was_probed_behind_reports_no_sources(started: Replica) -> None:
     assert started.readiness.tell() is Standing.READY
     started.others = [()]
     started.fail("prometheus")
@@ -219,7 +219,7 @@ def tell_each_other(replicas: list[Replica]) -> None:
     st.lists(st.sets(st.sampled_from(["a", "b", "c"])), min_size=1, max_size=5),
     st.lists(st.integers(min_value=0, max_value=4), max_size=10),
 )
-def test_whatever_fails_somebody_is_ready_and_in_the_end_those_that_reach_most(
+def test_some_replica_is_always_ready_and_finally_those_that_reach_most(
     faults: list[set[str]], probes: list[int]
 ) -> None:
     replicas = [Replica() for _ in faults]

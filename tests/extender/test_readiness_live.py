@@ -195,7 +195,7 @@ async def test_who_does_not_reach_the_api_server_steps_back_while_another_does()
         await both.until(ready, ready)
 
 
-async def test_a_replica_that_went_away_holds_nobody_back() -> None:
+async def test_a_replica_that_left_makes_no_other_unready() -> None:
     async with described(2) as replicas, pair(replicas) as both:
         both.ways[1].shut()
         await both.until(Standing.READY, Standing.BEHIND)
@@ -206,7 +206,7 @@ async def test_a_replica_that_went_away_holds_nobody_back() -> None:
         both.replicas[0].extender.in_flight.is_draining = False
 
 
-async def test_a_replica_whose_kubelet_is_gone_holds_nobody_back(
+async def test_a_replica_without_a_kubelet_makes_no_other_unready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "TOLD_SECONDS", 1.0)

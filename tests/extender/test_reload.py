@@ -116,7 +116,7 @@ async def test_bad_file_leaves_the_settings_and_says_what_is_wrong(
     assert (part.busy, part.reloader.problem, part.value("file_bad")) == (60, "", 0)
 
 
-async def test_each_bad_file_is_told_of_once(path: Path) -> None:
+async def test_each_bad_file_is_logged_once(path: Path) -> None:
     async with following(Following(path, poll_seconds=0.1)) as part:
         rewrite(path, threshold(300))
         await until(lambda: "300" in part.reloader.problem)
@@ -140,7 +140,7 @@ async def test_problems_beyond_the_first_are_counted_in_short_and_logged_in_full
     assert len(line.problems) == 2
 
 
-async def test_file_that_went_bad_between_start_and_first_look_is_told_of(path: Path) -> None:
+async def test_a_file_that_went_bad_between_start_and_first_look_is_logged(path: Path) -> None:
     part = Following(path)
     rewrite(path, threshold(300))
 

@@ -154,7 +154,7 @@ async def test_wire_takes_over_highest_score_and_shortlist(tmp_path: Path) -> No
     assert passed["NodeNames"] == [IDLE]
 
 
-async def test_prometheus_is_asked_otherwise_and_what_it_told_stays(tmp_path: Path) -> None:
+async def test_prometheus_gets_new_queries_and_its_readings_stay(tmp_path: Path) -> None:
     async with live(tmp_path) as part:
         fleet, good = part.extender.fleet, part.values["prometheus"]
         before, devices = fleet.sources["prometheus"], len(fleet.store)

@@ -18,7 +18,7 @@ async def read(replica: Replica, path: str, status: int = 200) -> Any:
         return await answer.json()
 
 
-async def test_any_replica_tells_what_the_others_decided() -> None:
+async def test_any_replica_shows_the_decisions_of_the_others() -> None:
     async with running(3) as (cluster, (first, second, third)):
         for name, replica in (("a", first), ("b", second)):
             await replica.choose(cluster.control.create_pod(pod_object(name)))
@@ -33,7 +33,7 @@ async def test_any_replica_tells_what_the_others_decided() -> None:
     assert one["explained"]
 
 
-async def test_a_replica_that_is_gone_is_named_and_the_others_are_told() -> None:
+async def test_a_replica_that_is_gone_is_named_and_the_others_are_shown() -> None:
     async with described(2) as replicas, replicas.start(0) as stays:
         async with replicas.start(1) as goes:
             await stays.hear_all()
@@ -48,7 +48,7 @@ async def test_a_replica_that_is_gone_is_named_and_the_others_are_told() -> None
     assert one["unreachable"] == [replicas.addresses[1]]
 
 
-async def test_over_tls_replicas_alone_are_told(tmp_path: Path) -> None:
+async def test_over_tls_only_replicas_may_read(tmp_path: Path) -> None:
     issue(tmp_path)
     async with running(2, tls=tmp_path) as (cluster, (one, other)):
         await one.choose(cluster.control.create_pod(pod_object("a")))
@@ -63,7 +63,7 @@ async def test_over_tls_replicas_alone_are_told(tmp_path: Path) -> None:
     assert refused == 403
 
 
-async def test_any_replica_tells_why_and_the_regret_of_what_another_decided() -> None:
+async def test_any_replica_explains_and_shows_the_regret_of_another_ones_decision() -> None:
     async with running(2) as (cluster, (first, second)):
         await first.choose(cluster.control.create_pod(pod_object("a")))
         (decided,) = (await read(second, "/v1/decisions?brief=true"))["decisions"]

@@ -97,7 +97,7 @@ async def test_pod_that_no_replica_was_asked_about_is_counted_by_each(
     assert "pods bound without our answer" in caplog.messages
 
 
-async def test_a_replica_that_starts_later_tells_which_pods_were_bound_unasked_before() -> None:
+async def test_a_replica_that_starts_later_shows_pods_bypassed_before() -> None:
     async with described(2) as replicas:
         alone = replicas.peers(replicas.addresses[:1])
         async with replicas.start(0, peers=alone) as first:
@@ -141,7 +141,7 @@ async def test_binding_ends_what_was_assumed_on_another_replicas_word() -> None:
         await eventually(lambda: not other.assumed(pod))
 
 
-async def test_replica_that_starts_later_is_told_what_was_asked_before() -> None:
+async def test_a_replica_that_starts_later_receives_earlier_requests() -> None:
     async with described(2) as replicas, replicas.start(0) as first:
         pod = replicas.cluster.control.create_pod(pod_object("a"))
         node = await first.choose(pod)
@@ -149,7 +149,7 @@ async def test_replica_that_starts_later_is_told_what_was_asked_before() -> None
             await second.until_assumed(pod, node)
 
 
-async def test_replica_that_ends_tells_what_it_was_asked_last() -> None:
+async def test_a_replica_that_ends_sends_its_last_requests() -> None:
     # So long an interval that nothing but the end makes it tell.
     async with described(2, interval_seconds=10.0) as replicas, replicas.start(0) as first:
         async with replicas.start(1) as second:
@@ -163,7 +163,7 @@ async def test_replica_that_ends_tells_what_it_was_asked_last() -> None:
         assert all(first.assumed(pod) for pod in pods)
 
 
-async def test_restarted_replica_is_told_anew_and_heard_only_from_then_on() -> None:
+async def test_a_restarted_replica_receives_all_again_and_counts_from_then_on() -> None:
     async with described(2) as replicas, replicas.start(0) as first:
         async with replicas.start(1):
             await first.hear_all()
@@ -218,7 +218,7 @@ async def test_replicas_are_found_by_the_name_of_their_service() -> None:
             await second.until_assumed(pod, node)
 
 
-async def test_name_that_stands_for_nobody_is_logged_once_and_nothing_is_taken_for_known(
+async def test_a_name_without_addresses_is_logged_once_and_nothing_counts_as_known(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookups = 0

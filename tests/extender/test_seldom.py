@@ -10,7 +10,7 @@ class Clock:
         return self.now
 
 
-def test_the_same_thing_is_due_again_after_a_while_and_tells_how_many_were_left_out() -> None:
+def test_an_equal_line_is_due_after_a_while_with_the_number_of_skipped_ones() -> None:
     clock = Clock()
     seldom = Seldom(60.0, 10, clock)
 

@@ -178,7 +178,7 @@ async def test_directory_that_is_replaced_is_followed_on(tmp_path: Path) -> None
 # --- file systems that tell nothing ---------------------------------------------------------------
 
 
-async def test_change_that_no_file_system_tells_of_is_found_at_the_next_look(
+async def test_a_change_without_a_notification_is_found_at_the_next_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def silent(*_: object, rust_timeout: int, **__: object) -> AsyncGenerator[set[object]]:

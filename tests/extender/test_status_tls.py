@@ -42,7 +42,7 @@ def trusting(folder: Path) -> ssl.SSLContext:
     return client_context(folder, shows=None)
 
 
-async def test_health_and_metrics_are_told_over_tls_and_not_without(folder: Path) -> None:
+async def test_health_and_metrics_are_served_only_over_tls(folder: Path) -> None:
     async with run_cluster(demo_fleet(), interval_seconds=0.5) as cluster:
         settings = over_tls(folder, cluster.kubeconfig, ApiAccess.AUTO)
         async with start(settings) as extender:

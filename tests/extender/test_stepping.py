@@ -4,7 +4,7 @@ from extender.core.steps import Steps
 from extender.stepping import in_turns
 
 
-async def test_whoever_waits_has_a_turn_before_each_step_the_first_one_too() -> None:
+async def test_other_tasks_run_before_each_step_including_the_first() -> None:
     happened: list[str] = []
 
     def work() -> Steps[str]:

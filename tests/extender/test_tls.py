@@ -78,14 +78,14 @@ async def ask(url: str, context: ssl.SSLContext, path: str = "/filter") -> int:
         return response.status
 
 
-async def test_whoever_shows_kube_schedulers_certificate_is_answered(folder: Path) -> None:
+async def test_a_client_with_kube_schedulers_certificate_is_answered(folder: Path) -> None:
     async with serving(folder) as url:
         assert url.startswith("https://")
         assert await ask(url, client_context(folder, shows=folder)) == 200
 
 
 @pytest.mark.parametrize(("is_plain", "scheme"), [(False, "https"), (True, "http")])
-async def test_health_needs_no_certificate_and_is_told_over_tls_unless_plain_http_is_asked_for(
+async def test_health_needs_no_certificate_and_uses_tls_unless_plain_http_is_set(
     folder: Path, is_plain: bool, scheme: str
 ) -> None:
     settings = Settings(
@@ -112,7 +112,7 @@ async def test_health_needs_no_certificate_and_is_told_over_tls_unless_plain_htt
 
 
 @pytest.mark.parametrize("shown", ["nothing", "another-ca", "expired"])
-async def test_whoever_cannot_prove_who_they_are_is_not_let_in(
+async def test_a_client_without_a_valid_certificate_is_refused(
     folder: Path, tmp_path: Path, shown: str
 ) -> None:
     files = issue(folder)
@@ -139,7 +139,7 @@ async def test_a_certificate_of_the_ca_with_another_name_is_refused_and_named_on
     assert vars(line)["names"] == ["idlegpu-extender", *sorted(WANTED.names)]
 
 
-async def test_replicas_may_tell_and_not_ask_and_kube_scheduler_the_other_way_round(
+async def test_replicas_may_only_send_messages_and_kube_scheduler_only_requests(
     folder: Path,
 ) -> None:
     replica = client_context(folder, shows=folder, side="extender")
@@ -226,7 +226,7 @@ async def served_certificate(url: str, folder: Path) -> bytes:
         await writer.wait_closed()
 
 
-async def test_a_dropped_ca_lets_nobody_in_any_more(folder: Path, tmp_path: Path) -> None:
+async def test_a_dropped_ca_admits_no_new_client(folder: Path, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     issue(old)
     issue(new)
@@ -275,7 +275,7 @@ async def keep_until_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> 
     assert is_kept == [True, True, False]
 
 
-async def test_a_connection_of_a_dropped_ca_that_nobody_rightful_keeps_so_long_asks_nothing(
+async def test_a_connection_of_a_dropped_ca_is_refused_after_the_grace_period(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -331,7 +331,7 @@ async def test_bad_files_change_nothing(folder: Path, caplog: pytest.LogCaptureF
         assert await served_certificate(url, folder) == before
 
 
-def test_bad_files_are_told_once_and_good_ones_taken_over_again(
+def test_bad_files_are_logged_once_and_good_ones_used_again(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

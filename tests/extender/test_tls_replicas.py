@@ -81,7 +81,7 @@ async def test_a_replica_of_a_dropped_ca_is_asked_no_more(tmp_path: Path) -> Non
             await runner.cleanup()
 
 
-async def test_who_may_not_ask_is_told_at_the_end_as_well_that_the_connection_ends(
+async def test_at_shutdown_a_refused_client_also_learns_that_its_connection_ends(
     tmp_path: Path,
 ) -> None:
     issue(tmp_path)

@@ -163,7 +163,7 @@ async def test_a_pod_that_is_tried_again_at_another_replica_counts_there(pair: P
     assert pair.told_of == [1, 0]
 
 
-async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair) -> None:
+async def test_a_message_after_the_binding_still_makes_it_one_decision(pair: Pair) -> None:
     await pair.ask(NEAR, FILTER)
     pair.is_cut = True
     await pair.ask(FAR, PRIORITIZE)
@@ -176,7 +176,7 @@ async def test_what_is_told_only_after_the_binding_still_makes_it_one(pair: Pair
     assert pair.live() == [0, 1]
 
 
-async def test_a_pod_that_was_tried_at_both_counts_once_however_late_they_tell(pair: Pair) -> None:
+async def test_a_pod_tried_at_both_replicas_counts_once_despite_late_messages(pair: Pair) -> None:
     pair.is_cut = True
     for at in (NEAR, FAR):
         await pair.ask(at, FILTER)
@@ -214,7 +214,7 @@ async def test_a_replica_that_is_gone_with_what_it_knew_leaves_the_pod_out(pair:
     assert pair.bound == [0, 0]
 
 
-async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair: Pair) -> None:
+async def test_a_late_message_about_an_earlier_answer_changes_nothing(pair: Pair) -> None:
     pair.is_cut = True
     for at in (NEAR, FAR):
         await pair.ask(at, FILTER)
@@ -228,7 +228,7 @@ async def test_what_was_answered_before_and_is_told_late_takes_nothing_away(pair
     assert pair.live() == [0, 1]
 
 
-async def test_of_one_attempt_prioritize_comes_last_though_filter_looks_newer(
+async def test_in_one_attempt_prioritize_is_last_even_if_filter_seems_newer(
     pair: Pair,
 ) -> None:
     pair.is_cut = True

@@ -47,7 +47,7 @@ async def test_who_asks_much_waits_for_who_asks_little() -> None:
     assert many.had.count("greedy") == 50
 
 
-async def test_no_more_have_a_turn_at_once_than_may() -> None:
+async def test_no_more_requests_run_at_once_than_allowed() -> None:
     many = Many(turns(at_once=3))
     tasks = [asyncio.create_task(many.ask("a")) for _ in range(10)]
     for _ in range(5):
@@ -64,7 +64,7 @@ async def test_no_more_have_a_turn_at_once_than_may() -> None:
     await asyncio.wait(tasks)
 
 
-async def test_who_has_too_many_waiting_is_told_so_and_others_are_not() -> None:
+async def test_a_caller_with_too_many_waiting_requests_gets_an_error_and_others_do_not() -> None:
     taken = turns(waiting_each=2)
     many = Many(taken)
     tasks = [asyncio.create_task(many.ask("greedy")) for _ in range(3)]
@@ -81,7 +81,7 @@ async def test_who_has_too_many_waiting_is_told_so_and_others_are_not() -> None:
     await many.ask_shortly("greedy")  # nothing is left of them
 
 
-async def test_whoever_waits_too_long_goes_without_and_takes_nobodys_turn() -> None:
+async def test_a_request_that_waits_too_long_fails_and_takes_no_slot() -> None:
     taken = turns(wait_seconds=0.02)
     many = Many(taken)
     first = asyncio.create_task(many.ask("a"))
@@ -96,7 +96,7 @@ async def test_whoever_waits_too_long_goes_without_and_takes_nobodys_turn() -> N
 
 
 @pytest.mark.looptime(start=1000.0)
-async def test_turns_begin_at_the_rate_after_a_burst_of_one_second() -> None:
+async def test_requests_start_at_the_rate_after_a_burst_of_one_second() -> None:
     many = Many(turns(at_once=1000, per_second=20))
     begun = asyncio.get_running_loop().time()
 

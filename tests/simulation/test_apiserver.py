@@ -155,7 +155,7 @@ async def test_an_ended_pod_frees_its_devices(control: SimulatedControlPlane) ->
     assert pod_ref(running).uid not in control.fleet.placements
 
 
-async def test_a_watch_tells_each_step_of_a_pods_life(
+async def test_a_watch_yields_each_step_of_a_pods_life(
     http: aiohttp.ClientSession, control: SimulatedControlPlane
 ) -> None:
     version = str(control.store.version)
@@ -205,7 +205,7 @@ async def test_a_quiet_watch_gets_bookmarks_that_move_on(
     )
 
 
-async def test_a_watch_from_a_forgotten_version_is_told_410(
+async def test_a_watch_from_a_forgotten_version_gets_410(
     http: aiohttp.ClientSession, control: SimulatedControlPlane
 ) -> None:
     version = str(control.store.version)

@@ -185,7 +185,7 @@ def test_units_are_the_exporters() -> None:
     assert values(text, "DCGM_FI_DEV_POWER_USAGE") == [385.0]
 
 
-def test_processes_of_a_shared_gpu_are_told_apart_beside_the_devices_own_value() -> None:
+def test_processes_of_a_shared_gpu_have_values_besides_the_devices_own() -> None:
     text = rendered_node(EXPORTER_4_8, replicas=2)
 
     assert values(text, "DCGM_FI_DEV_GPU_UTIL") == [75, 50, 25]

@@ -30,7 +30,7 @@ async def test_each_node_is_scraped_by_its_name() -> None:
         (ExporterState.EMPTY, 200, ""),
     ],
 )
-async def test_an_exporter_fails_as_it_is_told(
+async def test_an_exporter_fails_according_to_its_state(
     state: ExporterState, status: int, body: str
 ) -> None:
     built = fleet()

@@ -88,7 +88,7 @@ def test_a_released_replica_is_handed_out_again() -> None:
     assert not built.release("uid-a")
 
 
-def test_pods_without_uid_are_told_apart_by_name() -> None:
+def test_pods_without_uid_are_identified_by_name() -> None:
     built = fleet(spec(cards=2))
     for name in "ab":
         built.place(PodRef(namespace="team", name=name), "node-a", GPU_RESOURCE)

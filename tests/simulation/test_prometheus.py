@@ -226,7 +226,7 @@ async def test_the_names_of_metrics_are_listed(setup: Setup) -> None:
     assert {"DCGM_FI_DEV_GPU_UTIL", "up"} <= set((await response.json())["data"])
 
 
-async def test_prometheus_api_client_is_told_what_is_not_understood(setup: Setup) -> None:
+async def test_prometheus_api_client_gets_an_error_for_an_unsupported_query(setup: Setup) -> None:
     with pytest.raises(PrometheusApiClientException, match="does not understand"):
         await ask(setup, lambda connect: connect.custom_query("irate(x[5m])"))
 

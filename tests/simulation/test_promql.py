@@ -110,7 +110,7 @@ def test_timestamp_of_several_metrics_is_refused_as_by_the_real_one(store: Sampl
         answer(store, 'timestamp({__name__=~"util|temp"})')
 
 
-def test_or_adds_what_the_left_lacks_whatever_the_metric(store: SampleStore) -> None:
+def test_or_adds_what_the_left_lacks_for_any_metric(store: SampleStore) -> None:
     assert [value for _, value in answer(store, "util or temp")] == [40, 30, 7.5, 30]
 
 
@@ -119,14 +119,14 @@ def test_and_keeps_what_matches_on_the_labels(store: SampleStore) -> None:
     assert answer(store, "temp and on (UUID) (nothing)") == []
 
 
-def test_last_over_time_looks_back_as_far_as_it_is_told(store: SampleStore) -> None:
+def test_last_over_time_covers_its_whole_window(store: SampleStore) -> None:
     query = 'last_over_time(util{gpu="1"}[2m])'
 
     assert [value for _, value in answer(store, query, NOW + 119)] == [7.5]
     assert answer(store, query, NOW + 120) == []
 
 
-def test_max_over_time_tells_the_highest_value_of_the_time_before(store: SampleStore) -> None:
+def test_max_over_time_returns_the_highest_value_of_its_window(store: SampleStore) -> None:
     store.ingest("target", NOW + 60, parse_scrape(SCRAPE.replace(" 61", " 50")))
 
     longer = answer(store, 'max_over_time(temp{gpu="0"}[2m])', NOW + 90)

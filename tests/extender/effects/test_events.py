@@ -138,7 +138,7 @@ async def test_an_event_that_exists_already_is_bumped(kube: FakeKube, tmp_path: 
     assert kube.writes[1][2]["series"]["count"] == 2
 
 
-async def test_an_event_that_the_api_server_forgot_is_created_anew(
+async def test_an_event_that_the_api_server_deleted_is_created_again(
     kube: FakeKube, tmp_path: Path
 ) -> None:
     async with writing(kube, tmp_path) as (writer, clock):

@@ -183,7 +183,7 @@ async def test_who_loses_the_lease_to_another_knows_at_the_next_attempt(
 
 
 @pytest.mark.parametrize("spec", [{}, {"holderIdentity": None}, {"leaseDurationSeconds": "soon"}])
-async def test_a_lease_that_nobody_holds_is_taken(
+async def test_a_free_lease_is_taken(
     client: KubeClient, server: LeaseServer, clock: Clock, spec: Object
 ) -> None:
     server.edit(**spec)

@@ -30,7 +30,7 @@ def test_it_is_remembered_from_one_window_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("jump", [-60.0, 60.0], ids=["we stood still", "they stood still"])
-def test_clocks_that_are_set_apart_anew_are_believed_before_long(jump: float) -> None:
+def test_a_changed_clock_offset_is_soon_estimated_again(jump: float) -> None:
     delay = Delay()
     for at in range(5):
         told(delay, float(at), 0.0)
@@ -41,14 +41,14 @@ def test_clocks_that_are_set_apart_anew_are_believed_before_long(jump: float) ->
     assert found[int(2 * WINDOW_SECONDS) :] == pytest.approx([0.0] * (35 - int(2 * WINDOW_SECONDS)))
 
 
-def test_after_a_long_silence_it_is_measured_anew() -> None:
+def test_after_a_long_silence_the_offset_is_estimated_again() -> None:
     delay = Delay()
     told(delay, 0.0, 0.0)
 
     assert told(delay, 3 * WINDOW_SECONDS, 0.5) == 0.0
 
 
-def test_clocks_that_drift_apart_look_little_later_than_they_are() -> None:
+def test_drifting_clocks_add_little_to_the_estimated_delay() -> None:
     delay = Delay()
     drift = 0.001  # NTP's most, on both sides
 

@@ -85,7 +85,7 @@ async def link(replica: Replica) -> AsyncIterator[PeerLink]:
     await runner.cleanup()
 
 
-async def test_questions_are_told_once(replica: Replica, link: PeerLink) -> None:
+async def test_records_are_sent_once(replica: Replica, link: PeerLink) -> None:
     link.add(question("a"))
     await link.send()
     await link.send()
@@ -115,7 +115,7 @@ async def test_replica_gets_its_last_mark_back_and_who_gave_it(
         pytest.param((200, b'{"version":2,"instance":"x"}'), id="another-version"),
     ],
 )
-async def test_what_was_not_taken_is_told_again(
+async def test_records_of_a_failed_message_are_sent_again(
     replica: Replica, link: PeerLink, answer: tuple[int, bytes]
 ) -> None:
     replica.answers = [answer]
@@ -133,7 +133,7 @@ async def test_what_was_not_taken_is_told_again(
     assert replica.outcomes == ["failed", "taken", "taken"]
 
 
-async def test_what_is_refused_is_not_told_again_nor_relied_on(
+async def test_refused_records_are_not_sent_again_and_leave_a_gap(
     replica: Replica, link: PeerLink
 ) -> None:
     replica.answers = [(400, b"no")]
@@ -160,7 +160,7 @@ async def test_restarted_replica_relies_only_on_what_comes_from_then_on(
     assert [message.to for message in replica.messages] == ["", "them", "them-again"]
 
 
-async def test_own_address_is_told_nothing_more(replica: Replica, link: PeerLink) -> None:
+async def test_the_own_address_receives_no_more_messages(replica: Replica, link: PeerLink) -> None:
     replica.instance = OWN
     await link.send()
     link.add(question("a"))
@@ -231,7 +231,7 @@ class Timed(PeerLink):
 
 
 @pytest.mark.looptime
-async def test_a_question_is_told_at_once_and_a_heartbeat_after_each_silence() -> None:
+async def test_a_record_is_sent_at_once_and_a_heartbeat_after_each_silence() -> None:
     link = Timed()
     task = asyncio.create_task(link.run())
     await asyncio.sleep(HEARTBEAT_SECONDS / 2)
@@ -248,7 +248,7 @@ async def test_a_question_is_told_at_once_and_a_heartbeat_after_each_silence() -
     )
 
 
-async def test_only_lasting_trouble_is_logged_and_its_end(
+async def test_only_lasting_failures_are_logged_and_their_end(
     replica: Replica, link: PeerLink, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -60,13 +60,15 @@ def message(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize("faults", [None, [], ["apiserver/pods", "prometheus"]])
-def test_a_replica_tells_what_fails_with_it_or_that_it_is_no_help(faults: list[str] | None) -> None:
+def test_a_message_has_the_faults_of_its_sender_or_none_if_not_ready(
+    faults: list[str] | None,
+) -> None:
     body = encode_message("a", [], to="", gap_at=0.0, mark=None, now=0.0, faults=faults)
 
     assert decode_message(body).faults == faults
 
 
-def test_a_replica_that_tells_nothing_of_it_is_no_help() -> None:
+def test_a_message_without_faults_counts_as_not_ready() -> None:
     assert decode_message(message()).faults is None  # as one of an older release
 
 
@@ -124,7 +126,7 @@ def test_message_of_too_many_questions_is_refused() -> None:
         pytest.param({"resources": tuple((str(n), 1) for n in range(17))}, id="resources"),
     ],
 )
-def test_question_that_others_would_refuse_is_not_told(changes: dict[str, Any]) -> None:
+def test_a_record_that_others_would_refuse_is_not_sent(changes: dict[str, Any]) -> None:
     values: dict[str, Any] = {"verb": "filter", "uid": "u", "key": "k", "at": 0.0, **changes}
 
     assert not is_tellable(AnsweredQuestion(**values))

@@ -80,7 +80,7 @@ async def test_a_replica_counts_until_it_has_missed_more_than_two_of_its_message
     assert peers.others_faults() == []
 
 
-async def test_a_replica_that_tells_again_counts_again_by_what_it_said_last(
+async def test_a_replica_that_sends_again_counts_by_its_last_message(
     aiohttp_client: MakeClient, clock: Clock
 ) -> None:
     peers, tell = await listening(aiohttp_client, clock, 10.0)

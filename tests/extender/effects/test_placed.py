@@ -63,7 +63,7 @@ async def test_it_says_how_the_gpus_are_that_the_pod_gets(placed: World) -> None
     )
 
 
-async def test_of_cards_that_differ_the_fullest_is_told() -> None:
+async def test_the_event_shows_the_fullest_of_different_cards() -> None:
     world = World()
     world.add({"n": [Gpu(used_gib=10.0), Gpu(used_gib=30.0)]})
     await decide(world, "n", gpus=2)
@@ -91,7 +91,7 @@ async def test_where_kube_scheduler_chose_otherwise_it_says_so(placed: World) ->
     assert told.endswith(f"idlegpu's first choice was {first.decision.best}")
 
 
-async def test_readings_are_told_as_they_were_at_the_decision() -> None:
+async def test_the_event_shows_the_readings_of_the_decision() -> None:
     world = World()
     world.add({"n": [IDLE, IDLE]})
     await decide(world, "n", gpus=1)
@@ -147,7 +147,7 @@ async def decide_and_bind(world: World, *, others: int, seconds: float) -> Decis
         pytest.param(0, 60.0, True, id="much-later-and-nothing-between"),
     ],
 )
-async def test_a_node_that_was_not_among_the_best_is_told_whenever_the_pod_is_bound(
+async def test_the_event_describes_a_node_that_was_not_among_the_best(
     placed: World, others: int, seconds: float, *, is_late: bool
 ) -> None:
     record = await decide_and_bind(placed, others=others, seconds=seconds)
@@ -159,7 +159,7 @@ async def test_a_node_that_was_not_among_the_best_is_told_whenever_the_pod_is_bo
     assert (verdict.landing, verdict.idle) == (2, 2)
 
 
-async def test_where_the_record_is_gone_nothing_is_told(placed: World) -> None:
+async def test_without_a_record_no_event_is_written(placed: World) -> None:
     await decide(placed, "node-7")
     record = replace(bind(placed, "node-7"), evidence=())
 
@@ -210,7 +210,9 @@ async def test_one_event_is_written_at_the_binding(
     assert event["note"].startswith("GPU placement: node-7, 2 of 4 GPUs idle")
 
 
-async def test_one_that_cannot_be_told_is_counted(placed: World, client: KubeClient) -> None:
+async def test_a_placement_that_cannot_be_described_is_counted(
+    placed: World, client: KubeClient
+) -> None:
     await decide(placed, "node-7")
     record = replace(bind(placed, "node-7"), evidence=())
     async with telling(client, EventSettings(per_second=1000)) as (placements, events):
@@ -220,7 +222,7 @@ async def test_one_that_cannot_be_told_is_counted(placed: World, client: KubeCli
     assert events.counts.dropped == 1
 
 
-async def test_filter_tells_only_where_it_left_one_node(
+async def test_filter_causes_an_event_only_if_it_left_one_node(
     placed: World, kube: FakeKube, client: KubeClient
 ) -> None:
     async with telling(client, EventSettings(per_second=1000)) as (placements, events):
@@ -267,7 +269,7 @@ async def running(placements: PlacementEvents) -> AsyncIterator[None]:
 
 
 @pytest.mark.looptime
-async def test_of_a_burst_of_bindings_the_newest_are_told_and_the_rest_is_counted(
+async def test_a_burst_of_bindings_gives_events_for_the_newest_and_counts_the_rest(
     placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = EventWriter(Recorder(), instance="extender-0")
@@ -291,7 +293,7 @@ async def at_once() -> None:
 
 
 @pytest.mark.looptime
-async def test_placements_are_told_at_the_rate_of_the_events(
+async def test_placement_events_are_written_at_the_rate_of_events(
     placed: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = EventWriter(Recorder(), instance="extender-0", settings=EventSettings(per_second=2.0))
@@ -310,7 +312,9 @@ async def test_placements_are_told_at_the_rate_of_the_events(
 
 
 @pytest.mark.looptime
-async def test_during_a_burst_none_is_told(placed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_during_a_burst_no_event_is_written(
+    placed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_over = asyncio.Event()
 
     async def calm() -> None:

@@ -101,7 +101,7 @@ async def test_pods_that_fit_nowhere_keep_none_waiting_where_all_are_woken_at_on
 
 
 @pytest.mark.parametrize("looks", range(4))
-async def test_room_goes_to_the_most_urgent_pod_whoevers_turn_it_is(
+async def test_room_goes_to_the_most_urgent_pod_in_every_check(
     kube: FakeKube, client: KubeClient, world: World, looks: int
 ) -> None:
     for number in range(4 * MAX_NEEDS):
@@ -120,7 +120,7 @@ async def test_room_goes_to_the_most_urgent_pod_whoevers_turn_it_is(
     assert woken(kube) == ["urgent", "p-000"]
 
 
-async def test_a_more_urgent_pod_that_may_not_go_there_keeps_nobody_from_the_room(
+async def test_a_more_urgent_pod_that_may_not_use_a_node_does_not_block_it(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     count = 3 * MAX_NEEDS
@@ -138,7 +138,9 @@ async def test_a_more_urgent_pod_that_may_not_go_there_keeps_nobody_from_the_roo
     assert name.startswith("fits-")
 
 
-async def test_a_look_asks_about_so_many_needs_alone(client: KubeClient, world: World) -> None:
+async def test_a_check_examines_a_limited_number_of_requests(
+    client: KubeClient, world: World
+) -> None:
     for number in range(3 * MAX_NEEDS):
         waits(world, f"p-{number}", **{**GATED, **too_much_memory(number)})
     waking = waker(client, world, EACH)
@@ -199,7 +201,7 @@ def take(order: LookOrder, needs: Mapping[object, Sequence[str]]) -> list[str]:
     return taken
 
 
-def test_the_most_urgent_come_first_and_then_the_others_in_turn() -> None:
+def test_the_most_urgent_come_first_and_then_the_others_in_rotation() -> None:
     order = LookOrder()
     uids = [f"{number:03}" for number in range(3 * MAX_NEEDS)]
 
@@ -209,9 +211,7 @@ def test_the_most_urgent_come_first_and_then_the_others_in_turn() -> None:
     assert take(order, needs_of(uids)) == uids[:MAX_NEEDS]
 
 
-def test_needs_that_promise_something_are_asked_about_in_every_look_but_leave_others_theirs() -> (
-    None
-):
+def test_promising_requests_are_examined_in_every_check_but_leave_room_for_others() -> None:
     order = LookOrder()
     uids = [f"{number:03}" for number in range(100)]
     needs = needs_of(uids)
@@ -226,7 +226,7 @@ def test_needs_that_promise_something_are_asked_about_in_every_look_but_leave_ot
     assert set.union(*map(set, looks)) == set(uids)
 
 
-def test_a_need_that_promises_nothing_any_more_waits_for_its_turn() -> None:
+def test_a_request_that_is_no_longer_promising_waits_in_rotation() -> None:
     order = LookOrder()
     uids = [f"{number:03}" for number in range(2 * MAX_NEEDS)]
     needs = needs_of(uids)
@@ -257,7 +257,7 @@ def test_no_pod_waits_for_longer_than_all_the_others_take(data: st.DataObject) -
     assert not due
 
 
-def test_a_change_of_settings_does_not_begin_all_turns_anew(world: World) -> None:
+def test_a_change_of_settings_keeps_the_rotation(world: World) -> None:
     before = build_waker(Recorder(), world.placer, EACH, kubeconfig=None)
 
     after = build_waker(Recorder(), world.placer, EACH, kubeconfig=None, before=before)

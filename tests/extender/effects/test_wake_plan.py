@@ -73,7 +73,7 @@ def test_pods_alike_are_not_all_promised_the_same_node() -> None:
     assert Planned().look(prospect("x", "y", pods=(A, B))) == ["a on x", "b on y"]
 
 
-def test_only_so_many_looks_in_a_row_are_convincing() -> None:
+def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
     planned = Planned(SETTINGS.model_copy(update={"confirmations": 3}))
 
     looks = [planned.look(prospect(*nodes)) for nodes in (["x"], ["x"], [], ["x"], ["x"], ["x"])]
@@ -124,7 +124,7 @@ def test_wakes_keep_their_distance() -> None:
     assert planned.look(prospect("y", pods=(B,))) == ["b on y"]
 
 
-def test_wakes_that_help_nobody_become_rare_whomever_they_are_for() -> None:
+def test_wakes_that_help_no_pod_become_rare_for_all_pods() -> None:
     pods = [pod_ref(f"p{number}") for number in range(200)]
     planned = Planned(SETTINGS, *pods)
     woken: list[float] = []
@@ -149,7 +149,7 @@ def test_a_wake_that_helped_ends_the_back_off_for_all_and_for_pods_alike() -> No
     assert planned.plan.helped == 1
 
 
-def test_a_pod_that_was_deleted_was_not_helped_and_slows_nobody_down() -> None:
+def test_a_deleted_pod_was_not_helped_and_delays_no_other_pod() -> None:
     planned = Planned()
     planned.look(prospect("x"))
     planned.gone(A)
@@ -163,7 +163,7 @@ def test_a_pod_that_was_deleted_was_not_helped_and_slows_nobody_down() -> None:
     assert planned.plan.helped == 0
 
 
-def test_pods_that_are_deleted_and_made_anew_keep_wakes_rare() -> None:
+def test_pods_that_are_deleted_and_created_again_keep_wakes_rare() -> None:
     planned, woken = Planned(), list[float]()
     for number in range(100):  # each waits a second, under a UID of its own
         pod = pod_ref(f"p{number}")
@@ -238,7 +238,7 @@ def test_what_is_remembered_goes_with_the_pods() -> None:
     assert not planned.plan._hoping
 
 
-def test_a_woken_pod_that_is_gone_by_then_is_no_trouble() -> None:
+def test_a_woken_pod_that_is_already_gone_is_ignored() -> None:
     WakePlan(SETTINGS).note_woken([Hope(pod=A, node="x", nodes=frozenset({"x"}))], 0.0)
 
 

@@ -169,7 +169,7 @@ async def test_a_pod_that_came_makes_room_for_no_other_and_helped(
     assert waking.helped == 1
 
 
-def test_a_node_that_no_pod_comes_to_is_tried_less_and_less_often_by_each_in_turn() -> None:
+def test_a_node_to_which_no_pod_comes_is_tried_less_and_less_often() -> None:
     plan = PodWakes(
         EACH.model_copy(update={"min_interval_seconds": 2.0, "max_interval_seconds": 30.0})
     )
@@ -280,7 +280,7 @@ async def test_a_replica_that_does_not_lead_any_more_wakes_no_pod(
     assert len(world.fleet.ledger) == 0
 
 
-def test_only_so_many_looks_in_a_row_are_convincing() -> None:
+def test_a_pod_is_woken_only_after_several_checks_in_a_row() -> None:
     plan = PodWakes(EACH.model_copy(update={"confirmations": 2}))
 
     looks = [plan.confirm("need", nodes, 0.0) for nodes in (["x"], ["x", "y"], ["y"], ["x", "y"])]

@@ -205,7 +205,7 @@ async def test_a_pod_that_passed_us_is_no_reason_to_wake(
     assert kube.writes == []
 
 
-def test_the_summary_is_short_whatever_waits() -> None:
+def test_the_summary_is_short_for_any_number_of_pods() -> None:
     hopes = [Hope(pod=pod_ref(f"p{number}"), node="n", nodes=frozenset()) for number in range(9)]
     at = datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=UTC)
 

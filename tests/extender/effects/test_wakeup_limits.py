@@ -120,7 +120,7 @@ async def test_who_does_not_lead_writes_nothing_and_asks_nothing(
         await eventually(lambda: kube.writes)
 
 
-async def test_who_stops_leading_during_a_look_writes_nothing(
+async def test_a_replica_that_loses_the_lease_during_a_check_writes_nothing(
     kube: FakeKube, client: KubeClient, world: World
 ) -> None:
     waits(world)
@@ -156,7 +156,7 @@ async def test_each_distinct_need_is_asked_about_once(client: KubeClient, world:
     assert len(asked) == 2
 
 
-async def test_one_look_is_bounded_and_the_next_goes_on_where_it_ended(
+async def test_one_check_is_bounded_and_the_next_continues(
     client: KubeClient, world: World
 ) -> None:
     turn_idle(world, "y")
@@ -173,7 +173,7 @@ async def test_one_look_is_bounded_and_the_next_goes_on_where_it_ended(
     assert len(set(asked)) == 2 * MAX_NEEDS
 
 
-async def test_of_very_many_alike_some_are_looked_at_in_turn(
+async def test_very_many_equal_pods_are_examined_in_rotation(
     client: KubeClient, world: World
 ) -> None:
     for number in range(LOOKED_AT + 10):
@@ -190,7 +190,7 @@ async def test_of_very_many_alike_some_are_looked_at_in_turn(
     assert len({*first, *second}) == LOOKED_AT + 10
 
 
-async def test_a_step_that_waits_for_the_processor_makes_no_look_longer() -> None:
+async def test_a_step_that_waits_for_a_cpu_makes_no_check_longer() -> None:
     started = time.monotonic()
 
     await _run_and_rest(partial(time.sleep, 0.1))
