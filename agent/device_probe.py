@@ -70,7 +70,7 @@ class _Library:
             raise DeviceNvmlError(str(error)) from error
 
     def call(self, name: str, *arguments: object) -> int:
-        """Make a call and return NVML's code, 0 for success."""
+        """Call an NVML function and return its code, 0 for success."""
         try:
             function: Callable[..., int] = getattr(self._calls, name)
         except AttributeError as error:
@@ -78,7 +78,7 @@ class _Library:
         return function(*arguments)
 
     def need(self, name: str, *arguments: object) -> None:
-        """Make a call that must succeed."""
+        """Call an NVML function that must succeed."""
         code = self.call(name, *arguments)
         if code:
             raise DeviceNvmlError(f"{name} failed with NVML error {code}")

@@ -30,7 +30,7 @@ _MAX_HEAD_BYTES: Final = 16 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A response.
+    """An HTTP response.
 
     Attributes:
         status: HTTP status.

@@ -117,7 +117,7 @@ class Verdict(_Record, frozen=True, kw_only=True):
 
 
 class Problem(_Record, frozen=True, kw_only=True):
-    """Why data is missing.
+    """Cause of missing data.
 
     Attributes:
         code: NVML's name of the error (`DriverNotLoaded`), or the agent's (`Hung`); a metric label.

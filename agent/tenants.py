@@ -48,7 +48,7 @@ _NO_KUBELET: Final = Problem(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPolicy:
-    """When use of a device counts as foreign.
+    """Settings that decide which use of a device counts as foreign.
 
     Attributes:
         threshold: limits of memory and activity below which use is ignored.

@@ -59,8 +59,9 @@ class Settings(Section, BaseSettings):
     )
     status_listen: Annotated[str, Form("host:port with a port from 0 to 65535")] = Field(
         default="",
-        description="host:port of health, metrics, API and page, over TLS where api.cert_file or "
-        "tls is set; without, on loopback alone unless api.allow_plain is set; empty: as listen",
+        description="host:port of health, metrics, API and page, over TLS if api.cert_file or "
+        "tls is set; without TLS only on loopback, unless api.allow_plain is set; empty: as "
+        "listen",
     )
     allow_plain: bool = Field(
         default=False,
@@ -73,8 +74,8 @@ class Settings(Section, BaseSettings):
     )
     resources: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
         default=DEFAULT_NAMES,
-        description="names of GPU resources, most important first; a trailing * stands for any "
-        "rest, so nvidia.com/mig-* covers the shared forms as well",
+        description="names of GPU resources, most important first; a trailing * matches any "
+        "rest, so nvidia.com/mig-* also matches the shared forms",
     )
     mode: Annotated[trying.Mode, AnyCase] = Field(
         default=trying.Mode.ACTIVE, description=trying.MODE
@@ -82,9 +83,9 @@ class Settings(Section, BaseSettings):
     thresholds: decision.Thresholds = decision.Thresholds()
     strategy: Annotated[Strategy, AnyCase] = Field(
         default=decision.DEFAULT.strategy,
-        description="of nodes as certain to have idle GPUs, best is (auto) where whole GPUs leave "
-        "the fewest usable ones over, and shared ones are loaded the least, (spread) the idlest, "
-        "or (pack) the fullest by count",
+        description="preferred node among nodes equally certain to have idle GPUs: auto leaves "
+        "the fewest usable whole GPUs over and spreads shared ones by load, spread takes the "
+        "idlest, pack the fullest by count",
     )
     shared_policy: Annotated[SharedPolicy, AnyCase] = Field(
         default=decision.DEFAULT.shared_policy,
@@ -93,7 +94,7 @@ class Settings(Section, BaseSettings):
     )
     mps_share: Annotated[Quantity, Field(ge=MIB, le=TIB)] | None = Field(
         default=decision.DEFAULT.mps_share_bytes,
-        description="memory that a pod on an MPS share may use; without it an even share",
+        description="memory that a pod on an MPS share may use; empty: an even share",
     )
     window_seconds: float = Field(
         default=decision.DEFAULT.window_seconds,
@@ -105,7 +106,8 @@ class Settings(Section, BaseSettings):
         default=decision.DEFAULT.recent_seconds,
         ge=10,
         le=3600,
-        description="time over which it is averaged to call such a GPU idle or busy",
+        description="time over which a GPU's activity is averaged to call a GPU with tenants "
+        "idle or busy",
     )
     prometheus: Prometheus = Prometheus()
     agents: Agents = Agents()
@@ -133,38 +135,36 @@ class Settings(Section, BaseSettings):
     log: service.Log = service.Log()
     max_body_bytes: Annotated[Quantity, Field(ge=MIB, le=4096 * MIB)] = Field(
         default=256 * MIB,
-        description="largest body of a request; once the nodes are known, 8Mi and 64Ki for each "
-        "of them are a bound as well",
+        description="largest body of a request; once the nodes are known, 8Mi plus 64Ki for each "
+        "node is a limit as well",
     )
     max_connections: Annotated[int, Field(ge=10, le=100_000)] = Field(
         default=1000,
-        description="most connections at a time to listen; other ports have limits of their own, "
-        "and leave it that many file descriptors. When they run out, connections "
-        "without a certificate are closed first, then those of the address that holds"
-        " the most",
+        description="most connections at a time to listen; other ports have their own limits, "
+        "and leave it that many file descriptors. At the limit, connections without a certificate "
+        "are closed first, then those of the address that holds the most",
     )
     keepalive_seconds: float = Field(
         default=120.0,
         gt=90,
         le=3600,
-        description="an idle connection is kept for this long; kube-scheduler keeps its own for "
-        "90, and loses a call if the server closes first",
+        description="time after which an idle connection is closed; kube-scheduler closes its "
+        "own after 90 s, and loses a call if the server closes first",
     )
     drain_seconds: float = Field(
         default=5.0,
         ge=0,
         le=300,
-        description="after SIGTERM requests are answered for this long, each as the last of its "
-        "connection, because a Service needs time to send new ones elsewhere; 0: end "
-        "at once",
+        description="time after SIGTERM during which requests are answered, each as the last of "
+        "its connection, because a Service needs time to send new ones elsewhere; 0: stop at once",
     )
     shutdown_seconds: float = Field(
         default=95.0,
         ge=0,
         le=300,
-        description="after that, time for accepted requests to be answered, and for kube-scheduler "
-        "to close what is idle, as it does after 90; with drain_seconds less than the pod's "
-        "terminationGracePeriodSeconds",
+        description="time after drain_seconds to answer accepted requests, and for "
+        "kube-scheduler to close idle connections, as it does after 90 s; the sum must be less "
+        "than the pod's terminationGracePeriodSeconds",
     )
 
     @field_validator("listen", "status_listen")

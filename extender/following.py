@@ -157,7 +157,7 @@ class Following:
             self._tasks.start(AGENTS_CERTIFICATE, self._agents_certificate.run)
 
     def tell_past_use(self, watch: Watch) -> None:
-        """Report the use of devices that Prometheus recorded before the start to `watch`."""
+        """Start a task that passes Prometheus's records of earlier device use to `watch`."""
 
         def is_history_due() -> bool:
             if self.prometheus is None or not self._settings.window_seconds:

@@ -80,7 +80,7 @@ _FAILURES: Final = {reason: failure for failure, some in _REASONS.items() for re
 
 
 def failure_of(error: OSError) -> Failure:
-    """Return the reason for which a TLS handshake failed."""
+    """Return the reason why a TLS handshake failed, from the error that it raised."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _TIMES:
             return Failure.EXPIRED

@@ -150,7 +150,7 @@ class Device:
         return self.replicas - len(self.tenants)
 
     def next_replica(self) -> int:
-        """Return the lowest number of a free share."""
+        """Return the lowest share number that is free."""
         held = {tenant.replica for tenant in self.tenants}
         return next(number for number in range(self.replicas) if number not in held)
 

@@ -1,4 +1,4 @@
-"""Send the requests of kube-scheduler that this replica answered to one other replica."""
+"""Send records of the requests that this replica answered to one other replica."""
 
 import asyncio
 import logging

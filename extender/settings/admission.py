@@ -19,35 +19,36 @@ class Admission(Section):
     listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default="",
         description="host:port of the admission webhook, over TLS; in a pod 0.0.0.0:8890 or "
-        "[::]:8890; empty: there is none",
+        "[::]:8890; empty: no webhook",
     )
     cert_file: Path | None = Field(
         default=None,
-        description="certificate of that port, with those that issued it; unless set, that of tls",
+        description="certificate of that port, with its intermediate certificates; empty: that "
+        "of tls",
     )
     key_file: Path | None = Field(default=None, description="key of that certificate")
     scheduler_name: str = Field(
         default="idlegpu-scheduler",
         pattern=NAME,
-        description="spec.schedulerName that GPU pods get which have default-scheduler",
+        description="spec.schedulerName for GPU pods that have default-scheduler",
     )
     taint_key: str = Field(
         default="idlegpu.io/scheduler",
         max_length=317,
-        description="key of the taint that keeps other pods off that scheduler's nodes, with its "
-        "name as value: the pods get a toleration for it; empty: they get none",
+        description="key of the taint that keeps other pods off that scheduler's nodes, with the "
+        "scheduler's name as value: GPU pods get a toleration for it; empty: no toleration",
     )
     lease_name: str = Field(
         default="idlegpu-scheduler",
         pattern=NAME,
-        description="Lease of that scheduler: pods are assigned to it only while the Lease is "
-        "renewed",
+        description="Lease of that scheduler: pods are assigned to the scheduler only while its "
+        "Lease is renewed",
     )
     lease_namespace: str = Field(
         default="",
         pattern=NAMESPACE,
-        description="namespace of the Lease; empty: the pod's own, or idlegpu where a kubeconfig "
-        "is set",
+        description="namespace of the Lease; empty: the pod's own, or idlegpu if a kubeconfig is "
+        "set",
     )
     lease_check_seconds: float = Field(
         default=2.0, ge=0.2, le=60, description="time between two reads of the Lease"

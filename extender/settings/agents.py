@@ -15,28 +15,28 @@ class Agents(Section):
 
     listen: Annotated[str, Form(ADDRESS_FORM)] = Field(
         default="",
-        description="host:port that node agents report to; in a pod 0.0.0.0:9401 or [::]:9401; "
-        "empty: none do",
+        description="host:port to which node agents report; in a pod 0.0.0.0:9401 or [::]:9401; "
+        "empty: no reports",
     )
     cert_file: Path | None = Field(
         default=None,
-        description="certificate of the agents' port, with those that issued it, by a CA that "
-        "agents trust; it may be that of the webhooks. Both files are followed, and what changes "
-        "in them is in force within seconds",
+        description="certificate of the agents' port, with its intermediate certificates, from a "
+        "CA that agents trust; may be that of the webhooks. Changes in the files apply within "
+        "seconds",
     )
     key_file: Path | None = Field(default=None, description="key of that certificate")
     allow_plain: bool = Field(
         default=False,
-        description="take reports without TLS from other machines, too: tokens cross the network "
-        "in the clear",
+        description="accept reports without TLS from other machines, too: tokens cross the "
+        "network unencrypted",
     )
     audience: Annotated[str, Field(min_length=1)] = Field(
-        default="idlegpu-extender", description="audience that an agent's token must be for"
+        default="idlegpu-extender", description="audience that an agent's token must have"
     )
     service_accounts: Annotated[tuple[str, ...], Form("a list of namespace/name")] = Field(
         default=("idlegpu-agent/idlegpu-agent",),
         min_length=1,
-        description="service accounts (namespace/name) whose tokens are taken",
+        description="service accounts (namespace/name) whose tokens are accepted",
     )
     hold_seconds: float = Field(
         default=25.0,

@@ -35,14 +35,14 @@ class Api(Section):
 
     cert_file: Path | None = Field(
         default=None,
-        description="certificate of status_listen, with those that issued it; unless set, that of "
-        "tls. Both files are followed, and what changes in them is in force within seconds",
+        description="certificate of status_listen, with its intermediate certificates; empty: "
+        "that of tls. Changes in the files apply within seconds",
     )
     key_file: Path | None = Field(default=None, description="key of that certificate")
     allow_plain: bool = Field(
         default=False,
-        description="serve status_listen without TLS where api.cert_file is not set, to other "
-        "machines, too: tokens cross the network in the clear",
+        description="serve status_listen without TLS to other machines, too, if api.cert_file is "
+        "not set: tokens cross the network unencrypted",
     )
     access: Annotated[ApiAccess, AnyCase] = Field(
         default=ApiAccess.AUTO,
@@ -76,7 +76,7 @@ class Api(Section):
         default=20.0,
         ge=0.1,
         le=1000,
-        description="most unknown tokens that the API server is asked about, on average",
+        description="most reviews of unknown tokens that are sent to the API server, on average",
     )
     review_timeout_seconds: float = Field(
         default=5.0, ge=0.1, le=60, description="time limit for one request to the API server"

@@ -53,19 +53,19 @@ class Freshness(Section):
         default=DEFAULT.freshness.max_age_seconds,
         ge=1,
         le=3600,
-        description="up to this age, counted from when it was measured, a value is fresh",
+        description="age up to which a value is fresh, counted from its measurement",
     )
     fade_seconds: float = Field(
         default=DEFAULT.freshness.fade_seconds,
         ge=1,
         le=86_400,
-        description="after so much longer a stale value has faded to neutral",
+        description="time after which a stale value has faded to neutral",
     )
     forget_seconds: float = Field(
         default=DEFAULT.freshness.forget_seconds,
         ge=10,
         le=604_800,
-        description="a device that telemetry has not shown for this long is dropped",
+        description="time after which a device that telemetry no longer shows is dropped",
     )
 
     @model_validator(mode="after")
@@ -91,17 +91,19 @@ class Foreign(Section):
 
     memory: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=DEFAULT.foreign.memory_bytes,
-        description="more memory than this in use on a GPU that no pod holds is foreign use",
+        description="memory in use above this on a GPU that no pod holds is foreign use",
     )
     utilization: Percent = Field(
         default=DEFAULT.foreign.utilization * 100,
-        description="so is more activity than this by two signals that agree; power is one",
+        description="activity above this on such a GPU is foreign use, too, if two signals "
+        "agree; power is one of them",
     )
     readings: int = Field(
         default=DEFAULT.foreign.readings,
         ge=1,
         le=100,
-        description="so many readings in a row must agree, all measured after the last pod's end",
+        description="number of readings in a row that must agree, all measured after the last "
+        "pod's end",
     )
 
     def value(self) -> policy.Foreign:
@@ -122,7 +124,7 @@ class Assumed(Section):
         default=DEFAULT.assumed.tentative_seconds,
         ge=1,
         le=600,
-        description="a pod that is not bound counts for this long after the answer",
+        description="time after the answer during which a pod that is not bound counts",
     )
     warm_up_seconds: float = Field(
         default=DEFAULT.assumed.warm_up_seconds,
@@ -135,8 +137,8 @@ class Assumed(Section):
         default=DEFAULT.assumed.loading_seconds,
         ge=0,
         le=86_400,
-        description="for this long after the last start of its containers a pod on a shared GPU "
-        "counts with its estimated load while the GPU shows less activity: it may still be "
+        description="time after the last start of its containers during which a pod on a shared "
+        "GPU counts with its estimated load if the GPU shows less activity: it may still be "
         "loading data",
     )
 
@@ -151,7 +153,7 @@ class Assumed(Section):
 
 
 class EarlyFailures(Section):
-    """How pods that fail soon after their start lower the certainty of their node."""
+    """Penalty on a node's certainty for pods that fail soon after their start."""
 
     within_seconds: float = Field(
         default=DEFAULT.early_failures.within_seconds,
@@ -163,12 +165,12 @@ class EarlyFailures(Section):
         default=DEFAULT.early_failures.half_life_seconds,
         ge=1,
         le=86_400,
-        description="such a failure counts half after this time",
+        description="time after which such a failure counts half",
     )
     weight: Share = Field(
         default=DEFAULT.early_failures.weight,
-        description="share of its certainty that a node loses for fresh failures of one owner's "
-        "pods, the first owner aside where no device was the cause",
+        description="share of a node's certainty that fresh failures of one owner's pods remove; "
+        "the first owner does not count unless a device was the cause",
     )
 
     def value(self) -> policy.EarlyFailures:
@@ -185,8 +187,8 @@ class Health(Section):
 
     xid: Annotated[dict[Xid, Action], Form(f"a map of XID (0 to {LARGEST_XID}) to action")] = Field(
         default={},
-        description="action by XID number, before the built-in table; "
-        "e.g. {94: exclude, 109: penalty}",
+        description="action by XID number, which overrides the built-in table; e.g. {94: "
+        "exclude, 109: penalty}",
     )
     unknown_xid: Action = Field(
         default=DEFAULT.health.unknown_xid, description="action for an XID that no table lists"
@@ -195,12 +197,12 @@ class Health(Section):
         default=DEFAULT.health.xid_seconds,
         ge=1,
         le=604_800,
-        description="the last XID, which stays in telemetry forever, counts for this long after "
+        description="time for which the last XID, which stays in telemetry forever, counts after "
         "it was first seen",
     )
     penalty: Share = Field(
         default=DEFAULT.health.penalty,
-        description="share of its certainty that a GPU under `penalty` loses",
+        description="share of its certainty that a GPU with the action `penalty` loses",
     )
     row_remap_failure: Action = Field(
         default=DEFAULT.health.row_remap_failure, description="remapping of a bad memory row failed"
@@ -215,12 +217,12 @@ class Health(Section):
     )
     remapped_rows_per_day: Rows = Field(
         default=DEFAULT.health.remapped_rows_per_day,
-        description="from so many uncorrectable memory rows remapped within a day on, a GPU is "
-        "under penalty, for fewer under half of it; how many there were before does not count ...",
+        description="number of uncorrectable memory rows remapped within a day from which a GPU "
+        "gets a penalty, and half of it for fewer; earlier rows do not count ...",
     )
     remapped_rows_limit: Rows = Field(
         default=DEFAULT.health.remapped_rows_limit,
-        description="... until there are so many: its memory is worn out, as for DCGM",
+        description="... up to this total, from which the memory is worn out, as for DCGM",
     )
     retired_pages_pending: Action = Field(
         default=DEFAULT.health.retired_pages_pending,
@@ -228,11 +230,11 @@ class Health(Section):
     )
     retired_pages_warn: Rows = Field(
         default=DEFAULT.health.retired_pages_warn,
-        description="from so many retired memory pages on a GPU is under penalty ...",
+        description="number of retired memory pages from which a GPU gets a penalty ...",
     )
     retired_pages_limit: Rows = Field(
         default=DEFAULT.health.retired_pages_limit,
-        description="... and from so many on its memory is worn out, as for DCGM",
+        description="... and from which its memory is worn out, as for DCGM",
     )
     worn_memory: Action = Field(
         default=DEFAULT.health.worn_memory,
@@ -281,26 +283,26 @@ class Health(Section):
     )
     nvlink_errors: Action = Field(
         default=DEFAULT.health.nvlink_errors,
-        description="NVLinks of a GPU had to recover in the last 5 minutes, or get checksums wrong "
-        "(since NVLink 5: packets or symbols) ...",
+        description="NVLinks of a GPU had to recover in the last 5 minutes, or have checksum "
+        "errors (since NVLink 5: errors of packets or symbols) ...",
     )
     nvlink_crc_per_second: float = Field(
         default=DEFAULT.health.nvlink_crc_per_second,
         ge=0.1,
         le=1_000_000,
-        description="... as often as this, all links together: from here on checksums matter to "
-        "DCGM, which minds the errors of NVLink 5 from the first",
+        description="... at this rate, all links together: DCGM ignores fewer checksum errors, "
+        "but no error of NVLink 5",
     )
     link_replays: Action = Field(
         default=DEFAULT.health.link_replays,
-        description="a GPU's packets are sent again over PCIe or NVLink more often ...",
+        description="a GPU resends packets over PCIe or NVLink more often ...",
     )
     link_replays_per_minute: float = Field(
         default=DEFAULT.health.link_replays_per_minute,
         ge=0.1,
         le=1_000_000,
-        description="... than this: what DCGM allows PCIe 3.0 x16; it allows 4.0 x16 16, and "
-        "5.0 x16 31, so raise it where all GPUs have those",
+        description="... than this: DCGM's limit for PCIe 3.0 x16. Its limit is 16 for 4.0 x16 "
+        "and 31 for 5.0 x16, so raise this if all GPUs have those",
     )
     inforom_corrupted: Action = Field(
         default=DEFAULT.health.inforom_corrupted,
@@ -308,33 +310,35 @@ class Health(Section):
     )
     shutdown_temperature: Action = Field(
         default=DEFAULT.health.shutdown_temperature,
-        description="a GPU is as hot as where it switches itself off, by the node agent",
+        description="the node agent reports that a GPU has the temperature at which it switches "
+        "itself off",
     )
     missing_device: Action = Field(
         default=DEFAULT.health.missing_device,
-        description="telemetry does not show a GPU, although it shows others of its node",
+        description="telemetry lacks a GPU, although it shows others of its node",
     )
     not_offered: Action = Field(
         default=DEFAULT.health.not_offered,
-        description="the kubelet offers fewer GPUs than the node has, and it is not known which "
-        "are broken: for each GPU of the node",
+        description="the kubelet offers fewer GPUs than the node has, and the broken ones are "
+        "unknown: applies to each GPU of the node",
     )
     temperature_warn_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_warn_celsius,
-        description="from this temperature on a GPU counts less; if the node agent reports the "
-        "temperature at which its clocks slow down, from 10 degrees below that instead ...",
+        description="temperature from which a GPU counts less; if the node agent reports the "
+        "temperature at which clocks slow down, 10 degrees below that instead ...",
     )
     temperature_high_celsius: Celsius = Field(
         default=DEFAULT.health.temperature_high_celsius,
-        description="... and from here, or there, least; these four and the 10 degrees are guesses",
+        description="... and from which, or from the reported one, it counts least; these four "
+        "limits and the 10 degrees are estimates",
     )
     memory_temperature_warn_celsius: Celsius = Field(
         default=DEFAULT.health.memory_temperature_warn_celsius,
-        description="from here a GPU counts less for the heat of its memory (HBM) ...",
+        description="temperature of the memory (HBM) from which a GPU counts less ...",
     )
     memory_temperature_high_celsius: Celsius = Field(
         default=DEFAULT.health.memory_temperature_high_celsius,
-        description="... and from here least",
+        description="... and from which it counts least",
     )
 
     @model_validator(mode="after")
@@ -362,18 +366,19 @@ class Weights(Section):
 
     utilization: Weight = Field(
         default=DEFAULT.weights.utilization,
-        description="low activity on average; these weights order nodes with shared GPUs, and "
-        "among those with whole ones where fit makes no difference; only their ratios count",
+        description="weight of low mean activity; these weights order nodes with shared GPUs, "
+        "and nodes with whole GPUs of equal fit; only their ratios matter",
     )
-    memory: Weight = Field(default=DEFAULT.weights.memory, description="free memory")
+    memory: Weight = Field(default=DEFAULT.weights.memory, description="weight of free memory")
     sharing: Weight = Field(
-        default=DEFAULT.weights.sharing, description="few pods on GPUs that are shared"
+        default=DEFAULT.weights.sharing, description="weight of few pods on shared GPUs"
     )
     bursts: Weight = Field(
-        default=DEFAULT.weights.bursts, description="low activity at most times, by mean and spread"
+        default=DEFAULT.weights.bursts,
+        description="weight of steadily low activity, by mean and spread",
     )
     stress: Weight = Field(
-        default=DEFAULT.weights.stress, description="GPUs that are cool and not throttled"
+        default=DEFAULT.weights.stress, description="weight of cool GPUs without throttling"
     )
 
     @model_validator(mode="after")
@@ -392,8 +397,8 @@ class LoadFilter(Section):
 
     enabled: bool = Field(
         default=DEFAULT.load_filter.is_enabled,
-        description="refuse nodes unlikely to give a pod idle GPUs while others pass; "
-        "by default load only orders nodes",
+        description="refuse nodes that are unlikely to give a pod idle GPUs while other nodes "
+        "pass; by default load only orders nodes",
     )
 
     def value(self) -> policy.LoadFilter:

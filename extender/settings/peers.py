@@ -53,7 +53,7 @@ class Peers(Section):
         "they receive and their placements; empty: there is one replica",
     )
     addresses: Annotated[tuple[str, ...], Form(f"a list of {ADDRESS_FORM}")] = Field(
-        default=(), description="addresses of replicas, beside those of the service"
+        default=(), description="addresses of replicas, in addition to those of the service"
     )
     secret_file: Path | None = Field(
         default=None,
@@ -75,7 +75,7 @@ class Peers(Section):
         description="time between two look-ups of the service's addresses",
     )
     timeout_seconds: float = Field(
-        default=2.0, ge=0.1, le=60, description="limit for one message to be answered"
+        default=2.0, ge=0.1, le=60, description="time limit for the answer to one message"
     )
 
     @field_validator("service")
@@ -125,12 +125,13 @@ class Unasked(Section):
     )
     schedulers: tuple[str, ...] = Field(
         default=(),
-        description="values of spec.schedulerName whose pods we should be asked about; empty: all",
+        description="values of spec.schedulerName whose pods the extender should be asked about; "
+        "empty: all",
     )
     grace_seconds: float = Field(
         default=5.0,
         ge=1,
         le=60,
-        description="a pod without a known answer is judged this long after its binding at the "
-        "earliest; with other replicas, once each has reported what it was asked",
+        description="shortest time after its binding before a pod without a known answer is "
+        "judged; other replicas must have reported their requests, too",
     )

@@ -38,8 +38,8 @@ class Prometheus(Section):
         default=30.0,
         ge=0,
         le=600,
-        description="collection interval of dcgm-exporter; its values are up "
-        "to so much older than their scrape",
+        description="collection interval of dcgm-exporter; its values may be that much older "
+        "than their scrape",
     )
     bearer_token_file: Path | None = Field(
         default=None, description="file with a bearer token, read again for each request"
@@ -51,7 +51,9 @@ class Prometheus(Section):
     headers: dict[str, str] = Field(
         default={}, description="extra headers, e.g. X-Scope-OrgID for Mimir"
     )
-    ca_file: Path | None = Field(default=None, description="CA bundle for https; else the system's")
+    ca_file: Path | None = Field(
+        default=None, description="CA bundle for https; empty: the system's"
+    )
     cert_file: Path | None = Field(default=None, description="client certificate for https")
     key_file: Path | None = Field(default=None, description="key of the client certificate")
     insecure_skip_verify: bool = Field(
@@ -70,8 +72,8 @@ class Prometheus(Section):
             "exported_hostname",
             "instance",
         ),
-        description="labels that may name the node, in order; a value counts only if it names a "
-        "node, or is the address of one or of a pod on it",
+        description="labels that may name the node, in order; a value counts only if it is the "
+        "name or address of a node, or the address of a pod on it",
     )
     metrics: dict[str, MetricRow | None] = Field(
         default={},
@@ -80,7 +82,7 @@ class Prometheus(Section):
     round_timeout_seconds: float = Field(
         default=20.0, ge=0.5, le=300, description="limit for all queries of one round together"
     )
-    parallel_queries: int = Field(default=4, ge=1, le=32, description="queries under way at once")
+    parallel_queries: int = Field(default=4, ge=1, le=32, description="queries at the same time")
     max_answer_mib: int = Field(
         default=256, ge=1, le=4096, description="largest answer that is read"
     )

@@ -20,9 +20,10 @@ class Wire(Section):
         default=400,
         ge=1,
         le=1_000_000,
-        description="score of the first choice; kube-scheduler adds score x weight x 10 to its own "
-        "plugins' points: with 400 and weight 1 a GPU of fit is 40 points, and idle against busy "
-        "more than all of theirs (docs/decision.md); twice as much weighs twice as much",
+        description="score of the first choice; kube-scheduler adds score x weight x 10 to the "
+        "points of its own plugins: with 400 and weight 1 one GPU of fit is 40 points, and idle "
+        "instead of busy is more than all other points (docs/decision.md); twice the score counts "
+        "twice",
     )
     shortlist: int = Field(
         default=100,
@@ -87,8 +88,8 @@ class Events(Section):
     enabled: bool = Field(default=True, description="write events")
     placements: bool = Field(
         default=True,
-        description="one of them on each pod that is bound, saying where and why; while more pods "
-        "are bound than `rate_per_second`, only on some",
+        description="write one event on each bound pod that says where and why; if more pods are "
+        "bound than `rate_per_second` allows, only on some",
     )
     rate_per_second: float = Field(
         default=5.0, ge=0.01, le=1000, description="most events that are written, on average"
@@ -104,13 +105,13 @@ class Decisions(Section):
     """Settings of the history behind `GET /v1/decisions`."""
 
     history: int = Field(
-        default=1000, ge=1, le=100_000, description="decisions that are remembered"
+        default=1000, ge=1, le=100_000, description="number of remembered decisions"
     )
     detailed_nodes: int = Field(
         default=20,
         ge=1,
         le=1000,
-        description="best nodes that are remembered in full for each decision",
+        description="number of best nodes that are remembered in full for each decision",
     )
 
 
@@ -144,7 +145,7 @@ class Log(Section):
     """Settings of the log."""
 
     level: Annotated[LogLevel, AnyCase] = Field(
-        default=LogLevel.INFO, description="least level written"
+        default=LogLevel.INFO, description="lowest level that is written"
     )
     format: Annotated[LogFormat, AnyCase] = Field(
         default=LogFormat.JSON, description="one JSON object for each line, or text for people"

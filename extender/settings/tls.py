@@ -14,26 +14,26 @@ class Tls(Section):
 
     cert_file: Path | None = Field(
         default=None,
-        description="certificate of the webhooks' port, with those that issued it; the three files "
-        "are followed, and what changes in them is in force within seconds",
+        description="certificate of the webhooks' port, with its intermediate certificates; "
+        "changes in the three files apply within seconds",
     )
     key_file: Path | None = Field(default=None, description="key of that certificate")
     client_ca_file: Path | None = Field(
         default=None,
-        description="CAs that certificates of kube-scheduler and of other replicas must be of: "
-        "some for this alone, never the cluster's",
+        description="CAs of the certificates of kube-scheduler and of other replicas: CAs for "
+        "this purpose only, never the cluster's",
     )
     clients: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
         default=("idlegpu-kube-scheduler",),
         min_length=1,
-        description="names (common name, or alternative name) of which a certificate must have "
-        "one to call the webhooks",
+        description="common names or alternative names; a client's certificate must have one of "
+        "them to call the webhooks",
     )
     peers: Annotated[tuple[str, ...], Form("a list of at least one name")] = Field(
         default=("idlegpu-extender",),
         min_length=1,
-        description="names of which a certificate must have one to send messages as another "
-        "replica",
+        description="names; a client's certificate must have one of them to send messages as "
+        "another replica",
     )
 
     @model_validator(mode="after")

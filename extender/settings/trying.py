@@ -31,19 +31,19 @@ class DecisionLog(Section):
 
     path: str = Field(
         default="",
-        description="file that gets a line of JSON for each decision, and for the fleet that it "
-        "was made from; - for the standard output; empty: none",
+        description="file that gets one line of JSON for each decision, and for the state of the "
+        "fleet behind it; -: standard output; empty: none",
     )
     max_size: Annotated[Quantity, Field(ge=MIB, le=TIB)] = Field(
         default=256 * MIB,
-        description="a file that would grow larger is renamed to PATH.1 and started again; the "
-        "standard output is not bounded",
+        description="a file that would grow larger is renamed to PATH.1, and a new one is "
+        "started; standard output has no limit",
     )
     files: int = Field(
         default=4,
         ge=1,
         le=100,
-        description="number of such files that are kept besides the current one",
+        description="number of renamed files that are kept",
     )
 
 
@@ -54,15 +54,15 @@ class Regret(Section):
         default=1000,
         ge=0,
         le=100_000,
-        description="pods that are watched at once from their binding, and results that are kept; "
-        "0: none",
+        description="most pods that are watched after their binding, and most results that are "
+        "kept; 0: none",
     )
     after_seconds: float = Field(
         default=3600.0,
         ge=60,
         le=86_400,
-        description="this long after its binding a pod's GPUs are compared with those of the "
-        "first choice and of the best in hindsight",
+        description="time after a pod's binding at which its GPUs are compared with those of the "
+        "first choice and of the best node in hindsight",
     )
     sample_seconds: float = Field(
         default=30.0,

@@ -24,8 +24,8 @@ class Wake(Section):
 
     enabled: bool = Field(
         default=True,
-        description="wake pods that we refused once a node would do for them; without it they wait "
-        "for any change in the cluster, or five minutes",
+        description="wake rejected pods once a node has room for them; otherwise they wait for "
+        "any change in the cluster, or five minutes",
     )
     target: Annotated[WakeTarget, AnyCase] = Field(
         default=WakeTarget.OBJECT,
@@ -38,7 +38,7 @@ class Wake(Section):
         default="",
         pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$",
         description="namespace of that object and of the Lease; empty: the pod's own, or idlegpu "
-        "where a kubeconfig is set",
+        "if a kubeconfig is set",
     )
     check_seconds: float = Field(
         default=0.5, ge=0.1, le=60, description="time between two checks of the waiting pods"
@@ -76,6 +76,5 @@ class Wake(Section):
         default=15.0,
         ge=5,
         le=600,
-        description="after this time another replica takes over from one that died as the one "
-        "that wakes pods",
+        description="time after which another replica takes over waking from one that died",
     )
