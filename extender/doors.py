@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.config import Settings
-from extender.listening import KEPT_BACK, Listener, spare_for
+from extender.listening import KEPT_BACK, Heard, Listener, spare_for
 from extender.seldom import SeldomLogger
 from extender.tls import Certificates, ServerContext, follow_certificate
 
@@ -256,7 +256,7 @@ class _Heads:
             timer.cancel()
 
 
-class _Timed(asyncio.Protocol):
+class _Timed(Heard, asyncio.Protocol):
     """Hands everything on, and notes when something comes.
 
     Args:
@@ -286,6 +286,7 @@ class _Timed(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self.on_bytes()
         if self._transport is not None:
             self._heads.note_bytes(self._connection, self._transport)
         self._inner.data_received(data)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from typing_extensions import override  # in typing from Python 3.12 on
@@ -36,6 +37,10 @@ GOODBYE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.5
 """Nothing is accepted for so long where the system refuses to."""
 UNLIMITED: Final = 1 << 30
+KEPT_SILENT: Final = 8
+"""Connections on which an honest client may keep silent: Go keeps two for each server."""
+SILENT_SECONDS: Final = 30.0
+"""Who has said something so lately does not give way to those who say nothing."""
 KEPT_BACK: Final = 100
 """File descriptors for what we ask ourselves: API server, Prometheus, replicas, files."""
 
@@ -79,6 +84,7 @@ class _Accepted(socket.socket):
 
     address: str = ""
     gave_way: bool = False
+    is_heard: bool = False
     on_end: Callable[["_Accepted"], None] | None = None
 
     @override
@@ -98,13 +104,58 @@ class _Accepted(socket.socket):
             on_end(self)
 
 
+class Heard(asyncio.BaseProtocol):
+    """Handles a connection, and notes when something comes.
+
+    Attributes:
+        on_bytes: is called then.
+    """
+
+    on_bytes: Callable[[], None] = staticmethod(lambda: None)
+
+
+class _Waiting:
+    """Connections that may have to give way, the first one first, by address."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, dict[_Accepted, None]] = {}
+
+    def add(self, one: _Accepted) -> None:
+        """Put a connection last."""
+        self.discard(one)
+        self._by_address.setdefault(one.address, {})[one] = None
+
+    def discard(self, one: _Accepted) -> None:
+        """Forget a connection."""
+        held = self._by_address.get(one.address, {})
+        held.pop(one, None)
+        if not held:
+            self._by_address.pop(one.address, None)
+
+    def first_of(self, address: str) -> "_Accepted | None":
+        """Return the first one of an address, None where it has none."""
+        return next(iter(self._by_address.get(address, ())), None)
+
+    def heaviest(self) -> tuple[int, _Accepted | None]:
+        """Return how many the address with the most of them has, and its first one."""
+        held = max(self._by_address.values(), key=len, default={})
+        return len(held), next(iter(held), None)
+
+
 class Listener:
     """Accepts the connections of one port.
 
-    Where the port has as many as it may, whoever comes takes the place of the oldest connection
-    whose handshake of TLS is not over. Where there is none, of the newest one of that address which
-    holds the most of all, at least two more than theirs; else they are refused. So no address keeps
-    another out.
+    Where the port has as many as it may, a new connection takes the place of another:
+
+    - of one whose TLS handshake is not over, or, where one address has many more of these, of one
+      on which nothing was ever said: of the oldest one of the address that has the most;
+    - else, of the address that holds the most of all, at least two more than the new one's address,
+      or of the new one's own address: of one on which nothing was ever said, or of the one that
+      has been silent longest, for at least `SILENT_SECONDS`;
+    - else of the newest one of that other address. If there is none, the new one is refused.
+
+    So no address keeps another out, and a connection on which something was said lately gives way
+    to none of its own address. What is said is known only where the handler is `Heard`.
 
     Runs on the event loop's thread alone.
 
@@ -147,7 +198,10 @@ class Listener:
         self._seldom = Seldom(monotonic=monotonic)
         self._sockets: list[socket.socket] = []
         self._held: dict[_Accepted, None] = {}
-        self._unknown: dict[_Accepted, None] = {}
+        self._unknown = _Waiting()
+        self._mute = _Waiting()
+        self._spoken: dict[_Accepted, float] = {}
+        self._monotonic = monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
 
@@ -246,7 +300,7 @@ class Listener:
         self._held[held] = None
         self._by_address[address] += 1
         self.figures.connections += 1
-        self._unknown[held] = None
+        self._unknown.add(held)
         task = asyncio.get_running_loop().create_task(self._begin(held), name="connection")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -263,13 +317,9 @@ class Listener:
 
     def _make_room(self, newcomer: str) -> bool:
         """Have somebody give way to who comes from an address; tell whether somebody did."""
-        if self._tls is not None and self._unknown:
-            leaving = next(iter(self._unknown))
-        else:
-            heaviest = who_gives_way(self._by_address, newcomer)
-            if heaviest is None:
-                return False
-            leaving = next(one for one in reversed(self._held) if one.address == heaviest)
+        leaving = self._idle() or self._of_heaviest(newcomer)
+        if leaving is None:
+            return False
         self._note(Refusal.GAVE_WAY, leaving.address)
         self._let_go(leaving)
         leaving.gave_way = True
@@ -277,6 +327,34 @@ class Listener:
             # Whoever handles it sees that it has ended, whether it reads or writes.
             leaving.shutdown(socket.SHUT_RDWR)
         return True
+
+    def _idle(self) -> _Accepted | None:
+        """Return a connection on which nothing was said yet, None where there is none to spare."""
+        unknown, in_handshake = self._unknown.heaviest() if self._tls is not None else (0, None)
+        mute, silent = self._mute.heaviest()
+        return silent if mute > unknown + KEPT_SILENT else in_handshake
+
+    def _of_heaviest(self, newcomer: str) -> _Accepted | None:
+        """Return a connection of the address that holds the most, None in fair shares."""
+        heaviest = who_gives_way(self._by_address, newcomer)
+        if (mute := self._mute.first_of(heaviest or newcomer)) is not None:
+            return mute
+        limit = self._monotonic() - SILENT_SECONDS
+        for one, spoken_at in self._spoken.items():
+            if spoken_at > limit:
+                break
+            if one.address == (heaviest or newcomer):
+                return one
+        if heaviest is None:
+            return None
+        return next(one for one in reversed(self._held) if one.address == heaviest)
+
+    def _heard(self, held: _Accepted) -> None:
+        """Note that something was said on a connection."""
+        if held in self._held:
+            if self._spoken.pop(held, None) is None:
+                self._mute.discard(held)
+            self._spoken[held] = self._monotonic()
 
     def _note(self, refusal: Refusal, address: str) -> None:
         """Count a refusal, and log it now and then."""
@@ -300,7 +378,9 @@ class Listener:
         if leaving not in self._held:
             return
         del self._held[leaving]
-        self._unknown.pop(leaving, None)
+        self._unknown.discard(leaving)
+        self._mute.discard(leaving)
+        self._spoken.pop(leaving, None)
         self.figures.connections -= 1
         self._by_address[leaving.address] -= 1
         if not self._by_address[leaving.address]:
@@ -313,12 +393,14 @@ class Listener:
         is_tls = self._tls is not None
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                self._factory,
+                lambda: self._handler(held),
                 held,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
                 ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
             )
+            if held.is_heard and held in self._held and held not in self._spoken:
+                self._mute.add(held)
             _forget_buffer(transport)
         except OSError as error:  # an SSLError is one
             if is_tls and not held.gave_way:
@@ -328,7 +410,15 @@ class Listener:
             held.close()
             raise
         finally:
-            self._unknown.pop(held, None)
+            self._unknown.discard(held)
+
+    def _handler(self, held: _Accepted) -> asyncio.BaseProtocol:
+        """Return what handles a connection."""
+        handler = self._factory()
+        if isinstance(handler, Heard):
+            handler.on_bytes = partial(self._heard, held)
+            held.is_heard = True
+        return handler
 
     def _note_failure(self, error: OSError, address: str) -> None:
         """Count a handshake that failed, and log it now and then."""
