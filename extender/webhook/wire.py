@@ -69,7 +69,7 @@ MOST_VICTIMS: Final = 30_000
 
 MOST_VALUES: Final = 200_000
 VALUE_BYTES: Final = 24
-"""Of a question: so many values, and one more for each so many bytes. What kube-scheduler writes has
+"""Of a question: so many values, and one more for each so many bytes. What kube-scheduler writes
 28 bytes or more for each, and what decoding costs grows with the values."""
 
 MOST_POD_BYTES: Final = 4 << 20

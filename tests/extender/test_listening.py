@@ -234,7 +234,7 @@ def test_a_handshake_does_not_give_way_to_an_address_that_says_nothing_on_many(
             silent = [await port.call("127.0.0.2") for _ in range(most - 1)]
             await eventually(lambda: not port.listener.coming)
             in_handshake = await port.stand("127.0.0.3")
-            in_handshake.setblocking(False)  # noqa: FBT003 - the socket's own argument
+            in_handshake.setblocking(False)
 
             newcomer = await port.call("127.0.0.2")
 
@@ -255,7 +255,7 @@ def test_handshakes_of_one_address_do_not_end_that_of_another(run: Run, folder: 
         certificates = Certificates(settings_for(folder))
         async with port_with(3, tls=certificates.server) as port:
             in_handshake = await port.stand("127.0.0.3")
-            in_handshake.setblocking(False)  # noqa: FBT003 - the socket's own argument
+            in_handshake.setblocking(False)
             for _ in range(20):
                 await port.stand("127.0.0.2")
             figures = port.listener.figures
