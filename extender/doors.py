@@ -158,6 +158,7 @@ class Doors:
         for runner in (self._runner, self._admission, self._status):
             if runner is not None:
                 await runner.setup()
+                _refuse_expectations(runner)
         for port in self.ports:
             await port.open()
 
@@ -208,6 +209,26 @@ async def _guard_body(request: web.Request, handler: Handler) -> web.StreamRespo
     )
     response.force_close()  # the rest of the body is not awaited
     return response
+
+
+def _refuse_expectations(runner: web.AppRunner) -> None:
+    """Refuse requests that wait for leave to send their body: aiohttp gives it before it authorizes.
+
+    No client needs that. Those that ask for it, as curl does for large bodies, then do without.
+    """
+    server = runner.server
+    if server is None:
+        return
+    handle = server.request_handler
+
+    async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+        if hdrs.EXPECT not in request.headers:
+            return await handle(request)
+        response = web.Response(status=417, text="send the body without an Expect header\n")
+        response.force_close()
+        return response
+
+    server.request_handler = refuse
 
 
 def _end_late_body(request: web.Request) -> None:
