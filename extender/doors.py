@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 from typing_extensions import override  # in typing from Python 3.12 on
 
 from extender.config import Settings
-from extender.listening import KEPT_BACK, Listener, spare_for
+from extender.listening import KEPT_BACK, Heard, Listener, spare_for
 from extender.seldom import SeldomLogger
 from extender.tls import Certificates, ServerContext, follow_certificate
 
@@ -157,6 +157,7 @@ class Doors:
         for runner in (self._runner, self._admission, self._status):
             if runner is not None:
                 await runner.setup()
+                _refuse_expectations(runner)
         for port in self.ports:
             await port.open()
 
@@ -209,6 +210,27 @@ async def _guard_body(request: web.Request, handler: Handler) -> web.StreamRespo
     return response
 
 
+def _refuse_expectations(runner: web.AppRunner) -> None:
+    """Answer requests that carry an Expect header with 417.
+
+    aiohttp would send "100 Continue" before the request is authorized. Clients that use the header
+    for large bodies, such as curl, repeat the request without it.
+    """
+    server = runner.server
+    if server is None:
+        return
+    handle = server.request_handler
+
+    async def refuse(request: web.BaseRequest) -> web.StreamResponse:
+        if hdrs.EXPECT not in request.headers:
+            return await handle(request)
+        response = web.Response(status=417, text="send the body without an Expect header\n")
+        response.force_close()
+        return response
+
+    server.request_handler = refuse
+
+
 def _end_late_body(request: web.Request) -> None:
     if not request.content.is_eof() and request.transport is not None:
         request.transport.abort()
@@ -255,7 +277,7 @@ class _Heads:
             timer.cancel()
 
 
-class _Timed(asyncio.Protocol):
+class _Timed(Heard, asyncio.Protocol):
     """Forwards all events of a connection, and reports arriving bytes to `_Heads`.
 
     Args:
@@ -285,6 +307,7 @@ class _Timed(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self.on_bytes()
         if self._transport is not None:
             self._heads.note_bytes(self._connection, self._transport)
         self._inner.data_received(data)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from typing_extensions import override  # in typing from Python 3.12 on
@@ -36,6 +37,10 @@ GOODBYE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 0.5
 """Pause after `accept` failed for lack of descriptors or memory."""
 UNLIMITED: Final = 1 << 30
+KEPT_SILENT: Final = 8
+"""Unused connections that a normal client may hold: a Go client keeps two for each server."""
+SILENT_SECONDS: Final = 30.0
+"""A connection that sent bytes within this time is not closed in favor of silent ones."""
 KEPT_BACK: Final = 100
 """File descriptors reserved for the extender's own connections to other servers, and for files."""
 
@@ -79,6 +84,7 @@ class _Accepted(socket.socket):
 
     address: str = ""
     gave_way: bool = False
+    is_heard: bool = False
     on_end: Callable[["_Accepted"], None] | None = None
 
     @override
@@ -98,13 +104,59 @@ class _Accepted(socket.socket):
             on_end(self)
 
 
+class Heard(asyncio.BaseProtocol):
+    """A protocol that reports arriving bytes to the listener.
+
+    Attributes:
+        on_bytes: called whenever bytes arrive.
+    """
+
+    on_bytes: Callable[[], None] = staticmethod(lambda: None)
+
+
+class _Waiting:
+    """Connections that may be closed to make room, oldest first, by client address."""
+
+    def __init__(self) -> None:
+        self._by_address: dict[str, dict[_Accepted, None]] = {}
+
+    def add(self, one: _Accepted) -> None:
+        """Add a connection as the newest one of its address."""
+        self.discard(one)
+        self._by_address.setdefault(one.address, {})[one] = None
+
+    def discard(self, one: _Accepted) -> None:
+        """Remove a connection."""
+        held = self._by_address.get(one.address, {})
+        held.pop(one, None)
+        if not held:
+            self._by_address.pop(one.address, None)
+
+    def first_of(self, address: str) -> "_Accepted | None":
+        """Return the oldest connection of an address, or None."""
+        return next(iter(self._by_address.get(address, ())), None)
+
+    def heaviest(self) -> tuple[int, _Accepted | None]:
+        """Return the largest number of connections of one address, and its oldest connection."""
+        held = max(self._by_address.values(), key=len, default={})
+        return len(held), next(iter(held), None)
+
+
 class Listener:
     """Accepts the connections of one port, and limits their number.
 
-    If the port is full, a new connection replaces the oldest one whose TLS handshake is open. If
-    there is none, it replaces the newest connection of the address that holds most, if that address
-    holds at least two more than the new one's. Otherwise the new connection is refused. So no
-    address can keep another address out.
+    If the port is full, a new connection replaces an existing one, by the first rule that applies:
+
+    1. The oldest connection with an open TLS handshake of the address that has most of these. If
+       one address has many more connections that never sent a byte, the oldest of those.
+    2. A connection of the heaviest address, if that address holds at least two more than the new
+       one's; otherwise a connection of the new one's own address. It must never have sent a byte,
+       or have been silent for `SILENT_SECONDS`; the one that is silent longest is replaced.
+    3. The newest connection of the heaviest address.
+
+    Otherwise the new connection is refused. So no address can keep another address out, and a
+    connection with recent requests is never replaced by one from its own address. Silence is
+    measured only if the protocol is a `Heard`.
 
     Use it on the event loop's thread only.
 
@@ -147,7 +199,10 @@ class Listener:
         self._seldom = Seldom(monotonic=monotonic)
         self._sockets: list[socket.socket] = []
         self._held: dict[_Accepted, None] = {}
-        self._unknown: dict[_Accepted, None] = {}
+        self._unknown = _Waiting()
+        self._mute = _Waiting()
+        self._spoken: dict[_Accepted, float] = {}
+        self._monotonic = monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
 
@@ -246,7 +301,7 @@ class Listener:
         self._held[held] = None
         self._by_address[address] += 1
         self.figures.connections += 1
-        self._unknown[held] = None
+        self._unknown.add(held)
         task = asyncio.get_running_loop().create_task(self._begin(held), name="connection")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -263,13 +318,9 @@ class Listener:
 
     def _make_room(self, newcomer: str) -> bool:
         """Close a connection to make room for `newcomer`; return whether one was closed."""
-        if self._tls is not None and self._unknown:
-            leaving = next(iter(self._unknown))
-        else:
-            heaviest = who_gives_way(self._by_address, newcomer)
-            if heaviest is None:
-                return False
-            leaving = next(one for one in reversed(self._held) if one.address == heaviest)
+        leaving = self._idle() or self._of_heaviest(newcomer)
+        if leaving is None:
+            return False
         self._note(Refusal.GAVE_WAY, leaving.address)
         self._let_go(leaving)
         leaving.gave_way = True
@@ -277,6 +328,34 @@ class Listener:
             # The connection's protocol sees the end on its next read or write.
             leaving.shutdown(socket.SHUT_RDWR)
         return True
+
+    def _idle(self) -> _Accepted | None:
+        """Return a connection that never completed a handshake or sent a byte, or None."""
+        unknown, in_handshake = self._unknown.heaviest() if self._tls is not None else (0, None)
+        mute, silent = self._mute.heaviest()
+        return silent if mute > unknown + KEPT_SILENT else in_handshake
+
+    def _of_heaviest(self, newcomer: str) -> _Accepted | None:
+        """Return a connection of the heaviest address, or None if no address is heavier."""
+        heaviest = who_gives_way(self._by_address, newcomer)
+        if (mute := self._mute.first_of(heaviest or newcomer)) is not None:
+            return mute
+        limit = self._monotonic() - SILENT_SECONDS
+        for one, spoken_at in self._spoken.items():
+            if spoken_at > limit:
+                break
+            if one.address == (heaviest or newcomer):
+                return one
+        if heaviest is None:
+            return None
+        return next(one for one in reversed(self._held) if one.address == heaviest)
+
+    def _heard(self, held: _Accepted) -> None:
+        """Record that bytes arrived on a connection."""
+        if held in self._held:
+            if self._spoken.pop(held, None) is None:
+                self._mute.discard(held)
+            self._spoken[held] = self._monotonic()
 
     def _note(self, refusal: Refusal, address: str) -> None:
         """Count a refusal, and log it if a line is due."""
@@ -300,7 +379,9 @@ class Listener:
         if leaving not in self._held:
             return
         del self._held[leaving]
-        self._unknown.pop(leaving, None)
+        self._unknown.discard(leaving)
+        self._mute.discard(leaving)
+        self._spoken.pop(leaving, None)
         self.figures.connections -= 1
         self._by_address[leaving.address] -= 1
         if not self._by_address[leaving.address]:
@@ -313,12 +394,14 @@ class Listener:
         is_tls = self._tls is not None
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                self._factory,
+                lambda: self._handler(held),
                 held,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if is_tls else None,
                 ssl_shutdown_timeout=GOODBYE_SECONDS if is_tls else None,
             )
+            if held.is_heard and held in self._held and held not in self._spoken:
+                self._mute.add(held)
             _forget_buffer(transport)
         except OSError as error:  # an SSLError is one
             if is_tls and not held.gave_way:
@@ -328,7 +411,15 @@ class Listener:
             held.close()
             raise
         finally:
-            self._unknown.pop(held, None)
+            self._unknown.discard(held)
+
+    def _handler(self, held: _Accepted) -> asyncio.BaseProtocol:
+        """Return what handles a connection."""
+        handler = self._factory()
+        if isinstance(handler, Heard):
+            handler.on_bytes = partial(self._heard, held)
+            held.is_heard = True
+        return handler
 
     def _note_failure(self, error: OSError, address: str) -> None:
         """Count a failed handshake, and log it if a line is due."""

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from extender.core.inventory import PodRecord
@@ -142,6 +142,14 @@ class Ledger:
         """
         self.drop(uid)
         self._gone[uid] = until
+
+    def put_back(self, seconds: float) -> None:
+        """Let all times come earlier: the clock was put back by so much."""
+        self._gone = {uid: until - seconds for uid, until in self._gone.items()}
+        for uid, assumption in self._by_uid.items():
+            if assumption.expires_at is not None:
+                expires_at = assumption.expires_at - seconds
+                self._by_uid[uid] = replace(assumption, expires_at=expires_at)
 
     def expire(self, now: float) -> None:
         """Drop tentative pods whose time is up, and forget those gone for long."""

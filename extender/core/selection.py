@@ -16,6 +16,10 @@ Toleration = tuple[str, str, str | None]
 PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
+MOST_PARTS: Final = 1000
+"""Labels, terms, requirements, values and tolerations of a pod, together: reading more takes longer
+than others may have to wait."""
+
 PART_SIZE: Final = 16
 """What a text takes beside its characters, as `Selection.size` counts."""
 
@@ -93,6 +97,27 @@ ANYWHERE: Final = Selection(tolerations=frozenset({("", "", None)}))
 """Any node will do, whatever its taints."""
 
 
+def is_excessive(pod: Mapping[str, object]) -> bool:
+    """Tell whether a pod says too much of its nodes to be read, for less than reading it costs.
+
+    Example:
+        >>> is_excessive({"spec": {"tolerations": [{}] * 1001}})
+        True
+    """
+    spec = mapping_of(pod.get("spec"))
+    terms = items_of(mapping_of(_node_affinity(spec).get(REQUIRED)).get("nodeSelectorTerms"))
+    parts = len(mapping_of(spec.get("nodeSelector"))) + len(items_of(spec.get("tolerations")))
+    parts += len(terms)
+    for term in terms if parts <= MOST_PARTS else ():
+        for kind in ("matchExpressions", "matchFields"):
+            requirements = items_of(mapping_of(term).get(kind))
+            parts += len(requirements)
+            if parts > MOST_PARTS:
+                return True
+            parts += sum(len(items_of(mapping_of(one).get("values"))) for one in requirements)
+    return parts > MOST_PARTS
+
+
 def read_selection(pod: Mapping[str, object]) -> Selection:
     """Read what a pod says of its nodes; anything at all is taken.
 
@@ -102,8 +127,7 @@ def read_selection(pod: Mapping[str, object]) -> Selection:
     """
     spec = mapping_of(pod.get("spec"))
     selector = mapping_of(spec.get("nodeSelector"))
-    by_node = mapping_of(mapping_of(spec.get("affinity")).get("nodeAffinity"))
-    required = by_node.get(REQUIRED)
+    required = _node_affinity(spec).get(REQUIRED)
     return Selection(
         labels=tuple(sorted((key, text_of(value)) for key, value in selector.items())),
         terms=tuple(_terms(mapping_of(required))) if isinstance(required, dict) else None,
@@ -125,6 +149,10 @@ def has_preferences(pod: Mapping[str, object]) -> bool:
         constraint.get("whenUnsatisfiable") == "ScheduleAnyway"
         for constraint in objects_of(spec.get("topologySpreadConstraints"))
     )
+
+
+def _node_affinity(spec: Mapping[str, object]) -> Mapping[str, object]:
+    return mapping_of(mapping_of(spec.get("affinity")).get("nodeAffinity"))
 
 
 def _terms(required: Mapping[str, object]) -> Iterator[Term]:

@@ -93,6 +93,17 @@ class Windows:
         self._count[part, at_rows] += 1
         self._total_count[at_rows] += 1
 
+    def put_back(self, seconds: float) -> None:
+        """Date all readings back: the clock was put back by so much."""
+        steps = round(seconds / self.step_seconds)
+        if self._step < 0 or not steps:
+            return
+        self._version += 1
+        self._step -= steps
+        self._filled = {(part - steps) % self._steps for part in self._filled}
+        for parts in (self._sum, self._square, self._count):
+            parts[:] = np.roll(parts, -steps, axis=0)
+
     def _advance(self, step: int) -> None:
         """Empty the parts that the time has passed over."""
         if self._step < 0:

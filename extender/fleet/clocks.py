@@ -111,6 +111,14 @@ class PodClocks:
         is_late = before is not None and now - last > AGREE_SECONDS
         self._works_since[pod.uid] = now if is_late else min(last, now)
 
+    def put_back(self, seconds: float) -> None:
+        """Date back what counts by our clock: it was put back by so much."""
+        for told_times in (self._bound_at, self._failed_at):
+            for uid, time in told_times.items():
+                told_times[uid] = replace(time, counted=time.counted - seconds)
+        for times in (self._started_at, self._works_since):
+            times.update({uid: at - seconds for uid, at in times.items()})
+
     def forget(self, uid: str) -> None:
         """Forget a pod that is gone."""
         for times in (self._bound_at, self._started_at, self._works_since, self._failed_at):

@@ -47,6 +47,10 @@ nobody's. That it was used while no pod held it was measured first at `was_used_
 it for the first time at `new_at`. Whose memory is in use is as `core.occupancy` has it; of what
 pods declared, `released_bytes` were in use by those that have left since."""
 
+_TIMES = (
+    *("measured_at", "led_at", "freed_at", "afresh_at", "held_at", "was_used_at", "told_at"),
+    *("xid_since", "seen_at", "new_at"),
+)
 _FLAGS = (
     *("has_tenants", "is_unheld", "is_free_for_sure", "is_lost", "is_in_use", "is_foreign"),
     *("disagrees", "was_used", "was_busy", "has_undeclared", "is_filling", "is_emptying"),
@@ -122,6 +126,20 @@ class DeviceColumns:
             self.flags[name] = _padded(flags, self.capacity)
         for name, counts in self.counts.items():
             self.counts[name] = _padded(counts, self.capacity)
+
+    def put_back(self, seconds: float, now: float) -> None:
+        """Date all that was read back, and none of it after now.
+
+        Args:
+            seconds: the clock was put back by so much.
+            now: seconds since the epoch, by the clock as it is.
+        """
+        self.latest.put_back(seconds, now)
+        self.windows.put_back(seconds)
+        self.recent.put_back(seconds)
+        for name in _TIMES:
+            times = self.numbers[name]
+            np.minimum(times - seconds, now, out=times)
 
     def clear(self, rows: Iterable[int]) -> None:
         """Forget everything that was read of the rows' devices."""

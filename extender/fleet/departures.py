@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -146,6 +146,12 @@ class Departures:
             rest = _Release(used=used - of_pod.used, others=others - of_pod.others)
             was_foreign = self._store.was_used(row)
             gone.left[row] = _Left(own=of_pod, rest=rest, was_foreign=was_foreign)
+
+    def put_back(self, seconds: float) -> None:
+        """Date all ends back: the clock was put back by so much."""
+        for gone in self._gone.values():
+            for uid, pod in gone.items():
+                gone[uid] = replace(pod, at=pod.at - seconds)
 
     def forget(self, node: str) -> None:
         """Forget the pods of a node that is gone."""

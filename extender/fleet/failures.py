@@ -48,6 +48,13 @@ class _Failure:
         device_at = self.device_at
         return self.at if device_at is None else device_at
 
+    def put_back(self, seconds: float) -> None:
+        """Date it back."""
+        self.at -= seconds
+        self.last_at -= seconds
+        self.told_at = None if self.told_at is None else self.told_at - seconds
+        self.measured_at = None if self.measured_at is None else self.measured_at - seconds
+
 
 class FailureLog:
     """Early failures by node and owner, as long as they count.
@@ -85,6 +92,12 @@ class FailureLog:
         self._by_owner.setdefault(owner, {})[pod.node] = failure
         if pod.is_device_fault:
             failure.told_at = max(at, failure.told_at or at)
+
+    def put_back(self, seconds: float) -> None:
+        """Date all failures back: the clock was put back by so much."""
+        for failures in self._by_node.values():
+            for failure in failures.values():
+                failure.put_back(seconds)
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""

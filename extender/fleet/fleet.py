@@ -1,5 +1,6 @@
 """The fleet: takes what the sources say as it comes, and gives the next snapshot when asked."""
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -25,6 +26,9 @@ from extender.fleet.registry import Applied
 from extender.fleet.snapshots import Snapshots
 from extender.fleet.source_state import SourceState
 from extender.fleet.store import DeviceStore
+
+STEP_SECONDS = 1.0
+"""A clock that goes back by more was put back."""
 
 PIECE_NODES = 8
 """Nodes that are laid out before others may have their turn: a millisecond or two."""
@@ -70,6 +74,7 @@ class Fleet:
         self.pod_memory = self._known.memory
         self.pod_changes = self._known.changes
         self._clock = clock
+        self._latest_at = -math.inf
         self._nodes: dict[str, NodeRecord] = {}
         self._pods_of_node: dict[str, dict[str, PodRecord]] = {}
         self._layouts = NodeLayouts(policy, self.store)
@@ -207,13 +212,15 @@ class Fleet:
 
         Only one answer may be under way at a time.
         """
-        now, own = self._clock(), readings.own
+        now, own = self._time(), readings.own
         if self.sources:
             # Who holds what must be known before a reading is believed to show foreign use.
             yield from self.settle_in_steps()
         if own is not None:
             self._layouts.sharing.note_incomplete(own)
         applied = yield from self.store.apply_in_steps(readings, now)
+        if (later := self._time()) < now:  # what came after the step is still dated before it
+            self.store.put_back(0.0, later)
         self._late |= applied.changed_nodes
         yield
         if own is not None:
@@ -290,7 +297,7 @@ class Fleet:
 
     def look_after_silent(self) -> None:
         """Go by other sources where one on a node is silent, and forget devices that none shows."""
-        now = self._clock()
+        now = self._time()
         self._late |= self._layouts.expire_own(now) | self.store.forget(now)
         self._late |= self._layouts.expire_loading(now)
 
@@ -434,7 +441,7 @@ class Fleet:
 
     def snapshot(self) -> Snapshot:
         """Return the fleet as it is now; the same object as long as nothing has changed."""
-        now = self._clock()
+        now = self._time()
         self.ledger.expire(now)
         # Who was placed must count at once; who is gone, what nodes are and what readings show may
         # wait where that concerns many.
@@ -460,6 +467,21 @@ class Fleet:
         if (pod := self.pods.get(uid)) is None:
             return False
         return any(pod.key in on_it for on_it in self._layouts.tenants_on(pod.node).values())
+
+    def _time(self) -> float:
+        """Return the time, seconds since the epoch; notice if the clock was put back."""
+        now, before = self._clock(), self._latest_at
+        self._latest_at = now
+        if now < before - STEP_SECONDS:
+            # Else all that was noted would be new, and all that is would be old, for so long.
+            seconds = before - now
+            self.store.put_back(seconds, now)
+            self.ledger.put_back(seconds)
+            self._layouts.put_back(seconds)
+            self._failures.put_back(seconds)
+            self._clocks.put_back(seconds)
+            self._snapshots.doubt()
+        return now
 
     def _settle(self, names: Iterable[str]) -> None:
         """Lay out those of these nodes that have changed."""

@@ -241,6 +241,11 @@ class LatestValues:
                 columns[signal] = np.concatenate([column, more])
         self._capacity = capacity
 
+    def put_back(self, seconds: float, now: float) -> None:
+        """Date all values back, and none after now."""
+        for times in self._times.values():
+            np.minimum(times - seconds, now, out=times)
+
     def clear(self, rows: Rows) -> None:
         """Forget everything of some rows."""
         for columns in (self._columns, self._times):

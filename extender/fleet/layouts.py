@@ -178,6 +178,14 @@ class NodeLayouts:
         """Go by others where a node's agent is silent; return these nodes."""
         return set(self._mappings.expire(now, self._policy.freshness.max_age_seconds))
 
+    def put_back(self, seconds: float) -> None:
+        """Date back what has happened: the clock was put back by so much."""
+        for dated in (self._mappings, self._unseen_ends, self.offers, self.departures):
+            dated.put_back(seconds)
+        for ended in self._ended.values():
+            ended.update({key: at - seconds for key, at in ended.items()})
+        self._loading_until.update(dict.fromkeys(self._loading_until, 0.0))
+
     def hold_own(self, seconds: float) -> None:
         """Let a node's agent count for so long before a newer word of others."""
         self._mappings.hold_seconds = seconds

@@ -1,7 +1,7 @@
 """Which pods hold which devices: by the node's own agent where it says so, else by the others."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from extender.core.inventory import PodRecord
@@ -117,6 +117,13 @@ class Mappings:
         return before.pods is not holders.pods and (
             before.pods != holders.pods or before.uids != holders.uids
         )
+
+    def put_back(self, seconds: float) -> None:
+        """Date all mappings back: the clock was put back by so much."""
+        self._at -= seconds
+        self._own = {
+            node: replace(holders, at=holders.at - seconds) for node, holders in self._own.items()
+        }
 
     def forget(self, node: str) -> None:
         """Forget a node that is gone."""

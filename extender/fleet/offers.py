@@ -18,6 +18,10 @@ class OfferChanges:
         self._at = {name: at for name, at in self._at.items() if at > oldest}
         self._at[node] = now
 
+    def put_back(self, seconds: float) -> None:
+        """Date all changes back: the clock was put back by so much."""
+        self._at = {name: at - seconds for name, at in self._at.items()}
+
     def note(self, before: NodeRecord | None, node: NodeRecord, now: float) -> None:
         """Note if a node offers fewer devices than before, or is back."""
         is_back = before is None and node.name in self._at

@@ -55,6 +55,10 @@ class DeviceStore:
         yield from self._columns.adopt_in_steps(self._policy, policy)
         self._policy = self._intake.policy = policy
 
+    def put_back(self, seconds: float, now: float) -> None:
+        """Date all that was read back, and none of it after now: the clock was put back."""
+        self._columns.put_back(seconds, now)
+
     def hold(self, source: str, seconds: float) -> None:
         """Believe a source for so long before another's word that is newer."""
         self._latest.hold(self._intake.number(source), seconds)
@@ -259,6 +263,8 @@ class DeviceStore:
         Between the steps other things may happen to the devices. Each value counts from the step
         that takes it; what is said of a device that is forgotten meanwhile counts for nobody.
         """
+        # A source by another clock than ours, or ours before it was put back.
+        readings = replace(readings, measured_at=np.minimum(readings.measured_at, now))
         placed = yield from self._place(readings, now)
         contested = 0
         if placed.is_contested:

@@ -49,6 +49,20 @@ class UnseenEnds:
         """Forget a node that is gone."""
         self._ends.pop(node, None)
 
+    def put_back(self, seconds: float) -> None:
+        """Date all ends back: the clock was put back by so much."""
+        self._ends = {
+            node: tuple(
+                replace(
+                    end,
+                    at=end.at - seconds,
+                    read_at=None if end.read_at is None else end.read_at - seconds,
+                )
+                for end in ends
+            )
+            for node, ends in self._ends.items()
+        }
+
     def note(self, pod: PodRecord, resource: str, rows: Sequence[int], at: float) -> None:
         """Note that a pod has ended.
 

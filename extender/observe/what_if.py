@@ -10,7 +10,7 @@ from extender.core.inventory import NodeRecord
 from extender.core.labels import is_kept
 from extender.core.matching import CORDON, selects, tolerates
 from extender.core.request import GpuRequest
-from extender.core.selection import REQUIRED, Selection, read_selection
+from extender.core.selection import ANYWHERE, REQUIRED, Selection, is_excessive, read_selection
 from extender.core.untyped import mapping_of, objects_of
 from extender.fleet.fleet import Fleet
 from extender.observe.api import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATED_TAINT
@@ -42,14 +42,22 @@ def read_asked(pod: Mapping[str, object]) -> AskedSelection:
     names: of very many none is judged.
     """
     spec = mapping_of(pod.get("spec"))
+    if is_excessive(pod):
+        unjudged = [name for name in ("nodeSelector", "affinity", "tolerations") if spec.get(name)]
+        return AskedSelection(selection=ANYWHERE, not_checked=(*unjudged, *_unjudged(spec)))
     selection = read_selection(pod)
     if len(selection.labels) + sum(1 for _ in selection.requirements) > MOST_REQUIREMENTS:
         unjudged = [name for name in ("nodeSelector", "affinity") if spec.get(name)]
         selection = Selection(tolerations=selection.tolerations)
     else:
         unjudged = list(_unkept(selection, mapping_of(spec.get("affinity"))))
+    return AskedSelection(selection=selection, not_checked=(*unjudged, *_unjudged(spec)))
+
+
+def _unjudged(spec: Mapping[str, object]) -> list[str]:
+    """Return the parts of a pod that are never judged."""
     fields = ("topologySpreadConstraints", "nodeName", "volumes", "runtimeClassName")
-    unjudged += [name for name in fields if spec.get(name)]
+    unjudged = [name for name in fields if spec.get(name)]
     containers = objects_of(spec.get("containers"))
     asked = {
         name
@@ -61,7 +69,7 @@ def read_asked(pod: Mapping[str, object]) -> AskedSelection:
     unjudged += sorted(asked)
     if any(port.get("hostPort") for one in containers for port in objects_of(one.get("ports"))):
         unjudged.append("hostPort")
-    return AskedSelection(selection=selection, not_checked=(*unjudged, "quotas"))
+    return [*unjudged, "quotas"]
 
 
 def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[str]:

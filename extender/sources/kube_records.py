@@ -40,7 +40,7 @@ from extender.core.scheduled import (
     message_of,
     scheduled_condition,
 )
-from extender.core.selection import Selection, has_preferences, read_selection
+from extender.core.selection import Selection, has_preferences, is_excessive, read_selection
 from extender.core.untyped import int_of, mapping_of, objects_of, text_of
 from extender.sources.kube_failures import is_device_fault, is_failed_early, last_end
 from extender.sources.kube_models import wanted_model
@@ -190,7 +190,7 @@ def reduce_pod(
         priority=_priority(spec),
         owner=intern(owner_of(metadata)),
         likeness=likeness_of(raw),
-        wanted_model="" if node else wanted_model(raw),
+        wanted_model="" if node or is_excessive(raw) else wanted_model(raw),
         gives_way=_priority(spec) < 0,
         selection=_selection(raw) if resources and not (node or phase.is_terminal) else None,
     )
@@ -256,6 +256,8 @@ def _frozen_labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
 
 def _selection(raw: Mapping[str, object]) -> Selection | None:
     """Return which nodes a pod may go to by its own word, None where it says too much."""
+    if is_excessive(raw):
+        return None
     selection = read_selection(raw)
     return _shared_selection(selection) if selection.size <= MAX_SELECTION else None
 

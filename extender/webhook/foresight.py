@@ -76,7 +76,7 @@ class Foresight:
         start, end = answer.find(NAMES_KEY) + len(NAMES_KEY), answer.find(_AFTER_NAMES)
         if at < 0 or not len(NAMES_KEY) <= start < end:
             return
-        nodes = read_names(answer, start, end, placer.roll)
+        nodes = read_names(answer, start, end, placer.roll, len(filtered.question.nodes))
         if nodes is None:
             return
         question = replace(filtered.question, nodes=nodes)

@@ -17,25 +17,29 @@ NAMES: Final = msgspec.json.Decoder(list[str])
 NAMES_KEY: Final = b',"NodeNames":'
 
 
-def read_names(text: bytes, begin: int, end: int, roll: Roll) -> Sequence[str] | None:
+def read_names(text: bytes, begin: int, end: int, roll: Roll, most: int) -> Sequence[str] | None:
     """Return the names of a JSON list in a text, each once; None where it is no list of strings.
+
+    Of a list of more than may be asked about a name may be there twice.
 
     Args:
         text: has the list in it.
         begin: where the list begins.
         end: where the list ends.
         roll: has most of the nodes that may be named.
+        most: so many may be asked about.
     """
     found = roll.find(text, begin, end)
     if found is not None:
         return found
     try:
-        return tuple(dict.fromkeys(decode_with(NAMES.decode, memoryview(text)[begin:end])))
+        names = decode_with(NAMES.decode, memoryview(text)[begin:end])
     except MalformedError:
         return None
+    return names if len(names) > most else tuple(dict.fromkeys(names))
 
 
-def split_names(body: bytes, roll: Roll) -> tuple[bytes, Sequence[str] | None]:
+def split_names(body: bytes, roll: Roll, most: int) -> tuple[bytes, Sequence[str] | None]:
     """Split the list of names off a question that ends with it, as kube-scheduler writes it.
 
     A parser would look at each of thousands of names only to pass over them. The key cannot stand
@@ -45,7 +49,7 @@ def split_names(body: bytes, roll: Roll) -> tuple[bytes, Sequence[str] | None]:
     at = body.find(NAMES_KEY)
     if at < 0 or not body.endswith(b"]}"):
         return body, None
-    listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, roll)
+    listed = read_names(body, at + len(NAMES_KEY), len(body) - 1, roll, most)
     # Where no names are sent, whole nodes may be.
     return (body[:at] + b"}", listed) if listed else (body, None)
 

@@ -67,6 +67,11 @@ MOST_NODES: Final = 20_000
 MOST_VICTIMS: Final = 30_000
 """Of a question about preemption: kube-scheduler tries a tenth of the nodes, and 100 at least."""
 
+MOST_VALUES: Final = 200_000
+VALUE_BYTES: Final = 24
+"""Of a question: so many values, and one more for each so many bytes. What kube-scheduler writes
+28 bytes or more for each, and what decoding costs grows with the values."""
+
 MOST_POD_BYTES: Final = 4 << 20
 """Of a Pod: the API server takes 3 MiB at most, and what is decoded holds up all other answers."""
 
@@ -157,7 +162,8 @@ def decode_question(
         WireError: with the place in the document, what stands there and what may.
     """
     most = max(MOST_NODES, 2 * known)
-    head, listed = split_names(body, roll)
+    _check_values(body, _ARGS)
+    head, listed = split_names(body, roll, most)
     if listed is not None:
         _check_count(len(listed), most, _ARGS, "$.NodeNames")
         read = _pod_of if len(head) <= REMEMBERED_BYTES else _pod_of.__wrapped__
@@ -187,6 +193,7 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
     Raises:
         WireError: as `decode_question`.
     """
+    _check_values(body, _PREEMPTION_ARGS)
     document = fields_of(body, _PREEMPTION_ARGS)
     by_form = {
         name: object_of(document.get(name.lower()), _PREEMPTION_ARGS, f"$.{name}")
@@ -203,6 +210,22 @@ def decode_preemption(body: bytes, *, known: int = 0) -> PreemptionQuestion:
         left -= len(candidates[-1].uids)
     pod = _pod(document, _PREEMPTION_ARGS)
     return PreemptionQuestion(pod=pod, candidates=tuple(candidates))
+
+
+def _check_values(body: bytes, what: str) -> None:
+    """Return if a question has no more values than kube-scheduler's can have.
+
+    Nothing is decoded for that: each value but the first is behind a comma, or is alone in what it
+    is in.
+
+    Raises:
+        WireError: it has more.
+    """
+    if len(body) <= MOST_VALUES:
+        return
+    values, most = body.count(b","), MOST_VALUES + len(body) // VALUE_BYTES
+    if values > most:
+        raise WireError(f"cannot read {what}: $ has {values} commas, must be at most {most}")
 
 
 def _check_count(count: int, most: int, what: str, where: str) -> None:

@@ -105,6 +105,34 @@ async def test_kube_scheduler_is_answered_while_the_other_ports_are_full(folder:
             writer.transport.abort()
 
 
+async def test_who_has_asked_keeps_its_connection_while_the_same_address_opens_silent_ones(
+    folder: Path,
+) -> None:
+    context = client_context(folder, shows=folder)
+    async with doors_with(tls=settings_for(folder), max_connections=20) as (doors, metrics):
+        connector = aiohttp.TCPConnector(ssl=context)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            async with session.get(doors.urls[0]) as told:
+                assert told.status == 200
+            (address,) = doors.ports[0].addresses
+            silent = []
+            for _ in range(40):
+                _, writer = await asyncio.open_connection(
+                    *address, ssl=context, server_hostname="localhost"
+                )
+                await eventually(lambda: not doors.ports[0].coming)
+                silent.append(writer)
+            assert sample(metrics, "idlegpu_connection_refusals_total", **GAVE_WAY) == 21
+
+            async with session.post(doors.urls[0]) as told:  # aiohttp repeats no POST
+                assert told.status == 405
+        for writer in silent:
+            writer.transport.abort()
+
+
+GAVE_WAY = {"port": "webhooks", "reason": "gave-way"}
+
+
 async def test_the_admission_port_reads_no_compressed_body(folder: Path) -> None:
     own = folder / "extender"
     admission = Admission(

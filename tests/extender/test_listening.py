@@ -6,6 +6,7 @@ import mmap
 import platform
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from typing_extensions import override  # in typing from Python 3.12 on
 from extender import listening as module
 from extender.handshakes import Failure
 from extender.listening import (
+    KEPT_SILENT,
+    SILENT_SECONDS,
     Factory,
+    Heard,
     Listener,
     Refusal,
     ask_for_descriptors,
@@ -31,7 +35,7 @@ LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio"
 Run = Callable[[Coroutine[object, object, None]], None]
 
 
-class Echo(asyncio.Protocol):
+class Echo(Heard, asyncio.Protocol):
     """Says again what is said to it."""
 
     @override
@@ -40,6 +44,7 @@ class Echo(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        self.on_bytes()
         self._transport.write(data)  # type: ignore[attr-defined] # uvloop's is no Transport
 
 
@@ -117,8 +122,17 @@ async def port_with(
     client: ssl.SSLContext | None = None,
     spare: int = 0,
     factory: Factory = Echo,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[Port]:
-    listener = Listener("test", ("127.0.0.1", 0), factory, most=lambda: most, tls=tls, spare=spare)
+    listener = Listener(
+        "test",
+        ("127.0.0.1", 0),
+        factory,
+        most=lambda: most,
+        tls=tls,
+        spare=spare,
+        monotonic=monotonic,
+    )
     await listener.open()
     port = Port(listener, client)
     try:
@@ -204,6 +218,96 @@ def test_a_connection_without_a_certificate_is_closed_first(run: Run, folder: Pa
             assert await known.is_answered()
             assert port.listener.figures.connections <= 3
             assert port.listener.figures.refusals[Refusal.FULL] == 0
+
+    run(check())
+
+
+@LOOPS
+def test_a_handshake_does_not_give_way_to_an_address_that_says_nothing_on_many(
+    run: Run, folder: Path
+) -> None:
+    async def check() -> None:
+        certificates = Certificates(settings_for(folder))
+        context = client_context(folder, shows=folder)
+        most = KEPT_SILENT + 3
+        async with port_with(most, tls=certificates.server, client=context) as port:
+            silent = [await port.call("127.0.0.2") for _ in range(most - 1)]
+            await eventually(lambda: not port.listener.coming)
+            in_handshake = await port.stand("127.0.0.3")
+            in_handshake.setblocking(False)
+
+            newcomer = await port.call("127.0.0.2")
+
+            assert await newcomer.is_answered()
+            with pytest.raises(BlockingIOError):  # it has not ended
+                in_handshake.recv(1)
+            assert [await caller.is_answered() for caller in silent] == [
+                False,
+                *[True] * (most - 2),
+            ]
+
+    run(check())
+
+
+@LOOPS
+def test_handshakes_of_one_address_do_not_end_that_of_another(run: Run, folder: Path) -> None:
+    async def check() -> None:
+        certificates = Certificates(settings_for(folder))
+        async with port_with(3, tls=certificates.server) as port:
+            in_handshake = await port.stand("127.0.0.3")
+            in_handshake.setblocking(False)
+            for _ in range(20):
+                await port.stand("127.0.0.2")
+            figures = port.listener.figures
+            await eventually(lambda: figures.refusals[Refusal.GAVE_WAY] == 18)
+
+            with pytest.raises(BlockingIOError):  # it has not ended
+                in_handshake.recv(1)
+
+    run(check())
+
+
+@LOOPS
+def test_who_has_said_something_lately_does_not_give_way_to_idle_ones_of_the_same_address(
+    run: Run, folder: Path
+) -> None:
+    async def check() -> None:
+        certificates = Certificates(settings_for(folder))
+        context = client_context(folder, shows=folder)
+        most = KEPT_SILENT + 3
+        async with port_with(most, tls=certificates.server, client=context) as port:
+            for _ in range(most - 1):
+                await port.call()
+            spoken = await port.call()
+            assert await spoken.is_answered()
+
+            for _ in range(2 * most):  # all by way of one address, as behind a Service
+                newest = await port.call()
+                await eventually(lambda: not port.listener.coming)
+
+            assert await spoken.is_answered()
+            assert await newest.is_answered()
+
+    run(check())
+
+
+@LOOPS
+def test_of_one_address_who_has_been_silent_longest_gives_way(run: Run) -> None:
+    now = 0.0
+
+    async def check() -> None:
+        nonlocal now
+        async with port_with(3, monotonic=lambda: now) as port:
+            callers = [await port.call() for _ in range(3)]
+            for caller in (*callers, callers[0]):
+                now += 1.0
+                assert await caller.is_answered()
+            assert (await (await port.call()).reader.read()).startswith(b"HTTP/1.1 503 ")
+            now += SILENT_SECONDS - 1.0
+
+            assert await (await port.call()).is_answered()
+
+            assert [await caller.is_answered() for caller in callers] == [True, False, True]
 
     run(check())
 

@@ -58,6 +58,16 @@ def test_of_a_pod_that_says_too_much_nothing_is_kept(selector: dict[str, str]) -
     assert kept(selecting(selector)).selection is None
 
 
+def test_of_a_pod_that_says_very_much_nothing_is_read() -> None:
+    """Empty terms select no node, and take no room: only their number says that they cost time."""
+    raw = selecting()
+    terms = [{}] * 1001
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    raw["spec"]["affinity"] = {"nodeAffinity": required}
+
+    assert kept(raw).selection is None
+
+
 def test_labels_that_pods_may_select_by_are_kept() -> None:
     record = labelled(
         **{

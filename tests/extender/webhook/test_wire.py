@@ -347,6 +347,27 @@ def test_a_question_of_more_than_a_cluster_has_is_refused(
         decode_any(body)
 
 
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"0", b'""', b"null"])
+@pytest.mark.parametrize(
+    ("decode_any", "form"),
+    [
+        pytest.param(wire.decode_question, b'{"Nodes":{"items":[%b]}}', id="nodes"),
+        pytest.param(wire.decode_question, b'{"Pod":{},"NodeNames":[%b]}', id="names"),
+        pytest.param(wire.decode_question, b'{"Pod":{"spec":[%b]}}', id="pod"),
+        pytest.param(
+            wire.decode_preemption, b'{"NodeNameToMetaVictims":{"a":{"Pods":[%b]}}}', id="victims"
+        ),
+    ],
+)
+def test_of_very_many_values_none_is_decoded(
+    decode_any: Callable[[bytes], object], form: bytes, value: bytes
+) -> None:
+    body = form % b",".join([value] * 2 * wire.MOST_VALUES)
+
+    with pytest.raises(WireError, match=r"\$ has (399999|400000) commas, must be at most 2\d{5}"):
+        decode_any(body)
+
+
 def test_in_a_larger_cluster_questions_may_be_larger() -> None:
     body = json.dumps({"Nodes": {"items": [{"metadata": {"name": "a"}}] * 20_001}}).encode()
 

@@ -1,0 +1,187 @@
+"""A clock that was put back makes nothing look younger than it is, and holds no reading up."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extender.core.assumed import Assumption, Ledger
+from extender.core.policy import EarlyFailures
+from extender.core.readings import Signal
+from extender.core.window import Windows
+from extender.fleet.failures import FailureLog
+from tests.builders import GPU, NOW, ranking, request
+from tests.extender.fleet.stores import CARD, believed, readings, row_of, store_of
+from tests.worlds import BUSY, World
+
+STEP = 600.0
+SILENT = 450.0
+"""Longer than any value of a silent source counts."""
+
+
+def a_world() -> World:
+    world = World()
+    world.add_node("node", 2)
+    world.read()
+    return world
+
+
+def age(world: World) -> float:
+    """Return how old the readings of the first card are to the fleet."""
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert row is not None
+    at = world.fleet.store.measured_at(row)
+    assert at is not None
+    return world.clock.now - at
+
+
+def test_what_was_read_before_the_step_is_as_old_after_it() -> None:
+    world = a_world()
+    world.clock.now += 90.0
+    world.fleet.snapshot()
+
+    world.clock.now -= STEP
+    world.fleet.snapshot()
+
+    assert age(world) == 90.0
+
+
+def test_a_source_that_falls_silent_at_the_step_fades_as_ever() -> None:
+    world = a_world()
+    world.clock.now -= STEP
+
+    world.fleet.snapshot()
+    world.clock.now += SILENT
+
+    assert world.fleet.snapshot().telemetry.freshness.max() == 0.0
+
+
+def test_windows_and_streaks_take_what_is_read_after_the_step() -> None:
+    world = a_world()
+    world.read_after(15, times=2)
+    world.clock.now -= STEP
+    for card in (world.card(), world.card(index=1)):
+        card.values |= BUSY
+
+    world.read_after(15, times=40)
+
+    telemetry = world.fleet.snapshot().telemetry
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert row is not None
+    assert telemetry.utilization[row] == pytest.approx(0.9, abs=0.05)
+    assert world.fleet.store.is_in_use(row)
+
+
+def test_a_device_that_is_shown_by_nobody_any_more_is_forgotten_in_time() -> None:
+    world = a_world()
+    world.clock.now -= STEP
+    world.fleet.look_after_silent()
+
+    world.clock.now += world.policy.freshness.forget_seconds + 1.0
+    world.fleet.look_after_silent()
+
+    assert world.fleet.store.rows_of_node("node") == []
+
+
+def test_an_answer_that_is_measured_ahead_of_now_counts_as_measured_now() -> None:
+    store = store_of(CARD)
+
+    store.apply(readings(CARD, at=NOW + 1, measured_at=NOW + STEP), NOW + 1)
+
+    assert store.measured_at(row_of(store)) == NOW + 1
+    assert believed(store, NOW + 1 + SILENT).freshness[0] == 0.0
+
+
+def test_an_answer_under_way_when_the_clock_is_put_back_leaves_nothing_ahead() -> None:
+    world = a_world()
+    world.clock.now += 15.0
+    answer = replace(
+        readings(world.card().info, at=world.clock.now), tenants={}, tenants_at=world.clock.now
+    )
+    steps = world.fleet.readings_in_steps(answer)
+    next(steps)
+    world.clock.now -= STEP
+    world.fleet.snapshot()
+
+    for _ in steps:
+        pass
+
+    row = world.fleet.store.row_of(world.card().info.key)
+    assert row is not None
+    told = world.fleet.store.told([Signal.GRAPHICS_ACTIVE], row)
+    assert told is not None
+    assert max(told[1], world.clock.now - age(world)) <= world.clock.now
+
+
+def test_readings_after_the_step_show_that_a_pod_that_ended_before_it_is_gone() -> None:
+    world = a_world()
+    pod = world.bind("p", on=[world.card()])
+    world.card().values |= BUSY
+    world.read_after(30, times=4)
+    world.fleet.remove_pod(pod.uid, world.clock.now)
+    world.card().tenants = ()
+    world.clock.now -= STEP
+    world.devices[world.card().info.key] = replace(
+        world.card(), values=dict(world.card(index=1).values)
+    )
+
+    world.read_after(15, times=2)
+
+    assert ranking(world.rank(request(2, requires_idle=True))) == ["node"]
+
+
+def test_a_tentative_pod_counts_no_longer_for_a_step() -> None:
+    ledger = Ledger()
+    ledger.assume(
+        Assumption(
+            uid="p",
+            key="ns/p",
+            node="node",
+            resources=((GPU, 1),),
+            memory_bytes=None,
+            expires_at=NOW + 30.0,
+        )
+    )
+    ledger.end("q", NOW + 30.0)
+
+    ledger.put_back(STEP)
+    ledger.expire(NOW + 31.0 - STEP)
+
+    assert (ledger.get("p"), ledger._gone) == (None, {})
+
+
+def test_a_failure_fades_as_ever_after_a_step() -> None:
+    world = a_world()
+    log = FailureLog(EarlyFailures())
+    pod = replace(world.bind("p"), is_device_fault=True)
+    log.note(pod, NOW)
+    before = log.suspicion(NOW + 60.0)
+
+    log.put_back(STEP)
+
+    assert log.suspicion(NOW + 60.0 - STEP) == before
+
+
+@given(
+    seconds=st.floats(0.0, 1000.0),
+    at=st.lists(st.floats(0.0, 590.0), max_size=20),
+    later=st.floats(0.0, 700.0),
+)
+def test_windows_put_back_hold_what_they_held(
+    seconds: float, at: list[float], later: float
+) -> None:
+    steps = round(seconds / 15.0)
+    moved, same = Windows(600.0), Windows(600.0)
+    for windows in (moved, same):
+        windows.grow(1)
+        for offset in sorted(at):
+            windows.add(NOW + offset, np.array([0]), np.array([offset / 600.0]))
+
+    moved.put_back(seconds)
+    for windows, end in ((moved, NOW + later - steps * 15.0), (same, NOW + later)):
+        windows.add(end, np.array([0]), np.array([0.5]))
+
+    for one, other in zip(moved.summarize(), same.summarize(), strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
