@@ -19,7 +19,7 @@ from tests.extender.cli.terminal import at_terminal
         pytest.param(["no"], [f"nodes\t{COMMANDS['nodes']}", ":4"], id="subcommand"),
         pytest.param(["nodes", "-o", "j"], ["json", ":4"], id="value"),
         pytest.param(["nodes", "--output=j"], ["json", ":4"], id="value-after-equals-sign"),
-        pytest.param(["nodes", "--outp"], ["--output\tHow to show it.", ":4"], id="option"),
+        pytest.param(["nodes", "--outp"], ["--output\tOutput format.", ":4"], id="option"),
         pytest.param(["gpus", ""], [":4"], id="nothing-known"),
         pytest.param(["explain", "-f", ""], [":0"], id="files"),
     ],

@@ -68,7 +68,7 @@ def test_hostile_names_do_nothing_to_a_terminal(run: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--offline"], "--offline looks at files alone: name some"),
+        (["--offline"], "--offline checks files only: name some"),
         (["--offline", "/nowhere"], "cannot read /nowhere"),
         (["--account", "idlegpu"], "account 'idlegpu': must be namespace/name"),
     ],

@@ -74,7 +74,7 @@ def test_several_decisions_are_explained_by_number_or_id(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        pytest.param(["a", "nobody", "c"], "no decision about 'nobody' is remembered", id="pods"),
+        pytest.param(["a", "absent", "c"], "no decision about 'absent' is remembered", id="pods"),
         pytest.param(
             ["--number", "1", "--number", "77", "--number", "near-3"],
             "decision '77' is not remembered",
@@ -172,7 +172,7 @@ def test_a_node_that_is_not_kept_in_full_is_recomputed_and_called_so() -> None:
         short = runner(url)("explain", "p", "--node", "dead-07").stdout
         full = runner(url)("explain", "p", "--node", "idle-00").stdout
 
-    head, _, detail = short.partition("recomputed from the readings of now")
+    head, _, detail = short.partition("recomputed from current readings")
     assert "dead-07: it was refused: node(s) had too few working GPUs" in head
     assert "dead-07, nvidia.com/gpu: 0 idle of " in detail
     assert "XID 79" in detail

@@ -156,7 +156,7 @@ def test_a_file_without_decisions_is_told(tmp_path: Path) -> None:
     shown = run(str(path))
 
     assert shown.exit_code == 1
-    assert "the log tells of no decision" in shown.stdout
+    assert "the log contains no decision" in shown.stdout
 
 
 def test_a_log_of_the_earliest_format_is_decided_again_by_todays_order() -> None:

@@ -156,11 +156,16 @@ def test_a_pod_to_work_in_is_printed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("asked_by", "options", "chosen", "told"),
     [
-        (["idlegpu-scheduler"], [], "idlegpu-scheduler", "idlegpu is asked by idlegpu-scheduler"),
-        (["default-scheduler"], [], None, "idlegpu is asked by default-scheduler"),
-        (["a", "b"], [], None, "idlegpu is asked by a, b"),
-        ([], [], None, "idlegpu is asked by none that it knows of"),
-        (None, [], None, "idlegpu does not answer which one asks it"),
+        (
+            ["idlegpu-scheduler"],
+            [],
+            "idlegpu-scheduler",
+            "schedulers that call idlegpu: idlegpu-scheduler",
+        ),
+        (["default-scheduler"], [], None, "schedulers that call idlegpu: default-scheduler"),
+        (["a", "b"], [], None, "schedulers that call idlegpu: a, b"),
+        ([], [], None, "schedulers that call idlegpu: none known"),
+        (None, [], None, "idlegpu does not answer"),
         (["idlegpu-scheduler"], ["--scheduler", "mine"], "mine", None),
     ],
 )

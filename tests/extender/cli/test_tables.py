@@ -176,7 +176,7 @@ def test_what_would_happen_on_one_node_is_told_in_full_or_why_it_would_not_be_as
         full = run("explain", "-f", "-", "--node", "node-1", standard_input=manifest)
 
     assert "node-4, nvidia.com/gpu: 0 idle of 2 GPUs that the pod could land on" in last.stdout
-    assert last.stdout.count("TOLD BY, AGE") == 1
+    assert last.stdout.count("SOURCE, AGE") == 1
     assert last.exit_code == 0
     assert "node-1: kube-scheduler would not ask about it: node(s) had too few free" in full.stdout
     assert full.exit_code == 1
@@ -296,8 +296,8 @@ def test_decisions_in_shadow_are_marked() -> None:
         ["node-2", "shadow: another"],
         ["node-1", "shadow: same"],
     ]
-    assert told[4].startswith("shadow: in shadow mode kube-scheduler is not told")
-    assert "in shadow mode kube-scheduler is not told" in why
+    assert told[4].startswith("shadow: in shadow mode kube-scheduler does not receive")
+    assert "in shadow mode kube-scheduler does not receive" in why
 
 
 def test_a_gpu_that_only_an_old_reading_calls_busy_says_so() -> None:
