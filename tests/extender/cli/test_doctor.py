@@ -94,7 +94,7 @@ def test_what_keeps_many_checks_from_running_is_told_once(run: Run) -> None:
     result = run("doctor", KUBECONFIG="/nowhere")
 
     lines = result.stdout.splitlines()
-    assert "IG203 could not run  nodes offer every GPU that they have: nodes: (1)" in lines
+    assert "IG203 could not run  nodes offer all their GPUs: nodes: (1)" in lines
     assert [line for line in lines if "/nowhere" in line] == [
         "(1) kubeconfig /nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG)"
     ]

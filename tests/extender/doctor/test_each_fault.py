@@ -242,7 +242,7 @@ FAULTS: Final[dict[str, Fault]] = {
         {"nodes": labelled({GPU: "8"}, **SLICED), "pods": (EXPORTER,)},
     ),
     "capacity unlike allocatable": Fault(
-        "IG203", "restart of that pod", {"nodes": (node(allocatable={GPU: "7"}),)}
+        "IG203", "restart that pod", {"nodes": (node(allocatable={GPU: "7"}),)}
     ),
     "a dead MPS daemon": Fault("IG204", "nvidia.com/mps.capable=true", {"nodes": MPS_NODE}),
     "MIG layouts unlike allocatable": Fault(

@@ -60,7 +60,7 @@ def test_items_of_a_typed_list_need_no_kind(tmp_path: Path) -> None:
 def test_an_empty_list_is_known_by_its_name(tmp_path: Path) -> None:
     assert read(tmp_path, pods_json=listed()).pods == ()
     assert read(tmp_path, any_json=listed(kind="PodList")).pods == ()
-    with pytest.raises(ClientError, match="holds nothing that is known"):
+    with pytest.raises(ClientError, match="is not recognized"):
         read(tmp_path, any_json=listed())
 
 
@@ -144,12 +144,12 @@ def test_certificates_are_read_from_files_and_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds nothing that is known"),
-        ("kind: Service", "holds nothing that is known"),
-        ("listen: x", "holds nothing that is known"),
-        ("up 1\n", "holds nothing that is known"),
-        ("{", "holds nothing that is known"),
-        ("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----", "cannot be read"),
+        ("", "is not recognized"),
+        ("kind: Service", "is not recognized"),
+        ("listen: x", "is not recognized"),
+        ("up 1\n", "is not recognized"),
+        ("{", "is not recognized"),
+        ("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----", "malformed certificate"),
     ],
 )
 def test_what_is_nothing_is_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -56,11 +56,14 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
         ),
         (
             "capacity unlike allocatable",
-            "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x (which GPU, which XID); a "
-            "GPU that works again takes a restart of that pod: kubectl -n gpu-operator delete pod "
+            "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x (which GPU, which XID); once "
+            "the GPU works again, restart that pod: kubectl -n gpu-operator delete pod "
             "nvdp-nvidia-device-plugin-x",
         ),
-        ("device plugin missing", "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x tells"),
+        (
+            "device plugin missing",
+            "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x shows the cause",
+        ),
         (
             "a MIG layout that failed",
             "kubectl -n gpu-operator logs nvidia-mig-manager-x; then kubectl label node node-1 ",
@@ -91,6 +94,6 @@ def test_a_broken_daemon_is_restarted_by_its_own_name() -> None:
 
     name = "nvdp-nvidia-device-plugin-mps-control-daemon-x"
     assert finding.remedy == (
-        f"kubectl -n gpu-operator logs {name} says why; then kubectl -n gpu-operator delete pod "
+        f"kubectl -n gpu-operator logs {name} shows why; then kubectl -n gpu-operator delete pod "
         f"{name}"
     )

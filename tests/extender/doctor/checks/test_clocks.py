@@ -43,7 +43,7 @@ def test_without_what_the_api_server_noted_the_check_has_not_passed(beat: str) -
 
     assert (report.findings, report.passed) == ((), ())
     (not_run,) = report.not_run
-    assert "1 of 2 come without" in not_run.why
+    assert "1 of 2 lack the time" in not_run.why
     assert "(node-2): kubectl get nodes -o json --show-managed-fields" in not_run.why
 
 

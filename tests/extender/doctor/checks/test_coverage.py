@@ -30,7 +30,7 @@ def test_a_gpu_node_without_exporter_or_agent_is_told() -> None:
 
     assert severities("IG105", facts) == ["error"]
     assert "node-1: no pod of dcgm-exporter or idlegpu-agent" in evidence("IG105", facts)
-    assert "taints there: gpu:NoSchedule" in evidence("IG105", facts)
+    assert "taints of these nodes: gpu:NoSchedule" in evidence("IG105", facts)
     assert "helm install dcgm-exporter" in found("IG105", facts)[0].remedy
 
 
@@ -38,9 +38,7 @@ def test_an_exporter_that_does_not_run_is_told_with_its_daemon_set() -> None:
     dead = pod("dcgm-exporter-x", namespace="gpu-operator", phase="Pending")
     facts = Facts(at=NOW, nodes=(node(),), pods=(dead,), daemon_sets=(SET,))
 
-    assert "gpu-operator/dcgm-exporter-x is there and not ready (Pending)" in evidence(
-        "IG105", facts
-    )
+    assert "gpu-operator/dcgm-exporter-x is not ready (Pending)" in evidence("IG105", facts)
     assert "0 of 1 ready, nodeSelector {'gpu': 'yes'}" in evidence("IG105", facts)
     assert "tolerations" in found("IG105", facts)[0].remedy
 

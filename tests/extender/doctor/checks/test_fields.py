@@ -60,7 +60,7 @@ def test_a_node_of_which_something_is_missing_is_told_though_another_has_it() ->
     facts = Facts(at=NOW, exporter=(*well, *blind))
 
     assert severities("IG101", facts) == ["error"]
-    assert f"not there: GPU utilization ({UTIL} or" in evidence("IG101", facts)
+    assert f"not exported: GPU utilization ({UTIL} or" in evidence("IG101", facts)
     assert "1 GPUs of node-2" in evidence("IG101", facts)
     assert "node-1" not in evidence("IG101", facts)
 
@@ -130,7 +130,7 @@ def test_instances_have_no_other_activity_than_the_engines() -> None:
     assert severities("IG101", facts) == ["error"]
     assert "MIG instances" in evidence("IG101", facts)
     assert "MIG instances" not in evidence("IG101", scraped(UTIL, USED, FREE))
-    assert f"there: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
+    assert f"exported: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
 
 
 def test_devices_of_which_nothing_tells_the_activity_are_told() -> None:

@@ -1,4 +1,4 @@
-"""Whether nodes offer the MIG instances that they have."""
+"""Check that nodes offer the MIG instances that they have."""
 
 from typing import Any
 

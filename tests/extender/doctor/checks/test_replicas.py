@@ -1,4 +1,4 @@
-"""Whether the extender's replicas end in good order, and know of each other."""
+"""Check that replicas shut down in time, and know each other."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether kube-scheduler asks us, and heeds what we say."""
+"""Checks of kube-scheduler's configuration and calls."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def test_what_the_extender_believes_is_told(kind: str, severity: str) -> None:
     facts = Facts(at=NOW, unasked=unasked(kind))
 
     assert severities("IG001", facts) == [severity]
-    assert "3 pods of default-scheduler that ask for nvidia.com/gpu: not-asked" in evidence(
+    assert "3 pods of default-scheduler that request nvidia.com/gpu: not-asked" in evidence(
         "IG001", facts
     )
     assert "team/train" in evidence("IG001", facts)
@@ -191,7 +191,7 @@ def test_the_evidence_is_the_arithmetic() -> None:
 def test_a_weight_that_no_wish_is_heard_beside_is_told_with_the_shipped_one() -> None:
     facts = at(entry(weight=10))
 
-    assert "it is 200 ahead of its equals" in evidence("IG004", facts)
+    assert "it leads equal nodes by 200" in evidence("IG004", facts)
     assert found("IG004", facts)[0].remedy.startswith("weight: 1: ")
 
 
@@ -205,7 +205,7 @@ def test_weights_of_a_profile_count() -> None:
     assert severities("IG004", facts) == ["error"]
     both = (scheduler(entry(), profiles=["default-scheduler", {**heavy, "schedulerName": "big"}]),)
     (told,) = found("IG004", Facts(at=NOW, schedulers=both))
-    assert told.what == "profile big: kube-scheduler's own plugins overrule our order"
+    assert told.what == "profile big: kube-scheduler's own plugins outvote our scores"
     facts = Facts(at=NOW, schedulers=(scheduler(entry(weight=1), profiles=[alone]),))
     assert found("IG004", facts) == []
 
@@ -243,7 +243,7 @@ def test_an_extender_that_filters_after_ours_sees_our_shortlist_alone() -> None:
     facts = at(entry(), other())
 
     assert severities("IG009", facts) == ["warning"]
-    assert "http://quota.team.svc:80: filterVerb: filter, asked about every pod" in evidence(
+    assert "http://quota.team.svc:80: filterVerb: filter, called for every pod" in evidence(
         "IG009", facts
     )
     assert "wire.shortlist: 100" in evidence("IG009", facts)
