@@ -1,4 +1,4 @@
-"""Who comes to the ports, as Prometheus metrics; counted where it happens, read when scraped."""
+"""Prometheus metrics of connections and refusals by port."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ from extender.listening import Listener
 
 
 class ConnectionCollector(Collector):
-    """Renders how many connections there are, and who was refused.
+    """Prometheus collector for the ports' connections.
 
     Args:
-        ports: the ports.
+        ports: listeners of the ports.
     """
 
     def __init__(self, ports: Iterable[Listener]) -> None:

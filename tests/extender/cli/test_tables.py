@@ -178,7 +178,7 @@ def test_what_would_happen_on_one_node_is_told_in_full_or_why_it_would_not_be_as
     assert "node-4, nvidia.com/gpu: 0 idle of 2 GPUs that the pod could land on" in last.stdout
     assert last.stdout.count("SOURCE, AGE") == 1
     assert last.exit_code == 0
-    assert "node-1: kube-scheduler would not ask about it: node(s) had too few free" in full.stdout
+    assert "node-1: kube-scheduler itself would reject it: node(s) had too few free" in full.stdout
     assert full.exit_code == 1
 
 

@@ -150,7 +150,7 @@ async def test_after_telling_a_replica_the_connection_sees_no_more_than_before(
     async def tell(request: web.Request) -> web.StreamResponse:
         whose = SeesTeam()
         VIEWER.set(whose)
-        answer = await explain._tell(request)
+        answer = await explain._answer_peer(request)
         seen.append(VIEWER.get())
         assert seen[-1] is whose
         return answer

@@ -92,11 +92,11 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(
 @pytest.mark.parametrize(
     ("processes", "used_gib", "told"),
     [
-        pytest.param(0.0, 0.0, "no process there, no memory held to speak of", id="none"),
+        pytest.param(0.0, 0.0, "no process there, almost no memory held", id="none"),
         pytest.param(1.0, 3.0, "1 process there, 3.0 GiB of memory held", id="one"),
         pytest.param(2.0, None, "2 processes there, memory unknown", id="two"),
         # Who lists no processes has not seen that there are none.
-        pytest.param(None, 0.0, "no memory held to speak of", id="nobody-lists-them"),
+        pytest.param(None, 0.0, "almost no memory held", id="nobody-lists-them"),
         pytest.param(None, None, "memory unknown", id="nothing-known"),
     ],
 )

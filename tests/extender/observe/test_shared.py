@@ -64,7 +64,7 @@ async def test_nothing_is_kept_for_nobody() -> None:
     await maker.shared.get("a", maker.make)
 
     async with asyncio.timeout(30):
-        while maker.shared._kept:  # nothing tells of it
+        while maker.shared._entries:  # no event signals it
             await asyncio.sleep(0.01)
 
 
