@@ -240,7 +240,7 @@ class Client:
         Args:
             pod: Pod object as in a manifest.
             limit: largest number of nodes to list of those without full detail.
-            node: name of a node to return in full detail, whatever its rank.
+            node: name of a node to return in full detail, also if it ranks low.
         """
         path, body = "/v1/explain", msgspec.json.encode(pod)
         asked = {"limit": str(limit), **({"node": node} if node else {})}

@@ -63,7 +63,7 @@ class Pile:
                 objects.append(item)
 
     def add_certificates(self, found: Iterable[Certificate]) -> None:
-        """Add certificates."""
+        """Add parsed certificates to the facts."""
         self._certificates += found
 
     def add_samples(self, samples: Iterable[Sample]) -> bool:

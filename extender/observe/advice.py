@@ -71,7 +71,7 @@ class Advice:
         self._queue = Turns(at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/advice."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

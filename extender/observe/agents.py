@@ -45,17 +45,17 @@ class AgentCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the gauges and counters of agent reports; none if no agents are accepted."""
         figures = self._figures()
         if figures is None:
             return
         for name, text, value in (
             ("agents", "Nodes whose agents report.", figures.agents),
             ("agent_connections", "Connections of agents.", figures.connections),
-            ("agent_devices", "GPUs that agents tell of.", figures.devices),
+            ("agent_devices", "GPUs that agents report.", figures.devices),
             (
                 "agent_unknown_nodes",
-                "Agents on nodes that the API server does not know: kept out.",
+                "Agents on nodes that the API server does not know: their readings are ignored.",
                 figures.unknown_nodes,
             ),
         ):
@@ -63,11 +63,11 @@ class AgentCollector(Collector):
             gauge.add_metric([], value)
             yield gauge
         for name, text, value in (
-            ("agent_reports", "Reports of agents that were taken.", figures.reports),
-            ("agent_token_reviews", "Tokens that the API server was asked about.", figures.reviews),
+            ("agent_reports", "Accepted reports of agents.", figures.reports),
+            ("agent_token_reviews", "Tokens sent to the API server for review.", figures.reviews),
             (
                 "agent_contested_devices",
-                "GPUs in reports that were not taken: they are seen on another node.",
+                "GPUs in reports that were rejected: another node reports them.",
                 figures.contested,
             ),
         ):
@@ -76,7 +76,7 @@ class AgentCollector(Collector):
             yield counter
         refused = CounterMetricFamily(
             "idlegpu_agent_refusals",
-            "Connections of agents that were refused or ended.",
+            "Refused or ended connections of agents.",
             labels=["reason"],
         )
         for reason, count in figures.refused.items():

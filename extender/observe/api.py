@@ -82,7 +82,7 @@ class Api:
         self._unreadable = unreadable
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
+        """Return the routes for nodes, GPUs, the best nodes and decisions."""
         return [
             *(
                 web.get(path, refusing(handler))

@@ -22,10 +22,10 @@ class CertificateCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric."""
+        """Yield the gauge of expiry times."""
         gauge = GaugeMetricFamily(
             "idlegpu_certificate_end_timestamp_seconds",
-            "When the first certificate in a file ends, by what the file is for.",
+            "Earliest expiry time of the certificates in a file, by the file's purpose.",
             labels=["certificate"],
         )
         for name, end in self._ends().items():

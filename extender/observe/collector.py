@@ -80,19 +80,19 @@ class FleetCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the metrics of GPUs, sources, pods and nodes."""
         counted, self._counted = self._counted, None
         yield from finish(self._devices_in_steps()) if counted is None else counted
         yield from self._collect_sources()
         pods = GaugeMetricFamily(
-            "idlegpu_assumed_pods", "Pods that count although they are not seen bound yet."
+            "idlegpu_assumed_pods", "Pods that count on a node before their binding is seen."
         )
         pods.add_metric([], len(self._fleet.ledger))
         yield pods
         nodes = GaugeMetricFamily("idlegpu_nodes", "Nodes that the API server knows.")
         nodes.add_metric([], len(self._fleet.nodes))
         yield nodes
-        gpu_pods = GaugeMetricFamily("idlegpu_gpu_pods", "Pods that ask for GPUs.")
+        gpu_pods = GaugeMetricFamily("idlegpu_gpu_pods", "Pods that request GPUs.")
         gpu_pods.add_metric([], len(self._fleet.pods))
         yield gpu_pods
         dropped = CounterMetricFamily(
@@ -123,7 +123,7 @@ class FleetCollector(Collector):
         now = self._clock()
         up = GaugeMetricFamily(
             "idlegpu_source_up",
-            "Whether the source's last answer was a good one.",
+            "Whether the source's last answer was valid.",
             labels=["source"],
         )
         age = GaugeMetricFamily(
@@ -139,17 +139,17 @@ class FleetCollector(Collector):
         )
         partial = CounterMetricFamily(
             "idlegpu_source_partial_answers",
-            "Answers that the source itself called incomplete.",
+            "Answers that the source itself marked as incomplete.",
             labels=["source"],
         )
         unreadable = CounterMetricFamily(
             "idlegpu_unreadable_objects",
-            "Objects of the API server that could not be read, and were left out.",
+            "Malformed objects of the API server, which were left out.",
             labels=["source"],
         )
         restarts = CounterMetricFamily(
             "idlegpu_source_worker_restarts",
-            "Times that the worker which asks the source had to be started anew.",
+            "Restarts of the worker process that queries the source.",
             labels=["source"],
         )
         for source in self._sources():
@@ -164,7 +164,7 @@ class FleetCollector(Collector):
         yield from (up, age, failures, queries, partial, restarts, unreadable)
         measured = GaugeMetricFamily(
             "idlegpu_telemetry_age_seconds",
-            "Time since the GPUs that the source shows were measured: median and oldest of them.",
+            "Age of the source's GPU readings: median and oldest.",
             labels=["source", "stat"],
         )
         for name, ages in self._fleet.store.ages(now).items():

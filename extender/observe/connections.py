@@ -21,18 +21,18 @@ class ConnectionCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the metrics of connections, refusals and failed TLS handshakes."""
         connections = GaugeMetricFamily(
-            "idlegpu_connections", "Connections that there are, by port.", labels=["port"]
+            "idlegpu_connections", "Open connections, by port.", labels=["port"]
         )
         refusals = CounterMetricFamily(
             "idlegpu_connection_refusals",
-            "Connections that were refused, or ended for others, for want of room.",
+            "Connections that were refused, or closed in favor of others, because of a limit.",
             labels=["port", "reason"],
         )
         failures = CounterMetricFamily(
             "idlegpu_tls_handshake_failures",
-            "Clients that did not get past the handshake of TLS, by port and reason.",
+            "Failed TLS handshakes, by port and reason.",
             labels=["port", "reason"],
         )
         for port in self._ports:

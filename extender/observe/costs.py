@@ -68,7 +68,7 @@ class Costs:
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/costs."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

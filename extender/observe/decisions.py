@@ -112,14 +112,14 @@ class Decisions:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes for clients."""
+        """Return the routes GET /v1/decisions and GET /v1/decisions/{id}."""
         return [
             web.get("/v1/decisions", refusing(self._list)),
             web.get("/v1/decisions/{id}", refusing(self._one)),
         ]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
+        """Return the route at which other replicas query decisions."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _list(self, request: web.Request) -> web.StreamResponse:

@@ -80,14 +80,14 @@ class Supply:
             self._idle[key] += idle[at] if is_open else 0
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the gauges of all and of idle GPUs."""
         labels = ["pool", "resource", "model"]
         every = GaugeMetricFamily(
             "idlegpu_pool_gpus", "GPUs, or MIG instances, by pool of nodes.", labels=labels
         )
         idle = GaugeMetricFamily(
             "idlegpu_pool_idle_gpus",
-            "Those of them that are idle and that a pod could get.",
+            "Idle GPUs, or MIG instances, that a pod could get, by pool of nodes.",
             labels=labels,
         )
         for key, count in self._all.items():
@@ -136,11 +136,11 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
     labels = ["resource", "model", "size"]
     pods_metric = GaugeMetricFamily(
         "idlegpu_waiting_pods",
-        "Pods that kube-scheduler found no node for, by what they ask for; size: GPUs of each.",
+        "Pods for which kube-scheduler found no node, by request; size: GPUs of each pod.",
         labels=labels,
     )
     gpus_metric = GaugeMetricFamily(
-        "idlegpu_waiting_gpus", "GPUs that these pods ask for.", labels=labels
+        "idlegpu_waiting_gpus", "GPUs that waiting pods request.", labels=labels
     )
     for key, count in waiting.items():
         pods_metric.add_metric(key, count)

@@ -103,11 +103,11 @@ class Explain:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for clients."""
+        """Return the route GET /v1/explain."""
         return [web.get(PATH, refusing(self._explain))]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
+        """Return the route at which other replicas query explanations."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:

@@ -56,7 +56,7 @@ class Foresight:
         self._resources = resources
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route POST /v1/explain."""
         return [web.post(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

@@ -38,7 +38,7 @@ PIECE_SHOWN = 16
 SHARED_SECONDS = 5.0
 """Lifetime of a result that several callers share: ten open pages cost as much as one."""
 LEAST_SECONDS = 2 * SWEEP_SECONDS
-"""Shortest idle time that counts: two sweeps, whatever the caller asks for."""
+"""Shortest idle time that counts, even if the caller asks for less: two sweeps."""
 EMPTY_BYTES = 64 << 20
 """Memory below which a device counts as empty: the driver itself uses some."""
 
@@ -76,7 +76,7 @@ class Holders:
         return self._idleness.began_at
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/holders."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

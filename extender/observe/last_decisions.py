@@ -103,7 +103,7 @@ class LastDecisions:
         self._replicas = replicas
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
+        """Return the route at which other replicas query the latest decisions."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     def of(self, uid: str, heard: LastHeard) -> Last | None:

@@ -53,7 +53,7 @@ class Pending:
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/pending."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -120,7 +120,7 @@ class Pending:
         }
 
     def _state(self, record: PodRecord, decided: Last | None) -> str:
-        """Return in a word why a pod is not bound."""
+        """Return a pod's state in a word, such as gated, nominated or refused."""
         if record.is_deleting:
             return "deleting"
         if record.is_gated:

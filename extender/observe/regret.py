@@ -169,11 +169,11 @@ class RegretTable:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for clients."""
+        """Return the route GET /v1/regret."""
         return [web.get(PATH, refusing(self._answer))]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
+        """Return the route at which other replicas query outcomes."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

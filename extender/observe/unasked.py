@@ -55,11 +55,11 @@ class UnaskedTable:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for clients."""
+        """Return the route GET /v1/unasked."""
         return [web.get(PATH, self._answer)]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
+        """Return the route at which other replicas query evidence."""
         return [web.get(PEERS_PATH, self._answer_peer)]
 
     async def _answer(self, _: web.Request) -> web.StreamResponse:

@@ -146,7 +146,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def freshness_word(freshness: float) -> str:
-    """Return fresh, stale or missing.
+    """Convert a freshness from 0 to 1 to a word: fresh, stale or missing.
 
     Example:
         >>> freshness_word(0.4)

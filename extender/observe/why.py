@@ -50,12 +50,12 @@ class Why:
         self._foresight = Foresight(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes for clients."""
+        """Return the routes for pending pods, holders, costs and explanations."""
         parts = (self.pending, self.holders, self._costs, self.explain, self._foresight)
         return [route for part in parts for route in part.routes()]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the routes for other replicas."""
+        """Return the routes at which other replicas query explanations and latest decisions."""
         return [*self.explain.peer_routes(), *self.pending.last.peer_routes()]
 
     def set_prices(self, prices: Mapping[str, float]) -> None:

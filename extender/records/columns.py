@@ -33,7 +33,7 @@ FEW: Final = 64
 """Largest number of values to write as a plain list."""
 
 FAST: Final = 1
-"""zlib level: the fleet is written often and read seldom, so speed matters more than size."""
+"""zlib level: the fleet is written often and rarely read, so speed matters more than size."""
 
 TELEMETRY: Final = tuple(column.name for column in fields(Telemetry))
 OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)

@@ -185,7 +185,7 @@ _IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_
 def _states(batch: Batch, assessment: Assessment) -> Small:
     """Return each device's display code and bits; the states are those of /v1/gpus, except unknown.
 
-    A device without fresh readings is stale or missing, whatever its last reading said.
+    A device without fresh readings is stale or missing, even if its last reading said busy.
     """
     telemetry = batch.telemetry
     codes = state_codes(batch, assessment)

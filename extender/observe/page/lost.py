@@ -55,11 +55,11 @@ class Lost:
         self._cache: OrderedDict[int, Told] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for pages."""
+        """Return the route GET /v1/page/lost."""
         return [web.get(PATH, refusing(self._answer))]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
+        """Return the route at which other replicas query explanations of runners-up."""
         return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:

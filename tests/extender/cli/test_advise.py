@@ -90,7 +90,7 @@ def test_one_node_is_shown_alone_and_what_is_left_out_is_said(advise: Run) -> No
     assert "and 1 more (--limit)" in few
 
 
-def test_a_fleet_of_which_nothing_is_said_is_told_so() -> None:
+def test_a_fleet_without_advice_says_so() -> None:
     world = AdvisingWorld()
     world.add_node("w", gpus=1)
     with serving(world.build_app()) as address:

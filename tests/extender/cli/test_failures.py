@@ -60,11 +60,11 @@ def test_a_failure_says_what_and_what_is_allowed(
     assert "Traceback" not in result.output
 
 
-def test_of_one_pod_without_decisions_it_is_not_told_that_there_are_none(run: Run) -> None:
+def test_one_pod_without_decisions_prints_no_empty_list(run: Run) -> None:
     assert run("decisions", "absent").stdout == ""
 
 
-def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_told_as_such(
+def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_reported_as_such(
     run: Run, tmp_path: Path
 ) -> None:
     issue(tmp_path)
@@ -80,7 +80,7 @@ def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_told_as_such(
     assert result.exit_code == 3
 
 
-def test_a_refused_connection_is_told_as_such(run: Run) -> None:
+def test_a_refused_connection_is_reported_as_such(run: Run) -> None:
     assert "refused" in run("nodes", "--url", "http://127.0.0.1:9").stderr
 
 
@@ -104,7 +104,7 @@ def test_a_manifest_without_a_pod_is_refused(run: Run, text: str) -> None:
         ("{}", "cannot use kubeconfig"),
     ],
 )
-def test_a_kubeconfig_that_is_none_is_told(
+def test_a_kubeconfig_that_is_none_is_reported(
     run: Run, tmp_path: Path, kubeconfig: str, words: str
 ) -> None:
     file = tmp_path / "kubeconfig"

@@ -94,7 +94,7 @@ def test_config_maps_are_looked_into(tmp_path: Path) -> None:
     assert list(facts.plugin_configs or {}) == ["sliced"]
 
 
-def test_expositions_are_told_apart(tmp_path: Path) -> None:
+def test_expositions_are_distinguished(tmp_path: Path) -> None:
     facts = read(tmp_path, dcgm_prom=DCGM, ours_prom=OURS)
 
     assert [one.name for one in facts.exporter or ()] == ["DCGM_FI_DEV_GPU_UTIL"]
@@ -136,8 +136,8 @@ def test_certificates_are_read_from_files_and_secrets(tmp_path: Path) -> None:
 
     facts = read(tmp_path, own_crt=pem, secrets_json=listed(secret))
 
-    told = {one.source for one in facts.certificates or ()}
-    assert told == {str(tmp_path / "own.crt"), "Secret n/s tls.crt"}
+    reported = {one.source for one in facts.certificates or ()}
+    assert reported == {str(tmp_path / "own.crt"), "Secret n/s tls.crt"}
     assert "c2VjcmV0" not in repr(facts)
 
 

@@ -46,7 +46,7 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         (
             "its sharing settings unlike the labels",
@@ -75,7 +75,7 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
         ("a dead MPS daemon", "kubectl label node node-1 nvidia.com/mps.capable=true"),
     ],
 )
-def test_a_remedy_is_a_command_for_what_is_there(name: str, told: str) -> None:
+def test_a_remedy_is_a_command_for_what_is_there(name: str, reported: str) -> None:
     fault = FAULTS[name]
     changes: dict[str, Any] = dict(fault.changes)
     pods: tuple[Any, ...] = changes.get("pods") or HEALTHY.pods or ()
@@ -83,7 +83,7 @@ def test_a_remedy_is_a_command_for_what_is_there(name: str, told: str) -> None:
 
     (finding,) = (one for one in examine(facts, CHECKS).findings if one.code == fault.code)
 
-    assert told in finding.remedy
+    assert reported in finding.remedy
 
 
 def test_a_broken_daemon_is_restarted_by_its_own_name() -> None:

@@ -5,7 +5,7 @@ from tests.extender.observe.whys import WhyWorld
 from tests.extender.served import BUSY, IDLE, MakeClient
 
 
-async def test_a_node_that_is_told_as_it_was_at_the_binding_says_so(
+async def test_a_node_shown_as_it_was_at_the_binding_says_so(
     aiohttp_client: MakeClient,
 ) -> None:
     world = WhyWorld()
