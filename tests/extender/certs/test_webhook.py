@@ -1,4 +1,4 @@
-"""The API server is told the CAs, and nothing else of its webhooks changes."""
+"""The webhook's caBundle receives the CAs, and its other fields stay."""
 
 import base64
 import copy

@@ -1,4 +1,4 @@
-"""Completion in a real bash, and what kubectl is told for its own."""
+"""Completion in a real bash, and the candidates that kubectl receives."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What goes wrong is told in a line, and by the exit status."""
+"""A failure prints one line and sets the exit status."""
 
 import ssl
 import subprocess

@@ -1,4 +1,4 @@
-"""Each fault in a cluster that is healthy otherwise: the doctor tells of it and of nothing else."""
+"""Each fault in an otherwise healthy cluster: the doctor reports it and nothing else."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What an autoscaler is told: GPUs that pods wait for, idle ones by pool of nodes."""
+"""Metrics for autoscalers: GPUs that pods wait for, idle ones by node pool."""
 
 from typing import Any
 

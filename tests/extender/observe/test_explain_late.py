@@ -1,4 +1,4 @@
-"""Where a pod is bound long after its decision, its node is told as it is by then."""
+"""A pod bound long after its decision: the node is shown as it was at the binding."""
 
 from tests.extender.observe.asking import decide, get
 from tests.extender.observe.whys import WhyWorld

@@ -1,4 +1,4 @@
-"""Any replica tells the last decision about a pod that waits, whichever of them made it."""
+"""Any replica returns the latest decision about a waiting pod, made by any of them."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""How placements turned out is told in a table and in metrics, to each what they may see."""
+"""Outcomes of placements as a table and as metrics, redacted for each caller."""
 
 from collections.abc import Callable
 from itertools import count

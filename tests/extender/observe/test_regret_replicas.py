@@ -1,4 +1,4 @@
-"""Any replica tells how the placements of all turned out, to each what they may see."""
+"""Any replica returns the outcomes of all, redacted for each caller."""
 
 from typing import Any
 

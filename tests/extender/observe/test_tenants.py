@@ -1,4 +1,4 @@
-"""No route of the real application tells a tenant of another's pods: they are "another pod"."""
+"""No route of the real application shows another tenant's pods: they are "another pod"."""
 
 import asyncio
 import json

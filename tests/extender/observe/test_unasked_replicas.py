@@ -1,4 +1,4 @@
-"""Any replica tells which pods were bound unasked as far as any of them knows."""
+"""Any replica returns the pods bound without an answer that any of them knows."""
 
 from dataclasses import dataclass
 

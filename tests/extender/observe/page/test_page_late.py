@@ -1,4 +1,4 @@
-"""An answer that comes late takes nothing back that the page was asked or told since."""
+"""A late answer does not overwrite newer state of the page."""
 
 from collections.abc import Generator
 
