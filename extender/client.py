@@ -1,4 +1,4 @@
-"""Asks an idlegpu extender from Python: one method for each question, typed answers.
+"""Typed Python client for the extender's HTTP API: one method for each route.
 
 docs/command-line.md has an example.
 """
@@ -26,14 +26,17 @@ T = TypeVar("T")
 _ANYTHING: Final = msgspec.json.Decoder()
 
 SERVICE: Final = "idlegpu/idlegpu-extender:status"
-"""Where the manifests have the extender answer: namespace/name:port."""
+"""Service that the manifests create for the extender's API, as `namespace/name:port`."""
 
 
 class Client:
-    """Asks an extender; nothing that it asks changes anything.
+    """Client for the extender's read-only HTTP API.
+
+    Every method that sends a request raises `ClientError` if the extender cannot be reached,
+    refuses the request, or sends an answer that cannot be decoded.
 
     Args:
-        way: the way to it; `Client.at` and `Client.in_cluster_of` make one.
+        way: transport to the extender; `Client.at` and `Client.in_cluster_of` create one.
     """
 
     def __init__(self, way: Way) -> None:
@@ -51,13 +54,14 @@ class Client:
         """Return a client for the extender at a URL.
 
         Args:
-            url: base URL of its observability address.
-            token: a token that it takes, "" for none.
-            ca_file: who signs its certificate, None for whom this machine trusts.
-            timeout_seconds: limit for one answer.
+            url: base URL of the extender's API port.
+            token: bearer token for the extender, "" for none.
+            ca_file: PEM file of the CA that signed the extender's certificate, None for the
+                system's CAs.
+            timeout_seconds: time limit for one request.
 
         Raises:
-            ClientError: the URL cannot be used.
+            ClientError: the URL is invalid.
         """
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         login = Login(headers=headers, ca_file=ca_file, timeout_seconds=timeout_seconds)
@@ -73,18 +77,18 @@ class Client:
         token: str = "",
         timeout_seconds: float = 30.0,
     ) -> "Client":
-        """Return a client for the extender of a cluster, through the API server's service proxy.
+        """Return a client that reaches the extender through the API server's service proxy.
 
         Args:
-            kubeconfig: the file, None for what kubectl would take.
-            context: which of its contexts, None for the current one.
-            service: `namespace/name:port`.
-            token: a token that the extender takes, "" for none: not that of the kubeconfig, which
-                the API server keeps to itself.
-            timeout_seconds: limit for one answer.
+            kubeconfig: path of the kubeconfig, None for the one that kubectl would use.
+            context: name of the kubeconfig's context, None for the current one.
+            service: the extender's Service as `namespace/name:port`.
+            token: bearer token for the extender, "" for none. The kubeconfig's own token does not
+                reach the extender: the API server does not forward it.
+            timeout_seconds: time limit for one request.
 
         Raises:
-            ClientError: the kubeconfig cannot be used.
+            ClientError: the kubeconfig is missing or invalid.
         """
         from extender.remote.cluster import Cluster  # noqa: PLC0415 - takes half a second
 
@@ -93,14 +97,14 @@ class Client:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "Client":
-        """Return a client as the command line makes one: IDLEGPU_URL, else the kubeconfig.
+        """Return a client configured as the command line is: IDLEGPU_URL, else the kubeconfig.
 
         Args:
-            environment: that of the process, or what stands for it: IDLEGPU_TOKEN or
-                IDLEGPU_TOKEN_FILE, IDLEGPU_CA_FILE, IDLEGPU_SERVICE and KUBECONFIG count too.
+            environment: environment variables. IDLEGPU_TOKEN or IDLEGPU_TOKEN_FILE,
+                IDLEGPU_CA_FILE, IDLEGPU_SERVICE and KUBECONFIG are read too.
 
         Raises:
-            ClientError: neither can be used, or the token's file cannot be read.
+            ClientError: the URL or the kubeconfig is invalid, or the token file cannot be read.
         """
         file = environment.get("IDLEGPU_TOKEN_FILE", "")
         token = environment.get("IDLEGPU_TOKEN", "") or (read_token(file) if file else "")
@@ -113,15 +117,15 @@ class Client:
         )
 
     def nodes(self) -> answers.Nodes:
-        """Return every node with GPUs."""
+        """Return all nodes that have GPUs."""
         return self._get(answers.Nodes, "/v1/nodes")
 
     def node(self, name: str) -> answers.Node:
-        """Return one node, with its GPUs."""
+        """Return one node and its GPUs."""
         return self._get(answers.Node, f"/v1/nodes/{quote(name, safe='')}")
 
     def gpus(self, node: str | None = None) -> answers.Gpus:
-        """Return every GPU, or those of one node."""
+        """Return all GPUs of the cluster, or of one node."""
         return self._get(answers.Gpus, "/v1/gpus", {"node": node})
 
     def best(
@@ -132,14 +136,14 @@ class Client:
         model: str | None = None,
         **wishes: str | int | None,
     ) -> answers.Best:
-        """Return the nodes that a pod would get now, best first.
+        """Return the nodes that would suit a pod now, best first.
 
         Args:
-            gpus: how many it asks for.
-            memory: room on each (`20Gi`).
-            model: models that it prefers (`H100,A100`).
-            **wishes: `resource`, `strategy`, `require_idle`, `max_utilization`, `max_memory`,
-                `limit`.
+            gpus: number of GPUs that the pod requests.
+            memory: memory that it needs on each GPU, as a quantity (`20Gi`).
+            model: GPU models that it prefers, separated by commas (`H100,A100`).
+            **wishes: further query parameters: `resource`, `strategy`, `require_idle`,
+                `max_utilization`, `max_memory`, `limit`.
         """
         asked = {"gpus": gpus, "memory": memory, "model": model, **wishes}
         return self._get(answers.Best, "/v1/best", asked)
@@ -147,12 +151,12 @@ class Client:
     def decisions(
         self, *, pod: str | None = None, limit: int = 100, brief: bool = True
     ) -> answers.Decisions:
-        """Return the last decisions, the newest first."""
+        """Return the latest scheduling decisions, newest first."""
         asked = {"pod": pod, "limit": limit, "brief": "true" if brief else "false"}
         return self._get(answers.Decisions, "/v1/decisions", asked)
 
     def pending(self, *, namespace: str | None = None, limit: int = 200) -> answers.Pending:
-        """Return the GPU pods that are not bound."""
+        """Return the GPU pods that are not bound to a node yet."""
         return self._get(answers.Pending, "/v1/pending", {"namespace": namespace, "limit": limit})
 
     def holders(
@@ -163,7 +167,14 @@ class Client:
         some: bool = False,
         limit: int = 200,
     ) -> Holders:
-        """Return the pods that hold GPUs and do not use them."""
+        """Return the pods that hold GPUs without using them.
+
+        Args:
+            idle_for_seconds: shortest time for which the pod's GPUs have been idle.
+            namespace: only pods of this namespace.
+            some: include pods that use some of their GPUs.
+            limit: largest number of pods to return.
+        """
         asked = {
             "idle_for": idle_for_seconds,
             "namespace": namespace,
@@ -181,14 +192,15 @@ class Client:
         some: bool = False,
         limit: int = 200,
     ) -> Costs:
-        """Return what the GPUs that pods hold cost, used and idle.
+        """Return the cost of the GPUs that pods hold, split into used and idle.
 
         Args:
-            by: `pod`, `owner` or `namespace`: what is summed up together.
-            idle_for_seconds: only of pods whose GPUs are idle for so long; 0 for all that hold any.
-            namespace: only of its pods.
-            some: also of pods that use some of their GPUs.
-            limit: so many sums.
+            by: grouping: `pod`, `owner` or `namespace`.
+            idle_for_seconds: only pods whose GPUs have been idle this long; 0 for every pod with
+                GPUs.
+            namespace: only pods of this namespace.
+            some: with `idle_for_seconds`, include pods that use some of their GPUs.
+            limit: largest number of groups to return.
         """
         asked = {
             "by": by,
@@ -207,14 +219,14 @@ class Client:
         limit: int = 100,
         node: str | None = None,
     ) -> answers.Explanation:
-        """Return why a pod went where it went, or waits.
+        """Return the reasons for a pod's placement, or why the pod is still pending.
 
         Args:
-            pod: `namespace/name`, a name that is unique, or a UID.
-            number: the number of a decision, instead; or, as a string, its id, which no decision
-                of another replica has.
-            limit: so many of the nodes that are not kept in full.
-            node: say of this one whatever is known.
+            pod: `namespace/name`, a unique name, or a UID.
+            number: look up a decision instead of a pod: its number, or, as a string, its id, which
+                is unique across replicas.
+            limit: largest number of nodes to list of those without full detail.
+            node: name of a node to return in full detail.
         """
         name = "id" if isinstance(number, str) else "number"
         asked = {"pod": pod, name: number, "limit": limit, "node": node}
@@ -223,12 +235,12 @@ class Client:
     def foresee(
         self, pod: Mapping[str, object], *, limit: int = 100, node: str | None = None
     ) -> answers.Explanation:
-        """Return what would happen to a pod that is not there.
+        """Return the placement that the extender would choose now for a pod that does not exist.
 
         Args:
-            pod: a Pod object.
-            limit: so many of the nodes that are not told in full.
-            node: tell this one in full, whatever its place.
+            pod: Pod object as in a manifest.
+            limit: largest number of nodes to list of those without full detail.
+            node: name of a node to return in full detail, also if it ranks low.
         """
         path, body = "/v1/explain", msgspec.json.encode(pod)
         asked = {"limit": str(limit), **({"node": node} if node else {})}
@@ -243,14 +255,14 @@ class Client:
         all_cards: bool = False,
         limit: int = 200,
     ) -> Advice:
-        """Return how to share which cards, and which pods ask for far too much.
+        """Return recommendations for sharing GPUs, and pods that request far more than they use.
 
         Args:
-            node: only its cards and pods.
-            namespace: only its pods.
-            over_seconds: how far back to look.
-            all_cards: also those that are well as they are.
-            limit: so many cards, and so many pods.
+            node: only GPUs and pods of this node.
+            namespace: only pods of this namespace.
+            over_seconds: length of the period to evaluate, ending now.
+            all_cards: include GPUs that need no change.
+            limit: largest number of GPUs, and of pods, to return.
         """
         asked = {
             "node": node,
@@ -262,19 +274,19 @@ class Client:
         return self._get(Advice, "/v1/advice", asked)
 
     def regret(self, *, namespace: str | None = None, limit: int = 50) -> Regret:
-        """Return how placements turned out some time after the pods were bound."""
+        """Return the measured outcome of placements some time after the pods were bound."""
         return self._get(Regret, "/v1/regret", {"namespace": namespace, "limit": limit})
 
     def unasked(self) -> answers.Unasked:
-        """Return the pods that were bound without the extender's answer, and why, likely."""
+        """Return the pods that were bound without the extender, each with the likely reason."""
         return self._get(answers.Unasked, "/v1/unasked")
 
     def get(self, path: str, asked: Mapping[str, object] | None = None) -> object:
-        """Return any answer as plain JSON; parameters that are None are left out."""
+        """Return the decoded JSON of any route; parameters that are None are omitted."""
         return _decode(_ANYTHING, self._way.ask("GET", path, _params(asked)), path)
 
     def text(self, path: str) -> str:
-        """Return any answer as text, such as the metrics."""
+        """Return the body of any route as text, such as `/metrics`."""
         return self._way.ask("GET", path).decode(errors="replace")
 
     def _get(self, kind: type[Kind], path: str, asked: Mapping[str, object] | None = None) -> Kind:
@@ -290,11 +302,6 @@ def _read(kind: type[Kind], body: bytes, path: str) -> Kind:
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, path: str) -> T:
-    """Decode an answer.
-
-    Raises:
-        ClientError: it is none.
-    """
     try:
         return decode_with(decoder.decode, body)
     except MalformedError as error:
@@ -306,10 +313,10 @@ def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes, path: str) -> T:
 
 
 def read_token(file: str) -> str:
-    """Return the token in a file.
+    """Return the token in a file, without surrounding whitespace.
 
     Raises:
-        ClientError: it cannot be read.
+        ClientError: the file cannot be read.
     """
     try:
         return Path(file).read_text(encoding="utf-8").strip()

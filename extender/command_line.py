@@ -1,4 +1,4 @@
-"""The command line: serve, or check the settings."""
+"""Command line of the extender: run the server, or check the settings and exit."""
 
 import argparse
 import importlib.metadata
@@ -31,20 +31,20 @@ _ALWAYS_SHOWN: Final = frozenset(
         "resources",
     }
 )
-_WHERE_NONE: Final = {
+_IF_UNSET: Final = {
     "kubeconfig": "(none: the service account of the pod)",
     "prometheus.url": "(none: no telemetry)",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Parse the arguments, then run the server or print what was requested.
 
     Args:
-        argv: arguments, those of the process unless given.
+        argv: command-line arguments, None for those of the process.
 
     Returns:
-        Exit status: 0, 1 where it cannot serve, 2 where arguments or settings are bad.
+        Exit status: 0, 1 if the server cannot run, 2 if arguments or settings are invalid.
     """
     arguments = _build_parser().parse_args(argv)
     if arguments.settings_table:
@@ -63,18 +63,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe_settings(settings: Settings) -> str:
-    """Return a line for each setting that matters or differs from its default; no secrets."""
+    """Format settings as lines: the important ones and all that differ from their default.
+
+    Secrets are masked.
+    """
     lines = []
     for setting in all_settings().values():
         shown = show_value(settings, setting)
         if setting.name in _ALWAYS_SHOWN or shown != setting.default:
-            lines.append(f"  {setting.name}: {shown or _WHERE_NONE.get(setting.name, '')}\n")
+            lines.append(f"  {setting.name}: {shown or _IF_UNSET.get(setting.name, '')}\n")
     return "".join(lines)
 
 
 def _serve(settings: Settings, path: Path | None) -> int:
-    """Serve until a signal ends it; changes of the settings file are taken over."""
-    # Only now: checking settings is quick without what serving needs.
+    """Run the server until SIGTERM or SIGINT; reload the settings file when it changes."""
+    # Imported here, so that --check-config starts quickly.
     import uvloop
 
     from extender.kube_config import KubeConfigError
@@ -103,9 +106,9 @@ def _serve(settings: Settings, path: Path | None) -> int:
         )
         return EXIT_CANNOT_SERVE
     except ExceptionGroup:
-        logger.critical("a background task ended in a fault", exc_info=True)
+        logger.critical("a background task failed", exc_info=True)
         return EXIT_CANNOT_SERVE
-    except KeyboardInterrupt:  # before the service handles signals itself
+    except KeyboardInterrupt:  # the server has not installed its signal handlers yet
         return EXIT_OK
     return EXIT_OK
 
@@ -114,7 +117,7 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m extender",
         description="A kube-scheduler extender that places GPU pods on idle GPUs.",
-        epilog="Variables IDLEGPU_... of the environment come before the file.",
+        epilog="Environment variables IDLEGPU_... override the file.",
     )
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--config", type=Path, metavar="FILE", help="serve with these settings")

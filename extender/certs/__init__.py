@@ -1,1 +1,1 @@
-"""Makes and renews the certificates of webhooks: a CA of its own, the extender's, the asker's."""
+"""Create and renew the webhooks' TLS certificates: a private CA, extender, kube-scheduler."""

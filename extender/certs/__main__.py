@@ -1,12 +1,12 @@
-"""Makes a CA and the certificates of both sides, or renews what is old.
+"""Create or renew the CA and the certificates of the extender and of kube-scheduler.
 
     python -m extender.certs --folder DIR [--address 10.96.0.88]
     python -m extender.certs --secrets            (in a pod, or with --kubeconfig)
     python -m extender.certs --secrets --webhook idlegpu-scheduler-name
 
-Run it as often as you like: what is good stays, there is one CA, and of several at a time one waits
-for the other. A new CA is brought in without a gap: --next-ca, then restart every kube-scheduler,
-which reads its CA once; --switch-ca; a day later --drop-ca.
+It is safe to run again at any time: valid certificates stay as they are, and concurrent runs wait
+for each other. To replace the CA without downtime: run with --next-ca, restart every kube-scheduler
+(it reads its CA only at start), run with --switch-ca, and a day later with --drop-ca.
 """
 
 import argparse
@@ -50,7 +50,7 @@ from extender.kube_config import SERVICE_ACCOUNT, KubeConfigError
 DEFAULT_NAMESPACE: Final = "idlegpu"
 
 TRIES: Final = 10
-"""Where another changes what is kept at the same time."""
+"""Attempts to write the Secrets while other runs change them."""
 PAUSE_SECONDS: Final = (0.1, 0.5)
 
 EXIT_OK: Final = 0
@@ -58,20 +58,20 @@ EXIT_FAILED: Final = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Create or renew the certificates in a folder or in Secrets.
 
     Returns:
-        Exit status: 0, or 1 where certificates could not be made or kept.
+        Exit status: 0, or 1 if certificates could not be created or stored.
     """
     parser = _build_parser()
     arguments = parser.parse_args(argv)
     if arguments.ca_namespace and not arguments.secrets:
         parser.error("--ca-namespace goes with --secrets: a folder has ca.crt for each side")
     if arguments.webhook and not arguments.secrets:
-        parser.error("--webhook goes with --secrets: the API server is told as well")
+        parser.error("--webhook goes with --secrets: it writes to the API server as well")
     namespace = arguments.namespace or _own_namespace()
     service = f"{EXTENDER_NAME}.{namespace}.svc"
-    # Who looks at health and API over a port-forward asks for the last of ours.
+    # A client that connects over a port-forward uses the name localhost.
     names = (EXTENDER_NAME, service, f"{service}.cluster.local", "localhost", *arguments.name)
     wanted = Wanted(
         names=tuple(dict.fromkeys(names)),
@@ -97,10 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def changed(files: Files, wanted: Wanted, step: str, now: datetime | None = None) -> Files:
-    """Return all files after one step of a CA's change ("" for none), renewed where due.
+    """Return all files after one step of a CA rollover, with certificates renewed if due.
+
+    Args:
+        files: PEM files by name.
+        wanted: names, addresses and lifetime of the certificates.
+        step: "next", "switch", "drop", or "" for none.
+        now: time of issue, None for the current time.
 
     Raises:
-        CertsError: they cannot be made of what is there.
+        CertsError: a file is damaged or missing.
     """
     at = now or datetime.now(UTC)
     if step == "next":
@@ -113,13 +119,13 @@ def changed(files: Files, wanted: Wanted, step: str, now: datetime | None = None
 
 
 def describe(before: Files, after: Files) -> str:
-    """Return a line for each certificate: until when it is good, and whether it is new."""
+    """Format one line for each certificate: its expiry date, and whether it is new."""
     lines = []
     for name in ("ca", "next", "previous", *SIDES):
         file = f"{name}.crt"
         if file in after:
-            news = "" if before.get(file) == after[file] else ", new"
-            lines.append(f"{name}: good until {expires_at(after[file]):%Y-%m-%d}{news}\n")
+            suffix = "" if before.get(file) == after[file] else ", new"
+            lines.append(f"{name}: good until {expires_at(after[file]):%Y-%m-%d}{suffix}\n")
     return "".join(lines)
 
 
@@ -137,9 +143,10 @@ async def _keep_secrets(
 async def _write_secrets(
     arguments: argparse.Namespace, client: KubeClient, secrets: Secrets, wanted: Wanted
 ) -> tuple[Files, Files]:
-    """Have the Secrets hold what they should, and return what they held and hold.
+    """Write the renewed files to the Secrets; return the files from before and after.
 
-    The Lease keeps others away; should it fail to, each change is of what was read all the same.
+    The Lease excludes concurrent runs. If it fails, `resourceVersion` still rejects a write that
+    would overwrite another run's change.
     """
     before = await secrets.read()
     after: Files | None = None
@@ -149,25 +156,27 @@ async def _write_secrets(
         after = changed(found, wanted, step)
         try:
             await secrets.write_authority(after)
-            step = ""  # done, whatever becomes of the rest
+            step = ""  # do not repeat the step if a later write conflicts
             await secrets.write_sides(after)
-            await _tell(arguments, client, after)
+            await _publish_cas(arguments, client, after)
         except KubeError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
         else:
             if await secrets.is_current():
                 return before, after
-        # Another does the same at the same time: what it made is good for us, too.
+        # Another run writes at the same time: read its certificates and use them.
         await asyncio.sleep(random.uniform(*PAUSE_SECONDS))
-    raise CertsError(f"others changed them at the same time, {TRIES} times: run it again")
+    raise CertsError(
+        f"other runs changed the Secrets at the same time, {TRIES} times: run it again"
+    )
 
 
-async def _tell(arguments: argparse.Namespace, client: KubeClient, files: Files) -> None:
-    """Tell the CAs those who have no certificate of ours."""
+async def _publish_cas(arguments: argparse.Namespace, client: KubeClient, files: Files) -> None:
+    # For clients without a certificate of their own: node agents and the API server.
     for other in arguments.ca_namespace:
-        if told := await publish(client, other, files):
-            sys.stdout.write(f"ConfigMap {other}/{CA_CONFIG_MAP}: {told}\n")
+        if outcome := await publish(client, other, files):
+            sys.stdout.write(f"ConfigMap {other}/{CA_CONFIG_MAP}: {outcome}\n")
     webhook = arguments.webhook
     if webhook and await write_ca_bundle(client, webhook, trusted(files)):
         sys.stdout.write(f"MutatingWebhookConfiguration {webhook}: new\n")
@@ -186,46 +195,44 @@ def _build_parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--folder", type=Path, metavar="DIR", help="keep them in a folder")
-    where.add_argument("--secrets", action="store_true", help="keep them in Secrets of Kubernetes")
-    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where this is no pod")
+    store = parser.add_mutually_exclusive_group(required=True)
+    store.add_argument("--folder", type=Path, metavar="DIR", help="store the files in a folder")
+    store.add_argument("--secrets", action="store_true", help="store the files in Secrets")
+    parser.add_argument("--kubeconfig", type=Path, metavar="FILE", help="kubeconfig, outside a pod")
     parser.add_argument(
-        "--namespace", default="", help="the extender's; unless said, the pod's own, or idlegpu"
+        "--namespace", default="", help="the extender's namespace (this pod's own, or idlegpu)"
     )
     parser.add_argument(
         "--address",
         type=ipaddress.ip_address,
         action="append",
         default=[],
-        help="IP address that kube-scheduler asks; may be repeated",
+        help="IP address at which kube-scheduler reaches the extender; repeatable",
     )
-    parser.add_argument(
-        "--name", action="append", default=[], help="further DNS name; may be repeated"
-    )
+    parser.add_argument("--name", action="append", default=[], help="further DNS name; repeatable")
     parser.add_argument(
         "--webhook",
         default="",
         metavar="NAME",
-        help="MutatingWebhookConfiguration that is told the CA, with --secrets",
+        help="MutatingWebhookConfiguration whose caBundle to update, with --secrets",
     )
-    parser.add_argument("--days", type=int, default=365, help="how long they are good (365)")
+    parser.add_argument("--days", type=int, default=365, help="lifetime of certificates (365)")
     parser.add_argument(
-        "--renew-days", type=int, default=60, help="renew what is good for less (60)"
+        "--renew-days", type=int, default=60, help="renew certificates that expire sooner (60)"
     )
     parser.add_argument(
         "--ca-namespace",
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="with --secrets: have a ConfigMap idlegpu-ca there, with the CAs alone, for node "
-        "agents that report over TLS; may be repeated",
+        help="with --secrets: write the CA certificates to a ConfigMap idlegpu-ca there, for node "
+        "agents that report over TLS; repeatable",
     )
     step = parser.add_mutually_exclusive_group()
     for name, text in (
-        ("next", "make another CA, which both sides trust from now on"),
-        ("switch", "let that one issue all certificates"),
-        ("drop", "trust the one before it no longer"),
+        ("next", "create the next CA, which both sides trust from now on"),
+        ("switch", "issue all certificates from the next CA"),
+        ("drop", "stop trusting the previous CA"),
     ):
         step.add_argument(f"--{name}-ca", dest="step", action="store_const", const=name, help=text)
     parser.set_defaults(step="")

@@ -1,4 +1,4 @@
-"""What is to be issued, and issuing it: keys and certificates in, keys and certificates out."""
+"""Issue and renew X.509 certificates: PEM files in, PEM files out, no I/O."""
 
 import ipaddress
 import secrets
@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Files = Mapping[str, bytes]
-"""PEM by name: `ca.crt`, `ca.key`, `next.crt`, `next.key`, `previous.crt`, and `.crt` and `.key` of
-each side."""
+"""PEM content by file name: `ca.crt`, `ca.key`, `next.crt`, `next.key`, `previous.crt`, and `.crt`
+and `.key` of each side."""
 
 EXTENDER: Final = "extender"
 SCHEDULER: Final = "kube-scheduler"
@@ -24,22 +24,22 @@ SCHEDULER_NAME: Final = "idlegpu-kube-scheduler"
 
 CA_DAYS: Final = 3650
 BACKDATED: Final = timedelta(minutes=5)
-"""Clocks differ: what was just issued is good a little earlier."""
+"""Start of validity before the time of issue, because clocks differ between machines."""
 
 
 class CertsError(ValueError):
-    """Certificates cannot be made of what is there; the message says why and what to do."""
+    """Certificates cannot be created from the given files; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be issued.
+    """Names, addresses and lifetime of the certificates to issue.
 
     Attributes:
         names: DNS names of the extender.
         addresses: IP addresses of the extender.
-        days: how long certificates are good.
-        renew_days: those that are good for less are issued anew.
+        days: lifetime of a new certificate.
+        renew_days: a certificate that expires sooner than this is renewed.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
-    """The certificate of one side: for whom, and what for."""
+    """The certificate of one side: subject, key usages and alternative names."""
 
     side: str
     common_name: str
@@ -63,7 +63,7 @@ def _leaves(wanted: Wanted) -> tuple[_Leaf, _Leaf]:
     extender = _Leaf(
         side=EXTENDER,
         common_name=EXTENDER_NAME,
-        # It asks, too: its other replicas.
+        # The extender is a client as well: of its other replicas.
         usages=(ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
         names=(*map(x509.DNSName, wanted.names), *addresses),
     )
@@ -77,12 +77,13 @@ def _leaves(wanted: Wanted) -> tuple[_Leaf, _Leaf]:
 
 
 def renewed(files: Files, wanted: Wanted, now: datetime) -> dict[str, bytes]:
-    """Return all files as they should be: what is missing, old, or for other names issued anew.
+    """Return all files, with missing, expiring or outdated certificates issued again.
 
-    Nothing is good for longer than the CA that issues it: see `ending`.
+    A certificate is outdated if its names or its CA changed. It never outlives its CA: see
+    `ending`.
 
     Raises:
-        CertsError: what is there is damaged, or a certificate is there without its key.
+        CertsError: a file is damaged, or a certificate has no key.
     """
     result = dict(files)
     if "ca.crt" not in result:
@@ -94,10 +95,10 @@ def renewed(files: Files, wanted: Wanted, now: datetime) -> dict[str, bytes]:
 
 
 def ending(files: Files, wanted: Wanted, now: datetime) -> str:
-    """Return what to do where the CA ends before what it would issue; "" where it does not.
+    """Return a warning if the CA expires before a certificate that it would issue now, else "".
 
     Raises:
-        CertsError: the CA is damaged.
+        CertsError: the CA certificate is damaged.
     """
     ends_at = expires_at(files["ca.crt"])
     if ends_at >= now + timedelta(days=wanted.days):
@@ -112,14 +113,14 @@ def ending(files: Files, wanted: Wanted, now: datetime) -> str:
 
 
 def with_next(files: Files, now: datetime) -> dict[str, bytes]:
-    """Return the files with a second CA, which both sides trust and which issues nothing yet."""
+    """Return the files plus a second CA, which both sides trust and which issues nothing yet."""
     if "next.crt" in files:
         return dict(files)
     return {**files, **_authority("next", now)}
 
 
 def switched(files: Files) -> dict[str, bytes]:
-    """Return the files with the second CA in the first's place; both are trusted.
+    """Return the files with the second CA as the issuing one; both CAs stay trusted.
 
     Raises:
         CertsError: there is no second CA.
@@ -136,28 +137,28 @@ def switched(files: Files) -> dict[str, bytes]:
 
 
 def without_previous(files: Files) -> dict[str, bytes]:
-    """Return the files without the CA from before the last switch: nobody trusts it any more."""
+    """Return the files without the CA that issued certificates before the last switch."""
     return {name: text for name, text in files.items() if name != "previous.crt"}
 
 
 def trusted(files: Files) -> bytes:
-    """Return the bundle of CAs that both sides trust."""
+    """Return the PEM bundle of all CAs that both sides trust."""
     bundle = (files[name] for name in ("ca.crt", "next.crt", "previous.crt") if name in files)
     return b"".join(bundle)
 
 
 def expires_at(certificate: bytes) -> datetime:
-    """Return until when a certificate is good.
+    """Return the expiry time of a PEM certificate.
 
     Raises:
-        CertsError: it is none.
+        CertsError: the bytes are not a certificate.
     """
     return _parse(certificate, "the certificate").not_valid_after_utc
 
 
 def _authority(stem: str, now: datetime) -> dict[str, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own, so that two CAs in a bundle are told apart.
+    # A unique name, because TLS libraries find the issuer in a bundle by its name.
     name = f"idlegpu CA {now:%Y-%m-%d} {secrets.token_hex(4)}"
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     certificate = (
@@ -172,11 +173,11 @@ def _authority(stem: str, now: datetime) -> dict[str, bytes]:
 
 def _issue(files: Files, leaf: _Leaf, days: int, now: datetime) -> dict[str, bytes]:
     authority = _load(files, "ca")
-    # Where the CA has ended, so has what it issues: nobody takes it, and the CA can be changed.
+    # An expired CA issues an expired certificate: no peer accepts it, but the CA can be replaced.
     ends_at = min(now + timedelta(days=days), authority.not_valid_after_utc)
     signer = serialization.load_pem_private_key(files["ca.key"], None)
     if not isinstance(signer, ec.EllipticCurvePrivateKey):
-        raise CertsError("ca.key is no key of an elliptic curve: it is not one that this made")
+        raise CertsError("ca.key is no elliptic-curve key: it was not created by this command")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)])
     certificate = (
@@ -194,13 +195,12 @@ def _issue(files: Files, leaf: _Leaf, days: int, now: datetime) -> dict[str, byt
 
 
 def _is_due(files: Files, leaf: _Leaf, renew_days: int, now: datetime) -> bool:
-    """Tell whether a side needs another certificate."""
     if f"{leaf.side}.crt" not in files or f"{leaf.side}.key" not in files:
         return True
     certificate = _parse(files[f"{leaf.side}.crt"], f"{leaf.side}.crt")
     stated = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     authority = _load(files, "ca")
-    # What ends with its CA would be issued anew no better.
+    # A certificate that expires together with its CA would gain nothing from a renewal.
     good_until = min(now + timedelta(days=renew_days), authority.not_valid_after_utc)
     return (
         certificate.not_valid_after_utc < good_until

@@ -1,4 +1,4 @@
-"""Of several runs that make certificates in the same Secrets one at a time acts: by a Lease."""
+"""Let one run at a time change the certificate Secrets, by holding a Lease."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,9 @@ from extender.kube import KubeClient, KubeError
 LEASE_NAME: Final = "idlegpu-certs"
 
 WAIT_SECONDS: Final = 60.0
-"""A run takes a second or two, and one that died loses its lease after 15 s. Whoever holds it for
-longer keeps nobody from renewing what ends: that what is written is what was read is checked."""
+"""Time to wait for another run. A run takes 1 to 2 s, and a dead run loses its Lease after 15 s.
+After this time the run continues without the Lease, because `resourceVersion` protects every
+write."""
 
 PAUSE_SECONDS: Final = (0.2, 0.4)
 
@@ -25,23 +26,23 @@ PAUSE_SECONDS: Final = (0.2, 0.4)
 async def alone_with(
     client: KubeClient, namespace: str, *, wait_seconds: float = WAIT_SECONDS
 ) -> AsyncIterator[None]:
-    """Keep others, who do the same, from changing the Secrets meanwhile: they wait.
+    """Hold the Lease for the certificate Secrets while the block runs; other runs wait.
 
-    Without a right to the Lease, or where another does not let go of it, this is said on standard
-    error, and nobody is kept from anything.
+    If the Lease is forbidden or another run does not release it, print a warning to standard error
+    and continue without it.
 
     Args:
-        client: the API server.
-        namespace: of the Secrets, and of the Lease.
-        wait_seconds: how long another is waited for.
+        client: client for the API server.
+        namespace: namespace of the Secrets and of the Lease.
+        wait_seconds: time to wait for another holder.
 
     Raises:
-        KubeError: the API server could not be asked.
+        KubeError: the API server cannot be reached or refuses the request.
     """
     lease = Lease(client, namespace=namespace, name=LEASE_NAME)
-    trouble = await _take(lease, wait_seconds)
-    if trouble:
-        sys.stderr.write(f"warning: not alone with the Secrets: {trouble}\n")
+    problem = await _take(lease, wait_seconds)
+    if problem:
+        sys.stderr.write(f"warning: not alone with the Secrets: {problem}\n")
         yield
         return
     renewing = asyncio.create_task(lease.run(), name="certs lease")
@@ -50,13 +51,13 @@ async def alone_with(
     finally:
         renewing.cancel()
         await asyncio.wait([renewing])
-        # What is cancelled before it began gives nothing back by itself.
+        # A task cancelled before its first step has not released the Lease.
         with contextlib.suppress(KubeError):
             await lease.release()
 
 
 async def _take(lease: Lease, wait_seconds: float) -> str:
-    """Take the Lease, at once where nobody has it; return why it is not ours, "" where it is."""
+    """Acquire the Lease; return the reason for a failure, "" on success."""
     ends = time.monotonic() + wait_seconds
     while time.monotonic() < ends:
         try:

@@ -1,4 +1,4 @@
-"""Where certificates are kept: a folder, or Secrets of Kubernetes."""
+"""Read and write certificates in a folder or in Kubernetes Secrets."""
 
 import base64
 import binascii
@@ -23,7 +23,7 @@ AUTHORITY: Final = ("ca.crt", "ca.key", "next.crt", "next.key", "previous.crt")
 
 CA_SECRET: Final = "idlegpu-ca"  # noqa: S105 - its name
 CA_CONFIG_MAP: Final = "idlegpu-ca"
-"""Holds what is trusted, as `ca.crt`, for those that are told nothing more."""
+"""ConfigMap with the trusted CAs as `ca.crt`, for clients without a certificate of their own."""
 
 SECRETS: Final = {EXTENDER: "idlegpu-extender-tls", SCHEDULER: "idlegpu-kube-scheduler-tls"}
 
@@ -35,7 +35,7 @@ LIMIT_BYTES: Final = 1 << 20
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Keep others, who do the same, from changing a folder meanwhile: they wait."""
+    """Hold an exclusive file lock on a folder while the block runs; other runs wait."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -46,7 +46,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def read_folder(folder: Path) -> dict[str, bytes]:
-    """Return what a folder holds; nothing where there is none."""
+    """Return the PEM files in a folder by name; empty if the folder does not exist."""
     paths = {name: folder / name for name in AUTHORITY}
     for side in SIDES:
         paths |= {f"{side}{end}": folder / side / f"tls{end}" for end in (".crt", ".key")}
@@ -54,10 +54,10 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def write_folder(folder: Path, files: Files) -> None:
-    """Write all files, each whole or not at all, for nobody else to read.
+    """Write all PEM files to a folder, each atomically and with mode 0600.
 
-    `FOLDER/extender` and `FOLDER/kube-scheduler` hold what that side needs: `tls.crt`, `tls.key`
-    and `ca.crt`. The CA itself stays in FOLDER: keep it away from both.
+    `FOLDER/extender` and `FOLDER/kube-scheduler` get the files of that side: `tls.crt`, `tls.key`
+    and `ca.crt`. The CA itself stays in FOLDER: mount only the subfolders.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in AUTHORITY:
@@ -72,7 +72,7 @@ def write_folder(folder: Path, files: Files) -> None:
 
 
 def side_of(files: Files, side: str) -> dict[str, bytes]:
-    """Return what one side needs, by the names that a Secret of type kubernetes.io/tls has."""
+    """Return the files of one side under the key names of a kubernetes.io/tls Secret."""
     return {
         "tls.crt": files[f"{side}.crt"],
         "tls.key": files[f"{side}.key"],
@@ -81,91 +81,93 @@ def side_of(files: Files, side: str) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Held:
-    """What a Secret held when it was read or written last; `version` is "" while there is none."""
+class _Stored:
+    """Content of a Secret at the last read or write; `version` is "" if it does not exist."""
 
     version: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
 
 
 class Secrets:
-    """The Secrets that hold certificates, in one namespace.
+    """The Secrets that store the certificates, in one namespace.
 
-    Several may write them at once: each change is of what was read, and is refused (409) where
-    another was faster. So there is one CA, which issued what both sides have.
+    Concurrent runs are safe: each write carries the `resourceVersion` that was read, and the API
+    server rejects it with 409 if another run changed the Secret. So one CA issues both
+    certificates.
 
     Args:
-        client: the API server.
-        namespace: theirs.
+        client: client for the API server.
+        namespace: namespace of the Secrets.
     """
 
     def __init__(self, client: KubeClient, namespace: str) -> None:
         self._client = client
         self._path = f"/api/v1/namespaces/{namespace}/secrets"
-        self._held: dict[str, _Held] = {}
+        self._stored: dict[str, _Stored] = {}
 
     async def read(self) -> dict[str, bytes]:
-        """Return what they hold; nothing where there are none.
+        """Return the PEM files in the Secrets by name; empty if no Secret exists.
 
         Raises:
-            KubeError: the API server could not be asked, or refused.
-            CertsError: what they hold is damaged.
+            KubeError: the API server cannot be reached or refuses the request.
+            CertsError: a Secret holds invalid base64.
         """
-        # The CA first: who changes it changes what it issued later, and is noticed.
+        # Read the CA first: a run that changes it writes it before the certificates, so a
+        # concurrent change shows up as a conflict.
         authority = await self._read(CA_SECRET)
         files = {name: content for name, content in authority.items() if name in AUTHORITY}
         for side, secret in SECRETS.items():
-            held = await self._read(secret)
+            data = await self._read(secret)
             files |= {
-                f"{side}{end}": held[f"tls{end}"] for end in (".crt", ".key") if f"tls{end}" in held
+                f"{side}{end}": data[f"tls{end}"] for end in (".crt", ".key") if f"tls{end}" in data
             }
         return files
 
     async def write_authority(self, files: Files) -> None:
-        """Make the CA's hold what it should, before what it issues: else nothing can be renewed.
+        """Write the CA's Secret, before the certificates: without it nothing could be renewed.
 
-        Where that is what it holds, and what it issued is to change, it is written all the same:
-        that is refused where another has changed it.
+        The Secret is also written unchanged when a certificate will change, so that the API server
+        rejects the write if another run changed the CA.
 
         Raises:
-            KubeError: it was not done; with status 409 where another was faster.
+            KubeError: the write failed; status 409 if another run changed the Secret first.
         """
         wanted = _encoded({name: files.get(name) for name in AUTHORITY})
         sides = ((name, _encoded(side_of(files, side))) for side, name in SECRETS.items())
-        if self._is_news(CA_SECRET, wanted) or any(self._is_news(*one) for one in sides):
+        if self._differs(CA_SECRET, wanted) or any(self._differs(*one) for one in sides):
             await self._write(CA_SECRET, "Opaque", wanted)
 
     async def write_sides(self, files: Files) -> None:
-        """Make those of both sides hold what they should.
+        """Write the Secrets of both sides if their content changed.
 
         Raises:
-            KubeError: it was not done; with status 409 where another was faster.
+            KubeError: the write failed; status 409 if another run changed the Secret first.
         """
         for side, secret in SECRETS.items():
             wanted = _encoded(side_of(files, side))
-            if self._is_news(secret, wanted):
+            if self._differs(secret, wanted):
                 await self._write(secret, "kubernetes.io/tls", wanted)
 
     async def is_current(self) -> bool:
-        """Tell whether the CA's is as it was read or written last.
+        """Check that the CA's Secret is unchanged since the last read or write.
 
         Raises:
-            KubeError: the API server could not be asked, or refused.
+            KubeError: the API server cannot be reached or refuses the request.
         """
-        return (await self._get(CA_SECRET)).version == self._held[CA_SECRET].version
+        return (await self._get(CA_SECRET)).version == self._stored[CA_SECRET].version
 
-    def _is_news(self, name: str, wanted: Mapping[str, str | None]) -> bool:
-        data = self._held[name].data
+    def _differs(self, name: str, wanted: Mapping[str, str | None]) -> bool:
+        data = self._stored[name].data
         return any(data.get(key) != text for key, text in wanted.items())
 
     async def _read(self, name: str) -> dict[str, bytes]:
-        held = self._held[name] = await self._get(name)
+        stored = self._stored[name] = await self._get(name)
         try:
-            return {key: base64.b64decode(text) for key, text in held.data.items()}
+            return {key: base64.b64decode(text) for key, text in stored.data.items()}
         except binascii.Error as error:
             raise CertsError(f"cannot read Secret {name}: {error}") from error
 
-    async def _get(self, name: str) -> _Held:
+    async def _get(self, name: str) -> _Stored:
         try:
             secret = await self._client.get(
                 f"{self._path}/{name}",
@@ -176,13 +178,13 @@ class Secrets:
             )
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                return _Held()
+                return _Stored()
             raise
-        return _held(secret)
+        return _parse(secret)
 
     async def _write(self, name: str, kind: str, wanted: Mapping[str, str | None]) -> None:
-        """Create a Secret, or change the one that was read; what is None is removed."""
-        if version := self._held[name].version:
+        """Create the Secret, or patch the version that was read; keys set to None are removed."""
+        if version := self._stored[name].version:
             change = {"metadata": {"resourceVersion": version}, "data": wanted}
             answer = await self._send("PATCH", f"{self._path}/{name}", change, "patch secrets")
         else:
@@ -194,7 +196,7 @@ class Secrets:
                 "data": {key: text for key, text in wanted.items() if text is not None},
             }
             answer = await self._send("POST", self._path, body, "create secrets")
-        self._held[name] = _held(mapping_of(decode_with(orjson.loads, answer)))
+        self._stored[name] = _parse(mapping_of(decode_with(orjson.loads, answer)))
 
     async def _send(self, method: str, path: str, body: object, action: str) -> bytes:
         return await self._client.send(
@@ -202,9 +204,9 @@ class Secrets:
         )
 
 
-def _held(secret: Mapping[str, object]) -> _Held:
+def _parse(secret: Mapping[str, object]) -> _Stored:
     data = mapping_of(secret.get("data"))
-    return _Held(
+    return _Stored(
         version=text_of(mapping_of(secret.get("metadata")).get("resourceVersion")),
         data={key: text_of(value) for key, value in data.items()},
     )
@@ -218,18 +220,18 @@ def _encoded(data: Mapping[str, bytes | None]) -> dict[str, str | None]:
 
 
 async def publish(client: KubeClient, namespace: str, files: Files) -> str:
-    """Have a ConfigMap of another namespace hold the CAs that both sides trust, and nothing else.
+    """Write the trusted CA certificates to a ConfigMap in another namespace.
 
     Args:
-        client: the API server.
-        namespace: where those are who ask without a certificate: node agents.
-        files: all files.
+        client: client for the API server.
+        namespace: namespace of clients without a certificate, such as the node agents.
+        files: PEM files by name.
 
     Returns:
-        What was done, in words; "" for nothing.
+        Outcome in words, "" if the ConfigMap was up to date.
 
     Raises:
-        KubeError: it was not done; with status 409 where another was faster.
+        KubeError: the write failed; status 409 if another run changed the ConfigMap first.
     """
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     data = {"ca.crt": trusted(files).decode("ascii")}
@@ -243,22 +245,21 @@ async def publish(client: KubeClient, namespace: str, files: Files) -> str:
         found = await _config_map(client, f"{path}/{CA_CONFIG_MAP}")
         method, action = "POST", "create configmaps"
         if found is not None:
-            held = _held(found)
-            if held.data == data:
+            stored = _parse(found)
+            if stored.data == data:
                 return ""
             method, action, path = "PATCH", "patch configmaps", f"{path}/{CA_CONFIG_MAP}"
-            body = {"metadata": {"resourceVersion": held.version}, "data": data}
+            body = {"metadata": {"resourceVersion": stored.version}, "data": data}
         await client.send(method, path, body, action=action, timeout_seconds=TIMEOUT_SECONDS)
     except KubeError as error:
-        # Who has no agents has neither their namespace nor the right to write there.
+        # An installation without agents has neither their namespace nor a Role in it.
         if error.status in {HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN}:
-            return f"left out, for there is no such namespace, or no right in it: {error}"
+            return f"skipped: the namespace does not exist or permits no write: {error}"
         raise
     return "new"
 
 
 async def _config_map(client: KubeClient, path: str) -> Mapping[str, object] | None:
-    """Return a ConfigMap, None where there is none."""
     try:
         return await client.get(
             path,

@@ -1,4 +1,4 @@
-"""Tells the API server which CAs a webhook's certificate may be of: `caBundle`."""
+"""Write the CA certificates to the `caBundle` of a MutatingWebhookConfiguration."""
 
 import base64
 from typing import Final
@@ -12,18 +12,18 @@ RESOURCE: Final = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
 
 
 async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
-    """Have every webhook of a MutatingWebhookConfiguration believe these CAs; leave the rest of it.
+    """Set the `caBundle` of every webhook in a MutatingWebhookConfiguration; keep its other fields.
 
     Args:
-        client: the API server.
-        name: of the object, which is there.
-        bundle: certificates in PEM.
+        client: client for the API server.
+        name: name of the existing object.
+        bundle: CA certificates in PEM.
 
     Returns:
-        Whether that was news to it.
+        Whether the object was changed.
 
     Raises:
-        KubeError: the API server could not be asked, refused, or has no such object.
+        KubeError: the API server cannot be reached, refuses, or has no such object.
     """
     found = await client.get(
         f"{PATH}/{name}",
@@ -37,8 +37,8 @@ async def write_ca_bundle(client: KubeClient, name: str, bundle: bytes) -> bool:
     configs = [mapping_of(webhook.get("clientConfig")) for webhook in webhooks]
     if all(config.get("caBundle") == wanted for config in configs):
         return False
-    # The list as it was read, whole, for a merge patch replaces it; another's change since then is
-    # a conflict.
+    # A merge patch replaces a list, so send the whole list as read. resourceVersion makes the API
+    # server reject the patch if another client changed the object since.
     version = text_of(mapping_of(found.get("metadata")).get("resourceVersion"))
     change = {
         "metadata": {"resourceVersion": version},

@@ -1,1 +1,1 @@
-"""The command line `idlegpu`, also `kubectl idlegpu`: asks an extender, and shows what it says."""
+"""The command line `idlegpu` (or `kubectl idlegpu`): query an extender and print its answers."""

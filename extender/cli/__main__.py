@@ -1,4 +1,4 @@
-"""The command line's entry: finds the subcommand, and turns failures into exit statuses."""
+"""Entry point of the command line: import the subcommand, map errors to exit statuses."""
 
 import importlib
 import importlib.metadata
@@ -16,21 +16,21 @@ from extender.cli.session import connection_options
 from extender.remote.errors import ClientError
 
 EPILOG: Final = """\b
-Exit status: 0 done; 1 nothing was found, or nothing would do; 2 wrong usage;
-3 the extender cannot be reached; 4 it refuses; 5 it failed."""
+Exit status: 0 success; 1 nothing found, or no node suits; 2 wrong usage;
+3 the extender is unreachable; 4 access refused; 5 the extender failed."""
 
 
 class Commands(click.Group):
-    """Subcommands that are imported when they are used: help takes no more than a moment."""
+    """Click group that imports a subcommand only when it runs, so that `--help` stays fast."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in their order."""
+        """Return the subcommands' names in the order of the help page."""
         return list(COMMANDS)
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a subcommand, None where there is none of that name."""
+        """Import and return a subcommand; fail with a usage error if the name is unknown."""
         if cmd_name not in COMMANDS:
             if ctx.resilient_parsing:
                 return None
@@ -40,13 +40,13 @@ class Commands(click.Group):
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write name and help of each, without importing any."""
+        """Write each subcommand's name and help line without importing the subcommand."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     @override
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return what a word may become: subcommands with their whole line of help, options."""
+        """Return completions for a partial word: subcommands with their help line, and options."""
         found = [
             CompletionItem(name, help=text)
             for name, text in COMMANDS.items()
@@ -56,7 +56,7 @@ class Commands(click.Group):
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a subcommand; what fails is told in a line."""
+        """Run the subcommand; print a `ClientError` as one line and exit with its status."""
         try:
             return super().invoke(ctx)
         except ClientError as error:
@@ -80,7 +80,7 @@ def _version() -> str:
 @connection_options(environment=True)
 @click.pass_context
 def idlegpu(context: click.Context, /, **connection: Any) -> None:  # noqa: ANN401 - options
-    """Where the idle GPUs of a cluster are, and why pods go where they go."""
+    """Show a cluster's idle GPUs, and the reasons for the placement of pods."""
     context.default_map = {name: dict(connection) for name in COMMANDS}
 
 
@@ -91,14 +91,14 @@ def _show_version(context: click.Context, *, is_wanted: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends the process.
+    """Parse the arguments, run the subcommand and exit the process.
 
     Args:
-        arguments: those of the process unless given.
+        arguments: command-line arguments, None for those of the process.
     """
-    # kubectl finds plugins by their file's name, and people call them otherwise.
-    called = Path(sys.argv[0]).name
-    name = "kubectl idlegpu" if called.startswith("kubectl-") else "idlegpu"
+    # kubectl runs the plugin file kubectl-idlegpu; users type `kubectl idlegpu`.
+    program = Path(sys.argv[0]).name
+    name = "kubectl idlegpu" if program.startswith("kubectl-") else "idlegpu"
     idlegpu.main(args=None if arguments is None else list(arguments), prog_name=name)
 
 

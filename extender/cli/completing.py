@@ -1,8 +1,7 @@
-"""What `kubectl idlegpu` may go on with: kubectl runs `kubectl_complete-idlegpu` to know.
+"""Shell completion for `kubectl idlegpu`: kubectl runs this as `kubectl_complete-idlegpu`.
 
-It is given the words after `idlegpu`, the last one as far as it is typed, and writes what that may
-become as kubectl's own completion does: a line each, with a tab before what people are told of it,
-and last a colon and what the shell is to do besides.
+The arguments are the words after `idlegpu`; the last one is incomplete. The output has cobra's
+format: one candidate per line, a tab, its description; on the last line a colon and a `Directive`.
 """
 
 import sys
@@ -16,7 +15,7 @@ from extender.cli.__main__ import idlegpu
 
 
 class Directive(IntEnum):
-    """What the shell is to do besides; numbers are cobra's, kubectl's library for commands."""
+    """Instruction to the shell, with the numbers of cobra, kubectl's command-line library."""
 
     FILES = 0
     NO_FILES = 4
@@ -24,14 +23,14 @@ class Directive(IntEnum):
 
 
 _DIRECTIVES = {"file": Directive.FILES, "dir": Directive.FOLDERS}
-"""By click's word for what may stand there."""
+"""Directives by the `type` of click's completion items."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write what the last word may become.
+    """Write the completions of the last word.
 
     Args:
-        arguments: the words after `idlegpu`; those of the process unless given.
+        arguments: words after `idlegpu`, None for those of the process.
     """
     *before, typed = (sys.argv[1:] if arguments is None else arguments) or [""]
     found = ShellComplete(idlegpu, {}, "kubectl idlegpu", "").get_completions(before, typed)

@@ -1,4 +1,4 @@
-"""Keys that are pressed at a terminal while something is shown there."""
+"""Read single key presses from the terminal while a live view is on screen."""
 
 import os
 import select
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 MOST_BYTES = 64
-"""Read at a time: a key that is held down, or something that is pasted."""
+"""Limit of one read: a key that repeats, or pasted text."""
 
 
 @contextmanager
 def pressed_keys() -> Iterator[Callable[[float], str]]:
-    """Yield what waits for keys so many seconds at most, and returns those that were pressed.
+    """Yield a function that waits up to a number of seconds and returns the pressed keys.
 
-    Where the input is no terminal there are none, and none in the background or where the output
-    is read by a pager, which has keys of its own. Afterwards the terminal is as it was before.
+    It returns "" after the wait if standard input or output is no terminal (a pager reads the keys
+    itself), or if the process runs in the background. On exit the terminal's mode is restored.
     """
     try:
-        import termios  # there is none on Windows
+        import termios  # missing on Windows
         import tty
     except ImportError:
         yield _wait
@@ -37,7 +37,10 @@ def pressed_keys() -> Iterator[Callable[[float], str]]:
 
 
 def _terminal() -> int | None:
-    """Return the terminal that listens to us; None in its background: to set it would stop us."""
+    """Return the descriptor of the terminal, or None if the process does not control it.
+
+    Setting the terminal's mode from the background would stop the process.
+    """
     try:
         descriptor = sys.stdin.fileno()
         is_ours = (
@@ -45,7 +48,7 @@ def _terminal() -> int | None:
             and sys.stdout.isatty()
             and os.tcgetpgrp(descriptor) == os.getpgrp()
         )
-    except OSError:  # there is no such file, or it is nobody's terminal
+    except OSError:  # standard input is closed, or is no controlling terminal
         return None
     return descriptor if is_ours else None
 
@@ -59,5 +62,5 @@ def _read(descriptor: int, seconds: float) -> str:
     ready, _, _ = select.select([descriptor], [], [], seconds)
     if not ready:
         return ""
-    # The end of the input is ready all the time.
+    # At end of file `select` always reports ready: wait here, or the loop would spin.
     return os.read(descriptor, MOST_BYTES).decode(errors="replace") or _wait(seconds)

@@ -1,4 +1,4 @@
-"""Pods in manifest files, and the stock Jobs and Pods that the command line makes."""
+"""Read pods from manifest files, and build the Jobs and Pods that `run` and `smoke` create."""
 
 import re
 import secrets
@@ -29,23 +29,23 @@ TEMPLATES: Final[Mapping[str, tuple[str, ...]]] = {
         ("spec", "template"),
     ),
 }
-"""Where the pod stands in each kind of object."""
+"""Path of the pod template in each kind of object."""
 
 SCHEDULER_TAINT: Final = "idlegpu.io/scheduler"
-"""Key of the taint of nodes that one scheduler has for itself; the value is its name."""
+"""Key of the taint that reserves nodes for one scheduler; its value is the schedulerName."""
 
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 MAX_NAME: Final = 40
 LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
-"""Those that Kubernetes itself ends names with: they spell nothing."""
+"""Alphabet of Kubernetes' own generated names: without vowels it spells no words."""
 SUFFIX: Final = 5
 
 
 def read_pods(file: str) -> list[Object]:
-    """Return the pods that the objects in a file would make; `-` reads standard input.
+    """Return the pods that the objects in a manifest file would create; `-` reads standard input.
 
     Raises:
-        ClientError: it cannot be read, or no pod is in it.
+        ClientError: the file cannot be read, or contains no pod.
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
@@ -64,7 +64,6 @@ def read_pods(file: str) -> list[Object]:
 
 
 def _pods_of(document: object) -> Iterator[Object]:
-    """Yield the pods that an object would make."""
     if not isinstance(document, dict):
         return
     if str(document.get("kind", "")).endswith("List"):
@@ -85,7 +84,7 @@ def _pods_of(document: object) -> Iterator[Object]:
 
 
 def name_for(words: list[str]) -> str:
-    """Return what a name for what runs a command begins with.
+    """Build a name prefix from the first two words of a command.
 
     Example:
         >>> name_for(["python", "/src/Train.py"])
@@ -96,7 +95,7 @@ def name_for(words: list[str]) -> str:
 
 
 def unique(name: str) -> str:
-    """Return a name that nothing else has: `kubectl apply` takes no generateName."""
+    """Append a random suffix to a name, because `kubectl apply` does not accept generateName."""
     return f"{name}-{''.join(secrets.choice(LETTERS) for _ in range(SUFFIX))}"
 
 
@@ -108,13 +107,13 @@ def gpu_pod(
     annotations: Mapping[str, str],
     scheduler: str = "",
 ) -> Object:
-    """Return metadata and spec of a pod that runs a command on GPUs, as a template has them.
+    """Build the pod template (metadata and spec) of a pod that runs a command on GPUs.
 
     Args:
-        command: what runs; nothing for the image's own.
-        image: of its one container.
-        limits: resources, as a manifest has them.
-        annotations: under `idlegpu.io/`.
+        command: command of the container; empty for the image's own.
+        image: image of the only container.
+        limits: resource limits, as quantities.
+        annotations: annotations of the pod.
         scheduler: `schedulerName`, "" for the cluster's default.
     """
     container: Object = {"name": "main", "image": image}
@@ -123,11 +122,11 @@ def gpu_pod(
     container["resources"] = {"limits": dict(limits)}
     metadata = {"annotations": dict(annotations)} if annotations else {}
     spec: Object = {"restartPolicy": "Never"}
-    # The taint that keeps other pods off GPU nodes: not every cluster adds this by itself.
+    # GPU nodes often have this taint, and not every cluster adds the toleration to GPU pods.
     tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if scheduler:
         spec["schedulerName"] = scheduler
-        # The taint that leaves nodes to a second scheduler (docs/kube-scheduler.md).
+        # The taint that reserves nodes for a second scheduler (docs/kube-scheduler.md).
         own = {"key": SCHEDULER_TAINT, "operator": "Equal", "value": scheduler}
         tolerations.append({**own, "effect": "NoSchedule"})
     spec["tolerations"] = tolerations
@@ -136,7 +135,7 @@ def gpu_pod(
 
 
 def job_of(template: Object, *, name: str, namespace: str) -> Object:
-    """Return a Job that runs a pod once, and goes a day after its end."""
+    """Build a Job that runs a pod template once and is deleted a day after it finishes."""
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -146,7 +145,7 @@ def job_of(template: Object, *, name: str, namespace: str) -> Object:
 
 
 def pod_of(template: Object, *, name: str, namespace: str) -> Object:
-    """Return a Pod made from a template."""
+    """Build a Pod from a pod template."""
     metadata = {**_named(name, namespace), **template.get("metadata", {})}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 

@@ -1,4 +1,4 @@
-"""What every subcommand needs: the way to the extender, and how answers are shown."""
+"""Options, client and output format that all subcommands share."""
 
 import functools
 import sys
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 WIDE: Final = 10_000
-"""Columns where the output is no terminal: nothing is cut or folded for `grep` and `awk`."""
+"""Width in columns if the output is no terminal, so that `grep` and `awk` see whole lines."""
 
 FILE: Final = click.Path(readable=False)
-"""A file's name, for shells to complete; whoever opens it says what is wrong with it."""
+"""File name that shells can complete; a missing file is reported where it is opened."""
 
 OUTPUTS: Final = ("table", "wide", "json", "yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """How the extender is reached; "" is not said.
+    """Options that say how to reach the extender; "" means not given.
 
     Attributes:
-        url: its base URL; without one it is asked through the API server.
-        service: `namespace/name:port`, for the API server's proxy.
-        kubeconfig: the user's, "" for what kubectl takes.
-        context: of the kubeconfig.
-        token: for the extender.
-        token_file: where one stands.
-        ca_file: who signs the certificate behind `url`.
-        timeout: limit for one answer, seconds.
+        url: base URL of the extender; without it requests go through the API server's proxy.
+        service: the extender's Service as `namespace/name:port`, for the proxy.
+        kubeconfig: path of the kubeconfig, "" for the one that kubectl would use.
+        context: context of the kubeconfig.
+        token: bearer token for the extender.
+        token_file: file that contains the token.
+        ca_file: PEM file of the CA that signed the certificate of `url`.
+        timeout: time limit for one request, in seconds.
     """
 
     url: str = ""
@@ -56,10 +56,10 @@ class Connection:
 
 
 class Session:
-    """One run of a subcommand.
+    """One run of a subcommand: its connection and its output format.
 
     Args:
-        connection: how the extender is reached.
+        connection: options for reaching the extender.
         output: one of `OUTPUTS`.
     """
 
@@ -70,17 +70,17 @@ class Session:
 
     @property
     def is_wide(self) -> bool:
-        """Whether a table is to have all its columns."""
+        """Whether tables show all their columns."""
         return self.output == "wide"
 
     @property
     def is_table(self) -> bool:
-        """Whether people read the output."""
+        """Whether the output is a table for people, not JSON or YAML."""
         return self.output in {"table", "wide"}
 
     @functools.cached_property
     def client(self) -> Client:
-        """The extender."""
+        """Client for the extender, created on first use."""
         known = self._connection
         token = known.token or (read_token(known.token_file) if known.token_file else "")
         if known.url:
@@ -93,18 +93,18 @@ class Session:
         try:
             cluster = self.cluster
         except ClientError as error:
-            hint = "or ask an extender directly, --url (IDLEGPU_URL)"
+            hint = "or connect to an extender directly, --url (IDLEGPU_URL)"
             raise ClientError(f"{error}; {hint}", error.failure) from error
         return Client(cluster.service(known.service, token=token))
 
-    def hurried(self, seconds: float) -> "Session":
-        """Return a session that waits no longer for an answer that it can do without."""
+    def with_timeout(self, seconds: float) -> "Session":
+        """Return a session with a shorter timeout, for an answer that is optional."""
         known = self._connection
         return Session(replace(known, timeout=min(seconds, known.timeout)), self.output)
 
     @functools.cached_property
     def cluster(self) -> "Cluster":
-        """The API server."""
+        """Client for the API server, created on first use."""
         from extender.remote.cluster import Cluster  # takes half a second
 
         known = self._connection
@@ -116,15 +116,15 @@ class Session:
 
     @functools.cached_property
     def console(self) -> "Console":
-        """Where tables go."""
+        """Console that prints the tables."""
         return make_console()
 
     def show(self, answer: Answer, render: "Callable[[], RenderableType]") -> None:
-        """Show an answer as was asked, set apart from one before it.
+        """Print an answer in the chosen format, separated from the answer before it.
 
         Args:
-            answer: the answer.
-            render: makes what people read of it.
+            answer: the extender's answer.
+            render: builds the table; called only for table output.
         """
         is_next, self._has_shown = self._has_shown, True
         if self.is_table:
@@ -137,13 +137,13 @@ class Session:
         self.write(answer)
 
     def write(self, document: object) -> None:
-        """Write a document for programs."""
+        """Write a document to standard output as JSON or YAML."""
         sys.stdout.write(dump(document, self.output))
 
 
 def make_console() -> "Console":
-    """Return where people read: texts of others are shown as they are, never as markup."""
-    from rich.console import Console  # not needed for JSON
+    """Return a console that prints text literally: it interprets no markup."""
+    from rich.console import Console  # slow to import, not needed for JSON
 
     is_terminal = sys.stdout.isatty()
     return Console(
@@ -156,19 +156,19 @@ def make_console() -> "Console":
 
 
 def show_table(console: "Console", table: "RenderableType") -> None:
-    """Print something for people; where no terminal is, without the blanks that fill lines."""
+    """Print a table; without a terminal, strip the trailing blanks of each line."""
     if console.is_terminal:
         console.print(table)
         return
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
-    sys.stdout.flush()  # whoever reads the pipe may be shown more later
+    sys.stdout.flush()  # the live view prints again later: the reader of a pipe wants this part now
 
 
 def dump(document: object, output: str) -> str:
-    """Return a document as JSON or YAML."""
-    import msgspec  # not needed for tables
+    """Encode a document as JSON or YAML."""
+    import msgspec  # slow to import, not needed for tables
 
     plain = msgspec.to_builtins(document)
     if output == "yaml":
@@ -179,23 +179,23 @@ def dump(document: object, output: str) -> str:
 
 
 def output_option(command: Callable[P, None]) -> Callable[P, None]:
-    """Add `--output`."""
+    """Add the option `--output` to a command."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(OUTPUTS),
         default="table",
         show_default=True,
-        help="How to show it.",
+        help="Output format.",
     )(command)
 
 
 def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """Return what adds the options that say how the extender is reached.
+    """Return a decorator that adds the connection options to a command.
 
     Args:
-        environment: whether variables of the environment count: those of the group say so once,
-            and those of a subcommand come before them.
+        environment: whether the options read environment variables. Only the group does, and the
+            options of a subcommand override it.
     """
 
     def variable(name: str) -> str | None:
@@ -203,22 +203,22 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
 
     options = (
         click.option("--url", default="", envvar=variable("IDLEGPU_URL"), metavar="URL",
-                     help="Ask the extender there (https://localhost:8889), not through the "
-                     "API server. [IDLEGPU_URL]"),
+                     help="URL of the extender (https://localhost:8889); unless set, requests go "
+                     "through the API server. [IDLEGPU_URL]"),
         click.option("--service", default=SERVICE, envvar=variable("IDLEGPU_SERVICE"),
                      metavar="NS/NAME:PORT", show_default=True,
                      help="The extender's Service, for the API server's proxy. [IDLEGPU_SERVICE]"),
         click.option("--kubeconfig", default="", envvar=variable("KUBECONFIG"), metavar="FILE",
-                     type=FILE, help="The way to the API server. [KUBECONFIG]"),
-        click.option("--context", default="", metavar="NAME", help="Which context of it."),
+                     type=FILE, help="Kubeconfig for the API server. [KUBECONFIG]"),
+        click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig."),
         click.option("--token", default="", envvar=variable("IDLEGPU_TOKEN"), metavar="TOKEN",
-                     help="A token that the extender takes. [IDLEGPU_TOKEN]"),
+                     help="Bearer token for the extender. [IDLEGPU_TOKEN]"),
         click.option("--token-file", default="", envvar=variable("IDLEGPU_TOKEN_FILE"),
-                     metavar="FILE", type=FILE, help="Where one stands. [IDLEGPU_TOKEN_FILE]"),
+                     metavar="FILE", type=FILE, help="File with the token. [IDLEGPU_TOKEN_FILE]"),
         click.option("--ca-file", default="", envvar=variable("IDLEGPU_CA_FILE"), metavar="FILE",
-                     type=FILE, help="Who signs the certificate behind --url. [IDLEGPU_CA_FILE]"),
+                     type=FILE, help="CA of the certificate of --url. [IDLEGPU_CA_FILE]"),
         click.option("--timeout", default=30.0, show_default=True, metavar="SECONDS",
-                     type=Number(0.1, 3600), help="Limit for one answer."),
+                     type=Number(0.1, 3600), help="Time limit for one request."),
     )  # fmt: skip
 
     def add(command: Callable[P, Any]) -> Callable[P, Any]:
@@ -230,7 +230,7 @@ def connection_options(*, environment: bool) -> Callable[[Callable[P, Any]], Cal
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:
-    """Have a subcommand be given a `Session` first, made from the options that this adds."""
+    """Decorate a subcommand: add the connection options and pass it a `Session` made from them."""
 
     @functools.wraps(command)
     def run(**values: Any) -> None:  # noqa: ANN401 - a command's own options

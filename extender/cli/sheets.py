@@ -1,4 +1,4 @@
-"""Tables in the manner of kubectl: no lines, nothing cut, states told by word and by colour."""
+"""Tables in kubectl's style: no borders, no truncated cells, states as colored words."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
@@ -13,12 +13,12 @@ from extender.cli.session import WIDE
 from extender.cli.words import clean
 
 RIGHT: Final = ">"
-"""Before a column's name: its values are numbers, stand on the right, and are never folded."""
+"""Prefix of a column name: the values are numbers, aligned right and never folded."""
 WHOLE: Final = "="
-"""Before a column's name: its values are single words that are never folded."""
+"""Prefix of a column name: the values are single words that are never folded."""
 
 WIDE_GAP: Final = 3
-"""Blanks between two columns where there is room."""
+"""Blanks between two columns if the width permits."""
 
 STYLES: Final = {
     "idle": "green",
@@ -40,20 +40,17 @@ STYLES: Final = {
     "shadow: same": "dim",
     "shadow: another": "dim",
 }
-"""Colours of words that say how something is."""
+"""Color of each state word."""
 
 Cell = str | Text
 
 
 class Sheet(Table):
-    """A table whose columns move together in a narrow terminal before anything is folded.
-
-    Then names are folded, and of columns of numbers the heads.
-    """
+    """Table that, in a narrow terminal, narrows its gaps before it folds names and headers."""
 
     @override
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield its lines."""
+        """Yield the table's lines, narrowed to the console's width."""
         if options.max_width < WIDE:
             natural = self.__rich_measure__(console, options.update_width(WIDE)).maximum
             if natural > options.max_width:
@@ -66,24 +63,24 @@ class Sheet(Table):
         for column in whole:
             column.header = str(column.header).replace(" ", "\n")
         needed = [max(map(cell_len, _lines(column))) for column in whole]
-        # Each column has a blank after it, and one that is folded a letter at least.
+        # Each column needs a blank after it, and a folded column at least one letter.
         if sum(needed) + 2 * len(self.columns) - len(whole) > width:
             for column in whole:
-                column.no_wrap = False  # else it would be cut
+                column.no_wrap = False  # rich would truncate the column
 
 
 def _lines(column: Column) -> Iterable[str]:
-    """Yield what stands in a column, line by line; of its texts each is one."""
+    """Yield the header's lines and the cells of a column."""
     yield from str(column.header).split("\n")
     yield from map(str, column.cells)
 
 
 def sheet(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """Return a table.
+    """Build a table from column names and rows.
 
     Args:
-        columns: names, `RIGHT` or `WHOLE` before some.
-        rows: cells; a text of others is shown as it is, never as markup.
+        columns: names, some prefixed with `RIGHT` or `WHOLE`.
+        rows: cells; a `str` is printed literally, never as markup.
     """
     table = Sheet(
         box=None, pad_edge=False, padding=(0, WIDE_GAP, 0, 0), header_style="bold", show_edge=False
@@ -100,15 +97,15 @@ def sheet(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
 
 
 def word(text: str) -> Text:
-    """Return a word in its colour."""
+    """Return a state word in its color."""
     return Text(clean(text), style=STYLES.get(text, ""))
 
 
 def line(text: str, style: str = "") -> Text:
-    """Return a line of text."""
+    """Return a line of text, printed literally."""
     return Text(clean(text), style=style)
 
 
 def stack(parts: Iterable[RenderableType | None]) -> Group:
-    """Return what is there of these, one below the other."""
+    """Stack renderables vertically, skipping those that are None."""
     return Group(*(part for part in parts if part is not None))

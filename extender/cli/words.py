@@ -1,4 +1,4 @@
-"""Values as people read them; `?` is unknown."""
+"""Format values for people, and parse option values; an unknown value prints as `?`."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 UNKNOWN: Final = "?"
 NOTHING: Final = "-"
-SHADOW: Final = "in shadow mode kube-scheduler is not told what was chosen: nothing changes"
+SHADOW: Final = "in shadow mode kube-scheduler does not receive the choice: nothing changes"
 GIB: Final = float(1 << 30)
 
 _SPAN: Final = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s?)?")
@@ -18,7 +18,7 @@ _SECONDS: Final = (86_400, 3600, 60, 1)
 
 
 def clean(text: str) -> str:
-    r"""Return a text that can do nothing to a terminal.
+    r"""Replace unprintable characters, so that a text cannot control the terminal.
 
     Example:
         >>> clean("a\x1b[31mb")
@@ -28,7 +28,7 @@ def clean(text: str) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """Return a ratio as a percentage.
+    """Format a ratio as a percentage.
 
     Example:
         >>> percent(0.034), percent(None)
@@ -38,7 +38,7 @@ def percent(ratio: float | None) -> str:
 
 
 def gib(count: float | None) -> str:
-    """Return bytes as GiB.
+    """Format a number of bytes in GiB.
 
     Example:
         >>> gib(61 * GIB), gib(GIB / 2), gib(0), gib(None)
@@ -51,7 +51,7 @@ def gib(count: float | None) -> str:
 
 
 def money(amount: float | None) -> str:
-    """Return what something costs, in whatever money the price list is.
+    """Format an amount in the currency of the price list.
 
     Example:
         >>> money(12345.678), money(None)
@@ -61,7 +61,7 @@ def money(amount: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """Return a time span as kubectl writes ages.
+    """Format a duration as kubectl formats ages.
 
     Example:
         >>> span(9.7), span(190), span(3600 * 5 + 60), span(86_400 * 3)
@@ -80,14 +80,14 @@ def span(seconds: float | None) -> str:
 
 
 def clock(at: str | None) -> str:
-    """Return the time of day of a time of the API, in this machine's zone."""
+    """Format an RFC 3339 time as the time of day in the local time zone."""
     if not at:
         return UNKNOWN
     return datetime.fromisoformat(at).astimezone().strftime("%H:%M:%S")
 
 
 def resources(counts: Mapping[str, int]) -> str:
-    """Return what a pod asks for, in short.
+    """Format a pod's resource requests without their vendor prefix.
 
     Example:
         >>> resources({"nvidia.com/gpu": 2, "nvidia.com/mig-1g.10gb": 1})
@@ -97,7 +97,7 @@ def resources(counts: Mapping[str, int]) -> str:
 
 
 def model(name: str) -> str:
-    """Return a model without what all have in common.
+    """Strip the vendor from a GPU model's name.
 
     Example:
         >>> model("NVIDIA H100 80GB HBM3"), model("")
@@ -107,7 +107,7 @@ def model(name: str) -> str:
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:
-    """Return some names, and how many there are besides.
+    """Join the first names with commas and add the number of the remaining ones.
 
     Example:
         >>> listed(["a", "b", "c", "d"], 2), listed([])
@@ -121,10 +121,10 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def parse_span(text: str) -> int:
-    """Return a time span in seconds.
+    """Parse a duration into seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no duration.
 
     Example:
         >>> parse_span("1h"), parse_span("90"), parse_span("1d12h")
@@ -137,7 +137,7 @@ def parse_span(text: str) -> int:
 
 
 class Span(click.ParamType[int]):
-    """A time span as an option."""
+    """Option type for a duration such as 1h, in seconds."""
 
     name = "time"
 
@@ -145,7 +145,7 @@ class Span(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Return it in seconds."""
+        """Parse the option's value into seconds."""
         if isinstance(value, int):
             return value
         try:
@@ -155,7 +155,7 @@ class Span(click.ParamType[int]):
 
 
 class Whole(click.IntRange):
-    """A whole number within bounds as an option; says which where it is none."""
+    """Option type for an integer within bounds; its error message names the bounds."""
 
     name = "number"
 
@@ -166,7 +166,7 @@ class Whole(click.IntRange):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> int:
-        """Return it."""
+        """Parse the option's value and check its bounds."""
         try:
             number: int = super().convert(value, param, ctx)
         except click.BadParameter:
@@ -175,7 +175,7 @@ class Whole(click.IntRange):
 
 
 class Number(click.FloatRange):
-    """A number within bounds, likewise."""
+    """Option type for a number within bounds; its error message names the bounds."""
 
     name = "number"
 
@@ -186,7 +186,7 @@ class Number(click.FloatRange):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
-        """Return it."""
+        """Parse the option's value and check its bounds."""
         try:
             number: float = super().convert(value, param, ctx)
         except click.BadParameter:

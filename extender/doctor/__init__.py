@@ -1,1 +1,1 @@
-"""Says what is wrong with an installation, with the evidence and the remedy."""
+"""The doctor: checks an installation, reports problems with evidence and a remedy."""

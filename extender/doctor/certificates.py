@@ -1,4 +1,4 @@
-"""Reads of certificates whom they name and when they end."""
+"""Parse certificates into their subject and expiry time."""
 
 import base64
 import binascii
@@ -14,10 +14,10 @@ PEM: Final = "-----BEGIN CERTIFICATE-----"
 
 
 def read_certificates(source: str, text: str) -> Iterator[Certificate]:
-    """Yield the certificates of a PEM text; what is none is left out.
+    """Parse the certificates in a PEM text; a text without certificates yields none.
 
     Raises:
-        ValueError: one of them cannot be read.
+        ValueError: a certificate is malformed.
     """
     if PEM not in text:
         return
@@ -30,7 +30,7 @@ def read_certificates(source: str, text: str) -> Iterator[Certificate]:
 
 
 def read_secret(source: str, data: Mapping[str, object]) -> Iterator[Certificate]:
-    """Yield the certificates of a Secret's data; keys are not looked at."""
+    """Parse the certificates in a Secret's data; private keys are not read."""
     for name, value in data.items():
         if not name.endswith(".crt"):
             continue
@@ -38,4 +38,4 @@ def read_secret(source: str, data: Mapping[str, object]) -> Iterator[Certificate
             text = base64.b64decode(text_of(value), validate=True).decode()
             yield from read_certificates(f"{source} {name}", text)
         except (binascii.Error, ValueError):
-            continue  # whoever uses it complains louder
+            continue  # the component that uses the certificate reports the error

@@ -1,4 +1,4 @@
-"""Reads what exporters and the extender export for Prometheus."""
+"""Parse the Prometheus metrics of exporters and of the extender."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -6,10 +6,10 @@ from extender.doctor.facts import Sample
 
 
 def parse_exposition(text: str) -> tuple[Sample, ...]:
-    r"""Return the samples of an exposition.
+    r"""Parse a text in Prometheus exposition format into samples.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is malformed.
 
     Example:
         >>> parse_exposition('up{job="a"} 1\n')

@@ -1,4 +1,4 @@
-"""What the checks look at: plain data, gathered elsewhere. None is: not known."""
+"""Input of the checks as plain data, collected elsewhere; None means unknown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final
 
 Object = Mapping[str, object]
-"""An object of Kubernetes, or another document, as decoded JSON."""
+"""A Kubernetes object or another document, as decoded JSON."""
 
 NOTHING_KNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -29,12 +29,12 @@ LABELS: Final[Mapping[str, str]] = MappingProxyType(
         "rights": "the rights of the extender's account",
     }
 )
-"""What each of the facts is, for people."""
+"""Description of each fact in messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One line of a Prometheus exposition."""
+    """One sample of a Prometheus exposition."""
 
     name: str
     labels: Mapping[str, str]
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduler:
-    """A KubeSchedulerConfiguration, and where it stands."""
+    """A KubeSchedulerConfiguration and its source: a file or a ConfigMap."""
 
     source: str
     config: Object
@@ -51,12 +51,12 @@ class Scheduler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A certificate, and where it stands.
+    """Subject and expiry time of a certificate.
 
     Attributes:
-        source: a file, or a Secret and its key.
-        subject: whom it names.
-        ends_at: seconds since the epoch.
+        source: file, or Secret and key, that contains the certificate.
+        subject: its distinguished name.
+        ends_at: expiry time, seconds since the epoch.
     """
 
     source: str
@@ -66,17 +66,17 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Right:
-    """A right of the extender's account.
+    """An RBAC right that the extender's account needs, and whether the account has it.
 
     Attributes:
-        account: whose.
-        verb: of Kubernetes.
-        group: API group, "" for the core one.
-        resource: plural.
-        namespace: "" for the whole cluster.
-        name: of the one object, "" for any.
-        is_allowed: whether it is there.
-        manifest: the file that grants it.
+        account: `namespace/name` of the service account.
+        verb: Kubernetes verb.
+        group: API group, "" for the core group.
+        resource: plural name of the resource.
+        namespace: namespace of the right, "" for the whole cluster.
+        name: name of a single object, "" for any.
+        is_allowed: whether the account has the right.
+        manifest: manifest that grants the right.
     """
 
     account: str
@@ -91,29 +91,29 @@ class Right:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that is known.
+    """All facts about an installation; a check reads only these.
 
     Attributes:
-        at: when, by this machine's clock, seconds since the epoch.
-        extender_at: the same moment by the extender's clock, None where it was not asked.
+        at: time of the check by this machine's clock, seconds since the epoch.
+        extender_at: the same moment by the extender's clock, None if unknown.
         nodes: Node objects.
         pods: Pod objects.
         daemon_sets: DaemonSet objects.
-        config_maps: ConfigMap objects that were readable.
+        config_maps: ConfigMap objects that could be read.
         schedulers: kube-scheduler configurations.
         plugin_configs: configurations of NVIDIA's device plugin, by the key that a node's label
             `nvidia.com/device-plugin.config` names.
         settings: the extender's settings file.
         unasked: answer of /v1/unasked.
-        degraded: what is wrong by /readyz.
+        degraded: cause by degraded component, from /readyz.
         devices: the GPUs of /v1/gpus.
-        sources: the sources of /v1/nodes.
-        unreadable: objects that the extender cannot read, by resource, of /v1/nodes.
+        sources: state by telemetry source, from /v1/nodes.
+        unreadable: names of objects that the extender cannot parse, by resource, from /v1/nodes.
         metrics: the extender's metrics.
         exporter: metrics of one or more dcgm-exporters.
-        certificates: certificates that were readable.
-        rights: what the extender's account may do.
-        missing: why something is not known, by its name.
+        certificates: certificates that could be read.
+        rights: RBAC rights that the extender's account needs.
+        missing: reason why a fact is unknown, by the fact's name.
     """
 
     at: float
@@ -137,5 +137,5 @@ class Facts:
     missing: Mapping[str, str] = field(default_factory=lambda: NOTHING_KNOWN)
 
     def why_missing(self, name: str) -> str:
-        """Return why something is not known."""
+        """Return the reason why a fact is unknown."""
         return f"{LABELS[name]}: {self.missing.get(name, 'not given')}"

@@ -1,4 +1,4 @@
-"""Reads facts from files: what kubectl and curl have written, configurations, certificates."""
+"""Load facts from files: output of kubectl and curl, configurations, certificates."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,11 +21,11 @@ ALLOWED: Final = (
 )
 
 
-def add_files(pile: Pile, files: Iterable[str]) -> None:
-    """Add what files hold.
+def add_files(collector: Pile, files: Iterable[str]) -> None:
+    """Load each file into the fact collector.
 
     Raises:
-        ClientError: one cannot be read, or holds nothing that we know.
+        ClientError: a file cannot be read, or its content is not recognized.
     """
     for file in files:
         path = Path(file)
@@ -33,17 +33,17 @@ def add_files(pile: Pile, files: Iterable[str]) -> None:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ClientError(f"cannot read {file}: {error}", Failure.BAD_QUESTION) from error
-        if not _add_text(pile, file, text):
+        if not _add_text(collector, file, text):
             raise ClientError(
-                f"{file} holds nothing that is known: {ALLOWED}", Failure.BAD_QUESTION
+                f"the content of {file} is not recognized: {ALLOWED}", Failure.BAD_QUESTION
             )
 
 
-def _add_text(pile: Pile, file: str, text: str) -> bool:
-    """Add what a text holds; tell whether that is anything that we know.
+def _add_text(collector: Pile, file: str, text: str) -> bool:
+    """Add the content of a file; return whether it was recognized.
 
     Raises:
-        ClientError: a certificate in it cannot be read.
+        ClientError: a certificate is malformed.
     """
     stem = Path(file).name.partition(".")[0]
     if text.lstrip().startswith(PEM[:10]):
@@ -51,17 +51,17 @@ def _add_text(pile: Pile, file: str, text: str) -> bool:
             found = list(read_certificates(file, text))
         except ValueError as error:
             raise ClientError(
-                f"{file}: a certificate cannot be read: {error}", Failure.BAD_QUESTION
+                f"{file}: malformed certificate: {error}", Failure.BAD_QUESTION
             ) from error
-        pile.add_certificates(found)
+        collector.add_certificates(found)
         return bool(found)
-    # Each of them, though one is enough: no early end.
-    known = [pile.add(file, document, stem=stem) for document in _documents(text)]
-    return any(known) or _add_samples(pile, text)
+    # A list, so that every document is added: `any` on a generator would stop at the first.
+    known = [collector.add(file, document, stem=stem) for document in _documents(text)]
+    return any(known) or _add_samples(collector, text)
 
 
 def _documents(text: str) -> Iterator[object]:
-    """Yield the documents of a text, none where it is neither JSON nor YAML."""
+    """Decode a text as JSON or YAML; yield nothing if it is neither."""
     try:
         yield decode_with(msgspec.json.decode, text)
         return
@@ -73,8 +73,8 @@ def _documents(text: str) -> Iterator[object]:
         return
 
 
-def _add_samples(pile: Pile, text: str) -> bool:
+def _add_samples(collector: Pile, text: str) -> bool:
     try:
-        return pile.add_samples(parse_exposition(text))
-    except (ValueError, KeyError, IndexError):  # what the parser raises where it loses its way
+        return collector.add_samples(parse_exposition(text))
+    except (ValueError, KeyError, IndexError):  # errors of the parser on malformed input
         return False

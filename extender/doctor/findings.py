@@ -1,4 +1,4 @@
-"""What a check says, and what all of them together come to."""
+"""Check definitions, their findings, and the report of a run."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ from extender.doctor.facts import Facts
 
 
 class Severity(StrEnum):
-    """How much it matters; the order is that in which findings are told."""
+    """Severity of a finding, gravest first; reports are sorted in this order."""
 
     ERROR = "error"
-    """Pods are placed without us, or wrongly, or do not run."""
+    """Pods are placed without the extender, or wrongly, or cannot run."""
     WARNING = "warning"
-    """Something works worse than it could, or soon will not."""
+    """A function is degraded, or will fail soon."""
     INFO = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a check found.
+    """A problem that a check found.
 
     Attributes:
-        severity: how much it matters.
-        what: what is wrong, in a sentence.
-        evidence: the values that say so, one line each; there is at least one.
-        remedy: what to do: a command, or a line of YAML.
+        severity: gravity of the problem.
+        what: the problem in one sentence.
+        evidence: values that prove the problem, one line each; at least one.
+        remedy: how to fix it: a command, or a line of YAML.
     """
 
     severity: Severity
@@ -36,15 +36,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that is looked at.
+    """Definition of one check.
 
     Attributes:
-        code: stable; docs/doctor.md explains it.
-        title: what is looked at.
-        needs: names of `Facts`: each of them is needed, of `a|b` one.
-        find: looks.
-        unseen: tells what the facts, though given, leave out, "" for nothing; where nothing was
-            found and something is left out, the check has not passed.
+        code: stable code, explained in docs/doctor.md.
+        title: the condition that should hold.
+        needs: names of `Facts` that are required; of `a|b` one is enough.
+        find: yields the problems in the facts.
+        unseen: returns the gaps in the facts, "" for none. If `find` yields nothing and there are
+            gaps, the check counts as not run.
     """
 
     code: str
@@ -56,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem, with the code of the check that found it."""
+    """A problem together with the code of its check."""
 
     code: str
     severity: Severity
@@ -67,12 +67,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRun:
-    """A check that could not look: it has not passed.
+    """A check that could not run; it does not count as passed.
 
     Attributes:
-        code: of the check.
-        title: what it would have looked at.
-        why: what was missing, and what would help.
+        code: code of the check.
+        title: title of the check.
+        why: missing facts, and how to provide them.
     """
 
     code: str
@@ -82,12 +82,12 @@ class NotRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What all checks came to.
+    """Result of all checks.
 
     Attributes:
-        findings: the gravest first, then by code.
-        passed: codes of the checks that looked and found nothing.
-        not_run: checks that could not look.
+        findings: problems, gravest first, then by code.
+        passed: codes of the checks that ran and found nothing.
+        not_run: checks that could not run.
     """
 
     findings: tuple[Finding, ...]
@@ -96,12 +96,12 @@ class Report:
 
     @property
     def has_errors(self) -> bool:
-        """Whether a finding is an error."""
+        """Whether any finding has severity error."""
         return any(finding.severity is Severity.ERROR for finding in self.findings)
 
 
 def examine(facts: Facts, checks: Iterable[Check]) -> Report:
-    """Run every check that has what it needs."""
+    """Run every check whose facts are known, and sort the findings by severity."""
     findings: list[Finding] = []
     passed: list[str] = []
     not_run: list[NotRun] = []
@@ -131,7 +131,7 @@ def examine(facts: Facts, checks: Iterable[Check]) -> Report:
 
 
 def _lacking(facts: Facts, needs: Iterable[str]) -> str:
-    """Return why a check cannot run, "" where it can."""
+    """Return the reason why a check cannot run, "" if it can."""
     whys = []
     for need in needs:
         names = need.split("|")

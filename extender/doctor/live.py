@@ -1,4 +1,4 @@
-"""Gathers facts from a cluster and an extender; what one may not read is noted, and left out."""
+"""Collect facts from a cluster and an extender; record what may not be read, and go on."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from extender.remote.errors import ClientError, Failure
 
 PAGE: Final = "500"
 MOST_PAGES: Final = 1000
-"""Of one list: half a million objects."""
+"""Page limit of one list: half a million objects."""
 LISTS: Final = {
     "nodes": ("Node", "/api/v1/nodes"),
     "pods": ("Pod", "/api/v1/pods"),
@@ -37,7 +37,7 @@ CONFIG_WORDS: Final = (
     *("kube-scheduler", "idlegpu", "nvidia-device-plugin", "nvidia-gpu-device-plugin"),
     *("dcgm-exporter", "cluster-autoscaler"),
 )
-"""Pods in whose namespaces ConfigMaps are looked at."""
+"""Names of pods whose namespaces are searched for ConfigMaps."""
 KEPT_WORDS: Final = (
     *CONFIG_WORDS,
     *PLUGIN_WORDS,
@@ -48,58 +48,58 @@ KEPT_WORDS: Final = (
     *EXPORTER_WORDS,
     *AGENT_WORDS,
 )
-"""Pods that the checks look at although they ask for no GPUs; of a large cluster's, most go."""
+"""Names of pods that checks need although they request no GPUs; other such pods are dropped."""
 SECRETS: Final = ("idlegpu-extender-tls", "idlegpu-kube-scheduler-tls", "idlegpu-ca")
 EXPORTER_PORT: Final = 9400
 MOST_EXPORTERS: Final = 2
-"""So many exporters are asked: they are of one DaemonSet, as a rule."""
+"""Number of dcgm-exporter pods to query: usually all belong to one DaemonSet."""
 
 NO_SCHEDULER: Final = (
-    "no readable ConfigMap holds one (kubeadm has it in a file on the control plane): give the "
-    "file, idlegpu doctor FILE"
+    "no readable ConfigMap contains one (kubeadm keeps it in a file on the control plane): pass "
+    "the file, idlegpu doctor FILE"
 )
 
 
-def gather_cluster(pile: Pile, cluster: Callable[[], Cluster], account: str) -> None:
-    """Add what an API server tells.
+def gather_cluster(collector: Pile, cluster: Callable[[], Cluster], account: str) -> None:
+    """Collect facts from an API server.
 
     Args:
-        pile: where it goes.
-        cluster: returns the API server, or raises ClientError.
-        account: the extender's, `namespace/name`.
+        collector: receives the facts, and the reason for each missing one.
+        cluster: returns the client, or raises ClientError.
+        account: the extender's service account, `namespace/name`.
     """
     try:
         server = cluster()
     except ClientError as error:
         names = (*LISTS, "config_maps", "schedulers", "exporter", "certificates", "rights")
-        pile.missing |= dict.fromkeys(names, str(error))
+        collector.missing |= dict.fromkeys(names, str(error))
         return
     found: dict[str, list[Object]] = {}
     for name, (kind, path) in LISTS.items():
         try:
-            found[name] = [item for item in _pages(server, path) if _is_kept(kind, item)]
-            pile.add_list(kind, found[name])
+            found[name] = [item for item in _pages(server, path) if _is_needed(kind, item)]
+            collector.add_list(kind, found[name])
         except ClientError as error:
-            pile.missing[name] = str(error)
+            collector.missing[name] = str(error)
     pods, namespace = found.get("pods", []), account.partition("/")[0]
-    _add_config_maps(pile, server, pods, namespace)
-    _add_secrets(pile, server, namespace)
-    _add_exporters(pile, server, pods)
+    _add_config_maps(collector, server, pods, namespace)
+    _add_secrets(collector, server, namespace)
+    _add_exporters(collector, server, pods)
     try:
-        pile.rights = ask_rights(server, account, pile.facts(0.0).settings or {})
+        collector.rights = ask_rights(server, account, collector.facts(0.0).settings or {})
     except ClientError as error:
-        pile.missing["rights"] = str(error)
+        collector.missing["rights"] = str(error)
 
 
-def _is_kept(kind: str, item: Object) -> bool:
+def _is_needed(kind: str, item: Object) -> bool:
     return kind != "Pod" or bool(asked(item)) or is_called(item, KEPT_WORDS)
 
 
 def _pages(server: Cluster, path: str) -> Iterator[Object]:
-    """Yield every object of a collection.
+    """List all objects of a collection, page by page.
 
     Raises:
-        ClientError: the API server does not give it, or not to its end.
+        ClientError: a page cannot be read, or the list does not end.
     """
     params, tokens = {"limit": PAGE}, set[str]()
     while len(tokens) < MOST_PAGES:
@@ -112,11 +112,11 @@ def _pages(server: Cluster, path: str) -> Iterator[Object]:
             break
         tokens.add(rest)
         params = {"limit": PAGE, "continue": rest}
-    raise ClientError(f"cannot list {path}: it does not end", Failure.FAULT)
+    raise ClientError(f"cannot list {path}: the list does not end", Failure.FAULT)
 
 
-def _add_config_maps(pile: Pile, server: Cluster, pods: list[Object], own: str) -> None:
-    """Add the ConfigMaps of the namespaces in which schedulers, plugins and we are."""
+def _add_config_maps(collector: Pile, server: Cluster, pods: list[Object], own: str) -> None:
+    """Add the ConfigMaps in the namespaces of kube-scheduler, device plugin and extender."""
     namespaces = {"kube-system", own} | {
         text_of(mapping_of(pod.get("metadata")).get("namespace"))
         for pod in pods
@@ -126,16 +126,16 @@ def _add_config_maps(pile: Pile, server: Cluster, pods: list[Object], own: str) 
     for namespace in sorted(namespaces - {""}):
         path = f"/api/v1/namespaces/{namespace}/configmaps"
         try:
-            pile.add_list("ConfigMap", list(_pages(server, path)))
+            collector.add_list("ConfigMap", list(_pages(server, path)))
         except ClientError as error:
             refused = str(error)
     if refused:
-        pile.missing["config_maps"] = refused
-    pile.missing["schedulers"] = f"{refused}; {NO_SCHEDULER}" if refused else NO_SCHEDULER
+        collector.missing["config_maps"] = refused
+    collector.missing["schedulers"] = f"{refused}; {NO_SCHEDULER}" if refused else NO_SCHEDULER
 
 
-def _add_secrets(pile: Pile, server: Cluster, namespace: str) -> None:
-    """Add the certificates of our Secrets: each is read by its name, and no other."""
+def _add_secrets(collector: Pile, server: Cluster, namespace: str) -> None:
+    """Add the certificates of the extender's Secrets; each Secret is read by name, no others."""
     why = f"no Secret {' or '.join(SECRETS)} in {namespace}"
     for name in SECRETS:
         try:
@@ -144,30 +144,30 @@ def _add_secrets(pile: Pile, server: Cluster, namespace: str) -> None:
             if error.failure is not Failure.NOT_FOUND:
                 why = str(error)
             continue
-        pile.add_list("Secret", [secret])
-    pile.missing["certificates"] = why
+        collector.add_list("Secret", [secret])
+    collector.missing["certificates"] = why
 
 
-def _add_exporters(pile: Pile, server: Cluster, pods: list[Object]) -> None:
-    """Add what some exporters export, through the API server's proxy."""
-    pile.missing["exporter"] = "no pod of dcgm-exporter runs"
+def _add_exporters(collector: Pile, server: Cluster, pods: list[Object]) -> None:
+    """Add the metrics of some dcgm-exporters, read through the API server's proxy."""
+    collector.missing["exporter"] = "no pod of dcgm-exporter runs"
     running = (pod for pod in pods if is_called(pod, EXPORTER_WORDS) and is_running(pod))
     for _, pod in zip(range(MOST_EXPORTERS), running, strict=False):
         namespace = text_of(mapping_of(pod.get("metadata")).get("namespace"))
         where = f"/api/v1/namespaces/{namespace}/pods/{name_of(pod)}:{EXPORTER_PORT}"
         try:
-            pile.add_samples(parse_exposition(server.text(f"{where}/proxy/metrics")))
+            collector.add_samples(parse_exposition(server.text(f"{where}/proxy/metrics")))
         except (ClientError, ValueError) as error:
-            pile.missing["exporter"] = str(error)
+            collector.missing["exporter"] = str(error)
 
 
-def gather_extender(pile: Pile, client: Callable[[], Client], at: float) -> None:
-    """Add what an extender tells.
+def gather_extender(collector: Pile, client: Callable[[], Client], at: float) -> None:
+    """Collect facts from the extender's API.
 
     Args:
-        pile: where it goes.
-        client: returns one, or raises ClientError.
-        at: the time that the facts are of.
+        collector: receives the facts, and the reason for each missing one.
+        client: returns the client, or raises ClientError.
+        at: time of the facts, seconds since the epoch.
     """
     paths = {
         "degraded": "/readyz",
@@ -178,21 +178,21 @@ def gather_extender(pile: Pile, client: Callable[[], Client], at: float) -> None
     try:
         extender = client()
     except ClientError as error:
-        pile.missing |= dict.fromkeys((*paths, "metrics"), str(error))
+        collector.missing |= dict.fromkeys((*paths, "metrics"), str(error))
         return
     for name, path in paths.items():
         try:
-            pile.add_answer(name, extender.get(path))
+            collector.add_answer(name, extender.get(path))
         except ClientError as error:
-            pile.missing[name] = str(error)
+            collector.missing[name] = str(error)
     try:
-        pile.add_samples(parse_exposition(extender.text("/metrics")))
+        collector.add_samples(parse_exposition(extender.text("/metrics")))
     except (ClientError, ValueError) as error:
-        pile.missing["metrics"] = str(error)
+        collector.missing["metrics"] = str(error)
     try:
-        told: Any = extender.get("/v1/holders", {"limit": 1})
+        answer: Any = extender.get("/v1/holders", {"limit": 1})
     except ClientError:
         return
-    then = parse_time(mapping_of(told).get("at"))
+    then = parse_time(mapping_of(answer).get("at"))
     if then is not None:
-        pile.extender_at = then + at - time.time()
+        collector.extender_at = then + at - time.time()

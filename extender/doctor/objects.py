@@ -1,4 +1,4 @@
-"""Reads objects of Kubernetes as the checks need them; what is malformed counts as absent."""
+"""Read fields of Kubernetes objects for the checks; a malformed field counts as absent."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -17,13 +17,13 @@ PRESENT_LABELS: Final = (
     "feature.node.kubernetes.io/pci-0300_10de.present",
     "feature.node.kubernetes.io/pci-0302_10de.present",
 )
-"""Labels of gpu-feature-discovery and node-feature-discovery: `true` where there is a GPU."""
+"""Labels of gpu-feature-discovery and node-feature-discovery that are `true` on GPU nodes."""
 CLOUD_LABELS: Final = ("cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 
 EXPORTER_WORDS: Final = ("dcgm-exporter",)
 AGENT_WORDS: Final = ("idlegpu-agent",)
 NODE_LABELS: Final = ("Hostname", "hostname", "exported_hostname")
-"""Labels in which dcgm-exporter names its node."""
+"""Metric labels in which dcgm-exporter reports its node."""
 
 OVER: Final = frozenset({"Succeeded", "Failed"})
 SHOWN: Final = 5
@@ -35,7 +35,7 @@ def name_of(item: Object) -> str:
 
 
 def key_of(item: Object) -> str:
-    """Return `namespace/name`."""
+    """Return an object's `namespace/name`."""
     metadata = mapping_of(item.get("metadata"))
     return f"{text_of(metadata.get('namespace')) or 'default'}/{text_of(metadata.get('name'))}"
 
@@ -55,7 +55,7 @@ def _texts(value: object) -> dict[str, str]:
 
 
 def number(text: object) -> int:
-    """Return a count as Kubernetes writes it, 0 for anything else.
+    """Parse a whole number, as an integer or its text; 0 for anything else.
 
     Example:
         >>> number("8"), number(8), number("2k"), number(None)
@@ -67,7 +67,7 @@ def number(text: object) -> int:
 
 
 def is_gpu(resource: str) -> bool:
-    """Whether a resource is GPUs, shares of them, or MIG instances.
+    """Check whether a resource name stands for GPUs, GPU shares or MIG instances.
 
     Example:
         >>> is_gpu("nvidia.com/gpu.shared"), is_gpu("nvidia.com/mig-1g.5gb"), is_gpu("cpu")
@@ -77,22 +77,22 @@ def is_gpu(resource: str) -> bool:
 
 
 def gpu_counts(counts: object) -> dict[str, int]:
-    """Return the GPU resources of a list of quantities."""
+    """Return the GPU resources in a list of quantities."""
     return {name: number(count) for name, count in mapping_of(counts).items() if is_gpu(name)}
 
 
 def capacity(node: Object) -> dict[str, int]:
-    """Return the GPU resources that a node has."""
+    """Return the GPU resources in a node's capacity."""
     return gpu_counts(mapping_of(node.get("status")).get("capacity"))
 
 
 def allocatable(node: Object) -> dict[str, int]:
-    """Return the GPU resources that a node offers."""
+    """Return the GPU resources that a node can allocate to pods."""
     return gpu_counts(mapping_of(node.get("status")).get("allocatable"))
 
 
 def is_labelled(node: Object) -> bool:
-    """Whether labels say that a node has GPUs."""
+    """Check whether a node's labels say that it has GPUs."""
     labels = labels_of(node)
     return any(labels.get(name) == "true" for name in PRESENT_LABELS) or any(
         labels.get(name) for name in CLOUD_LABELS
@@ -100,22 +100,22 @@ def is_labelled(node: Object) -> bool:
 
 
 def is_ready(node: Object) -> bool:
-    """Whether a node's kubelet is heard, as far as is known."""
+    """Check whether a node's Ready condition is True or absent."""
     return condition_of(node, "Ready").get("status", "True") == "True"
 
 
 def gpu_nodes(facts: Facts) -> list[Object]:
-    """Return the nodes with GPUs, by labels or by what they offer."""
+    """Return the nodes with GPUs, according to their labels or capacity."""
     return [node for node in facts.nodes or () if is_labelled(node) or any(capacity(node).values())]
 
 
 def is_over(pod: Object) -> bool:
-    """Whether a pod has ended."""
+    """Check whether a pod has finished."""
     return text_of(mapping_of(pod.get("status")).get("phase")) in OVER
 
 
 def is_running(pod: Object) -> bool:
-    """Whether a pod runs, all its containers ready as far as its status tells."""
+    """Check whether a pod runs and all its containers are ready."""
     status = mapping_of(pod.get("status"))
     statuses = objects_of(status.get("containerStatuses"))
     return status.get("phase") == "Running" and all(
@@ -124,24 +124,24 @@ def is_running(pod: Object) -> bool:
 
 
 def node_of(pod: Object) -> str:
-    """Return the node that a pod is bound to, "" for none."""
+    """Return the name of the node that a pod is bound to, "" for none."""
     return text_of(mapping_of(pod.get("spec")).get("nodeName"))
 
 
 def containers(pod: Object) -> Sequence[Object]:
-    """Return a pod's containers, without those that only prepare it."""
+    """Return a pod's containers, without init containers."""
     return objects_of(mapping_of(pod.get("spec")).get("containers"))
 
 
 def asked_by(container: Object) -> dict[str, int]:
-    """Return the GPU resources that a container asks for."""
+    """Return the GPU resources that a container requests."""
     resources = mapping_of(container.get("resources"))
     found = gpu_counts(resources.get("limits")) or gpu_counts(resources.get("requests"))
     return {name: count for name, count in found.items() if count}
 
 
 def asked(pod: Object) -> dict[str, int]:
-    """Return the GPU resources that a pod asks for."""
+    """Return the GPU resources that a pod's containers request in total."""
     sums: dict[str, int] = {}
     for container in containers(pod):
         for name, count in asked_by(container).items():
@@ -150,31 +150,31 @@ def asked(pod: Object) -> dict[str, int]:
 
 
 def gpu_pods(facts: Facts) -> Iterator[Object]:
-    """Yield the pods that ask for GPUs and have not ended."""
+    """Yield the unfinished pods that request GPUs."""
     for pod in facts.pods or ():
         if not is_over(pod) and asked(pod):
             yield pod
 
 
 def is_called(item: Object, words: Iterable[str]) -> bool:
-    """Whether an object's name, or the label that says what it is, contains one of the words."""
+    """Check whether an object's name or app label contains one of the words."""
     labels = labels_of(item)
-    told = (
+    names = (
         name_of(item),
         *(labels.get(key, "") for key in ("app", "k8s-app", "app.kubernetes.io/name", "name")),
     )
-    return any(word in text for word in words for text in told)
+    return any(word in text for word in words for text in names)
 
 
 def live_pods(facts: Facts, words: Iterable[str]) -> Iterator[Object]:
-    """Yield the pods that are called so and have not ended."""
+    """Yield the unfinished pods whose name or app label contains one of the words."""
     for pod in facts.pods or ():
         if is_called(pod, words) and not is_over(pod):
             yield pod
 
 
 def environment_of(container: Object) -> dict[str, str]:
-    """Return the variables that a container is given with a value of their own."""
+    """Return a container's environment variables that have a literal value."""
     return {
         text_of(entry.get("name")): text_of(entry.get("value"))
         for entry in objects_of(container.get("env"))
@@ -193,7 +193,7 @@ def command_of(container: Object) -> list[str]:
 
 
 def condition_of(item: Object, kind: str) -> Object:
-    """Return the condition of a kind, an empty one where there is none."""
+    """Return an object's status condition of a type, or an empty mapping."""
     for condition in objects_of(mapping_of(item.get("status")).get("conditions")):
         if condition.get("type") == kind:
             return condition
@@ -201,7 +201,7 @@ def condition_of(item: Object, kind: str) -> Object:
 
 
 def parse_time(value: object) -> float | None:
-    """Return a time of Kubernetes in seconds since the epoch, None for anything else.
+    """Parse a Kubernetes timestamp into seconds since the epoch; None if it is malformed.
 
     Example:
         >>> parse_time("1970-01-01T00:01:00Z"), parse_time(None)
@@ -214,7 +214,7 @@ def parse_time(value: object) -> float | None:
 
 
 def setting(facts: Facts, path: str) -> object:
-    """Return a value of the settings file, None where it is not set or the file not known."""
+    """Return a value from the extender's settings file, None if it is not set."""
     found: object = facts.settings
     for part in path.split("."):
         found = mapping_of(found).get(part)
@@ -222,7 +222,7 @@ def setting(facts: Facts, path: str) -> object:
 
 
 def number_setting(facts: Facts, path: str, default: float) -> float:
-    """Return a number of the settings file, its default where it is not set."""
+    """Return a number from the extender's settings file, or the default if it is not set."""
     value = setting(facts, path)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
@@ -230,7 +230,7 @@ def number_setting(facts: Facts, path: str, default: float) -> float:
 
 
 def total(samples: Iterable[Sample] | None, name: str, **labels: str) -> float:
-    """Return the sum of a metric's samples with these labels."""
+    """Sum the samples of a metric that have the given labels."""
     return sum(
         sample.value
         for sample in samples or ()
@@ -240,7 +240,7 @@ def total(samples: Iterable[Sample] | None, name: str, **labels: str) -> float:
 
 
 def some(names: Iterable[str]) -> str:
-    """Return names for a sentence, not too many.
+    """Join the first names with commas and add the number of the remaining ones.
 
     Example:
         >>> some(["b", "a"]), some(str(number) for number in range(7))

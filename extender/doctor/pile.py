@@ -1,4 +1,4 @@
-"""Sorts documents into facts by what they are: from files and from an API server alike."""
+"""Fact collector: recognize documents from files or an API server and sort them into facts."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -17,7 +17,7 @@ SCHEDULER_KIND: Final = "KubeSchedulerConfiguration"
 SETTINGS_KEYS: Final = frozenset(
     {"listen", "status_listen", "prometheus", "freshness", "tls", "agents", "peers", "wire"}
 )
-"""Sections by which a settings file of the extender is known; it has several of them."""
+"""Sections that identify an extender settings file; two of them are enough."""
 PLURALS: Final = {
     "nodes": "Node",
     "pods": "Pod",
@@ -29,13 +29,13 @@ PLURALS: Final = {
 
 
 class Pile:
-    """Documents as they come, sorted.
+    """Collects documents and builds `Facts` from them.
 
     Attributes:
-        missing: why something is not known.
-        extender_at: the extender's clock when the facts are of, None where it was not asked.
-        rights: what the extender's account may do, by the API server.
-        account: the extender's, `namespace/name`.
+        missing: reason why a fact is unknown, by the fact's name.
+        extender_at: the extender's clock at the time of the facts, None if unknown.
+        rights: rights of the extender's account according to the API server, None if unknown.
+        account: the extender's service account, `namespace/name`.
     """
 
     def __init__(self) -> None:
@@ -53,25 +53,25 @@ class Pile:
         self._certificates: list[Certificate] = []
 
     def add_list(self, kind: str, items: Iterable[object]) -> None:
-        """Add all objects of a kind; none is known to be none."""
-        kept = self._objects.setdefault(kind, [])
+        """Add all objects of a kind; an empty list means that there are none."""
+        objects = self._objects.setdefault(kind, [])
         for item in items:
             if not isinstance(item, dict):
                 continue
-            self._look_into(kind, item)
-            if kind != "Secret":  # nobody needs the key that is in it
-                kept.append(item)
+            self._unpack(kind, item)
+            if kind != "Secret":  # do not keep private keys in memory
+                objects.append(item)
 
     def add_certificates(self, found: Iterable[Certificate]) -> None:
-        """Add certificates."""
+        """Add parsed certificates to the facts."""
         self._certificates += found
 
     def add_samples(self, samples: Iterable[Sample]) -> bool:
-        """Add the samples of an exposition; tell whether they are of anything that we know."""
-        kept = list(samples)
-        ours = [one for one in kept if one.name.startswith("idlegpu_")]
-        theirs = [one for one in kept if one.name.lower().startswith(("dcgm_fi_", "dcgm_"))]
-        # An agent's metrics are none of the extender's.
+        """Add the samples of an exposition; return whether they are metrics of DCGM or idlegpu."""
+        every = list(samples)
+        ours = [one for one in every if one.name.startswith("idlegpu_")]
+        theirs = [one for one in every if one.name.lower().startswith(("dcgm_fi_", "dcgm_"))]
+        # Metrics of a node agent are not the extender's.
         if any(not one.name.startswith("idlegpu_agent_") for one in ours):
             self._metrics = [*(self._metrics or ()), *ours]
         if theirs:
@@ -79,16 +79,16 @@ class Pile:
         return bool(ours or theirs)
 
     def add_answer(self, name: str, answer: object) -> None:
-        """Add an answer of the extender: unasked, degraded, devices, sources."""
+        """Add an answer of the extender's API under its fact name, such as unasked or devices."""
         self._answers[name] = mapping_of(answer)
 
     def add(self, source: str, document: object, *, stem: str = "") -> bool:
-        """Add a document; tell whether it is anything that we know.
+        """Add a document; return whether its kind was recognized.
 
         Args:
-            source: where it stands, for people.
-            document: as decoded.
-            stem: the file's name without what follows the dot.
+            source: file or object that contains the document, for messages.
+            document: the decoded document.
+            stem: the file's name up to the first dot.
         """
         if not isinstance(document, dict):
             return False
@@ -104,7 +104,7 @@ class Pile:
         return not kind and self._add_unnamed(source, document, stem)
 
     def _add_items(self, kind: str, document: Object, stem: str) -> bool:
-        """Add a list; kubectl's own says of no item, or none, what it is of."""
+        """Add a list; take the kind of a kubectl List from its items or from the file name."""
         items = objects_of(document.get("items"))
         of_kind = kind or PLURALS.get(stem.lower(), "")
         if of_kind in PLURALS.values() and not items:
@@ -119,7 +119,7 @@ class Pile:
         return is_known
 
     def _add_unnamed(self, source: str, document: Object, stem: str) -> bool:
-        """Add what has no kind: answers of the extender, settings."""
+        """Add a document without a kind: an answer of the extender, or a settings file."""
         if "likely_causes" in document:
             self.add_answer("unasked", document)
         elif "gpus" in document:
@@ -136,8 +136,8 @@ class Pile:
             return False
         return True
 
-    def _look_into(self, kind: str, item: Object) -> None:
-        """Take out of an object what else stands in it."""
+    def _unpack(self, kind: str, item: Object) -> None:
+        """Add the certificates in a Secret, and the documents in a ConfigMap."""
         data = mapping_of(item.get("data"))
         if kind == "Secret":
             self._certificates += read_secret(f"Secret {key_of(item)}", data)
@@ -155,10 +155,10 @@ class Pile:
                     self.add(f"ConfigMap {key_of(item)} {name}", document, stem=name)
 
     def facts(self, at: float) -> Facts:
-        """Return what is known.
+        """Return the collected facts.
 
         Args:
-            at: the time that it is of, seconds since the epoch.
+            at: time of the facts, seconds since the epoch.
         """
         answers = self._answers
         degraded = answers.get("degraded")
@@ -180,13 +180,13 @@ class Pile:
             unreadable=self._unreadable(),
             metrics=_tuple(self._metrics),
             exporter=_tuple(self._exporter),
-            certificates=(*self._certificates, *self._told_ends()) or None,
+            certificates=(*self._certificates, *self._from_metrics()) or None,
             rights=self._rights(),
             missing={"rights": HOW, **self.missing},
         )
 
     def _rights(self) -> tuple[Right, ...] | None:
-        """Return what the account may do: by the API server, or by all objects of RBAC."""
+        """Return the account's rights, according to the API server or else to the RBAC objects."""
         if self.rights is None and all(kind in self._objects for kind in KINDS):
             return read_rights(self._objects, self.account, self._settings or {})
         return self.rights
@@ -195,24 +195,24 @@ class Pile:
         answer = self._answers.get("sources")
         if answer is None:
             return None
-        told = mapping_of(answer.get("sources"))
-        return {name: mapping_of(state) for name, state in told.items()}
+        sources = mapping_of(answer.get("sources"))
+        return {name: mapping_of(state) for name, state in sources.items()}
 
     def _unreadable(self) -> Mapping[str, tuple[str, ...]]:
-        told = mapping_of(self._answers.get("sources", {}).get("unreadable"))
+        unreadable = mapping_of(self._answers.get("sources", {}).get("unreadable"))
         return {
             resource: tuple(
                 text_of(name) or "one that you may not read" for name in items_of(names)
             )
-            for resource, names in told.items()
+            for resource, names in unreadable.items()
         }
 
     def _kind(self, kind: str) -> tuple[Object, ...] | None:
         found = self._objects.get(kind)
         return None if found is None else tuple(found)
 
-    def _told_ends(self) -> Iterable[Certificate]:
-        """Yield the certificates of which the extender itself tells when they end."""
+    def _from_metrics(self) -> Iterable[Certificate]:
+        """Yield the certificates whose expiry time the extender exports as a metric."""
         for sample in self._metrics or ():
             if sample.name == END_METRIC:
                 source = f"the extender's {sample.labels.get('certificate', '')}"

@@ -1,4 +1,4 @@
-"""What an account may do by the objects of RBAC, where there is no API server to ask."""
+"""Compute an account's rights from RBAC objects, for runs without an API server."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -10,21 +10,21 @@ from extender.doctor.rights import NEEDS, groups_of, user_of
 
 KINDS: Final = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
 HOW: Final = (
-    "give the output of kubectl get clusterroles,clusterrolebindings,roles,rolebindings -A -o json"
+    "pass the output of kubectl get clusterroles,clusterrolebindings,roles,rolebindings -A -o json"
 )
 
 _Objects = Mapping[str, Sequence[Object]]
 
 
 def read_rights(objects: _Objects, account: str, settings: Object) -> tuple[Right, ...]:
-    """Return each right that an account needs, and whether objects of RBAC grant it.
+    """Return each right that an account needs, and whether RBAC objects grant it.
 
-    Other authorizers may grant more; for an account of a cluster's own that is rare.
+    Rights from other authorizers are not seen; they are rare for service accounts.
 
     Args:
-        objects: by kind, all of a cluster.
-        account: `namespace/name`.
-        settings: the extender's, as far as they are known.
+        objects: all RBAC objects of the cluster, by kind.
+        account: service account, `namespace/name`.
+        settings: the extender's settings, as far as they are known.
     """
     namespace = account.partition("/")[0]
     everywhere = list(_rules(objects, "ClusterRoleBinding", account, ""))
@@ -50,7 +50,7 @@ def read_rights(objects: _Objects, account: str, settings: Object) -> tuple[Righ
 
 
 def _rules(objects: _Objects, kind: str, account: str, namespace: str) -> Iterator[Object]:
-    """Yield the rules that bindings of a kind, in a namespace, give to an account."""
+    """Yield the rules that a namespace's bindings of a kind grant to an account."""
     for binding in objects.get(kind, ()):
         if _namespace(binding) != namespace or not _is_of(binding, account):
             continue
@@ -62,18 +62,18 @@ def _rules(objects: _Objects, kind: str, account: str, namespace: str) -> Iterat
 
 
 def _is_of(binding: Object, account: str) -> bool:
-    """Whether a binding is for an account, by its own name or by a group that it is in."""
+    """Check whether a binding's subjects include an account, directly or through a group."""
     namespace, _, name = account.partition("/")
     user = user_of(account)
     for subject in objects_of(binding.get("subjects")):
-        told = text_of(subject.get("name"))
+        subject_name = text_of(subject.get("name"))
         match subject.get("kind"):
             case "ServiceAccount":
-                is_it = (text_of(subject.get("namespace")), told) == (namespace, name)
+                is_it = (text_of(subject.get("namespace")), subject_name) == (namespace, name)
             case "User":
-                is_it = told == user
+                is_it = subject_name == user
             case _:
-                is_it = told in groups_of(user)
+                is_it = subject_name in groups_of(user)
         if is_it:
             return True
     return False
@@ -89,8 +89,8 @@ def _allows(rule: Object, verb: str, group: str, resource: str, name: str) -> bo
     )
 
 
-def _has(told: object, wanted: str) -> bool:
-    every: Iterable[object] = items_of(told)
+def _has(values: object, wanted: str) -> bool:
+    every: Iterable[object] = items_of(values)
     return any(one in {wanted, "*"} for one in every)
 
 

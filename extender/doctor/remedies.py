@@ -1,4 +1,4 @@
-"""Commands with the names of what they are for, as far as these are known."""
+"""Build kubectl commands for remedies, with the names of the affected objects."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from extender.doctor.facts import Facts, Object
 from extender.doctor.objects import is_called, is_over, name_of, node_of
 
 MOST: Final = 10
-"""So many objects are named in a command."""
+"""Largest number of objects to name in a command."""
 
 
 def named(names: Iterable[str]) -> str:
-    """Return names as arguments of a command.
+    """Join distinct names into command arguments, with a note if some are left out.
 
     Example:
         >>> named(["b", "a", "b"]), named(str(number) for number in range(12))
@@ -26,18 +26,18 @@ def named(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a cluster's software, known by the names of its pods and DaemonSets.
+    """A cluster component, identified by the names of its pods and DaemonSets.
 
     Attributes:
-        words: one of them is in a name.
-        others: none of these is: of parts whose names begin alike.
+        words: substrings of which a name contains at least one.
+        others: substrings of other components' names, which exclude a match.
     """
 
     words: tuple[str, ...]
     others: tuple[str, ...] = ()
 
     def pods_on(self, facts: Facts, nodes: Iterable[str]) -> list[Object]:
-        """Return its pods on nodes, without those that have ended."""
+        """Return the component's unfinished pods on the given nodes."""
         wanted = set(nodes)
         return [
             pod
@@ -46,39 +46,39 @@ class Part:
         ]
 
     def restart(self, facts: Facts, otherwise: str) -> str:
-        """Return the commands that restart its DaemonSets, other words where none is known."""
+        """Return the commands that restart the component's DaemonSets, else `otherwise`."""
         found = {(_namespace(item), name_of(item)) for item in facts.daemon_sets or ()
                  if self._is(item)}  # fmt: skip
         for pod in filter(self._is, facts.pods or ()):
             found |= {(_namespace(pod), text_of(owner.get("name"))) for owner in _owners(pod)}
-        told = "; ".join(
+        commands = "; ".join(
             f"kubectl -n {namespace} rollout restart daemonset {name}"
             for namespace, name in sorted(found)
         )
-        return told or otherwise
+        return commands or otherwise
 
     def _is(self, item: Object) -> bool:
         return is_called(item, self.words) and not is_called(item, self.others)
 
 
 def logs(pods: Sequence[Object], otherwise: str) -> str:
-    """Return the commands that show pods' logs, other words where there are no pods."""
+    """Return the commands that print the pods' logs, or `otherwise` without pods."""
     every = [f"kubectl -n {_namespace(pod)} logs {name_of(pod)}" for pod in pods]
     more = len(every) - MOST
-    told = "; ".join(every[:MOST]) + (f" (and {more} more)" if more > 0 else "")
-    return told or otherwise
+    commands = "; ".join(every[:MOST]) + (f" (and {more} more)" if more > 0 else "")
+    return commands or otherwise
 
 
 def delete(pods: Sequence[Object], otherwise: str) -> str:
-    """Return the commands that delete pods, which others then take the place of."""
+    """Return the commands that delete pods, which their controllers recreate; else `otherwise`."""
     by_namespace: dict[str, list[str]] = {}
     for pod in pods:
         by_namespace.setdefault(_namespace(pod), []).append(name_of(pod))
-    told = "; ".join(
+    commands = "; ".join(
         f"kubectl -n {namespace} delete pod {named(names)}"
         for namespace, names in sorted(by_namespace.items())
     )
-    return told or otherwise
+    return commands or otherwise
 
 
 def _owners(pod: Object) -> list[Mapping[str, object]]:

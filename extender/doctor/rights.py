@@ -1,4 +1,4 @@
-"""What the extender's account needs, as the manifests grant it, and whether it has that."""
+"""The RBAC rights that the extender's account needs, and whether the API server grants them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ REVIEWS: Final = "/apis/authorization.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A right that is needed.
+    """A right that the extender's account needs.
 
     Attributes:
-        group: API group, "" for the core one.
-        resource: plural.
-        verbs: of Kubernetes.
-        is_own: in the account's own namespace, not in the whole cluster.
-        name: of the one object, "" for any.
-        manifest: what grants it.
-        when: whether settings take it.
+        group: API group, "" for the core group.
+        resource: plural name of the resource.
+        verbs: Kubernetes verbs.
+        is_own: whether the right is limited to the account's own namespace.
+        name: name of a single object, "" for any.
+        manifest: manifest that grants the right.
+        when: whether the settings require the right.
     """
 
     group: str
@@ -127,21 +127,20 @@ NEEDS: Final[tuple[Need, ...]] = (
 
 
 def ask_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right, ...]:
-    """Ask the API server for each right of an account.
+    """Check each needed right of an account with the API server.
 
-    Whoever asks for another's rights needs one: `create` on subjectaccessreviews. With the
-    account's own kubeconfig none is needed.
+    The caller needs `create` on subjectaccessreviews, unless the caller is the account itself.
 
     Args:
-        cluster: the API server, as who asks.
-        account: `namespace/name`.
-        settings: the extender's, as far as they are known.
+        cluster: client for the API server.
+        account: service account, `namespace/name`.
+        settings: the extender's settings, as far as they are known.
 
     Raises:
-        ClientError: the API server does not say.
+        ClientError: the API server refuses a review.
     """
     namespace, user = account.partition("/")[0], user_of(account)
-    is_self = _who(cluster) == user
+    is_self = _own_user(cluster) == user
     found = []
     for need in NEEDS:
         if not need.when(settings):
@@ -164,16 +163,16 @@ def ask_rights(cluster: Cluster, account: str, settings: Object) -> tuple[Right,
     return tuple(found)
 
 
-def _who(cluster: Cluster) -> str:
-    """Return as who the API server is asked, "" where it does not say."""
+def _own_user(cluster: Cluster) -> str:
+    """Return the caller's user name according to the API server, "" if it does not answer."""
     kind = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     try:
-        told = cluster.create(SELF, kind)
+        review = cluster.create(SELF, kind)
     except ClientError as error:
         if error.failure is Failure.UNREACHABLE:
             raise
         return ""
-    info = mapping_of(mapping_of(mapping_of(told).get("status")).get("userInfo"))
+    info = mapping_of(mapping_of(mapping_of(review).get("status")).get("userInfo"))
     return text_of(info.get("username"))
 
 
@@ -194,17 +193,17 @@ def _is_allowed(cluster: Cluster, user: str | None, attributes: Mapping[str, str
     if user is not None:
         spec |= {"user": user, "groups": list(groups_of(user))}
     review = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
-    told = cluster.create(f"{REVIEWS}/{kind.lower()}s", review)
-    return mapping_of(mapping_of(told).get("status")).get("allowed") is True
+    result = cluster.create(f"{REVIEWS}/{kind.lower()}s", review)
+    return mapping_of(mapping_of(result).get("status")).get("allowed") is True
 
 
 def user_of(account: str) -> str:
-    """Return the name by which the API server knows a service account, `namespace/name`."""
+    """Return the user name of a service account, `namespace/name`."""
     return f"system:serviceaccount:{account.replace('/', ':', 1)}"
 
 
 def groups_of(user: str) -> tuple[str, ...]:
-    """Return the groups that a service account is in."""
+    """Return the groups of a service account's user name."""
     return (
         "system:serviceaccounts",
         f"system:serviceaccounts:{user.split(':')[2]}",

@@ -1,4 +1,4 @@
-"""Every check, by its code; no code is ever given to another check."""
+"""All checks, by code; a code is never reused for another check."""
 
 from typing import Final
 
@@ -22,31 +22,31 @@ from extender.doctor.findings import Check
 CHECKS: Final[tuple[Check, ...]] = (
     Check(
         code="IG001",
-        title="kube-scheduler asks us",
+        title="kube-scheduler calls the extender",
         needs=("unasked|schedulers",),
         find=schedulers.not_asked,
     ),
     Check(
         code="IG002",
-        title="our answers come in time",
+        title="the extender answers in time",
         needs=("unasked|metrics",),
         find=schedulers.late,
     ),
     Check(
         code="IG003",
-        title="kube-scheduler sends names of nodes alone",
+        title="kube-scheduler sends node names only",
         needs=("schedulers",),
         find=schedulers.whole_nodes,
     ),
     Check(
         code="IG004",
-        title="our order and kube-scheduler's own wishes both count",
+        title="the extender's scores and kube-scheduler's own both count",
         needs=("schedulers",),
         find=schedulers.drowned,
     ),
     Check(
         code="IG005",
-        title="kube-scheduler asks every verb",
+        title="kube-scheduler calls every verb",
         needs=("unasked|schedulers",),
         find=schedulers.verbs,
     ),
@@ -64,19 +64,19 @@ CHECKS: Final[tuple[Check, ...]] = (
     ),
     Check(
         code="IG008",
-        title="the autoscaler adds nodes for what waits",
+        title="the autoscaler adds nodes for waiting pods",
         needs=("pods",),
         find=neighbours.no_new_nodes,
     ),
     Check(
         code="IG009",
-        title="no extender is left with our shortlist alone",
+        title="no other extender sees only our shortlist",
         needs=("schedulers",),
         find=schedulers.shortened,
     ),
     Check(
         code="IG101",
-        title="dcgm-exporter exports what decides",
+        title="dcgm-exporter exports the fields that decisions need",
         needs=("exporter|devices",),
         find=fields.not_exported,
     ),
@@ -97,7 +97,7 @@ CHECKS: Final[tuple[Check, ...]] = (
         title="clocks agree",
         needs=("nodes",),
         find=clocks.skewed,
-        unseen=clocks.untold,
+        unseen=clocks.unknown,
     ),
     Check(
         code="IG105",
@@ -119,19 +119,19 @@ CHECKS: Final[tuple[Check, ...]] = (
     ),
     Check(
         code="IG201",
-        title="nodes with GPUs offer them",
+        title="nodes offer their GPUs",
         needs=("nodes",),
         find=nodes.no_plugin,
     ),
     Check(
         code="IG202",
-        title="GPUs are shared as labels say",
+        title="GPU sharing matches the labels",
         needs=("nodes",),
         find=nodes.unlike_sharing,
     ),
     Check(
         code="IG203",
-        title="nodes offer every GPU that they have",
+        title="nodes offer all their GPUs",
         needs=("nodes",),
         find=nodes.not_offered,
     ),
@@ -143,19 +143,19 @@ CHECKS: Final[tuple[Check, ...]] = (
     ),
     Check(
         code="IG205",
-        title="MIG layouts are those that are offered",
+        title="nodes offer the MIG instances that they have",
         needs=("nodes",),
         find=layouts.unlike_layout,
     ),
     Check(
         code="IG206",
-        title="pods on time-sliced GPUs say how much memory they need",
+        title="pods on time-sliced GPUs state their memory",
         needs=("nodes", "pods"),
         find=nodes.no_memory_limits,
     ),
     Check(
         code="IG207",
-        title="free GPUs have CPU and memory beside them",
+        title="nodes with free GPUs have free CPU and memory",
         needs=("nodes", "pods"),
         find=hosts.filled,
     ),
@@ -167,25 +167,25 @@ CHECKS: Final[tuple[Check, ...]] = (
     ),
     Check(
         code="IG302",
-        title="pods leave CUDA_VISIBLE_DEVICES alone",
+        title="pods do not set CUDA_VISIBLE_DEVICES",
         needs=("pods",),
         find=pods.set_by_hand,
     ),
     Check(
         code="IG303",
-        title="models are spread over the GPUs that pods ask for",
+        title="model servers use as many GPUs as their pods request",
         needs=("pods",),
         find=pods.unlike_parallel,
     ),
     Check(
         code="IG401",
-        title="agents' reports are taken",
+        title="the extender accepts the agents' reports",
         needs=("metrics",),
         find=service.refused_agents,
     ),
     Check(
         code="IG402",
-        title="certificates are good for a while",
+        title="certificates do not expire soon",
         needs=("certificates",),
         find=service.ending,
     ),
@@ -197,13 +197,13 @@ CHECKS: Final[tuple[Check, ...]] = (
     ),
     Check(
         code="IG404",
-        title="the extender has time to take leave",
+        title="the extender has time to shut down",
         needs=("pods", "settings"),
         find=replicas.short_grace,
     ),
     Check(
         code="IG405",
-        title="replicas know of each other",
+        title="replicas know each other",
         needs=("pods", "settings"),
         find=replicas.strangers,
     ),

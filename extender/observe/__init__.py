@@ -1,1 +1,1 @@
-"""What operators see: metrics and the JSON API."""
+"""Metrics and the JSON API for operators."""

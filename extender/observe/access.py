@@ -1,4 +1,4 @@
-"""Who may read the API: the API server says whose a token is, and which pods its owner may read."""
+"""Authenticate API requests with bearer tokens, and authorize callers through the API server."""
 
 import ipaddress
 import logging
@@ -32,29 +32,29 @@ logger = logging.getLogger(__name__)
 
 METRICS_PATH: Final = "/metrics"
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", METRICS_PATH})
-"""What says nothing of pods, and is asked by kubelet and Prometheus, which have no token."""
+"""Paths without pod data, which kubelet and Prometheus read without a token."""
 
 PAGE_FILES: Final = ("/", "/page", "/page/")
-"""The page's own files: the same for everybody, and empty without the API."""
+"""Static files of the page: the same for every caller, without data."""
 
 COOKIE: Final = "idlegpu-token"
 
 MAX_COOKIE: Final = 3800
-"""Browsers keep no longer one."""
+"""Longest token that browsers store in a cookie, in bytes."""
 MAX_BODY: Final = 16 << 10
 
 
 class Outcome(StrEnum):
-    """What became of a question, for metrics."""
+    """Result of authenticating a request, as a metric label."""
 
     ADMITTED = "admitted"
     OPEN = "open"
-    """Nobody needs a token here, or it came through the API server's proxy."""
+    """No token is required, or the request came through the API server's proxy."""
     NO_TOKEN = "no-token"  # noqa: S105 - the word
     REFUSED = "refused"
     BUSY = "busy"
     WRONG_HOST = "wrong-host"
-    """It was asked under a name that somebody else may have pointed here."""
+    """The Host header names a host that is not allowed: possible DNS rebinding."""
     UNKNOWN = "unknown"
     """The API server did not answer."""
 
@@ -65,17 +65,16 @@ _OUTCOMES: Final = {401: Outcome.REFUSED, 429: Outcome.BUSY, 503: Outcome.UNKNOW
 
 
 class Access:
-    """Lets those in who may read, and says for each what they may see.
+    """Admits callers who may read the API, and determines which pods each may see.
 
     Args:
-        client: the API server.
-        settings: who may read.
-        is_open: whether nobody needs a token.
-        namespaces: those whose pods may have to be shown.
-        requests: counts by outcome.
-        hosts: names that a question must be for, lower case, where not any may be asked for; empty
-            for any.
-        monotonic: seconds since any moment.
+        client: client for the API server.
+        settings: access settings.
+        is_open: whether requests need no token.
+        namespaces: returns the namespaces whose pods may appear in answers.
+        requests: counts requests by outcome.
+        hosts: allowed names in the Host header, lower case; empty for any.
+        monotonic: monotonic clock in seconds.
     """
 
     def __init__(
@@ -98,11 +97,11 @@ class Access:
         self._hosts = hosts
 
     def guard(self, open_paths: Collection[str] = ()) -> Middleware:
-        """Return what every question passes before it is answered, whatever its route.
+        """Return the middleware that authenticates every request before its handler runs.
 
         Args:
-            open_paths: paths of routes, as they were added, that look after themselves, or show
-                nothing that is anybody's.
+            open_paths: canonical paths of further routes that authenticate by themselves or return
+                no pod data.
         """
         free = OPEN_PATHS | frozenset(PAGE_FILES) | frozenset(open_paths)
         if self._hosts:
@@ -122,28 +121,28 @@ class Access:
                 viewer = await self._viewer(request)
             except AccessError as error:
                 return _refusal(error)
-            # For this answer alone: the next one on this connection may be another's.
-            whose = VIEWER.set(viewer)
+            # Reset afterwards: the next request on this connection may have another caller.
+            previous = VIEWER.set(viewer)
             try:
                 return await handler(request)
             finally:
-                VIEWER.reset(whose)
+                VIEWER.reset(previous)
 
         return admit
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes by which a browser shows a token once."""
+        """Return the routes for a browser's session: read, log in, log out."""
         return [
-            web.get(SESSION_PATH, self._tell),
+            web.get(SESSION_PATH, self._show_session),
             web.post(SESSION_PATH, self._log_in),
             web.delete(SESSION_PATH, self._log_out),
         ]
 
     async def _viewer(self, request: web.Request) -> Viewer:
-        """Return who asks.
+        """Authenticate a request and return its caller.
 
         Raises:
-            AccessError: nobody who may.
+            AccessError: the token is missing, refused, or cannot be reviewed.
         """
         token = token_of(request.headers, request.cookies)
         if self.is_open or (not token and self._is_proxy(request.remote)):
@@ -161,7 +160,7 @@ class Access:
         return caller
 
     def _is_proxy(self, remote: str | None) -> bool:
-        """Whether somebody comes from where the API server's proxy does."""
+        """Check whether an address is in the networks of the API server's proxy."""
         try:
             address = ipaddress.ip_address(remote or "")
         except ValueError:
@@ -169,8 +168,8 @@ class Access:
         plain = getattr(address, "ipv4_mapped", None) or address
         return any(plain in network for network in self._networks)
 
-    async def _tell(self, _: web.Request) -> web.StreamResponse:
-        """Say who asks, and what they see."""
+    async def _show_session(self, _: web.Request) -> web.StreamResponse:
+        """Return the caller's user name and visible namespaces."""
         viewer = VIEWER.get()
         if not isinstance(viewer, Caller):
             return json_answer({"user": None, "sees_all": viewer.sees(""), "namespaces": []})
@@ -183,9 +182,9 @@ class Access:
         )
 
     async def _log_in(self, request: web.Request) -> web.StreamResponse:
-        """Take a token from a browser, and have it shown by the browser from now on.
+        """Store a token in a cookie, so that the browser sends it with each request.
 
-        Only JSON is taken: another site's page cannot send it without our leave.
+        Only JSON is accepted: another site's page cannot send that without a CORS preflight.
         """
         if request.content_type != "application/json":
             return error_answer(415, 'send {"token": "..."} as application/json')
@@ -200,7 +199,7 @@ class Access:
             return error_answer(400, 'the body is no JSON: send {"token": "..."}')
         if len(token) > MAX_COOKIE:
             return error_answer(
-                400, f"the token is longer than {MAX_COOKIE} bytes, which no browser keeps"
+                400, f"the token is longer than {MAX_COOKIE} bytes, which no browser stores"
             )
         if not self.is_open:
             try:
@@ -213,7 +212,7 @@ class Access:
         return response
 
     async def _log_out(self, request: web.Request) -> web.StreamResponse:
-        """Have the browser forget the token."""
+        """Delete the token's cookie."""
         response = web.Response(status=204, headers=NOT_KEPT)
         _set_cookie(request, response, "")
         return response
@@ -226,17 +225,17 @@ def make_access(
     history: DecisionHistory,
     requests: Counter,
 ) -> Access:
-    """Return who may read the API as it is served by the settings; say so where all may."""
+    """Build the API's access control from the settings; warn if the API is open to the network."""
     host, port = settings.status_address
     is_open = settings.api.is_open(host)
     if is_open and not is_loopback(host):
         logger.warning(
-            "the API is open: whoever reaches it sees all pods; api.access: token asks who it is",
+            "the API is open: every client sees all pods; set api.access: token to require tokens",
             extra={"address": f"{host}:{port}"},
         )
 
-    # A site's page may not read what is on this machine, unless its name leads here: whoever has
-    # the site may have it do so (DNS rebinding), and there is no token that would stop it.
+    # DNS rebinding: a web site can point its own name at this machine, and its page could then read
+    # an open API on a loopback address. Checking the Host header prevents that.
     hosts = {*LOCAL_HOSTS, host, *settings.api.hosts} if is_open and is_loopback(host) else ()
     return Access(
         client,
@@ -249,7 +248,7 @@ def make_access(
 
 
 class _Namespaces:
-    """The names of several tallies together; the same object as long as they are the same."""
+    """Union of several tallies' names; the same object as long as the names do not change."""
 
     def __init__(self, *tallies: Tally) -> None:
         self._tallies = tallies
@@ -264,7 +263,7 @@ class _Namespaces:
 
 
 def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
-    """Return the token that is shown, "" where there is none; a header comes before a cookie."""
+    """Return the request's token, "" if there is none; a header overrides a cookie."""
     scheme, _, token = headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()
@@ -272,9 +271,9 @@ def token_of(headers: Mapping[str, str], cookies: Mapping[str, str]) -> str:
 
 
 def _is_for(host: str | None, hosts: Collection[str]) -> bool:
-    """Tell whether a question is for one of these names, or for a loopback address.
+    """Check whether a Host header names one of the hosts or a loopback address.
 
-    One that names no host is no browser's.
+    A request without the header does not come from a browser, and is allowed.
     """
     if host is None:
         return True
@@ -283,7 +282,7 @@ def _is_for(host: str | None, hosts: Collection[str]) -> bool:
 
 
 def _without_port(host: str) -> str:
-    """Return the name in a Host header, lower case."""
+    """Return a Host header's name in lower case, without port."""
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     name, colon, port = host.rpartition(":")
@@ -300,10 +299,10 @@ def _wrong_host(request: web.Request, hosts: Collection[str]) -> web.Response:
 
 
 def _set_cookie(request: web.Request, response: web.Response, token: str) -> None:
-    """Have a token shown from now on, by this site's own pages alone; "" for no longer.
+    """Set the token's cookie for this site's own pages; "" deletes it.
 
-    Without a path the browser takes that of the request, up to its last slash: what is under /v1,
-    and behind a proxy nothing else that it leads to.
+    The path is omitted: the browser then derives it from the request, so that behind a proxy it
+    covers only the extender's /v1.
     """
     response.set_cookie(
         COOKIE,

@@ -1,4 +1,4 @@
-"""The route /v1/advice: how to share which cards, and which pods ask for far too much."""
+"""The route /v1/advice: recommend how to share GPUs, and find pods with oversized requests."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -36,27 +36,27 @@ MOST_SECONDS: Final = 30 * 86_400
 WINDOWS: Final = tuple(
     hours * 3600 for hours in (1, 2, 3, 6, 12, 24, 2 * 24, 3 * 24, 7 * 24, 14 * 24, 30 * 24)
 )
-"""Prometheus is asked for these alone: what it said counts for all who ask for about as much."""
+"""Periods for Prometheus queries: a request is rounded up, so that callers share cached answers."""
 
 AT_ONCE: Final = 2
 WAITING_EACH: Final = 4
 WAIT_SECONDS: Final = 60.0
-"""So many answers are made at a time, so many of the same caller wait, and so long: in a large
-fleet each takes seconds."""
+"""Limits of the fair queue: answers at once, waiting requests of each caller, and waiting time. In
+a large fleet one answer takes seconds."""
 
 PIECE_VIEWS: Final = 100
-"""Lines that are made between two turns of the event loop."""
+"""Number of records to build between two yields to the event loop."""
 
 Found = TypeVar("Found")
 
 
 class Advice:
-    """Gives advice.
+    """Answers /v1/advice.
 
     Args:
-        fleet: the fleet.
-        memory: our own of the last hour.
-        plots: asks Prometheus for more; None for never.
+        fleet: state of the fleet.
+        memory: samples of the last hour.
+        plots: reads older samples from Prometheus; None if there is no Prometheus.
         clock: seconds since the epoch.
     """
 
@@ -67,11 +67,11 @@ class Advice:
         self._memory = memory
         self._plots = plots
         self._clock = clock
-        self._kept = Kept(clock)
-        self._turns = Turns(at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS)
+        self._cache = Kept(clock)
+        self._queue = Turns(at_once=AT_ONCE, waiting_each=WAITING_EACH, wait_seconds=WAIT_SECONDS)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/advice."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -85,17 +85,17 @@ class Advice:
         is_all = read_boolean(query, "all")
         if node is not None and node not in self._fleet.nodes:
             return error_answer(404, unknown_node(node))
-        plots = self._asked(seconds)
+        plots = self._source(seconds)
         if plots is not None:
             seconds = next(window for window in WINDOWS if window >= seconds)
-        measured = Measured(self._fleet, self._memory, plots, float(seconds), self._kept)
+        measured = Measured(self._fleet, self._memory, plots, float(seconds), self._cache)
         try:
-            async with self._turns.of(VIEWER.get().name or request.remote or ""):
+            async with self._queue.of(VIEWER.get().name or request.remote or ""):
                 found = await find(
                     self._fleet, measured, node=node, namespace=namespace, most=limit
                 )
         except BusyError as error:
-            return error_answer(429, f"too much advice is asked for at once: {error}")
+            return error_answer(429, f"too many requests for advice at once: {error}")
         if not is_all:
             found.cards[Verdict.KEEP].clear()
             found.counts[Verdict.KEEP.value] = 0
@@ -104,7 +104,7 @@ class Advice:
         return json_answer(
             {
                 "at": moment(self._clock()),
-                **_looked(found),
+                **_basis(found),
                 "over_seconds": float(seconds),
                 "note": measured.note,
                 "rules": _rules(),
@@ -116,11 +116,11 @@ class Advice:
             }
         )
 
-    def _asked(self, seconds: int) -> Plots | None:
-        """Return who is asked for what was so long ago, None where we remember it ourselves.
+    def _source(self, seconds: int) -> Plots | None:
+        """Return the source for a period: Prometheus, or None for our own samples.
 
         Raises:
-            QueryError: nobody remembers.
+            QueryError: no source has samples that old.
         """
         if seconds <= OWN_SECONDS:
             return None
@@ -134,7 +134,7 @@ class Advice:
 
 
 async def _views(found: Iterable[Found], view: Callable[[Found], Json]) -> list[Json]:
-    """Return what was found as JSON-ready records, made some at a time."""
+    """Build JSON-ready records in batches, yielding to the event loop after each."""
     views: list[Json] = []
     for some in chunks(found, PIECE_VIEWS):
         views += map(view, some)
@@ -142,8 +142,8 @@ async def _views(found: Iterable[Found], view: Callable[[Found], Json]) -> list[
     return views
 
 
-def _looked(found: Findings) -> Json:
-    """Return how much all of it rests on."""
+def _basis(found: Findings) -> Json:
+    """Return the number of samples, devices and sources that the advice is based on."""
     return {
         "devices": found.devices,
         "looked_seconds": found.seconds,
@@ -153,7 +153,7 @@ def _looked(found: Findings) -> Json:
 
 
 def _rules() -> Json:
-    """Return the numbers that advice goes by."""
+    """Return the thresholds of the advice."""
     return {
         "quantile": rules.QUANTILE,
         "full_ratio": rules.FULL_RATIO,
@@ -165,7 +165,6 @@ def _rules() -> Json:
 
 
 def _figures(use: Use, source: str) -> Json:
-    """Return what was measured."""
     return {
         "activity_ratio": use.activity_ratio,
         "memory_bytes": use.memory_bytes,

@@ -1,4 +1,4 @@
-"""Finds what there is to advise: looks at every device that pods hold or share, and at the pods."""
+"""Evaluate the measured use of all held or shared devices and their pods for /v1/advice."""
 
 import asyncio
 from collections import Counter
@@ -34,12 +34,12 @@ from extender.observe.seen import sees
 from extender.observe.views import PRODUCT_LABEL
 
 PIECE_NODES: Final = 8
-"""Nodes that are looked at between two turns of the event loop."""
+"""Number of nodes to evaluate between two yields to the event loop."""
 PIECE_DEVICES: Final = 64
-"""Devices about which Prometheus is asked at once."""
+"""Number of devices in one Prometheus query."""
 
 BY_AGENT: Final = "agent"
-"""Who told what a pod holds of a device that it shares."""
+"""Source name of a pod's memory on a shared device."""
 
 TENTH: Final = "uses-a-tenth"
 KINDS: Final = (*(ask.value for ask in Ask), TENTH)
@@ -47,18 +47,18 @@ KINDS: Final = (*(ask.value for ask in Ask), TENTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device that pods hold, or may hold together.
+    """A device that pods hold or can share.
 
     Attributes:
-        node: where.
-        resource: behind which resource.
-        row: in the telemetry.
-        info: what is known of it besides numbers.
-        model: as a source or a label writes it.
-        pool_row: its node's.
+        node: name of the node.
+        resource: resource name under which the node offers the device.
+        row: row in the telemetry.
+        info: identity of the device.
+        model: model name from a source or a node label.
+        pool_row: the node's row in the pool.
         used: replicas in use.
-        tenants: pods that are known to hold it.
-        memory_bytes: what it has, 0 where unknown.
+        tenants: pods known to hold the device.
+        memory_bytes: total memory, 0 if unknown.
     """
 
     node: str
@@ -74,7 +74,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How a device was used, and who remembered it."""
+    """Measured use of a device, and the source of the samples."""
 
     use: Use
     source: str
@@ -82,7 +82,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFinding:
-    """A card, and what is said of it."""
+    """Advice for a card."""
 
     device: Device
     card: Card
@@ -92,17 +92,17 @@ class CardFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFinding:
-    """A pod that asks for far too much, or too little.
+    """A pod that requests far too much or too little.
 
     Attributes:
         record: the pod.
-        kind: what is wrong.
-        gpus: how many it has.
-        use: the busiest of them and the fullest, in one.
-        memory_bytes: what each of them has.
-        per_card: so many pods that use as much would fit on one; None where that is not the point.
-        memory: what it should ask for, likewise.
-        source: who remembered its use.
+        kind: kind of finding.
+        gpus: number of its GPUs.
+        use: combined use: the highest activity and the highest memory of any of its GPUs.
+        memory_bytes: total memory of each GPU.
+        per_card: number of such pods that would fit on one GPU; None for findings about memory.
+        memory: recommended memory; None for other findings.
+        source: source of the samples.
     """
 
     record: PodRecord
@@ -117,19 +117,19 @@ class PodFinding:
 
 @dataclass(slots=True)
 class Findings:
-    """What was found, in the order of the nodes' names.
+    """Findings in the order of node names.
 
     Attributes:
-        most: so many of each kind are kept, the others are counted: what is said of forty thousand
-            cards takes its time to forget.
-        cards: by verdict, cards of which something is to be said.
-        pods: by kind, pods that ask for too much or too little.
-        counts: by verdict and kind, how many there are.
-        unjudged: pods that hold devices and of which too little is known, or that share them.
-        devices: how many were looked at.
-        samples: the most that there are of one.
-        seconds: the longest that one was looked at.
-        sources: who remembered.
+        most: findings of each kind to keep; further ones are only counted, which bounds memory and
+            the time to free it.
+        cards: cards with advice, by verdict.
+        pods: pods with oversized or undersized requests, by kind.
+        counts: number of all findings by verdict and kind.
+        unjudged: pods that hold devices but have too few samples.
+        devices: number of evaluated devices.
+        samples: largest number of samples of one device.
+        seconds: longest sampled period of one device.
+        sources: sources of the samples.
     """
 
     most: int
@@ -145,20 +145,20 @@ class Findings:
     sources: set[str] = field(default_factory=set)
 
     def add_card(self, card: CardFinding) -> None:
-        """Note what is said of a card."""
+        """Add a card's advice."""
         verdict = card.advice.verdict
         self.counts[verdict.value] += 1
         if len(self.cards[verdict]) < self.most:
             self.cards[verdict].append(card)
 
     def add_pod(self, pod: PodFinding) -> None:
-        """Note what is said of a pod."""
+        """Add a pod's finding."""
         self.counts[pod.kind] += 1
         if len(self.pods[pod.kind]) < self.most:
             self.pods[pod.kind].append(pod)
 
     def note(self, looks: Iterable[Look]) -> None:
-        """Note how some devices were used."""
+        """Add the use of devices to the totals."""
         for look in looks:
             self.devices += 1
             self.samples = max(self.samples, look.use.samples)
@@ -174,14 +174,14 @@ async def find(
     namespace: str | None = None,
     most: int,
 ) -> Findings:
-    """Look at every device that pods hold or share, and at these pods.
+    """Evaluate all devices that pods hold or share, and their pods.
 
     Args:
-        fleet: the fleet.
-        measured: what was measured of them.
-        node: only its devices; None for all.
-        namespace: only its pods, likewise; none at all where the caller may not read them.
-        most: so many of each kind are told.
+        fleet: state of the fleet.
+        measured: samples of the devices.
+        node: only this node; None for all.
+        namespace: only this namespace's pods; None for all. Empty if the caller may not read them.
+        most: number of findings of each kind to keep.
     """
     snapshot = fleet.snapshot()
     nodes = {name for pool in snapshot.pools.values() for name in pool.nodes}
@@ -201,7 +201,7 @@ async def find(
 
 
 def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
-    """Yield a node's devices that pods hold or share."""
+    """Yield the devices of a node that pods hold or share."""
     record = fleet.nodes.get(node)
     for pool in snapshot.pools.values():
         at = pool.row_of.get(node)
@@ -227,7 +227,7 @@ def _devices(fleet: Fleet, snapshot: Snapshot, node: str) -> Iterator[Device]:
 
 
 async def _look(fleet: Fleet, measured: Measured, devices: Sequence[Device]) -> dict[int, Look]:
-    """Return how some devices were used since their tenants last changed."""
+    """Return the use of devices since their tenants last changed."""
     samples = await measured.of([device.row for device in devices])
     since = np.array([fleet.store.tenants_since(device.row) for device in devices])
     found = uses(samples.times, samples.activity, samples.memory_bytes, since)
@@ -240,15 +240,15 @@ async def _look(fleet: Fleet, measured: Measured, devices: Sequence[Device]) -> 
 def _cards(
     devices: Sequence[Device], pods: Mapping[str, PodRecord], looks: Mapping[int, Look]
 ) -> Iterator[CardFinding]:
-    """Yield the cards of a node of which something is to be said."""
+    """Yield the cards of a node that get advice."""
     for device in devices:
         if device.info.gpu_instance_id:
-            continue  # cut already; its instances cannot be told to be cut otherwise one by one
+            continue  # already partitioned by MIG: single instances cannot be divided further
         row, look = device.pool_row, looks[device.row]
         count = max(device.used, len(device.tenants)) if device.tenants and row.is_agreed else 0
         if not row.is_shared:
             holder = pods.get(device.tenants[0]) if len(device.tenants) == 1 else None
-            # A pod that has several wants to have them to itself: its parts wait for each other.
+            # A pod with several GPUs should not share them: its processes wait for each other.
             is_one = holder is not None and sum(holder.resources.values()) == 1
             count = int(is_one and holder is not None and not holder.gives_way)
         card = Card(
@@ -270,7 +270,7 @@ def _judge_node(
     namespace: str | None,
     into: tuple[Findings, Mapping[int, Look], Fleet],
 ) -> None:
-    """Say what is to be said of a node's cards and pods."""
+    """Add the findings of a node's cards and pods."""
     found, looks, fleet = into
     pods = {record.key: record for record in records}
     for card in _cards(devices, pods, looks):
@@ -287,22 +287,22 @@ def _judge(
     looks: Mapping[int, Look],
     shares: PodMemory,
 ) -> None:
-    """Say what is to be said of a pod."""
+    """Add the findings about a pod."""
     if record.gives_way:
         return  # a placeholder uses nothing
     own = [device for device in devices if record.key in device.tenants]
     is_whole = not any(device.pool_row.is_shared or device.info.gpu_instance_id for device in own)
     asked = record.memory_bytes
     if not is_whole and asked is None:
-        return  # it asked for a share, and for no memory
+        return  # a share without a memory request: nothing to compare
     is_complete = len(own) == sum(record.resources.values()) or not is_whole
     is_alone = all(device.tenants == (record.key,) for device in own)
     total = min((device.memory_bytes for device in own), default=0.0)
     if own and total and not is_alone and not is_whole:
         keys = [device.info.key for device in own]
-        held = Look(use=shares.use(record.uid, keys), source=BY_AGENT)
-        if held.use.samples >= LEAST_SAMPLES:
-            _judge_memory(record, own, held, found)
+        look = Look(use=shares.use(record.uid, keys), source=BY_AGENT)
+        if look.use.samples >= LEAST_SAMPLES:
+            _judge_memory(record, own, look, found)
         else:
             found.unjudged += 1
         return
@@ -328,10 +328,10 @@ def _judge(
     _judge_memory(record, own, Look(use=use, source=source), found)
 
 
-def _judge_memory(record: PodRecord, own: Sequence[Device], held: Look, found: Findings) -> None:
-    """Say whether a pod asks for far more memory than it holds, or for less."""
-    asked, use = record.memory_bytes, held.use
-    # What its annotation says is its owner's: others are not to learn it from our advice.
+def _judge_memory(record: PodRecord, own: Sequence[Device], look: Look, found: Findings) -> None:
+    """Add a finding if a pod requests far more memory than it uses, or less."""
+    asked, use = record.memory_bytes, look.use
+    # The annotation's value is visible only to callers who may read the pod.
     if asked is None or not sees(record.namespace):
         return
     total = min(device.memory_bytes for device in own)
@@ -346,13 +346,13 @@ def _judge_memory(record: PodRecord, own: Sequence[Device], held: Look, found: F
                 memory_bytes=total,
                 per_card=None,
                 memory=memory,
-                source=held.source,
+                source=look.source,
             )
         )
 
 
 def _together(used: Sequence[Use]) -> Use:
-    """Return the busiest and the fullest of a pod's devices, in one; of the fewest samples."""
+    """Combine devices into the highest activity and memory of any, and the fewest samples."""
     fewest = min(used, key=lambda use: use.samples)
     return Use(
         activity_ratio=max(use.activity_ratio or 0.0 for use in used),

@@ -1,4 +1,4 @@
-"""Advice in one line each, with the figures that it rests on."""
+"""Explain each piece of advice in one sentence with its figures."""
 
 from typing import Final
 
@@ -13,10 +13,10 @@ _BOUNDS: Final = {
 
 
 def card_words(card: Card, advice: CardAdvice) -> str:
-    """Return why a card gets its advice."""
+    """Explain the advice for a card."""
     if advice.verdict is Verdict.NOT_MEASURED:
         return (
-            f"nothing is known of what pods use there: {advice.replicas} replicas of "
+            f"no samples of the pods' use: {advice.replicas} replicas of "
             f"{_gib(advice.memory_bytes)}, 1 GiB kept back, {_way(advice)}"
         )
     used = _used(card.use, card.memory_bytes)
@@ -30,13 +30,13 @@ def card_words(card: Card, advice: CardAdvice) -> str:
 
 
 def tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
-    """Return why a pod does not need its devices whole.
+    """Explain why a pod does not need its whole GPUs.
 
     Args:
-        gpus: so many it has.
-        use: of the busiest, and of the fullest of them.
-        total_bytes: memory of each.
-        per_card: so many such pods would fit on one of them.
+        gpus: number of its GPUs.
+        use: highest activity and highest memory of any of them.
+        total_bytes: memory of each GPU.
+        per_card: number of such pods that would fit on one GPU.
     """
     subject = "its GPU is" if gpus == 1 else f"none of its {gpus} GPUs is more than"
     used = _used(use, total_bytes)
@@ -49,17 +49,17 @@ def tenth_words(gpus: int, use: Use, total_bytes: float, per_card: int) -> str:
 
 
 def memory_words(asked_bytes: float, use: Use, advice: MemoryAdvice) -> str:
-    """Return how far what a pod asks of memory is from what it uses."""
+    """Explain the difference between a pod's requested and used memory."""
     most = _gib(use.memory_most_bytes or 0.0)
     better = _gib(advice.suggested_bytes)
     if advice.ask is Ask.TOO_MUCH:
         return (
-            f"asks for {_gib(asked_bytes)} of each GPU and never used more than {most}: {better} "
-            "would do, and leave room for others"
+            f"requests {_gib(asked_bytes)} of each GPU and never used more than {most}: {better} "
+            "would suffice, and leave room for others"
         )
     return (
-        f"asks for {_gib(asked_bytes)} of each GPU and used up to {most}: with {better} it is "
-        "placed where it has the room"
+        f"requests {_gib(asked_bytes)} of each GPU and used up to {most}: with {better} it is "
+        "placed on a GPU with enough room"
     )
 
 

@@ -1,4 +1,4 @@
-"""How node agents report, as Prometheus metrics; counted where it happens, read when scraped."""
+"""Prometheus metrics of the node agents' connections and reports."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from typing_extensions import override  # in typing from Python 3.12 on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentFigures:
-    """How reports come in; counts are since the start.
+    """Counters and gauges of agent reports; counters start with the process.
 
     Attributes:
-        connections: connections that there are.
-        agents: agents whose reports are taken.
-        devices: devices that they tell of.
-        unknown_nodes: agents on nodes that the cluster does not have (yet).
-        reports: reports that were taken.
-        reviews: tokens that the API server was asked about.
-        contested: readings that were not taken because their device is on another node.
-        refused: connections that were refused or ended, by reason.
+        connections: open connections.
+        agents: agents whose reports are accepted.
+        devices: devices in their reports.
+        unknown_nodes: agents on nodes that the API server does not know (yet).
+        reports: accepted reports.
+        reviews: tokens that were sent to the API server for review.
+        contested: readings that were rejected because another node reports the device.
+        refused: refused or ended connections, by reason.
     """
 
     connections: int
@@ -34,10 +34,10 @@ class AgentFigures:
 
 
 class AgentCollector(Collector):
-    """Renders how reports come in.
+    """Prometheus collector for agent reports.
 
     Args:
-        figures: says it; None where no agents report.
+        figures: returns the figures; None if the extender accepts no agents.
     """
 
     def __init__(self, figures: Callable[[], AgentFigures | None]) -> None:
@@ -45,30 +45,30 @@ class AgentCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
-        told = self._figures()
-        if told is None:
+        """Yield the gauges and counters of agent reports; none if no agents are accepted."""
+        figures = self._figures()
+        if figures is None:
             return
         for name, text, value in (
-            ("agents", "Nodes whose agents report.", told.agents),
-            ("agent_connections", "Connections of agents.", told.connections),
-            ("agent_devices", "GPUs that agents tell of.", told.devices),
+            ("agents", "Nodes whose agents report.", figures.agents),
+            ("agent_connections", "Connections of agents.", figures.connections),
+            ("agent_devices", "GPUs that agents report.", figures.devices),
             (
                 "agent_unknown_nodes",
-                "Agents on nodes that the API server does not know: kept out.",
-                told.unknown_nodes,
+                "Agents on nodes that the API server does not know: their readings are ignored.",
+                figures.unknown_nodes,
             ),
         ):
             gauge = GaugeMetricFamily(f"idlegpu_{name}", text)
             gauge.add_metric([], value)
             yield gauge
         for name, text, value in (
-            ("agent_reports", "Reports of agents that were taken.", told.reports),
-            ("agent_token_reviews", "Tokens that the API server was asked about.", told.reviews),
+            ("agent_reports", "Accepted reports of agents.", figures.reports),
+            ("agent_token_reviews", "Tokens sent to the API server for review.", figures.reviews),
             (
                 "agent_contested_devices",
-                "GPUs in reports that were not taken: they are seen on another node.",
-                told.contested,
+                "GPUs in reports that were rejected: another node reports them.",
+                figures.contested,
             ),
         ):
             counter = CounterMetricFamily(f"idlegpu_{name}", text)
@@ -76,9 +76,9 @@ class AgentCollector(Collector):
             yield counter
         refused = CounterMetricFamily(
             "idlegpu_agent_refusals",
-            "Connections of agents that were refused or ended.",
+            "Refused or ended connections of agents.",
             labels=["reason"],
         )
-        for reason, count in told.refused.items():
+        for reason, count in figures.refused.items():
             refused.add_metric([reason], count)
         yield refused

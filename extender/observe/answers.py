@@ -1,7 +1,7 @@
-"""Answers of the JSON API: small ones at once, long ones piece by piece.
+"""Write JSON answers: short ones at once, long ones in parts that yield to the event loop.
 
-A fleet of 40,000 devices takes a second to write down: nothing here may hold the event loop for
-longer than one piece takes, for kube-scheduler waits on the same loop.
+Encoding 40,000 devices takes a second. kube-scheduler's requests share the event loop, so no part
+may hold it for longer than a fraction of a millisecond.
 """
 
 import asyncio
@@ -28,35 +28,34 @@ Item = TypeVar("Item")
 
 CONTENT_TYPE = "application/json"
 ANSWER_SECONDS = 120.0
-"""Whoever reads longer is let go: what an answer rests on, old decisions too, is kept for it."""
+"""Time limit for a slow reader: an open answer keeps its data, such as old decisions, in memory."""
 PIECE_ITEMS = 64
-"""Items of a long list that are written between two turns of the loop: a node with eight devices
-takes 0.03 ms."""
+"""Items of a long list to encode between two yields: a node with eight devices takes 0.03 ms."""
 PIECE_BYTES = 1 << 18
-"""Bytes of what is JSON already, that are written between two turns."""
+"""Bytes of encoded JSON to copy between two yields."""
 NOT_KEPT = {hdrs.CACHE_CONTROL: "no-store"}
-"""What one caller sees is for nobody else."""
+"""Headers that forbid caching: an answer contains only what its caller may see."""
 
 
 def json_answer(document: Mapping[str, object], status: int = 200) -> web.Response:
-    """Return a document whole, as the caller may see it."""
+    """Return a document as a JSON response, redacted for the caller."""
     return web.Response(
         body=write_json(document), status=status, content_type=CONTENT_TYPE, headers=NOT_KEPT
     )
 
 
 def error_answer(status: int, message: str) -> web.Response:
-    """Return what is wrong with a question."""
+    """Return an error as a JSON response."""
     return json_answer({"error": message}, status)
 
 
 def unknown_node(name: str) -> str:
-    """Return what is wrong with a node's name."""
+    """Return the error message for an unknown node."""
     return f"node {name!r} is not known: GET /v1/nodes (idlegpu nodes) lists the nodes"
 
 
 def unknown_decision(wanted: str) -> str:
-    """Return what is wrong with a decision's id or number."""
+    """Return the error message for an unknown decision id or number."""
     where = "GET /v1/decisions (idlegpu decisions) lists the last"
     return f"decision {wanted!r} is not remembered: {where}"
 
@@ -67,12 +66,12 @@ async def stream_answer(
     pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
     rest: Mapping[str, object] | None = None,
 ) -> web.StreamResponse:
-    """Write `{"name": [...], **rest}` as the caller may see it, making the list as it goes.
+    """Stream `{"name": [...], **rest}` while the list is being built, redacted for the caller.
 
     Args:
-        request: the question.
-        name: the list's name.
-        pieces: the list's items, some at a time; each piece is made between two turns of the loop.
+        request: the HTTP request.
+        name: name of the list.
+        pieces: batches of the list's items; the event loop runs between two batches.
         rest: other fields of the document, written last.
     """
     return await _stream(request, _listed(name, pieces, rest))
@@ -81,7 +80,7 @@ async def stream_answer(
 async def document_answer(
     request: web.Request, document: Mapping[str, object]
 ) -> web.StreamResponse:
-    """Return a document as the caller may see it; long lists in it are written piece by piece."""
+    """Return a document redacted for the caller; stream it if it contains long lists."""
     if not any(map(_is_long, document.values())):
         return json_answer(document)
     return await _stream(request, _one_by_one(write_in_pieces(document, write_json)))
@@ -90,13 +89,13 @@ async def document_answer(
 def write_in_pieces(
     document: Mapping[str, object], write: Callable[[object], bytes]
 ) -> Iterator[bytes]:
-    """Write a document, of its long lists some items at a time; these are emptied on the way.
+    """Encode a document in parts; long lists are emptied while they are written.
 
-    To free thousands of records at once takes as long as to write some hundred.
+    Freeing thousands of records at once would take as long as encoding some hundred.
 
     Args:
-        document: a `msgspec.Raw` in it is JSON already, and goes as it is.
-        write: writes a value, as those may see it whom it is for.
+        document: the document; a `msgspec.Raw` value is already JSON and is copied.
+        write: encodes a value, redacted for the reader.
     """
     yield b"{"
     separator = b""
@@ -126,7 +125,7 @@ def _is_long(value: object) -> bool:
 async def _one_by_one(
     pieces: Iterable[Item] | AsyncIterable[Item],
 ) -> AsyncGenerator[Item, None]:
-    """Yield the pieces, with a turn of the loop for others after each."""
+    """Yield the parts, and let the event loop run after each."""
     if isinstance(pieces, AsyncIterable):
         async for piece in pieces:
             yield piece
@@ -142,7 +141,7 @@ async def _listed(
     pieces: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
     rest: Mapping[str, object] | None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield what `stream_answer` writes."""
+    """Encode the parts of a `stream_answer`."""
     yield b"{%b:[" % write_json(name)
     separator = b""
     async for piece in _one_by_one(pieces):
@@ -159,7 +158,7 @@ async def _listed(
 
 
 async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> web.StreamResponse:
-    """Answer with what is written part by part."""
+    """Send an answer part by part."""
     response = web.StreamResponse(headers=NOT_KEPT)
     response.content_type = CONTENT_TYPE
     await response.prepare(request)
@@ -171,10 +170,10 @@ async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> w
                 await response.write(part)
             await response.write_eof()
     except ConnectionError:
-        # The reader has gone away: that is no fault of ours.
+        # The client has closed the connection.
         response.force_close()
     except TimeoutError:
-        # Cut off, so that nobody takes it for the whole: what is still buffered goes with it.
+        # Abort without an end marker, so that the client does not take the answer for complete.
         response.force_close()
         if request.transport is not None:
             request.transport.abort()
@@ -182,7 +181,7 @@ async def _stream(request: web.Request, parts: AsyncGenerator[bytes, None]) -> w
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterable[list[Item]]:
-    """Return the items, `size` at a time.
+    """Split items into lists of at most `size`.
 
     Example:
         >>> list(chunks("abc", 2))

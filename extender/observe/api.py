@@ -1,4 +1,4 @@
-"""The JSON API for people and programs that watch; nothing here changes anything."""
+"""Read-only JSON API: nodes, GPUs and the best nodes for a pod."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,11 +27,11 @@ from extender.stepping import in_turns
 DEFAULT_BEST, MAX_BEST = 20, 1000
 MAX_GPUS = 1024
 PIECE_NODES = 32
-"""Nodes that are looked at before the event loop has its next turn: a few milliseconds' work."""
+"""Nodes to encode between two yields to the event loop: a few milliseconds' work."""
 PIECE_RANKED = 512
-"""Nodes that are told open or closed between two turns."""
+"""Nodes to check for kube-scheduler's own filters between two yields."""
 PIECE_VERDICTS = 16
-"""Nodes that are explained between two turns."""
+"""Nodes to explain between two yields."""
 
 _ANNOTATION_OF = {
     "memory": Annotation.GPU_MEMORY,
@@ -48,23 +48,23 @@ CORDONED = "node(s) were unschedulable"
 NOT_READY = "node(s) were not ready"
 TAINTED = "node(s) had taints that a plain GPU pod does not tolerate"
 TOLERATED_TAINT = "nvidia.com/gpu"
-"""Key of the taint that keeps other pods off GPU nodes: the admission controller
-ExtendedResourceToleration lets pods tolerate the one with the name of the resource they ask for."""
+"""Key of the taint that keeps other pods off GPU nodes. The admission plugin
+ExtendedResourceToleration adds a toleration for the taint named like the requested resource."""
 
 SCHEDULER_TAINT = "idlegpu.io/scheduler"
-"""Key of the taint by which nodes are divided between schedulers: who asks what is best for a pod
-is told of both parts."""
+"""Key of the taint that reserves nodes for one scheduler; /v1/best includes the nodes of all
+schedulers."""
 
 
 class Api:
-    """The routes under /v1.
+    """Handlers of /v1/nodes, /v1/gpus, /v1/best and the decisions.
 
     Args:
-        fleet: the fleet.
-        placer: ranks, and remembers decisions.
-        resources: which resources are GPUs; may be changed.
-        decisions: answers what was decided; None for what the placer remembers alone.
-        unreadable: returns namespace and name of objects that cannot be read, by resource.
+        fleet: state of the fleet.
+        placer: ranks nodes, and remembers decisions.
+        resources: names of GPU resources; may be replaced.
+        decisions: routes of the decisions; None for this replica's decisions only.
+        unreadable: returns namespace and name of malformed objects, by resource.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Api:
         self._unreadable = unreadable
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
+        """Return the routes for nodes, GPUs, the best nodes and decisions."""
         return [
             *(
                 web.get(path, refusing(handler))
@@ -107,13 +107,12 @@ class Api:
         return await stream_answer(request, "nodes", self._node_pieces(), rest)
 
     def _node_pieces(self) -> Iterable[list[Json]]:
-        """Return the nodes, some at a time, each piece as the fleet is when it is made."""
+        """Yield batches of nodes, each from the snapshot at the time it is built."""
         for names in chunks(self._gpu_nodes(), PIECE_NODES):
             known = [name for name in names if name in self._fleet.nodes]
             yield node_views(self._fleet, self._fleet.snapshot(), known, gpus=False)
 
     def _gpu_nodes(self) -> list[str]:
-        """Return the names of the nodes with GPUs."""
         pools = self._fleet.snapshot().pools.values()
         return sorted({name for pool in pools for name in pool.nodes})
 
@@ -151,10 +150,10 @@ class Api:
         return await stream_answer(request, "best", pieces, rest)
 
     def _read_best(self, query: MultiMapping[str]) -> tuple[GpuRequest, int]:
-        """Read the parameters of /v1/best as if they were a pod's.
+        """Parse the parameters of /v1/best with the parser of a pod's annotations.
 
         Raises:
-            QueryError: which parameter, its value, and what is allowed.
+            QueryError: a parameter is invalid; the message names its value and what is allowed.
         """
         check_parameters(query, _BEST_PARAMETERS)
         count = read_number(query, "gpus", default=1, low=1, high=MAX_GPUS)
@@ -182,7 +181,7 @@ class Api:
         return parsed.request, limit
 
     async def _rank(self, request: GpuRequest) -> tuple[Decision, dict[str, str]]:
-        """Return the ranking that a pod would get, and why the other nodes are out."""
+        """Return the ranking for a pod, and the reason for each rejected node."""
         open_nodes: list[str] = []
         rejected: dict[str, str] = {}
         pool = self._fleet.snapshot().pools.get(request.resource)
@@ -206,7 +205,7 @@ class Api:
         return decision, rejected
 
     def _closed(self, node: str, resource: str, *, is_full: bool) -> str:
-        """Return why kube-scheduler would not ask about a node, "" where it would."""
+        """Return the reason why kube-scheduler itself would filter out a node, "" if none."""
         record = self._fleet.nodes[node]
         if record.is_unschedulable:
             return CORDONED
@@ -219,12 +218,12 @@ class Api:
 
 
 def _source_view(state: SourceState) -> Json:
-    """Return what a source said; a series that names no node may name any pod."""
+    """Return a source's state; an unmatched series may contain a pod's name, so it is redacted."""
     return asdict(state) | {"unmatched_example": OfPod(NO_NAMESPACE, state.unmatched_example, "")}
 
 
 def _object_view(namespace: str, name: str) -> object:
-    """Return an object's name; one in a namespace is shown as its pods are."""
+    """Return an object's name, redacted as its namespace's pods are."""
     return OfPod(namespace, f"{namespace}/{name}") if namespace else name
 
 

@@ -1,4 +1,4 @@
-"""Somebody who shows a token: who they are and which pods they may read, as far as it is known."""
+"""A caller with a token: its user, and a cache of the namespaces whose pods it may read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -9,37 +9,38 @@ from extender.observe.seen import NO_NAMESPACE, AccessError
 from extender.reviews import ALL_NAMESPACES, TokenRefusedError, User
 
 PARALLEL: Final = 8
-"""Questions to the API server at once, for one caller."""
+"""Concurrent access reviews for one caller."""
 
 MOST_NAMESPACES: Final = 5000
-"""Pods in namespaces beyond these are hidden."""
+"""Largest number of namespaces to review for a caller; pods in further ones are hidden."""
 
 GRACE: Final = 2.0
-"""What was found out is asked for anew once it is old, and counts up to so many times as long."""
+"""A result is reviewed again when it reaches its age limit, and counts up to this multiple of
+it."""
 
 RETRY_SECONDS: Final = 1.0
-"""So long the API server is left alone for a caller where it did not answer."""
+"""Pause for a caller after the API server failed to answer."""
 
 ReviewToken = Callable[[], Awaitable[User]]
-"""Says whose the token is; raises TokenRefusedError or KubeError."""
+"""Reviews the token and returns its user; raises TokenRefusedError or KubeError."""
 MayList = Callable[[User, str], Awaitable[bool]]
-"""Says whether somebody may list a namespace's pods; raises KubeError."""
+"""Checks whether a user may list a namespace's pods; raises KubeError."""
 
 
 class Caller:
-    """Somebody with a token; everything here runs on the event loop's thread.
+    """A caller with a reviewed token. Not thread-safe: use it on the event loop.
 
-    However many questions a caller has at once, the API server is asked for one of them: the
-    others wait, and go by what was found out.
+    Concurrent requests of one caller share each review: the first sends it, the others wait for it.
 
     Args:
-        user: whose the token is.
-        review: asks for that again.
-        may_list: asks for a right.
-        namespaces: those that may have to be shown; the same object as long as they are the same.
-        token_seconds: a token is reviewed anew after so long.
-        rights_seconds: likewise a right.
-        monotonic: seconds since any moment.
+        user: owner of the token.
+        review: reviews the token again.
+        may_list: checks a right.
+        namespaces: returns the namespaces whose pods may appear in answers; the same object as long
+            as they do not change.
+        token_seconds: age at which the token is reviewed again.
+        rights_seconds: age at which a right is checked again.
+        monotonic: monotonic clock in seconds.
     """
 
     def __init__(
@@ -63,47 +64,46 @@ class Caller:
         self._reviewed_at = monotonic()
         self._rights: dict[str, tuple[bool, float]] = {}
         self._learnt: tuple[frozenset[str] | None, float] = (None, float("-inf"))
-        """Namespaces of which everything is known, and until when."""
-        self._turn = asyncio.Lock()
+        """Namespaces whose rights are all known, and the time until which they are."""
+        self._lock = asyncio.Lock()
         self._silent_until = float("-inf")
         self._silence = ""
 
     @property
     def name(self) -> str:
-        """Whose the token is."""
+        """User name of the token's owner."""
         return self.user.name
 
     @property
     def sees_all(self) -> bool:
-        """Whether the pods of all namespaces may be shown."""
+        """Whether the caller may read the pods of all namespaces."""
         return self._knows(ALL_NAMESPACES)
 
     def sees(self, namespace: str) -> bool:
-        """Whether the pods of a namespace may be shown; those not asked about may not."""
+        """Check whether the caller may read a namespace's pods; False before the right's review."""
         if self._monotonic() - self._reviewed_at > GRACE * self._token_seconds:
             return False
         return self.sees_all or (namespace != NO_NAMESPACE and self._knows(namespace))
 
     def seen_namespaces(self) -> list[str]:
-        """Return the namespaces whose pods may be shown, of those that were asked about."""
+        """Return the reviewed namespaces whose pods the caller may read."""
         return sorted(name for name in self._rights if name and self.sees(name))
 
     async def renew(self) -> None:
-        """Have the token and the rights reviewed that are old.
+        """Review the token and the rights again if they are old.
 
         Raises:
-            AccessError: the token is not known any more, or that cannot be found out.
+            AccessError: the token is no longer valid, or cannot be reviewed.
         """
-        async with self._turn:
+        async with self._lock:
             now = self._monotonic()
             if now - self._reviewed_at >= self._token_seconds:
-                await self._review_anew(now)
+                await self._review_again(now)
         await self.learn(())
 
-    async def _review_anew(self, now: float) -> None:
-        """Have the token reviewed; raises as `renew`."""
+    async def _review_again(self, now: float) -> None:
         if now < self._silent_until:
-            raise AccessError(503, f"cannot find out whose the token is: {self._silence}")
+            raise AccessError(503, f"cannot review the token: {self._silence}")
         try:
             self.user = await self._review()
         except TokenRefusedError as error:
@@ -111,12 +111,12 @@ class Caller:
             raise AccessError(401, f"the API server refuses the token: {error}") from error
         except KubeError as error:
             self._leave_alone(error)
-            raise AccessError(503, f"cannot find out whose the token is: {error}") from error
+            raise AccessError(503, f"cannot review the token: {error}") from error
         self._reviewed_at = now
 
     async def learn(self, namespaces: Iterable[str]) -> None:
-        """Find out about namespaces, and about those that there are; what fails stays hidden."""
-        async with self._turn:
+        """Review the rights for these and all known namespaces; hide those whose review fails."""
+        async with self._lock:
             await self._learn(namespaces)
 
     async def _learn(self, namespaces: Iterable[str]) -> None:
@@ -126,7 +126,7 @@ class Caller:
         there, others = self._namespaces(), set(namespaces)
         learnt, until = self._learnt
         if there is learnt and others <= there and self._monotonic() < until:
-            return  # every event of a page asks for this
+            return  # the common case: each event of a page calls this
         wanted = (there | others) - {NO_NAMESPACE}
         due = sorted(name for name in wanted if self._is_due(name))[:MOST_NAMESPACES]
         left = iter(due)
@@ -138,7 +138,7 @@ class Caller:
             self._rights = {name: it for name, it in self._rights.items() if self._knows(name)}
 
     def _known_until(self, namespaces: Iterable[str]) -> float:
-        """Return until when none of these has to be asked about again."""
+        """Return the time until which the rights for all these namespaces are known."""
         never = (False, float("-inf"))
         oldest = min((self._rights.get(name, never)[1] for name in namespaces), default=never[1])
         return oldest + self._rights_seconds
@@ -148,7 +148,7 @@ class Caller:
             await self._ask(name)
 
     async def _ask(self, namespace: str) -> None:
-        """Find out about one namespace, if it is time."""
+        """Review the right for one namespace if the result is missing or old."""
         if not self._is_due(namespace):
             return
         now = self._monotonic()
@@ -160,7 +160,7 @@ class Caller:
         self._rights[namespace] = (allowed, now)
 
     def _leave_alone(self, error: KubeError) -> None:
-        """Ask nothing for a moment: the API server has trouble enough."""
+        """Send no reviews for `RETRY_SECONDS`, because the API server is failing."""
         self._silent_until = self._monotonic() + RETRY_SECONDS
         self._silence = str(error)
 
@@ -170,6 +170,6 @@ class Caller:
         return now >= self._silent_until and now - at >= self._rights_seconds
 
     def _knows(self, namespace: str) -> bool:
-        """Whether a right is known, and lately."""
+        """Check whether a right is granted and not too old."""
         allowed, at = self._rights.get(namespace, (False, float("-inf")))
         return allowed and self._monotonic() - at <= GRACE * self._rights_seconds

@@ -1,7 +1,7 @@
-"""Everybody who has shown a token: whose it is, from memory where it can be.
+"""Cache of callers by token, with limits on reviews of unknown tokens.
 
-The API server is asked for few at a time, and for none at the cost of another: strangers come in
-turn by their addresses, and whoever is known by their names.
+Fair queues protect the API server: unknown tokens share one by client address, known users another
+by user name, so that no caller delays all others.
 """
 
 import logging
@@ -31,35 +31,36 @@ logger = logging.getLogger(__name__)
 
 SESSION_PATH: Final = "/v1/session"
 HEADER: Final = "X-Idlegpu-Token"
-"""A token here passes the API server's proxy, which keeps Authorization to itself."""
+"""Header for a token that must pass the API server's proxy, which does not forward
+Authorization."""
 
 MAX_TOKEN: Final = 8192
 MOST_CALLERS: Final = 1000
 MOST_REFUSED: Final = 10_000
 REFUSED_SECONDS: Final = 10.0
-"""So long a token that was refused is refused without asking again."""
+"""Time for which a refused token is refused again without a review."""
 
 STRANGERS: Final = 8
 QUESTIONS: Final = 24
-"""Questions to the API server at once, about unknown tokens and about those who are known: watching
-and events share its connections."""
+"""Concurrent reviews of unknown tokens, and of known users: watches and events share the API
+server's connections."""
 STRANGERS_WAITING: Final = 20
 STRANGERS_SECONDS: Final = 2.0
-"""So many unknown tokens of one address may wait for their review, and so long."""
+"""Limits for unknown tokens of one address: number that may wait for a review, and waiting time."""
 QUESTIONS_WAITING: Final = 64
-"""Of one user, whatever tokens they come with."""
+"""Waiting reviews of one user, for all of its tokens together."""
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
 class Callers:
-    """Says whose a token is, and knows what its owner may see by now.
+    """Maps tokens to callers, with the rights reviewed.
 
     Args:
-        client: the API server.
-        settings: who may read.
-        namespaces: those whose pods may have to be shown.
-        monotonic: seconds since any moment.
+        client: client for the API server.
+        settings: access settings.
+        namespaces: returns the namespaces whose pods may appear in answers.
+        monotonic: monotonic clock in seconds.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Callers:
         self._monotonic = monotonic
         self._callers: OrderedDict[bytes, Caller] = OrderedDict()
         self._refused: Recent[tuple[float, str]] = Recent(MOST_REFUSED)
-        self._seldom = Seldom(monotonic=monotonic)
+        self._log_throttle = Seldom(monotonic=monotonic)
         self._strangers = Turns(
             at_once=STRANGERS,
             waiting_each=STRANGERS_WAITING,
@@ -90,14 +91,14 @@ class Callers:
         )
 
     async def admit(self, token: str, address: str) -> Caller:
-        """Return whose a token is, with what they may see by now.
+        """Return the caller of a token, with its rights reviewed.
 
         Args:
-            token: what was shown.
-            address: where it came from.
+            token: the bearer token.
+            address: address of the client.
 
         Raises:
-            AccessError: nobody's, or not any more, or that cannot be found out now.
+            AccessError: the token is invalid or expired, or cannot be reviewed now.
         """
         caller = await self._caller(token, address)
         try:
@@ -109,7 +110,7 @@ class Callers:
         return caller
 
     def advice(self) -> str:
-        """Return how one gets a token and shows it."""
+        """Return instructions for creating and sending a token."""
         audience = self._settings.audience
         option = f" --audience {audience}" if audience else ""
         return (
@@ -118,14 +119,18 @@ class Callers:
         )
 
     def _refuse(self, key: bytes, cause: str) -> None:
-        """Refuse a token for a while without asking about it again."""
+        """Remember a refused token for `REFUSED_SECONDS`."""
         self._callers.pop(key, None)
         self._refused.put(key, (self._monotonic() + REFUSED_SECONDS, cause))
 
     async def _caller(self, token: str, address: str) -> Caller:
-        """Return whose a token is; raises as `admit`."""
+        """Return the caller of a token from the cache or from a review.
+
+        Raises:
+            AccessError: as `admit`.
+        """
         if len(token) > MAX_TOKEN or not _TOKEN.fullmatch(token):
-            raise AccessError(401, f"that is no token: {self.advice()}")
+            raise AccessError(401, f"malformed token: {self.advice()}")
         key = token_key(token)
         caller = self._callers.get(key)
         if caller is None:
@@ -137,7 +142,7 @@ class Callers:
         return caller
 
     def _forget_one(self) -> None:
-        """Forget the oldest token of the user who has the most."""
+        """Evict the oldest token of the user with the most tokens."""
         names = Counter(caller.name for caller in self._callers.values())
         ((heaviest, _),) = names.most_common(1)
         del self._callers[
@@ -145,11 +150,15 @@ class Callers:
         ]
 
     async def _meet(self, key: bytes, token: str, address: str) -> Caller:
-        """Return whose a token is that was not shown before; raises as `admit`."""
+        """Review a token that is not in the cache.
+
+        Raises:
+            AccessError: as `admit`.
+        """
         self._check_refused(key)
         try:
             async with self._strangers.of(address):
-                # The same token may have come twice: what was found out meanwhile counts.
+                # Another request with the same token may have finished its review by now.
                 known = self._callers.get(key)
                 if known is not None:
                     return known
@@ -157,15 +166,15 @@ class Callers:
                 user = await self._review(token)
         except BusyError as error:
             raise AccessError(
-                429, f"too many unknown tokens: come again in a second: {error}"
+                429, f"too many unknown tokens: try again in a second: {error}"
             ) from error
         except TokenRefusedError as error:
             cause = f"the API server refuses the token: {error}: {self.advice()}"
             self._refuse(key, cause)
             raise AccessError(401, cause) from error
         except KubeError as error:
-            raise AccessError(503, f"cannot find out whose the token is: {error}") from error
-        unlogged = self._seldom.due("reads", user.name)
+            raise AccessError(503, f"cannot review the token: {error}") from error
+        unlogged = self._log_throttle.due("reads", user.name)
         if unlogged is not None:
             logger.info("reads the API", extra={"user": user.name, "also_unlogged": unlogged})
 
@@ -187,10 +196,10 @@ class Callers:
         )
 
     def _check_refused(self, key: bytes) -> None:
-        """Refuse what was refused a moment ago.
+        """Refuse a token that was refused less than `REFUSED_SECONDS` ago.
 
         Raises:
-            AccessError: it was.
+            AccessError: the token was refused.
         """
         until, cause = self._refused.get(key) or (0.0, "")
         if self._monotonic() < until:
@@ -205,20 +214,20 @@ class Callers:
         )
 
     async def _may_list(self, user: User, namespace: str) -> bool:
-        """Return whether somebody may list a namespace's pods.
+        """Check whether a user may list a namespace's pods.
 
         Raises:
-            KubeError: that cannot be found out.
+            KubeError: the API server did not answer.
         """
         seconds = self._settings.review_timeout_seconds
         try:
             async with self._questions.of(user.name):
                 return await may_list_pods(self._client, user, namespace, timeout_seconds=seconds)
         except (BusyError, KubeError) as error:
-            unlogged = self._seldom.due("rights", user.name)
+            unlogged = self._log_throttle.due("rights", user.name)
             if unlogged is not None:
                 logger.warning(
-                    "cannot find out what a caller may read",
+                    "cannot review a caller's rights",
                     extra={"user": user.name, "cause": str(error), "also_unlogged": unlogged},
                 )
             raise KubeError(str(error)) from error

@@ -1,4 +1,4 @@
-"""When the certificates that this serves with end, as Prometheus metrics; read when scraped."""
+"""Prometheus metric of the expiry times of the extender's certificates, read at each scrape."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,10 +11,10 @@ from extender.config import Settings
 
 
 class CertificateCollector(Collector):
-    """Renders when certificates end.
+    """Prometheus collector for certificate expiry times.
 
     Args:
-        ends: says it, by what they are for; seconds since the epoch.
+        ends: returns the expiry time by certificate purpose, seconds since the epoch.
     """
 
     def __init__(self, ends: Callable[[], Mapping[str, float]]) -> None:
@@ -22,10 +22,10 @@ class CertificateCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metric."""
+        """Yield the gauge of expiry times."""
         gauge = GaugeMetricFamily(
             "idlegpu_certificate_end_timestamp_seconds",
-            "When the first certificate in a file ends, by what the file is for.",
+            "Earliest expiry time of the certificates in a file, by the file's purpose.",
             labels=["certificate"],
         )
         for name, end in self._ends().items():
@@ -34,13 +34,13 @@ class CertificateCollector(Collector):
 
 
 def certificate_ends(settings: Settings) -> dict[str, float]:
-    """Return when the certificates in the files of the settings end, as the files are now.
+    """Read the expiry times from the certificate files of the settings.
 
-    A file that cannot be read is left out: whoever serves with it says so.
+    A file that cannot be read is left out: the port that uses it logs the error.
 
     Returns:
-        Seconds since the epoch, of each file the first end, by `webhooks`, `clients` (the CAs of
-        those who ask), `agents`, `admission` and `status`.
+        Earliest expiry time in each file, seconds since the epoch, by `webhooks`, `clients` (CAs of
+        client certificates), `agents`, `admission` and `status`.
     """
     files = {
         "webhooks": settings.tls.cert_file,

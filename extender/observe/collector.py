@@ -1,4 +1,4 @@
-"""The state of the extender as Prometheus metrics, read when somebody scrapes."""
+"""Prometheus metrics of the fleet's state and its sources, computed at each scrape."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -20,19 +20,19 @@ from extender.observe.demand import Supply, demand_metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceStatus:
-    """How a source fares, for metrics and /readyz.
+    """Health of a source, for metrics and /readyz.
 
     Attributes:
-        name: the source's name.
+        name: name of the source.
         last_success_at: seconds since the epoch, None before the first success.
         failures: failed attempts since the start.
-        error: what is wrong now, "" while nothing is.
-        failed_queries: parts of the last answer that are missing.
-        partial_answers: answers since the start that the source itself called incomplete.
-        restarts: how often its worker had to be started anew.
-        is_partial: it is reached, and only parts of its last answer are missing.
-        unreadable: objects since the start that could not be read, and were left out.
-        is_unreadable_in_part: some of its last complete answer could not be read.
+        error: current error, "" if there is none.
+        failed_queries: failed queries of the last round.
+        partial_answers: answers since the start that the source itself marked incomplete.
+        restarts: restarts of the source's worker process.
+        is_partial: whether only parts of the last answer are missing.
+        unreadable: malformed objects since the start, which were left out.
+        is_unreadable_in_part: whether the last complete answer contained malformed objects.
     """
 
     name: str
@@ -48,16 +48,16 @@ class SourceStatus:
 
 
 class FleetCollector(Collector):
-    """Renders the fleet's state.
+    """Prometheus collector for the fleet's state.
 
     Args:
-        fleet: the fleet.
-        sources: says how each source fares.
-        dropped_events: how many events could not be written.
+        fleet: state of the fleet.
+        sources: returns the status of each source.
+        dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.
 
     Attributes:
-        pool_labels: labels of nodes that name their pool, before those of clouds.
+        pool_labels: node labels that name a node pool; they override the cloud providers' labels.
     """
 
     def __init__(
@@ -75,24 +75,24 @@ class FleetCollector(Collector):
         self._counted: list[Metric] | None = None
 
     def count_in_steps(self) -> Steps[None]:
-        """Count GPUs and pods for the next scrape, which then holds up nobody."""
+        """Count GPUs and pods in steps, so that the next scrape does not block the event loop."""
         self._counted = yield from self._devices_in_steps()
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the metrics of GPUs, sources, pods and nodes."""
         counted, self._counted = self._counted, None
         yield from finish(self._devices_in_steps()) if counted is None else counted
         yield from self._collect_sources()
         pods = GaugeMetricFamily(
-            "idlegpu_assumed_pods", "Pods that count although they are not seen bound yet."
+            "idlegpu_assumed_pods", "Pods that count on a node before their binding is seen."
         )
         pods.add_metric([], len(self._fleet.ledger))
         yield pods
         nodes = GaugeMetricFamily("idlegpu_nodes", "Nodes that the API server knows.")
         nodes.add_metric([], len(self._fleet.nodes))
         yield nodes
-        gpu_pods = GaugeMetricFamily("idlegpu_gpu_pods", "Pods that ask for GPUs.")
+        gpu_pods = GaugeMetricFamily("idlegpu_gpu_pods", "Pods that request GPUs.")
         gpu_pods.add_metric([], len(self._fleet.pods))
         yield gpu_pods
         dropped = CounterMetricFamily(
@@ -123,7 +123,7 @@ class FleetCollector(Collector):
         now = self._clock()
         up = GaugeMetricFamily(
             "idlegpu_source_up",
-            "Whether the source's last answer was a good one.",
+            "Whether the source's last answer was valid.",
             labels=["source"],
         )
         age = GaugeMetricFamily(
@@ -139,17 +139,17 @@ class FleetCollector(Collector):
         )
         partial = CounterMetricFamily(
             "idlegpu_source_partial_answers",
-            "Answers that the source itself called incomplete.",
+            "Answers that the source itself marked as incomplete.",
             labels=["source"],
         )
         unreadable = CounterMetricFamily(
             "idlegpu_unreadable_objects",
-            "Objects of the API server that could not be read, and were left out.",
+            "Malformed objects of the API server, which were left out.",
             labels=["source"],
         )
         restarts = CounterMetricFamily(
             "idlegpu_source_worker_restarts",
-            "Times that the worker which asks the source had to be started anew.",
+            "Restarts of the worker process that queries the source.",
             labels=["source"],
         )
         for source in self._sources():
@@ -164,7 +164,7 @@ class FleetCollector(Collector):
         yield from (up, age, failures, queries, partial, restarts, unreadable)
         measured = GaugeMetricFamily(
             "idlegpu_telemetry_age_seconds",
-            "Time since the GPUs that the source shows were measured: median and oldest of them.",
+            "Age of the source's GPU readings: median and oldest.",
             labels=["source", "stat"],
         )
         for name, ages in self._fleet.store.ages(now).items():

@@ -1,4 +1,4 @@
-"""Who comes to the ports, as Prometheus metrics; counted where it happens, read when scraped."""
+"""Prometheus metrics of connections and refusals by port."""
 
 from collections.abc import Iterable
 
@@ -10,10 +10,10 @@ from extender.listening import Listener
 
 
 class ConnectionCollector(Collector):
-    """Renders how many connections there are, and who was refused.
+    """Prometheus collector for the ports' connections.
 
     Args:
-        ports: the ports.
+        ports: listeners of the ports.
     """
 
     def __init__(self, ports: Iterable[Listener]) -> None:
@@ -21,18 +21,18 @@ class ConnectionCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the metrics of connections, refusals and failed TLS handshakes."""
         connections = GaugeMetricFamily(
-            "idlegpu_connections", "Connections that there are, by port.", labels=["port"]
+            "idlegpu_connections", "Open connections, by port.", labels=["port"]
         )
         refusals = CounterMetricFamily(
             "idlegpu_connection_refusals",
-            "Connections that were refused, or ended for others, for want of room.",
+            "Connections that were refused, or closed in favor of others, because of a limit.",
             labels=["port", "reason"],
         )
         failures = CounterMetricFamily(
             "idlegpu_tls_handshake_failures",
-            "Clients that did not get past the handshake of TLS, by port and reason.",
+            "Failed TLS handshakes, by port and reason.",
             labels=["port", "reason"],
         )
         for port in self._ports:

@@ -1,4 +1,4 @@
-"""What the GPUs that pods hold cost, used and idle, by pod, owner or namespace."""
+"""The route /v1/costs: cost of the GPUs that pods hold, by pod, owner or namespace."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ DEFAULT_GROUPS, MAX_GROUPS = 200, 1000
 
 
 class By(StrEnum):
-    """What is summed up together."""
+    """Grouping of costs."""
 
     POD = "pod"
     OWNER = "owner"
@@ -36,12 +36,13 @@ class By(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class _Group:
-    """Pods that are summed up together.
+    """Sums over the pods of one group.
 
     Attributes:
-        namespace: theirs.
-        name: of the pod or the owner; "" where they have none, or the namespace is the group.
-        sums: over them.
+        namespace: namespace of the pods.
+        name: name of the pod or owner; "" if the pods have no owner, or if the group is a
+            namespace.
+        sums: the sums.
     """
 
     namespace: str
@@ -50,15 +51,15 @@ class _Group:
 
     @property
     def rank(self) -> tuple[float, float, str, str]:
-        """What costs most for nothing comes first, then what is idle for most hours."""
+        """Sort key: highest idle cost first, then most idle GPU-hours."""
         return -self.sums.cost_idle, -self.sums.gpu_hours_idle, self.namespace, self.name
 
 
 class Costs:
-    """Tells what pods cost; of those alone that the caller may read, and in no sum of others.
+    """Answers /v1/costs; pods that the caller may not read count in no sum.
 
     Args:
-        holders: finds the pods.
+        holders: finds pods that hold GPUs.
         clock: seconds since the epoch.
     """
 
@@ -67,7 +68,7 @@ class Costs:
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/costs."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -96,7 +97,7 @@ class Costs:
 
 
 async def _grouped(found: Sequence[Holder], by: By) -> tuple[list[_Group], Sums, int]:
-    """Return the groups, the sums over all of them, and how many pods the caller may not read."""
+    """Group pods; return the groups, the total, and the number of pods hidden from the caller."""
     groups: dict[tuple[str, str], _Group] = {}
     total, hidden = Sums(), 0
     for some in chunks(found, PIECE_PODS):
@@ -117,7 +118,7 @@ async def _grouped(found: Sequence[Holder], by: By) -> tuple[list[_Group], Sums,
 
 
 async def _first(groups: Iterable[_Group], count: int) -> list[_Group]:
-    """Return so many of the groups, the first ones by rank: tens of thousands hold nobody up."""
+    """Return the first groups by rank, in batches that yield to the event loop."""
     first: list[_Group] = []
     for some in chunks(groups, PIECE_PODS):
         first = nsmallest(count, [*first, *some], key=lambda group: group.rank)
@@ -126,7 +127,6 @@ async def _first(groups: Iterable[_Group], count: int) -> list[_Group]:
 
 
 def _view(group: _Group, by: By) -> Json:
-    """Return a group of pods that the caller may read."""
     return {
         "namespace": group.namespace,
         "pod": f"{group.namespace}/{group.name}" if by is By.POD else None,
@@ -136,10 +136,10 @@ def _view(group: _Group, by: By) -> Json:
 
 
 def _read_by(text: str) -> By:
-    """Read what is to be summed up together.
+    """Parse the parameter `by`.
 
     Raises:
-        QueryError: it is none of these.
+        QueryError: the value is not a grouping.
     """
     try:
         return By(text)

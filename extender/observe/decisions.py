@@ -1,4 +1,4 @@
-"""What was decided, here and by the other replicas: any of them answers for all."""
+"""Routes for decisions: every replica answers for all replicas."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -35,23 +35,23 @@ from extender.placement.history import DecisionHistory, DecisionRecord
 from extender.stepping import in_turns
 
 PEERS_PATH: Final = "/v1/peers/decisions"
-"""Where other replicas ask: under the prefix that only their certificates open."""
+"""Path for other replicas; its prefix requires a replica's client certificate."""
 
 MAX_DECISIONS: Final = 1000
 PIECE_DECISIONS: Final = 32
-"""Decisions that are written for another replica between two turns of the event loop."""
+"""Decisions to encode for another replica between two yields to the event loop."""
 
 VERSION: Final = 1
-"""Grows where an older replica would misread what is told."""
+"""Version of the format; it grows when an older replica would misread it."""
 
 
 class Told(msgspec.Struct, kw_only=True, frozen=True):
-    """What a replica tells another.
+    """A replica's answer to another replica.
 
     Attributes:
-        version: of this form.
-        replica: who tells, short.
-        decisions: views with all that they say; it hides nothing from a replica.
+        version: version of the format.
+        replica: short name of the answering replica.
+        decisions: decisions, not redacted: the asking replica redacts them for its caller.
     """
 
     version: int
@@ -60,7 +60,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Written(msgspec.Struct, kw_only=True, frozen=True):
-    """What a replica tells another, with the decisions as they are written."""
+    """The same answer with its decisions still encoded."""
 
     version: int
     replica: str
@@ -72,12 +72,12 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _VIEW: Final = msgspec.json.Decoder(dict[str, object])
 
 LONG_BYTES: Final = 1 << 16
-"""Of a decision that is read in parts; one in short has less than a kilobyte."""
+"""Size from which a decision is decoded field by field; one in short form is below a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Far:
-    """A decision of another replica, in short."""
+    """A decision of another replica, in short form."""
 
     address: str
     view: Json
@@ -86,11 +86,11 @@ class _Far:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
-    """What the others told.
+    """Decisions of the other replicas.
 
     Attributes:
-        decisions: theirs, each replica's newest first.
-        unreachable: addresses of those that did not answer, or not so that it can be read.
+        decisions: decisions of all other replicas, newest first for each.
+        unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
     decisions: Sequence[_Far]
@@ -98,13 +98,13 @@ class _Heard:
 
 
 class Decisions:
-    """The routes under /v1/decisions, and the one at which other replicas ask.
+    """Routes under /v1/decisions, for clients and for other replicas.
 
-    A decision's `number` is its replica's; its `id` is the only one of any replica and process.
+    A decision's `number` is unique within its replica's process, its `id` across all of them.
 
     Args:
-        history: the decisions of this replica.
-        replicas: this one and the others.
+        history: decisions of this replica.
+        replicas: this replica and the others.
     """
 
     def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:
@@ -112,15 +112,15 @@ class Decisions:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes for people and programs."""
+        """Return the routes GET /v1/decisions and GET /v1/decisions/{id}."""
         return [
             web.get("/v1/decisions", refusing(self._list)),
             web.get("/v1/decisions/{id}", refusing(self._one)),
         ]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
-        return [web.get(PEERS_PATH, refusing(self._tell))]
+        """Return the route at which other replicas query decisions."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -128,7 +128,7 @@ class Decisions:
         limit = read_number(query, "limit", default=MAX_DECISIONS, low=1, high=MAX_DECISIONS)
         brief = read_boolean(query, "brief")
         pod = query.get("pod")
-        # Of those that bear the pod's name some may be another tenant's, and are left out here.
+        # Pods of this name in namespaces that the caller may not read are left out below.
         asked = {"limit": str(limit)} if pod is None else {"limit": str(MAX_DECISIONS), "pod": pod}
         heard = await self._hear(asked)
         near = [it for it in self._near(pod) if pod is None or sees(it.pod.namespace)]
@@ -145,9 +145,9 @@ class Decisions:
     async def _pieces(
         self, newest: Sequence[DecisionRecord | _Far], *, brief: bool
     ) -> AsyncIterator[list[Json]]:
-        """Yield the decisions; those of others are fetched in full one by one.
+        """Yield the decisions; fetch other replicas' decisions in full one by one.
 
-        Of a replica that does not answer any more the rest is told in short.
+        If a replica stops answering, its remaining decisions are returned in short form.
         """
         silent: set[str] = set()
         for decision in newest:
@@ -162,9 +162,9 @@ class Decisions:
                 )
                 if body is None:
                     silent.add(decision.address)
-                told = FORM.read(body)
-                view = told.decisions[0] if told and told.decisions else None
-            # Forgotten meanwhile: then what it said in short.
+                answer = FORM.read(body)
+                view = answer.decisions[0] if answer and answer.decisions else None
+            # If the replica has dropped the decision by now, return the short form.
             yield [veiled(view or decision.view)]
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
@@ -186,7 +186,7 @@ class Decisions:
         error = unknown_decision(wanted)
         return json_answer({"error": error} | rest, 404)
 
-    async def _tell(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
         """Answer another replica."""
         refusal = self._replicas.refusal()
         if refusal is not None:
@@ -218,7 +218,7 @@ class Decisions:
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
     async def _written(self, record: DecisionRecord) -> bytes:
-        """Return a decision in full, written for another replica in steps."""
+        """Encode a decision in full for another replica, in steps."""
         pieces: list[bytes] = []
         for piece in write_in_pieces(await self._view(record, brief=False), write_json_in_full):
             pieces.append(piece)
@@ -226,7 +226,7 @@ class Decisions:
         return b"".join(pieces)
 
     def _near(self, pod: str | None) -> list[DecisionRecord]:
-        """Return the decisions of this replica about a pod, or all, the newest first."""
+        """Return this replica's decisions about a pod, or all, newest first."""
         return [
             record
             for record in self._history
@@ -234,10 +234,10 @@ class Decisions:
         ]
 
     def _after(self, known: str) -> list[DecisionRecord]:
-        """Return the decisions of this replica after the last one of them that is known.
+        """Return this replica's decisions after the last one that the other replica has.
 
         Args:
-            known: decisions of any replicas, by commas.
+            known: comma-separated decision ids of any replicas.
         """
         ours = (one for one in known.split(",") if self._replicas.is_ours(one))
         numbers = (one.rpartition("-")[2] for one in ours)
@@ -252,31 +252,29 @@ class Decisions:
         return named(self._replicas, record) | view
 
     async def _hear(self, query: Mapping[str, str]) -> _Heard:
-        """Ask the others, and find out what of it the caller may see."""
+        """Query the other replicas, and review the caller's rights for the answers' namespaces."""
         heard = await hear(self._replicas, f"{PEERS_PATH}?{urlencode(query)}", FORM)
-        decisions = [it for address, told in heard.told for it in _far(address, told)]
+        decisions = [it for address, answer in heard.told for it in _far(address, answer)]
         await VIEWER.get().learn({_namespace(it.view) for it in decisions})
         return _Heard(decisions=decisions, unreachable=heard.unreachable)
 
 
 def named(replicas: Replicas, record: DecisionRecord) -> Json:
-    """Return what a decision of ours is called, and who made it."""
+    """Return the id and the replica's name of a decision of this replica."""
     return {"id": replicas.id_of(record.number), "replica": replicas.host}
 
 
-def _read_told(body: bytes) -> Told:
-    """Return what another replica told.
-
-    What a long decision says of thousands of nodes stays as it is written: a `msgspec.Raw`.
+def _decode(body: bytes) -> Told:
+    """Decode another replica's answer; large fields stay encoded as `msgspec.Raw`.
 
     Raises:
-        Exception: it cannot be read.
+        Exception: the answer is malformed.
     """
-    told = _WRITTEN.decode(body)
+    written = _WRITTEN.decode(body)
     return Told(
-        version=told.version,
-        replica=told.replica,
-        decisions=[_read_view(view) for view in told.decisions],
+        version=written.version,
+        replica=written.replica,
+        decisions=[_read_view(view) for view in written.decisions],
     )
 
 
@@ -291,18 +289,18 @@ def _is_long(written: msgspec.Raw) -> bool:
     return memoryview(written).nbytes >= LONG_BYTES
 
 
-FORM: Final = Form(_read_told, VERSION)
+FORM: Final = Form(_decode, VERSION)
 
 
-def _far(address: str, told: Told) -> list[_Far]:
-    """Return the decisions that were told; one that does not say when it was made is left out."""
+def _far(address: str, answer: Told) -> list[_Far]:
+    """Return the decisions in an answer; skip those without a valid time or id."""
     found = []
-    for view in told.decisions:
+    for view in answer.decisions:
         try:
             at = datetime.fromisoformat(text_of(view.get("at"))).timestamp()
         except ValueError:
             continue
-        if text_of(view.get("id")).startswith(f"{told.replica}-"):
+        if text_of(view.get("id")).startswith(f"{answer.replica}-"):
             found.append(_Far(address=address, view=view, at=at))
     return found
 

@@ -1,7 +1,7 @@
-"""What an autoscaler wants to know: GPUs that pods wait for, and idle ones by pool of nodes.
+"""Metrics for autoscalers: GPUs that pods wait for, and idle GPUs by node pool.
 
-Labels are of few values whatever pods and nodes are called: models are one word of a list, sizes
-are steps, and pools beyond `MOST_POOLS` are one.
+Label values are bounded: models are mapped to a fixed list, sizes to steps, and pools beyond
+`MOST_POOLS` to one value.
 """
 
 from collections import Counter
@@ -20,23 +20,23 @@ from extender.core.steps import Steps
 
 NO_POOL: Final = "none"
 MOST_POOLS: Final = 64
-"""So many pools are told apart, the first by name."""
+"""Number of pools with a label value of their own, first by name."""
 
 SIZES: Final = (1, 2, 4, 8)
 LARGER: Final = "more"
-"""For pods that ask for more than the last of these."""
+"""Label value for pods that request more GPUs than the largest size."""
 
 PIECE_NODES: Final = 1000
-"""Nodes that are counted in one step: about a millisecond's work."""
+"""Nodes to count in one step: about a millisecond's work."""
 
 
 class Supply:
-    """Counts GPUs by pool of nodes, resource and model.
+    """Counts GPUs by node pool, resource and model.
 
     Args:
         nodes: nodes by name.
-        models: model names by number, as the snapshot has them.
-        labels: of nodes that name their pool, before those of clouds.
+        models: model names by number, as in the snapshot.
+        labels: node labels that name a pool; they override the cloud providers' labels.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class Supply:
         self._idle: Counter[tuple[str, str, str]] = Counter()
         self._pools = {name: pool_of(record, labels) for name, record in nodes.items()}
         names = sorted(set(self._pools.values()) - {NO_POOL})
-        self._told = {NO_POOL, *names[:MOST_POOLS]}
+        self._labelled = {NO_POOL, *names[:MOST_POOLS]}
 
     def add_in_steps(self, pool: Pool, batch: Batch, assessment: Assessment) -> Steps[None]:
-        """Count the devices behind a resource.
+        """Count the devices of a resource pool.
 
-        An idle one counts where a pod could get it: the node takes pods, and no pod holds the
-        device, or, where it is sold in replicas, not all of them.
+        A device counts as idle if a pod could get it: its node accepts pods, and no pod holds the
+        device or, with replicas, not all replicas are held.
         """
         telemetry = batch.telemetry
         is_idle = batch.present & (assessment.idle_chance >= 1.0)
         is_idle &= ~telemetry.is_excluded & ~(telemetry.is_foreign & ~batch.is_shared[:, None])
         is_idle &= batch.used < batch.replicas[:, None]
-        # Of whole devices some are held, and which is unknown.
+        # `taken` counts pods on whole devices whose device is unknown.
         idle = np.maximum(is_idle.sum(axis=1) - batch.taken, 0).tolist()
         present = batch.present.sum(axis=1).tolist()
         models = batch.model_id.tolist()
@@ -68,10 +68,10 @@ class Supply:
             if at % PIECE_NODES == 0:
                 yield
             record, label = self._nodes.get(name), self._pools.get(name)
-            if record is None or label is None:  # gone, or back, since this count began
+            if record is None or label is None:  # the node came or went since this count began
                 continue
             key = (
-                label if label in self._told else OTHER,
+                label if label in self._labelled else OTHER,
                 pool.resource,
                 self._models[models[at]],
             )
@@ -80,14 +80,14 @@ class Supply:
             self._idle[key] += idle[at] if is_open else 0
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the metrics."""
+        """Yield the gauges of all and of idle GPUs."""
         labels = ["pool", "resource", "model"]
         every = GaugeMetricFamily(
             "idlegpu_pool_gpus", "GPUs, or MIG instances, by pool of nodes.", labels=labels
         )
         idle = GaugeMetricFamily(
             "idlegpu_pool_idle_gpus",
-            "Those of them that are idle and that a pod could get.",
+            "Idle GPUs, or MIG instances, that a pod could get, by pool of nodes.",
             labels=labels,
         )
         for key, count in self._all.items():
@@ -97,7 +97,7 @@ class Supply:
 
 
 def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
-    """Return the pool that a node's labels name, of those that are wished for first.
+    """Return the pool of a node by the first label that is set, custom labels first.
 
     Example:
         >>> pool_of(NodeRecord(name="a", labels={"karpenter.sh/nodepool": "h100"}))
@@ -110,7 +110,7 @@ def pool_of(record: NodeRecord, wished: Iterable[str] = ()) -> str:
 
 
 def size_of(count: int) -> str:
-    """Return the step for a number of GPUs.
+    """Map a number of GPUs to its size step.
 
     Example:
         >>> size_of(1), size_of(3), size_of(8), size_of(16)
@@ -120,10 +120,10 @@ def size_of(count: int) -> str:
 
 
 def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Metric]:
-    """Yield what pods ask for that kube-scheduler found no node for.
+    """Yield metrics of the pods, and their GPUs, for which kube-scheduler found no node.
 
-    Pods that preemption makes room for, that are being deleted, or that a gate holds back ask for
-    no node; those that give way to any other (placeholders) are what an autoscaler itself adds.
+    Excluded are pods that need no new node: nominated by preemption, being deleted, or gated; and
+    placeholder pods, which an autoscaler adds itself.
     """
     waiting: Counter[tuple[str, str, str]] = Counter()
     gpus: Counter[tuple[str, str, str]] = Counter()
@@ -136,16 +136,16 @@ def demand_metrics(pods: Iterable[PodRecord], snapshot: Snapshot) -> Iterable[Me
     labels = ["resource", "model", "size"]
     pods_metric = GaugeMetricFamily(
         "idlegpu_waiting_pods",
-        "Pods that kube-scheduler found no node for, by what they ask for; size: GPUs of each.",
+        "Pods for which kube-scheduler found no node, by request; size: GPUs of each pod.",
         labels=labels,
     )
     gpus_metric = GaugeMetricFamily(
-        "idlegpu_waiting_gpus", "GPUs that these pods ask for.", labels=labels
+        "idlegpu_waiting_gpus", "GPUs that waiting pods request.", labels=labels
     )
     for key, count in waiting.items():
         pods_metric.add_metric(key, count)
         gpus_metric.add_metric(key, gpus[key])
-    # An autoscaler takes a series that is not there for one that cannot be read.
+    # An autoscaler treats a missing series as an error, so export zeros.
     for resource in snapshot.pools.keys() - {key[0] for key in waiting}:
         for metric in (pods_metric, gpus_metric):
             metric.add_metric((resource, ANY, str(SIZES[0])), 0)

@@ -1,4 +1,4 @@
-"""Why a pod went where it went, or waits, whichever replica decided it."""
+"""The route GET /v1/explain: why a pod was placed as it was, or waits, for all replicas."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -30,7 +30,7 @@ from extender.observe.explain_join import (
     joined_in_steps,
     lacks_filter,
     read_attempt,
-    read_told,
+    read_explanation,
 )
 from extender.observe.explain_node import Wish, asked_node
 from extender.observe.explain_views import (
@@ -61,17 +61,17 @@ from extender.stepping import in_turns
 
 PATH: Final = "/v1/explain"
 PEERS_PATH: Final = "/v1/peers/explain"
-"""Where other replicas ask: under the prefix that only their certificates open."""
+"""Path for other replicas; its prefix requires a replica's client certificate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What a replica knows of a pod.
+    """A replica's explanation of a pod.
 
     Attributes:
-        view: for an answer.
-        at: when it decided, seconds since the epoch; 0 for never.
-        uid: the pod's.
+        view: the explanation as a JSON-ready record.
+        at: time of the decision, seconds since the epoch; 0 if there is none.
+        uid: the pod's UID.
     """
 
     view: Json
@@ -80,13 +80,13 @@ class _Known:
 
 
 class Explain:
-    """Explains decisions.
+    """Handlers of GET /v1/explain.
 
     Args:
-        fleet: the fleet.
-        placer: ranks, and remembers decisions.
-        pending: tells of the pods that wait.
-        replicas: this one and the others: one of them may have decided.
+        fleet: state of the fleet.
+        placer: ranks nodes, and remembers decisions.
+        pending: describes waiting pods.
+        replicas: this replica and the others, which may have made the decision.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Explain:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/explain."""
         return [web.get(PATH, refusing(self._explain))]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
-        return [web.get(PEERS_PATH, refusing(self._tell))]
+        """Return the route at which other replicas query explanations."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         query = request.query
@@ -124,8 +124,8 @@ class Explain:
             return await self._explain_one(request, wanted, wish)
         name = await self._resolve(name)
         own = await self._own(name, "", wish)
-        told = await self._told({"pod": name} | wish.query)
-        known = next((one for one in told if own is None or one.at > own.at), own)
+        theirs = await self._theirs({"pod": name} | wish.query)
+        known = next((one for one in theirs if own is None or one.at > own.at), own)
         if known is None:
             return error_answer(
                 404,
@@ -137,17 +137,17 @@ class Explain:
     async def _explain_one(
         self, request: web.Request, wanted: str, wish: Wish
     ) -> web.StreamResponse:
-        """Explain one decision, whoever made it.
+        """Explain one decision, made by any replica.
 
         Args:
-            request: the question.
-            wanted: its id, or its number, which several replicas may have.
-            wish: what of the nodes is told.
+            request: the HTTP request.
+            wanted: the decision's id, or its number, which several replicas may have.
+            wish: requested detail of the nodes.
         """
         own = await self._own("", wanted, wish)
         found = [] if own is None else [own]
         if not self._replicas.is_ours(wanted):
-            found += await self._told({"id": wanted} | wish.query)
+            found += await self._theirs({"id": wanted} | wish.query)
         if len(found) == 1:
             return await self._answer(request, await self._with_filter(found[0], wish))
         if found:
@@ -162,32 +162,32 @@ class Explain:
         )
 
     async def _answer(self, request: web.Request, known: _Known) -> web.StreamResponse:
-        """Answer; of a pod that waits with the last word of any replica, not with this one's."""
+        """Send an explanation; of a waiting pod include the latest decision of any replica."""
         record, view = self._fleet.pods.get(known.uid), known.view
         if record is not None and waits(record) and view.get("pending") is not None:
             view = view | self._waiting(record, await self._pending.last.hear(uid=known.uid))
         return await document_answer(request, view)
 
     def _waiting(self, record: PodRecord, heard: LastHeard) -> Json:
-        """Return how a pod fares that waits."""
+        """Return the state and the reasons of a waiting pod."""
         pending = self._pending.view(record, heard)
         return {"state": pending["state"], "pending": pending}
 
     async def _own(self, name: str, wanted: str, wish: Wish) -> _Known | None:
-        """Return what this replica knows, None for nothing.
+        """Return this replica's explanation, None if it knows nothing.
 
         Args:
-            name: a pod's, "" where a decision is meant.
-            wanted: a decision's id or number, "" where a pod is meant.
-            wish: what of the nodes is told.
+            name: the pod, "" to look up a decision.
+            wanted: the decision's id or number, "" to look up a pod.
+            wish: requested detail of the nodes.
 
         Raises:
-            QueryError: several pods have that name.
+            QueryError: several pods have this name.
         """
         decided = self._find(name, wanted)
         record = self._fleet.pods.get(decided.pod.uid) if decided else None
         if record is None and name:
-            # One that is gone may have been followed by another of its name, not decided about yet.
+            # A new pod may have the deleted pod's name, without a decision yet.
             record = await self._known(name)
             decided = None if record is not None else decided
         if decided is None and record is None:
@@ -197,10 +197,10 @@ class Explain:
         return _Known(view=view, at=decided.at if decided else 0.0, uid=uid)
 
     async def _with_filter(self, known: _Known, wish: Wish) -> _Known:
-        """Return a ranking with why other nodes were refused, where another replica knows that."""
+        """Add the rejected nodes from the filter call to a ranking that lacks them."""
         if not lacks_filter(known.view):
             return known
-        found = await self._told({"pod": known.uid, "attempt": f"{known.at:.3f}"} | wish.query)
+        found = await self._theirs({"pod": known.uid, "attempt": f"{known.at:.3f}"} | wish.query)
         own = await self._own_filter(known.uid, known.at, wish)
         halves = sorted([*found, *([own] if own else [])], key=lambda one: one.at)
         if not halves:
@@ -209,12 +209,12 @@ class Explain:
         return replace(known, view=await in_turns(steps))
 
     async def _own_filter(self, uid: str, at: float, wish: Wish) -> _Known | None:
-        """Return what this replica said to filter shortly before a ranking, None for nothing.
+        """Return this replica's filter decision shortly before another replica's ranking, or None.
 
         Args:
-            uid: the pod's.
-            at: when another replica ranked, seconds since the epoch.
-            wish: what of the nodes is told.
+            uid: the pod's UID.
+            at: time of the ranking, seconds since the epoch.
+            wish: requested detail of the nodes.
         """
         record = filter_near(self._placer.history, uid, at)
         if record is None:
@@ -222,13 +222,13 @@ class Explain:
         view = await self._view(record, self._fleet.pods.get(uid), wish)
         return _Known(view=view, at=record.at, uid=uid)
 
-    async def _told(self, asked: Mapping[str, str]) -> list[_Known]:
-        """Return what the other replicas decided of pods that the caller sees, the newest first."""
+    async def _theirs(self, asked: Mapping[str, str]) -> list[_Known]:
+        """Return the other replicas' explanations that the caller may see, newest first."""
         found: list[_Known] = []
-        ids = {""}  # a replica may have two addresses, and we have one of our own
+        ids = {""}  # a replica may have several addresses, and this one is among them
         answers = await self._replicas.others.ask(f"{PEERS_PATH}?{urlencode(asked)}")
         for body in answers.values():
-            view = read_told(body)
+            view = read_explanation(body)
             at = decided_at(view)
             name = text_of(mapping_of(view.get("decision")).get("id"))
             if at and name not in ids and not self._replicas.is_ours(name):
@@ -239,8 +239,8 @@ class Explain:
                     found.append(_Known(view=view, at=at, uid=text_of(view.get("uid"))))
         return sorted(found, key=lambda one: -one.at)
 
-    async def _tell(self, request: web.Request) -> web.StreamResponse:
-        """Answer another replica, which hides what its caller may not see."""
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
         refusal = self._replicas.refusal()
         if refusal is not None:
             return refusal
@@ -248,15 +248,15 @@ class Explain:
         check_parameters(query, frozenset({"pod", "id", "limit", "node", "attempt"}))
         wish, pod = Wish.read(query), query.get("pod", "")
         attempt = read_attempt(query)
-        # For this answer alone: the next one on this connection may be for somebody else.
-        whose = VIEWER.set(SEES_ALL)
+        # Reset afterwards: the next request on this connection may have another caller.
+        previous = VIEWER.set(SEES_ALL)
         try:
             if attempt:
                 own = await self._own_filter(pod, attempt, wish)
             else:
                 own = await self._own(pod, query.get("id", ""), wish)
         finally:
-            VIEWER.reset(whose)
+            VIEWER.reset(previous)
         written: list[bytes] = []
         view = own.view if own is not None and own.at else {}
         for piece in write_in_pieces(view, write_json_in_full):
@@ -265,12 +265,12 @@ class Explain:
         return web.Response(body=b"".join(written), content_type=CONTENT_TYPE)
 
     async def _resolve(self, name: str) -> str:
-        """Return the whole name of the pod that is meant by a short one; the name where none is.
+        """Complete a short pod name with its namespace; return it unchanged if no pod matches.
 
-        Other replicas are asked by that: they would not know whose pods the caller may read.
+        Other replicas are queried by the full name, because they do not know the caller's rights.
 
         Raises:
-            QueryError: several pods have that name.
+            QueryError: several pods have this name.
         """
         if "/" in name:
             return name
@@ -284,10 +284,10 @@ class Explain:
         return next(iter(known), name)
 
     def _find(self, name: str, wanted: str) -> DecisionRecord | None:
-        """Return the last decision about a pod, or that of an id or number, None for none.
+        """Return the latest decision about a pod, or the one with an id or number; else None.
 
         Raises:
-            QueryError: several pods have that name.
+            QueryError: several pods have this name.
         """
         found: dict[str, DecisionRecord] = {}
         for record in self._placer.history:
@@ -303,17 +303,17 @@ class Explain:
         return next(iter(found.values()), None)
 
     async def _known(self, name: str) -> PodRecord | None:
-        """Return the GPU pod of a name, None where there is none.
+        """Return the GPU pod with a name, None if there is none.
 
         Raises:
-            QueryError: several pods have that name.
+            QueryError: several pods have this name.
         """
         found = {record.key: record for record in await self._called(name)}
         _require_one("pod", name, found)
         return next(iter(found.values()), None)
 
     async def _called(self, name: str) -> list[PodRecord]:
-        """Return the GPU pods of a name, or of a UID, that the caller may read."""
+        """Return the GPU pods with a name or UID that the caller may read."""
         found: list[PodRecord] = []
         records = iter(tuple(self._fleet.pods.values()))
         while some := list(islice(records, PIECE_SCANNED)):
@@ -328,7 +328,7 @@ class Explain:
     async def _view(
         self, decided: DecisionRecord | None, record: PodRecord | None, wish: Wish
     ) -> Json:
-        """Return the record of a decision, and how the pod fares."""
+        """Build the explanation of a decision, with the pod's current state."""
         pod = decided.pod if decided else _ref(record)
         bound = record.node if record is not None else (decided.bound_node if decided else "")
         view: Json = {
@@ -353,7 +353,7 @@ class Explain:
         if decided is None:
             return view
         filtered = filter_before(self._placer.history, decided)
-        # What prioritize was asked about is what filter left: that one knows the other nodes.
+        # Prioritize covers only the nodes that passed filter: take the rejected ones from there.
         asked = (filtered or decided).decision
         details = await in_turns(details_in_steps(decided, filtered))
         names = [verdict.node for verdict in details]
@@ -383,10 +383,10 @@ class Explain:
 
 
 def _require_one(parameter: str, name: str, found: Collection[str]) -> None:
-    """Refuse a name that several pods have.
+    """Check that a name is not ambiguous.
 
     Raises:
-        QueryError: which ones.
+        QueryError: several pods match; the message names some.
     """
     if len(found) > 1:
         some = ", ".join(sorted(found)[:5])

@@ -1,7 +1,7 @@
-"""What replicas tell of decisions, and one attempt of which two replicas know a half each.
+"""Join the two halves of an attempt that two replicas answered: filter and prioritize.
 
-kube-scheduler may ask one replica for filter and another for prioritize: then the one has why nodes
-were refused, and the other how the rest was ranked.
+kube-scheduler may call one replica for filter and another for prioritize. The first then has the
+reasons of the rejected nodes, the second the ranking of the others.
 """
 
 import re
@@ -22,18 +22,18 @@ from extender.observe.views import PIECE_SHORT, PIECE_VERDICTS, Json
 from extender.placement.history import DecisionRecord
 
 ATTEMPT_SECONDS: Final = 5.0
-"""Filter and prioritize of one attempt are asked so close together."""
+"""Longest time between filter and prioritize of one attempt."""
 CLOCKS_SECONDS: Final = 1.0
-"""The clocks of two replicas may differ by so much."""
+"""Tolerated difference between two replicas' clocks."""
 
 _LONG: Final = frozenset({"nodes", "others"})
-"""What is told of thousands of nodes, and goes from another replica to the caller unread."""
-_TOLD: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+"""Fields with thousands of nodes, which are forwarded to the caller without being decoded."""
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """What is read of a node, whatever else is told of it."""
+    """Fields of a node that the join needs."""
 
     node: str
     score: float
@@ -41,7 +41,7 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 class _Counts(msgspec.Struct, frozen=True):
-    """What is read of a decision."""
+    """Fields of a decision that the join needs."""
 
     candidates: int
     feasible: int
@@ -50,24 +50,23 @@ class _Counts(msgspec.Struct, frozen=True):
 _NODE: Final = msgspec.json.Decoder(_Node)
 
 
-def read_told(body: bytes | None) -> Json:
-    """Return what another replica told, empty where it is nothing that can be read.
-
-    What it says of thousands of nodes goes to the caller as it is.
-    """
+def read_explanation(body: bytes | None) -> Json:
+    """Decode another replica's explanation; empty if it is malformed. Long fields stay encoded."""
     try:
-        return decode_with(_read_told, body or b"{}")
+        return decode_with(_decode, body or b"{}")
     except MalformedError:
         return {}
 
 
-def _read_told(body: bytes) -> Json:
-    told = _TOLD.decode(body)
-    return {name: raw if name in _LONG else msgspec.json.decode(raw) for name, raw in told.items()}
+def _decode(body: bytes) -> Json:
+    fields = _FIELDS.decode(body)
+    return {
+        name: raw if name in _LONG else msgspec.json.decode(raw) for name, raw in fields.items()
+    }
 
 
 def decided_at(view: Mapping[str, object]) -> float:
-    """Return when what another replica told was decided, 0 where it does not say."""
+    """Return the time of an explanation's decision, 0 if it is missing."""
     try:
         return datetime.fromisoformat(
             text_of(mapping_of(view.get("decision")).get("at"))
@@ -79,11 +78,11 @@ def decided_at(view: Mapping[str, object]) -> float:
 def filter_before(
     history: Iterable[DecisionRecord], decided: DecisionRecord
 ) -> DecisionRecord | None:
-    """Return what filter said in the same attempt, None where that is not remembered.
+    """Return the filter decision of the same attempt, None if it is not remembered.
 
     Args:
-        history: decisions of one replica, the newest first.
-        decided: one of them.
+        history: decisions of one replica, newest first.
+        decided: one of these decisions.
     """
     if decided.verb == "filter":
         return None
@@ -95,12 +94,12 @@ def filter_before(
 
 
 def filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> DecisionRecord | None:
-    """Return what filter said of a pod shortly before another replica ranked, None for nothing.
+    """Return the filter decision shortly before another replica's ranking, None if there is none.
 
     Args:
-        history: decisions of one replica, the newest first.
-        uid: the pod's.
-        at: when the other ranked, seconds since the epoch.
+        history: decisions of one replica, newest first.
+        uid: the pod's UID.
+        at: time of the ranking, seconds since the epoch.
     """
     for record in history:
         is_same = -CLOCKS_SECONDS < at - record.at < ATTEMPT_SECONDS
@@ -110,10 +109,10 @@ def filter_near(history: Iterable[DecisionRecord], uid: str, at: float) -> Decis
 
 
 def read_attempt(query: Mapping[str, str]) -> float:
-    """Return when the attempt was that another replica asks about, 0 for none.
+    """Parse the time of the attempt that another replica asks for, 0 for none.
 
     Raises:
-        QueryError: it is no time.
+        QueryError: the value is not a time.
     """
     text = query.get("attempt", "0")
     if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text):
@@ -122,21 +121,21 @@ def read_attempt(query: Mapping[str, str]) -> float:
 
 
 def lacks_filter(view: Mapping[str, object]) -> bool:
-    """Whether an explanation is of a ranking alone: who ranked was not asked what would do."""
+    """Check whether an explanation has a ranking without its filter decision."""
     verb = mapping_of(view.get("decision")).get("verb")
     return verb == "prioritize" and view.get("filter") is None
 
 
 def joined_in_steps(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
-    """Return a ranking's explanation with what filter knew of the nodes left out of it.
+    """Add a filter decision's rejected nodes to the explanation of a ranking.
 
     Args:
-        ranked: the explanation by who was asked to prioritize.
-        filtered: that by who was asked to filter, in the same attempt.
-        limit: so many of the nodes that are not known in full.
+        ranked: explanation from the replica that was called for prioritize.
+        filtered: explanation of the same attempt from the replica that was called for filter.
+        limit: largest number of nodes without full detail.
 
     Returns:
-        `ranked` as it is where the other cannot be read.
+        The joined explanation; `ranked` unchanged if `filtered` is malformed.
     """
     try:
         return (yield from _join(ranked, filtered, limit))
@@ -148,7 +147,7 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     counts = msgspec.convert(filtered["decision"], _Counts)
     nodes = yield from _items(ranked["nodes"])
     in_full = {one.node for one, _ in nodes}
-    # Those that passed as well were ranked better here, and are short there.
+    # Nodes that passed filter have a better record in the ranking: keep only their score.
     passed: dict[str, float] = {}
     for one, item in (yield from _items(filtered["nodes"])):
         if one.node in in_full:
@@ -164,7 +163,7 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
     ranked_in_full = len({one.node for one, _ in nodes if not one.rejection})
     names = {one.node for one, _ in nodes}
     asked = filtered.get("asked_node")
-    told = msgspec.convert(asked, NodeTold) if asked is not None else None
+    node_report = msgspec.convert(asked, NodeTold) if asked is not None else None
     return ranked | {
         "filter": filtered["decision"],
         "kept": kept_view(counts.candidates, len(names)),
@@ -172,12 +171,14 @@ def _join(ranked: Json, filtered: Json, limit: int) -> Steps[Json]:
         "others": [{"node": name, "score": passed[name], "rejection": None} for name in shown],
         "others_left": max(counts.feasible - ranked_in_full - len(shown), 0),
         "rejected": filtered["rejected"],
-        "asked_node": in_short_or_full(told, names, counts.feasible) if told else None,
+        "asked_node": in_short_or_full(node_report, names, counts.feasible)
+        if node_report
+        else None,
     }
 
 
 def _items(listed: object) -> Steps[list[tuple[_Node, object]]]:
-    """Return the nodes of a list, each with the whole of what is told of it, as it is written."""
+    """Decode the nodes of a list; keep each node's full record encoded."""
     found: list[tuple[_Node, object]] = []
     if isinstance(listed, list):
         for start in range(0, len(listed), PIECE_SHORT):

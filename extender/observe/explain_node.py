@@ -1,4 +1,4 @@
-"""What a decision keeps of one node that somebody asks for, and why that is not more."""
+"""The record that a decision has of one requested node, and why it is not more detailed."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,30 +15,29 @@ from extender.observe.views import Json
 
 DEFAULT_OTHERS, MAX_OTHERS = 100, 10_000
 FEW_NAMES: Final = 20
-"""Of nodes that were refused for the same reason, where nobody asks for more."""
+"""Rejected nodes to name for each reason, unless the caller asks for more."""
 
 SAME: Final = 1e-6
-"""Scores that differ by less are remembered as equal: they keep seven digits."""
+"""Scores closer than this count as equal: recorded scores have seven digits."""
 
 NOT_IN_FULL: Final = (
-    "its GPUs and readings as they were then are not kept: of each decision only the best nodes "
-    "are, the one bound to, and some that were refused where fewer pass (decisions.detailed_nodes "
-    "sets how many)"
+    "its GPUs and readings at that time are not recorded: a decision records only its best nodes, "
+    "the node bound to, and some rejected ones if few pass (decisions.detailed_nodes sets how many)"
 )
 NOT_ASKED: Final = (
-    "kube-scheduler did not ask about it for this pod: its own filters had refused it, it had "
-    "found enough nodes before this one's turn, or the node came later"
+    "it was no candidate for this pod: kube-scheduler's own filters had rejected it, "
+    "kube-scheduler had found enough nodes before this one, or the node was added later"
 )
-NO_SUCH_NODE: Final = "it was no candidate, and no node is called so now"
+NO_SUCH_NODE: Final = "it was no candidate, and no node has this name now"
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody wants to be told of the nodes.
+    """The caller's request for detail of the nodes.
 
     Attributes:
-        limit: so many of those that are not known in full.
-        node: of this one whatever is known, "" for none.
+        limit: largest number of nodes without full detail.
+        node: name of a node to return in full detail, "" for none.
     """
 
     limit: int
@@ -46,35 +45,35 @@ class Wish:
 
     @classmethod
     def read(cls, query: Mapping[str, str]) -> "Wish":
-        """Read a question.
+        """Parse the request's parameters.
 
         Raises:
-            QueryError: a parameter has a value that is not allowed.
+            QueryError: a parameter has an invalid value.
         """
         limit = read_number(query, "limit", default=DEFAULT_OTHERS, low=0, high=MAX_OTHERS)
         return cls(limit, query.get("node", ""))
 
     @property
     def names(self) -> int:
-        """So many names of the nodes that were refused are told, for each reason."""
+        """Largest number of rejected nodes to name for each reason."""
         return self.limit if self.limit > DEFAULT_OTHERS else FEW_NAMES
 
     @property
     def query(self) -> dict[str, str]:
-        """As parameters; without a node none that an older replica would refuse."""
+        """The request as query parameters; an older replica accepts them if no node is named."""
         return {"limit": str(self.limit)} | ({"node": self.node} if self.node else {})
 
 
 class Kept(StrEnum):
-    """How much is known of a node in a decision."""
+    """Detail that a decision has of a node."""
 
     IN_FULL = "in-full"
     IN_SHORT = "in-short"
-    """Score and place, or the reason against it."""
+    """Score and rank, or the reason of the rejection."""
     NOT_ASKED = "not-asked"
-    """It was no candidate."""
+    """The node was no candidate."""
     UNKNOWN = "unknown"
-    """There is no such node."""
+    """No node has this name."""
 
 
 def asked_node(
@@ -85,15 +84,15 @@ def asked_node(
     closed_by: str = "",
     now: Callable[[str], list[Json]] = lambda _: [],
 ) -> Json | None:
-    """Return what a decision says of the node that is asked about, None where none is.
+    """Return a decision's record of the requested node, None if no node is requested.
 
     Args:
         wish: names the node.
-        decision: the verdict on every candidate.
-        in_full: nodes that are kept in full.
-        nodes: those that there are now.
-        closed_by: why kube-scheduler would not ask about it, "" where that is not known.
-        now: returns what a node is worth to the pod by now, for one that is not kept in full.
+        decision: verdicts on all candidates.
+        in_full: nodes with full detail.
+        nodes: present nodes of the cluster.
+        closed_by: reason why kube-scheduler itself would filter out the node, "" if unknown.
+        now: evaluates the node for the pod with current readings; used if there is no full detail.
     """
     name, is_known = wish.node, wish.node in nodes
     if not name:
@@ -103,10 +102,10 @@ def asked_node(
         kept = Kept.NOT_ASKED if is_known else Kept.UNKNOWN
         why = NOT_ASKED if is_known else NO_SUCH_NODE
         if closed_by:
-            why = f"kube-scheduler would not ask about it: {closed_by}"
+            why = f"kube-scheduler itself would reject it: {closed_by}"
         return _view(NodeTold(node=name, kept=kept, why=why))
     score, rejection = float(decision.scores[at]), Code(int(decision.codes[at])).text
-    told = NodeTold(
+    report = NodeTold(
         node=name,
         kept=Kept.IN_FULL,
         rank=None if rejection else _rank(decision, score),
@@ -115,12 +114,12 @@ def asked_node(
     )
     known = set(in_full)
     if name not in known and is_known:
-        told = msgspec.structs.replace(told, now=now(name))
-    return in_short_or_full(told, known, decision.feasible)
+        report = msgspec.structs.replace(report, now=now(name))
+    return in_short_or_full(report, known, decision.feasible)
 
 
 class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of the node that is asked about, as it is written; `now` is recomputed."""
+    """Record of the requested node; `now` is its evaluation with current readings."""
 
     node: str
     kept: Kept
@@ -131,22 +130,24 @@ class NodeTold(msgspec.Struct, frozen=True, kw_only=True):
     now: list[Json] = []
 
 
-def in_short_or_full(told: NodeTold, in_full: Container[str], feasible: int) -> Json:
-    """Return what is said of a node, by which nodes are told in full.
+def in_short_or_full(report: NodeTold, in_full: Container[str], feasible: int) -> Json:
+    """Return the record of the requested node, depending on its detail.
 
     Args:
-        told: what a decision says of it.
-        in_full: nodes that are told in full.
-        feasible: how many nodes passed.
+        report: record of the node.
+        in_full: nodes with full detail.
+        feasible: number of nodes that passed.
     """
-    if told.kept not in {Kept.IN_FULL, Kept.IN_SHORT}:
-        return _view(told)
-    if told.node in in_full:
-        return _view(msgspec.structs.replace(told, kept=Kept.IN_FULL, why=None, now=[]))
-    short = f"it was refused: {told.rejection}"
-    if told.rank is not None:
-        short = f"it passed, in place {told.rank} of {feasible} with score {told.score or 0.0:.6f}"
-    return _view(msgspec.structs.replace(told, kept=Kept.IN_SHORT, why=f"{short}; {NOT_IN_FULL}"))
+    if report.kept not in {Kept.IN_FULL, Kept.IN_SHORT}:
+        return _view(report)
+    if report.node in in_full:
+        return _view(msgspec.structs.replace(report, kept=Kept.IN_FULL, why=None, now=[]))
+    short = f"it was refused: {report.rejection}"
+    if report.rank is not None:
+        short = (
+            f"it passed, in place {report.rank} of {feasible} with score {report.score or 0.0:.6f}"
+        )
+    return _view(msgspec.structs.replace(report, kept=Kept.IN_SHORT, why=f"{short}; {NOT_IN_FULL}"))
 
 
 def _rank(decision: Decision, score: float) -> int:
@@ -154,13 +155,13 @@ def _rank(decision: Decision, score: float) -> int:
     return int(np.count_nonzero(passing > score + SAME)) + 1
 
 
-def _view(told: NodeTold) -> Json:
+def _view(report: NodeTold) -> Json:
     return {
-        "node": told.node,
-        "kept": told.kept.value,
-        "rank": told.rank,
-        "score": None if told.score is None else round(told.score, 7),
-        "rejection": told.rejection,
-        "why": told.why,
-        "now": told.now,
+        "node": report.node,
+        "kept": report.kept.value,
+        "rank": report.rank,
+        "score": None if report.score is None else round(report.score, 7),
+        "rejection": report.rejection,
+        "why": report.why,
+        "now": report.now,
     }

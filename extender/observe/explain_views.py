@@ -1,4 +1,4 @@
-"""A decision as a record of every node: those kept in full with devices, the others in short."""
+"""Build the nodes of an explanation: some in full with their devices, the others in short."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ from extender.observe.views import PIECE_SHORT, PIECE_VERDICTS, Json, verdict_vi
 from extender.placement.history import DecisionRecord
 
 _NOTHING: Final = 1e-12
-"""Scores that differ by less are equal."""
+"""Scores closer than this count as equal."""
 
 MORE_LOAD: Final = "a little more load"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """What every node is to be read from.
+    """A decision with the nodes that are recorded in full.
 
     Attributes:
-        decision: the verdict on every candidate.
-        details: the nodes that are known in full.
-        bound_node: where the pod went, "" where nowhere or unknown.
+        decision: verdicts on all candidates.
+        details: nodes recorded in full.
+        bound_node: node that the pod was bound to, "" if none or unknown.
     """
 
     decision: Decision
@@ -43,12 +43,12 @@ class Ranking:
 def details_in_steps(
     decided: DecisionRecord, filtered: DecisionRecord | None
 ) -> Steps[list[NodeVerdict]]:
-    """Return the nodes that are kept in full, in steps: also those that filter had refused.
+    """Build the verdicts of the recorded nodes in steps, including those that filter rejected.
 
     Args:
         decided: the decision.
-        filtered: what filter said in the same attempt: prioritize was not asked about the nodes
-            that it refused. None where that is `decided` itself, or not remembered.
+        filtered: filter decision of the same attempt, which covers the nodes that prioritize did
+            not see; None if `decided` is that one, or if it is not remembered.
     """
     found = yield from decided.details_in_steps()
     if filtered is not None:
@@ -58,7 +58,7 @@ def details_in_steps(
                 verdicts = yield from part.explain_in_steps()
                 found += (verdict for verdict in verdicts if verdict.node in refused)
                 yield from let_go(verdicts)
-    # That others are less busy is no verdict on a node by itself.
+    # "Busier than other nodes" is relative, so it is not in the node's own verdict: add it here.
     asked = (filtered or decided).decision
     busy = _refused_by(asked, Code.BUSY)
     return [
@@ -70,19 +70,19 @@ def details_in_steps(
 
 
 def _as_decided(verdict: NodeVerdict, decision: Decision) -> NodeVerdict:
-    """Return a verdict that is from the binding with the decision's own word for or against it."""
+    """Replace the rejection of a verdict from the time of binding with the decision's own."""
     at = decision.place_of(verdict.node) if verdict.is_late else None
     return verdict if at is None else replace(verdict, rejection=Code(int(decision.codes[at])).text)
 
 
 def _refused_by(decision: Decision, code: Code | None = None) -> set[str]:
-    """Return the nodes that were refused, for one reason where one is named."""
+    """Return the rejected nodes, for one reason if given."""
     is_meant = decision.codes != Code.PASSES if code is None else decision.codes == code
     return {decision.candidates[at] for at in np.flatnonzero(is_meant).tolist()}
 
 
 def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
-    """Return the nodes that are known in full, best first, those refused last; in steps."""
+    """Build the records of the nodes in full, best first and rejected ones last, in steps."""
     decision = ranking.decision
     scores = decision.scores
     passing = np.sort(scores[decision.codes == Code.PASSES])[::-1]
@@ -94,7 +94,7 @@ def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
             yield
         rank = None if verdict.rejection else place.get(verdict.node)
         if rank is None and not verdict.rejection:
-            # One that was not among the best: those with higher scores come before it.
+            # Not among the ranked best: count the nodes with a higher score.
             rank = int((passing > _decided_score(verdict, decision) + SAME).sum()) + 1
         view = verdict_view(verdict) | {
             "rank": rank,
@@ -107,15 +107,15 @@ def full_nodes(ranking: Ranking) -> Steps[list[Json]]:
 
 
 def _decided_score(verdict: NodeVerdict, decision: Decision) -> float:
-    """Return a node's score in the decision: that of a verdict from the binding is another."""
+    """Return a node's score in the decision, which differs from a verdict at binding time."""
     at = decision.place_of(verdict.node) if verdict.is_late else None
     return verdict.score if at is None else float(decision.scores[at])
 
 
 def _lost_late(ranking: Ranking, verdict: NodeVerdict) -> str:
-    """Return what a node was behind by that is known from the binding alone, "" for others.
+    """Compare the scores of a node that is recorded only from the binding, "" for other nodes.
 
-    Its parts are of another time than those of our first choice.
+    Parts of a score from another time than the first choice's cannot be compared one by one.
     """
     decision = ranking.decision
     if not verdict.is_late or verdict.rejection or not len(decision.order):
@@ -125,14 +125,14 @@ def _lost_late(ranking: Ranking, verdict: NodeVerdict) -> str:
 
 
 def _first(ranking: Ranking) -> NodeVerdict | None:
-    """Return our first choice in full, None where nothing passes or it is not kept."""
+    """Return the verdict on the first choice, None if no node passed or it is not recorded."""
     best = ranking.decision.best
     mine = [verdict for verdict in ranking.details if verdict.node == best]
     return min(mine, key=lambda verdict: verdict.score) if mine else None
 
 
 def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
-    """Return in one sentence what a node is behind our first choice in, None for that itself."""
+    """Explain in one sentence why a node ranks behind the first choice; None for that one."""
     if other.rejection:
         return f"refused: {other.rejection}"
     if first is None or other.node == first.node:
@@ -141,14 +141,14 @@ def lost_by(first: NodeScore | None, other: NodeScore) -> str | None:
         if mine.name != theirs.name or mine.adds - theirs.adds > _NOTHING:
             return _behind(first, other, mine)
         if theirs.adds - mine.adds > _NOTHING:
-            break  # of the smaller terms some are better; only their sum says which node is
+            break  # the node leads in this part: only the sum of the rest decides
     if first.score - other.score < _NOTHING:
         return f"as good as {first.node}: ties go by name"
     return MORE_LOAD
 
 
 def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
-    """Return the clause of a node's reason that says in what it is behind."""
+    """Return the clause of a node's reason that states its deficit."""
     clauses = other.reason.split(BETWEEN)
     if mine.name == MODEL:
         return next((one for one in clauses if PREFERRED in one), clauses[0])
@@ -166,14 +166,14 @@ def _behind(first: NodeScore, other: NodeScore, mine: Part) -> str:
 def short_nodes(
     decision: Decision, known: Iterable[str], limit: int
 ) -> Steps[tuple[list[Json], int]]:
-    """Return the nodes that passed and are not known in full, best first, and how many are left.
+    """Return the passing nodes without full detail, best first, and the number beyond the limit.
 
-    That is done in steps.
+    Runs in steps.
 
     Args:
-        decision: the verdict on every candidate.
-        known: nodes that are known in full.
-        limit: so many at most.
+        decision: verdicts on all candidates.
+        known: nodes with full detail.
+        limit: largest number of nodes to return.
     """
     skipped, candidates = set(known), decision.candidates
     passing = np.flatnonzero(decision.codes == Code.PASSES)
@@ -193,7 +193,7 @@ def short_nodes(
 
 
 def rejected_nodes(decision: Decision, most: int) -> list[Json]:
-    """Return the nodes that were refused, by reason, the commonest first; so many names of each."""
+    """Group the rejected nodes by reason, most frequent first, with up to `most` names each."""
     groups: list[Json] = []
     counts = np.bincount(decision.codes, minlength=len(Code)).tolist()
     for code in Code:
@@ -206,7 +206,7 @@ def rejected_nodes(decision: Decision, most: int) -> list[Json]:
 
 
 def closed_nodes(closed: "dict[str, list[str]]", most: int) -> list[Json]:
-    """Return the nodes that kube-scheduler would not ask about, likewise."""
+    """Group the nodes that kube-scheduler itself would reject, in the same form."""
     groups: list[Json] = [
         {"count": len(names), "reason": reason, "nodes": names[:most]}
         for reason, names in closed.items()
@@ -220,24 +220,24 @@ def _count(group: Json) -> int:
 
 
 def kept(decision: Decision, names: Iterable[str]) -> Json:
-    """Return what is kept of a decision in full and what in short, in numbers and words.
+    """Summarize how many candidates of a decision are recorded in full and in short.
 
     Args:
-        decision: the verdict on every candidate.
-        names: nodes that are known in full.
+        decision: verdicts on all candidates.
+        names: nodes with full detail.
     """
     return kept_view(len(decision.candidates), len(set(names)))
 
 
 def kept_view(candidates: int, in_full: int) -> Json:
-    """Return that by how many candidates there were, and how many are known in full."""
+    """Build that summary from the number of candidates and of fully recorded nodes."""
     in_short = max(candidates - in_full, 0)
-    note = "every candidate is kept in full: devices and readings as they were at the decision"
+    note = "every candidate is recorded in full: devices and readings at the time of the decision"
     if in_short:
         note = (
-            f"{in_full} of {candidates} candidates are kept in full, devices and "
-            "readings as they were at the decision: the best ones, the node bound to, and where "
-            f"fewer pass some that were refused; of the other {in_short} only score and reason "
+            f"{in_full} of {candidates} candidates are recorded in full, with devices and "
+            "readings at the time of the decision: the best ones, the node bound to, and if few "
+            f"pass some rejected ones; the other {in_short} only with score and reason "
             "(decisions.detailed_nodes sets how many)"
         )
     return {"in_full": in_full, "in_short": in_short, "note": note}

@@ -1,4 +1,4 @@
-"""Registers what is read of the extender's state when somebody scrapes."""
+"""Register the collectors that read the extender's state at each scrape."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
@@ -17,13 +17,13 @@ from extender.observe.connections import ConnectionCollector
 
 
 class Follower(Protocol):
-    """Follows the sources."""
+    """Interface to the source manager."""
 
     def states(self) -> Iterable[SourceStatus]:
-        """Return how each source fares."""
+        """Return the status of each source."""
 
     def agent_figures(self) -> AgentFigures | None:
-        """Return how agents report, None where none do."""
+        """Return the figures of agent reports, None if no agents are accepted."""
 
 
 def export_state(
@@ -34,14 +34,14 @@ def export_state(
     dropped_events: Callable[[], int],
     clock: Callable[[], float],
 ) -> FleetCollector:
-    """Have the metrics show the state of these, too; return what shows the fleet's.
+    """Register collectors for fleet, agents and certificates; return the fleet's collector.
 
     Args:
-        metrics: where it is registered.
-        settings: name the certificates.
-        fleet: the fleet.
-        follower: of the sources.
-        dropped_events: says how many events could not be written.
+        metrics: metrics with the registry.
+        settings: settings with the certificate files and pool labels.
+        fleet: state of the fleet.
+        follower: source manager.
+        dropped_events: returns the number of events that could not be written.
         clock: seconds since the epoch.
     """
     register = metrics.registry.register
@@ -54,19 +54,19 @@ def export_state(
 
 
 def metrics_route(
-    metrics: Metrics, collector: FleetCollector, give_way: Callable[[], Awaitable[None]]
+    metrics: Metrics, collector: FleetCollector, yield_loop: Callable[[], Awaitable[None]]
 ) -> web.RouteDef:
-    """Return the route of the metrics; what takes long to count is counted between questions."""
+    """Return the /metrics route, which counts in steps and yields to webhooks between them."""
     render = make_aiohttp_handler(registry=metrics.registry)
 
     async def show(request: web.Request) -> web.StreamResponse:
         for _ in collector.count_in_steps():
-            await give_way()
+            await yield_loop()
         return await render(request)
 
     return web.get("/metrics", show)
 
 
 def export_ports(metrics: Metrics, ports: Iterable[Listener]) -> None:
-    """Have the metrics show who comes to the ports."""
+    """Register a collector for the ports' connections."""
     metrics.registry.register(ConnectionCollector(tuple(ports)))

@@ -1,4 +1,4 @@
-"""What would happen to a pod that is not there."""
+"""The route POST /v1/explain: predict the placement of a pod that does not exist."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -34,18 +34,18 @@ from extender.placement.placer import Placer
 from extender.stepping import in_turns
 
 MAX_BODY: Final = 1 << 20
-"""The API server takes no larger object."""
+"""Size limit of a pod, as in the API server."""
 PIECE_EXPLAINED: Final = 16
-"""Nodes that are explained between two turns of the event loop."""
+"""Nodes to explain between two yields to the event loop."""
 
 
 class Foresight:
-    """Says where a pod would go now.
+    """Handler of POST /v1/explain.
 
     Args:
-        fleet: the fleet.
-        placer: ranks.
-        resources: says which resources are GPUs.
+        fleet: state of the fleet.
+        placer: ranks nodes.
+        resources: returns the names of GPU resources.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Foresight:
         self._resources = resources
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route POST /v1/explain."""
         return [web.post(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -83,12 +83,12 @@ class Foresight:
         wanted = self._fleet.informed(parsed.request, parsed.kin)
         seen = await self._foreseen(wanted, pod, wish)
         problems = [_problem(problem) for problem in parsed.problems]
-        # The pod is the caller's own text: whoever sent it may read it.
+        # Not redacted: the caller sent the pod.
         own: Json = {"pod": f"{ref.namespace or 'default'}/{ref.name}", "problems": problems}
         return await document_answer(request, seen | own)
 
     async def _foreseen(self, wanted: GpuRequest, pod: Mapping[str, object], wish: Wish) -> Json:
-        """Return what would happen to a pod; nothing is assumed or remembered."""
+        """Predict a pod's placement without assuming or remembering it."""
         asked = read_asked(pod)
         names, closed = await open_nodes(self._fleet, wanted, asked.selection)
         decision = await in_turns(self._placer.guess_in_steps(wanted, names))
@@ -102,7 +102,7 @@ class Foresight:
             await asyncio.sleep(0)
         others, left = await in_turns(short_nodes(decision, best, wish.limit))
         names = [verdict.node for verdict in details]
-        told = await in_turns(full_nodes(Ranking(decision=decision, details=details)))
+        nodes_view = await in_turns(full_nodes(Ranking(decision=decision, details=details)))
         await in_turns(let_go(details))
         shut = "".join(reason for reason, nodes in closed.items() if wish.node in nodes)
         ordered = decision.order.tolist()
@@ -122,7 +122,7 @@ class Foresight:
             },
             "filter": None,
             "kept": kept(decision, names),
-            "nodes": told,
+            "nodes": nodes_view,
             "others": others,
             "others_left": left,
             "rejected": rejected_nodes(decision, wish.names),
@@ -133,7 +133,7 @@ class Foresight:
 
 
 def _not_asked(resources: ResourceNames, *, is_disabled: bool) -> str:
-    """Return why nobody would ask us about a pod."""
+    """Return the reason why kube-scheduler would not call the extender for a pod."""
     if is_disabled:
         return "the pod says idlegpu.io/enabled: false: it is left to kube-scheduler"
     names = ", ".join(resources.names)

@@ -1,4 +1,4 @@
-"""One GPU or MIG instance as operators see it, and how many of each there are."""
+"""State of one GPU or MIG instance as the API returns it, and counts over several."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,12 +8,11 @@ from extender.observe.seen import OfPod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One device as operators see it; `None` is unknown.
+    """State of one device; `None` means unknown.
 
-    `health` says what speaks against its health and what that means, "" where nothing does.
-    `signals` says of activity, of memory and of what speaks against its health (where a reading
-    shows that) who told it, and how old it is; `source` and `age_seconds` are those of what was
-    measured last.
+    `health` names each problem of the device and its effect, "" if it is healthy. `signals` has
+    source and age of its activity, its memory and, if a reading shows it, its health. `source` and
+    `age_seconds` are those of the newest reading.
     """
 
     node: str
@@ -46,9 +45,9 @@ class GpuState:
 
 
 def counts(states: Iterable[GpuState]) -> dict[str, int]:
-    """Return how many GPUs and MIG instances there are: a GPU is a card, in instances or not.
+    """Count GPUs and MIG instances; a partitioned GPU counts as one card.
 
-    One in instances is idle where all of them are.
+    A partitioned card is idle if all its instances are.
     """
     cards: dict[object, bool] = {}
     instances = instances_idle = 0

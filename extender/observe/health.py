@@ -1,4 +1,4 @@
-"""Tells kubelet and people whether this lives, and whether it can answer well."""
+"""The routes /healthz and /readyz for the kubelet and operators."""
 
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -16,17 +16,17 @@ def health_routes(
     """Return the routes.
 
     Args:
-        standing: whether questions are to come, and can be answered well: "ready", or what it is;
-            called for each who asks.
-        degraded: what is wrong all the same, by what it is wrong with; no word of pods, for
-            anybody may read it.
+        standing: returns "ready", or the state that keeps the extender from answering; called for
+            each request.
+        degraded: returns the cause of each degradation by component; without pod data, because
+            every client may read it.
     """
 
     async def readyz(_: web.Request) -> web.Response:
         causes = dict(degraded())
-        stands = standing()
-        is_ready = stands == READY
-        body = {"status": "degraded" if causes and is_ready else stands, "degraded": causes}
+        state = standing()
+        is_ready = state == READY
+        body = {"status": "degraded" if causes and is_ready else state, "degraded": causes}
         return web.Response(
             body=orjson.dumps(body),
             status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE,

@@ -1,4 +1,4 @@
-"""What the other replicas tell: each is heard once, and who cannot be read is named."""
+"""Query all other replicas once each, and decode their versioned answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,15 +10,15 @@ from extender.observe.replicas import Replicas
 
 
 class Told(Protocol):
-    """What one replica tells another, in a form that has a version."""
+    """A versioned answer of a replica."""
 
     @property
     def version(self) -> int:
-        """Of the form; it grows where an older replica would misread what is told."""
+        """Version of the format; it grows when an older replica would misread it."""
 
     @property
     def replica(self) -> str:
-        """Who tells, short."""
+        """Short name of the answering replica."""
 
 
 Word = TypeVar("Word", bound=Told)
@@ -26,32 +26,32 @@ Word = TypeVar("Word", bound=Told)
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[Word]):
-    """How what is told is read.
+    """Decoder of a versioned answer.
 
     Attributes:
-        decode: of the form's JSON; raises where it is none.
-        version: the one that can be read.
+        decode: decodes the JSON; raises if it is malformed.
+        version: version that can be decoded.
     """
 
     decode: Callable[[bytes], Word]
     version: int
 
     def read(self, body: bytes | None) -> Word | None:
-        """Return what another replica told, None where it is nothing that can be read."""
+        """Decode an answer; return None if it is malformed or of another version."""
         try:
-            told = decode_with(self.decode, body or b"")
+            answer = decode_with(self.decode, body or b"")
         except MalformedError:
             return None
-        return told if told.version == self.version else None
+        return answer if answer.version == self.version else None
 
 
 @dataclass(frozen=True, slots=True)
 class Heard(Generic[Word]):
-    """What the other replicas told.
+    """Answers of the other replicas.
 
     Attributes:
-        told: the address at which each was reached, and what it told.
-        unreachable: addresses of those that did not answer, or not so that it can be read.
+        told: address and answer of each replica.
+        unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
     told: Sequence[tuple[str, Word]]
@@ -59,16 +59,16 @@ class Heard(Generic[Word]):
 
 
 async def hear(replicas: Replicas, path: str, form: Form[Word]) -> Heard[Word]:
-    """Ask all other replicas at a path, and return what each of them tells, by address."""
-    told: list[tuple[str, Word]] = []
+    """Query all other replicas at a path; return their decoded answers."""
+    answers: list[tuple[str, Word]] = []
     unreachable: list[str] = []
-    heard = {replicas.name}  # a replica may have two addresses, and we have one of our own
+    names = {replicas.name}  # a replica may have several addresses, and this one is among them
     for address, body in sorted((await replicas.others.ask(path)).items()):
         word = form.read(body)
         if word is None:
             unreachable.append(address)
-        elif word.replica not in heard:
-            heard.add(word.replica)
-            told.append((address, word))
+        elif word.replica not in names:
+            names.add(word.replica)
+            answers.append((address, word))
         await asyncio.sleep(0)
-    return Heard(told=told, unreachable=unreachable)
+    return Heard(told=answers, unreachable=unreachable)

@@ -1,4 +1,4 @@
-"""Pods that hold GPUs and have not used them, for how long, and what that came to."""
+"""The route /v1/holders: pods that hold GPUs, how long these have been idle, and their cost."""
 
 import asyncio
 from collections import Counter
@@ -31,24 +31,24 @@ PATH = "/v1/holders"
 DEFAULT_HOLDERS, MAX_HOLDERS = 200, 1000
 DEFAULT_SECONDS, MAX_SECONDS = 3600, 30 * 86_400
 PIECE_ROWS = 1000
-"""Devices that are looked at between two turns of the event loop; nodes and pods are dearer."""
+"""Devices to check between two yields to the event loop; fewer nodes and pods, which cost more."""
 PIECE_HOLDERS = 64
 PIECE_PODS = 500
 PIECE_SHOWN = 16
 SHARED_SECONDS = 5.0
-"""What was found is told to whoever asks so soon after: ten open pages cost no more than one."""
+"""Lifetime of a result that several callers share: ten open pages cost as much as one."""
 LEAST_SECONDS = 2 * SWEEP_SECONDS
-"""A device that was active at the last look but one is in use, whatever is asked."""
+"""Shortest idle time that counts, even if the caller asks for less: two sweeps."""
 EMPTY_BYTES = 64 << 20
-"""Less than this on a device may be the driver's own."""
+"""Memory below which a device counts as empty: the driver itself uses some."""
 
 
 class Holders:
-    """Tells of the pods that hold devices.
+    """Handler of /v1/holders.
 
     Args:
-        fleet: the fleet.
-        idleness: when each device was last active.
+        fleet: state of the fleet.
+        idleness: time of each device's last activity.
         clock: seconds since the epoch.
     """
 
@@ -62,7 +62,7 @@ class Holders:
 
     @property
     def prices(self) -> PriceList:
-        """What a GPU-hour costs."""
+        """Price list of a GPU-hour."""
         return self._prices
 
     @prices.setter
@@ -72,11 +72,11 @@ class Holders:
 
     @property
     def watched_since(self) -> float | None:
-        """Since when it is noted which devices are used, None for not yet."""
+        """Start of the activity watch, seconds since the epoch; None before the first sweep."""
         return self._idleness.began_at
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/holders."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -109,12 +109,12 @@ class Holders:
     async def find(
         self, seconds: float, namespace: str | None = None, *, is_any: bool = False
     ) -> Sequence[Holder]:
-        """Return the pods whose devices are idle for so long, the longest first.
+        """Return the pods whose devices have been idle long enough, longest first.
 
         Args:
-            seconds: how long at least; 0 for all that hold devices.
-            namespace: only its pods; None for all.
-            is_any: those as well that use some of their devices.
+            seconds: shortest idle time; 0 for all pods that hold devices.
+            namespace: only pods of this namespace; None for all.
+            is_any: include pods that use some of their devices.
         """
         if namespace is not None and not sees(namespace):
             return ()
@@ -124,7 +124,7 @@ class Holders:
         return [holder for holder in found if holder.record.namespace == namespace]
 
     async def _find(self, seconds: float, *, is_any: bool) -> Sequence[Holder]:
-        """Return the pods of all namespaces; whoever asks hides what is not the caller's."""
+        """Find the pods in all namespaces; the caller redacts them."""
         nodes: dict[str, None] = {}
         rows = iter(self._idleness.idle_rows(seconds))
         while some := list(islice(rows, PIECE_ROWS)):
@@ -153,7 +153,7 @@ class Holders:
             yield from self._on(node, seconds)
 
     def _nodes_of(self, rows: Iterable[int]) -> Iterator[str]:
-        """Yield the nodes of those devices that pods hold."""
+        """Yield the nodes of the devices that pods hold."""
         for row in rows:
             if self._fleet.tenants_of(row):
                 info = self._fleet.store.info(row)
@@ -161,14 +161,14 @@ class Holders:
                     yield info.node
 
     def _on(self, node: str, seconds: float) -> Iterator[Holder]:
-        """Yield the pods of a node whose devices are known."""
-        held: dict[str, list[int]] = {}
+        """Yield the pods on a node whose devices are known."""
+        rows_by_pod: dict[str, list[int]] = {}
         for row in self._fleet.store.rows_of_node(node):
             for key in self._fleet.tenants_of(row):
-                held.setdefault(key, []).append(row)
+                rows_by_pod.setdefault(key, []).append(row)
         snapshot = self._fleet.snapshot()
         for record in self._fleet.pods_on(node):
-            rows = held.get(record.key)
+            rows = rows_by_pod.get(record.key)
             if rows:
                 yield self._holder(record, rows, seconds, snapshot)
 
@@ -193,7 +193,7 @@ class Holders:
             infos = [device.info for device in devices if device.row in slots]
             replicas = max(row.replicas, 1) if is_shared else 1
             cards += count * _mean_share(infos) / replicas
-        if is_partial:  # claims, or a resource that the node has no more: its devices tell
+        if is_partial:  # ResourceClaims, or a resource that the node lost: count the devices
             cards += sum(_own_share(device) for device in devices if device.row not in counted)
         least = max(seconds, LEAST_SECONDS)
         idle = tuple(device for device in devices if device.idle_seconds >= least)
@@ -209,7 +209,7 @@ class Holders:
         )
 
     def _price(self, record: PodRecord, devices: Iterable[HeldDevice]) -> float | None:
-        """Return what an hour of a card costs that a pod holds; those of a node are all alike."""
+        """Return the price of one card-hour for a pod; all cards of a node are of one model."""
         if not self.prices:
             return None
         model = next((device.info.model for device in devices if device.info.model), "")
@@ -231,14 +231,14 @@ class Holders:
         )
 
     async def unknown(self, namespace: str | None) -> int:
-        """Return how many pods hold devices of which no source says which they are."""
+        """Return the number of pods that hold devices which no source attributes to them."""
         if namespace is not None and not sees(namespace):
             return 0
         counts = await self._unknown.get(None, self._count_unknown)
         return sum(counts.values()) if namespace is None else counts.get(namespace, 0)
 
     async def _count_unknown(self) -> Mapping[str, int]:
-        """Return the number of these pods by namespace."""
+        """Count these pods by namespace."""
         counts: Counter[str] = Counter()
         for some in chunks(tuple(self._fleet.pods.values()), PIECE_PODS):
             counts.update(
@@ -283,17 +283,17 @@ class Holders:
         }
 
     def _processes(self, row: int) -> int | None:
-        """Return how many processes use a device, None where nobody lists them, or not lately."""
-        told = self._fleet.store.told((Signal.PROCESSES,), row)
+        """Return the number of processes on a device, None if unknown or stale."""
+        reading = self._fleet.store.told((Signal.PROCESSES,), row)
         count = self._fleet.store.value(Signal.PROCESSES, row)
-        if told is None or count is None:
+        if reading is None or count is None:
             return None
-        is_fresh = self._clock() - told[1] <= self._fleet.policy.freshness.max_age_seconds
+        is_fresh = self._clock() - reading[1] <= self._fleet.policy.freshness.max_age_seconds
         return int(count) if is_fresh else None
 
 
 async def sum_seen(holders: Iterable[Holder]) -> Sums:
-    """Return the sums over those pods that the caller may read: what others cost is theirs."""
+    """Sum over the pods that the caller may read."""
     sums = Sums()
     for some in chunks(holders, PIECE_PODS):
         for holder in some:
@@ -304,13 +304,13 @@ async def sum_seen(holders: Iterable[Holder]) -> Sums:
 
 
 def _mean_share(infos: Sequence[DeviceInfo]) -> float:
-    """Return how much of a card the devices are on average; 1 where none is known."""
+    """Return the devices' mean share of a card's compute; 1 if none is known."""
     shares = [card_share(info.model, info.mig_profile) for info in infos]
     return sum(shares) / len(shares) if shares else 1.0
 
 
 def _own_share(device: HeldDevice) -> float:
-    """Return how much of a card a tenant of a device has, if all have as much."""
+    """Return one tenant's share of a card, if all tenants of the device have equal shares."""
     return card_share(device.info.model, device.info.mig_profile) / max(device.tenants, 1)
 
 
@@ -334,38 +334,38 @@ def _device_view(device: HeldDevice, snapshot: Snapshot, processes: int | None) 
 
 
 def _sum_known(values: Iterable[object]) -> int | None:
-    """Return the sum of the values that are known, None where none is."""
+    """Sum the known values, None if there is none."""
     known = [one for one in values if isinstance(one, int)]
     return sum(known) if known else None
 
 
 def _why(holder: Holder, gpus: int, devices: list[Json], *, is_at_least: bool) -> str:
-    """Return in one line why a pod is believed not to use its devices: what was seen, no more."""
+    """Describe in one line the observations that a pod does not use its devices."""
     if not holder.idle:
         return "uses its GPUs"
     least = "at least " if is_at_least else ""
-    told = [
+    parts = [
         f"no activity on {len(holder.idle)} of {gpus} GPUs for {least}" + span(holder.idle_seconds)
     ]
     processes = [one["processes"] for one in devices]
     if None not in processes:
-        # Whose they are is not told: on a shared device they may be another pod's.
+        # On a shared device the processes may belong to another pod.
         count = _sum_known(processes) or 0
-        told.append(
+        parts.append(
             {0: "no process there", 1: "1 process there"}.get(count, f"{count} processes there")
         )
     memory = _sum_known(one["memory_used_bytes"] for one in devices)
     if memory is None:
-        told.append("memory unknown")
+        parts.append("memory unknown")
     elif memory < EMPTY_BYTES * len(devices):
-        told.append("no memory held to speak of")
+        parts.append("almost no memory held")
     else:
-        told.append(f"{memory / GIB:.1f} GiB of memory held")
-    return ", ".join(told)
+        parts.append(f"{memory / GIB:.1f} GiB of memory held")
+    return ", ".join(parts)
 
 
 def span(seconds: float) -> str:
-    """Return a time span in words, two units at most.
+    """Format a duration in words, with two units at most.
 
     Example:
         >>> span(59.4), span(3600), span(5400), span(90000)

@@ -1,4 +1,4 @@
-"""A pod that holds devices, what that comes to, and the sums over many."""
+"""A pod with its devices, their GPU-hours and cost, and sums over pods."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ class HeldDevice:
     """A device that a pod holds.
 
     Attributes:
-        row: its row in the telemetry.
-        info: what is known of it besides numbers.
-        idle_seconds: since it was last active, and no longer than the pod holds it.
-        is_at_least: nobody knows whether it was active before that.
-        tenants: pods on it.
+        row: row in the telemetry.
+        info: identity of the device.
+        idle_seconds: time since its last activity, limited to the time since the pod's binding.
+        is_at_least: whether activity before that time is unknown, so that the time may be longer.
+        tenants: number of pods on the device.
     """
 
     row: int
@@ -32,14 +32,13 @@ class Holder:
 
     Attributes:
         record: the pod.
-        devices: those that it is known to hold.
-        missing: so many more it holds, and nobody knows which.
-        cards: how many whole cards that comes to: a share of a shared device, or a MIG instance,
-            counts in part.
-        idle: of `devices`, those idle for as long as was asked.
-        idle_seconds: for how long all of these have been idle.
-        held_seconds: since the binding.
-        price: of an hour of a whole card, None where it is not known.
+        devices: devices known to be the pod's.
+        missing: number of further devices that the pod holds but no source attributes to it.
+        cards: number of whole cards that these amount to; shares and MIG instances count in part.
+        idle: members of `devices` that have been idle long enough.
+        idle_seconds: time for which all of these have been idle.
+        held_seconds: time since the binding.
+        price: price of one card-hour, None if unknown.
     """
 
     record: PodRecord
@@ -53,56 +52,56 @@ class Holder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it uses none of them."""
+        """Whether the pod uses none of its devices."""
         return not self.missing and len(self.idle) == len(self.devices)
 
     @property
     def gpus(self) -> int:
-        """How many devices it holds."""
+        """Number of the pod's devices."""
         return len(self.devices) + self.missing
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of whole cards since the binding."""
+        """Card-hours since the binding."""
         return self.cards * self.held_seconds / 3600
 
     @property
     def gpu_hours_idle(self) -> float:
-        """Of these, those since it last used what is idle now, of each device its own."""
+        """Card-hours since the last activity of each device that is idle now."""
         idle_seconds = sum(device.idle_seconds for device in self.idle)
         return self.cards * idle_seconds / max(self.gpus, 1) / 3600
 
     @property
     def cost(self) -> float | None:
-        """What its hours cost, None where the price is not known."""
+        """Cost of all card-hours, None if the price is unknown."""
         return None if self.price is None else self.price * self.gpu_hours
 
     @property
     def cost_used(self) -> float | None:
-        """What of that the hours cost that were not idle."""
+        """Cost of the card-hours that were not idle, None if the price is unknown."""
         if self.price is None:
             return None
         return self.price * max(self.gpu_hours - self.gpu_hours_idle, 0.0)
 
     @property
     def cost_idle(self) -> float | None:
-        """What of that the idle ones cost."""
+        """Cost of the idle card-hours, None if the price is unknown."""
         return None if self.price is None else self.price * self.gpu_hours_idle
 
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
-    """What some pods hold, and what it costs.
+    """Sums over pods.
 
     Attributes:
-        pods: how many.
+        pods: number of pods.
         gpus: devices that they hold.
-        gpus_idle: of these.
-        gpu_hours: hours of whole cards.
-        gpu_hours_idle: of these.
-        unpriced_pods: those of which no price is known: their hours are in no cost.
-        cost: of all hours with a price.
-        cost_idle: of that.
+        gpus_idle: idle devices among these.
+        gpu_hours: card-hours.
+        gpu_hours_idle: idle card-hours among these.
+        unpriced_pods: pods without a known price; the costs exclude them.
+        cost: cost of all card-hours with a price.
+        cost_idle: cost of the idle ones among these.
     """
 
     pods: int = 0
@@ -115,7 +114,7 @@ class Sums:
     cost_idle: float = 0.0
 
     def add(self, holder: Holder) -> None:
-        """Count one more pod."""
+        """Add one pod."""
         self.pods += 1
         self.gpus += holder.gpus
         self.gpus_idle += len(holder.idle)
@@ -128,7 +127,7 @@ class Sums:
         self.cost_idle += holder.price * holder.gpu_hours_idle
 
     def view(self) -> Json:
-        """Return them for an answer; costs are null where no pod has a price."""
+        """Return the sums as a JSON-ready record; costs are null if no pod has a price."""
         is_priced = self.pods > self.unpriced_pods
         return {
             "pods": self.pods,

@@ -1,6 +1,6 @@
-"""Remembers of each GPU when it was last seen active: three numbers a device, nothing else.
+"""Record when each GPU was last active, with three numbers per device.
 
-A device of which nothing is known counts as active: idleness is claimed only of what was watched.
+A device without readings counts as active: idleness is claimed only for observed time.
 """
 
 import asyncio
@@ -19,24 +19,24 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS: Final = 15.0
 ACTIVE_FROM: Final = 0.02
-"""A device that is busy for this share of the time and more is used. Not 0: monitoring itself, and
-a display server, show up as a percent now and then."""
+"""Activity from which on a device counts as used. Monitoring and a display server cause about 1
+%."""
 
 RISE: Final = 0.001
-"""Where the mean over the window has risen by so much, something ran between two looks."""
+"""Increase of the window's mean that shows activity between two sweeps."""
 
 
 class Idleness:
-    """Looks at every device again and again. Only the event loop's thread changes it.
+    """Sweeps all devices periodically. Only the event loop's thread may change it.
 
     Args:
-        fleet: the fleet.
+        fleet: state of the fleet.
         clock: seconds since the epoch.
 
     Attributes:
-        began_at: when the watch began, seconds since the epoch; None before the first look.
-        seen: is set once a look has found a device of which something is known.
-        active_from: ratio of activity from which on a device is used.
+        began_at: time of the first sweep, seconds since the epoch; None before it.
+        seen: event that is set after a sweep has found a device with readings.
+        active_from: activity ratio from which on a device counts as used.
     """
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
@@ -50,16 +50,16 @@ class Idleness:
         self._mean: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Sweep periodically until cancelled."""
         while True:
             try:
                 self.look()
-            except Exception:  # placing pods must go on whatever is wrong here
+            except Exception:  # a fault here must not stop the extender
                 logger.exception("fault", extra={"verb": "idleness"})
             await asyncio.sleep(SWEEP_SECONDS)
 
     def look(self) -> None:
-        """Look at every device once: a few vector operations."""
+        """Update all devices in a few vector operations."""
         now = self._clock()
         if self.began_at is None:
             self.began_at = now
@@ -69,7 +69,7 @@ class Idleness:
         if not self.seen.is_set() and is_known.any():
             self.seen.set()
         is_active = is_known & _is_active(telemetry, self._mean)
-        is_active[new:] &= telemetry.latest[new:] >= ACTIVE_FROM  # what rose was not watched yet
+        is_active[new:] &= telemetry.latest[new:] >= ACTIVE_FROM  # no earlier mean to compare with
         is_guess = ~is_known
         self._used_at[is_active | is_guess] = now
         self._is_guess[is_active] = False
@@ -83,16 +83,16 @@ class Idleness:
         is_guess: npt.NDArray[np.bool_],
         until: float,
     ) -> None:
-        """Take over what somebody else saw of devices before this watch began.
+        """Take over activity times from before the first sweep, such as from Prometheus.
 
-        Of a device that was seen active here since then, or of which nothing was known for a while,
-        it says nothing new.
+        A device that was seen active here since then, or that had no readings for a while, keeps
+        its own time.
 
         Args:
             devices: the devices.
-            used_at: when each was last active, seconds since the epoch.
-            is_guess: whether that is only how far back it is known.
-            until: the last moment that they were watched; this watch had begun by then.
+            used_at: time of each device's last activity, seconds since the epoch.
+            is_guess: whether that time is only the start of the known history.
+            until: end of the history; the first sweep was before it.
         """
         for key, at, guess in zip(devices, used_at.tolist(), is_guess.tolist(), strict=True):
             row = self._fleet.store.row_of(key)
@@ -102,7 +102,7 @@ class Idleness:
                 self._used_at[row], self._is_guess[row] = at, guess
 
     def last_used(self, row: int) -> tuple[float, bool]:
-        """Return when a device was last active, and whether it is only known since then.
+        """Return the time of a device's last activity, and whether it is only a lower bound.
 
         Args:
             row: the device's row in the telemetry.
@@ -112,12 +112,12 @@ class Idleness:
         return float(self._used_at[row]), bool(self._is_guess[row])
 
     def idle_rows(self, seconds: float) -> list[int]:
-        """Return the rows of the devices that were not seen active for so long."""
-        used_at = self._used_at[: len(self._fleet.store)]  # there may be spare rows behind
+        """Return the rows of the devices without activity for at least this long."""
+        used_at = self._used_at[: len(self._fleet.store)]  # the arrays may have spare rows
         return np.flatnonzero(self._clock() - used_at >= seconds).tolist()
 
     def _grow(self, devices: int, now: float) -> int:
-        """Make room for so many devices; return the first that was not watched before."""
+        """Resize the arrays; return the first row without history."""
         before = len(self._used_at)
         missing = devices - before
         if missing > 0:
@@ -132,7 +132,7 @@ class Idleness:
 
 
 def _is_active(telemetry: Telemetry, before: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-    """Tell of each device whether it is active, or was since the last look."""
+    """Mark the devices that are active now or were since the last sweep."""
     has_risen = telemetry.utilization > before + RISE
     is_active: npt.NDArray[np.bool_] = (telemetry.latest >= ACTIVE_FROM) | has_risen
     return is_active

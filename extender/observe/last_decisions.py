@@ -1,4 +1,4 @@
-"""The last decision about each pod that waits, whichever replica made it."""
+"""Latest decision about each waiting pod, made by any replica."""
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,31 +21,32 @@ from extender.observe.replicas import Replicas
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 PEERS_PATH: Final = "/v1/peers/last"
-"""Where other replicas ask: under the prefix that only their certificates open."""
+"""Path for other replicas; its prefix requires a replica's client certificate."""
 
 MOST_TOLD: Final = 10_000
-"""Pods of which another replica is told, those decided about last: some megabytes."""
+"""Largest number of pods in an answer to another replica, latest decisions first: some
+megabytes."""
 PIECE_DECISIONS: Final = 64
-"""Decisions that are written for it between two turns of the event loop."""
+"""Decisions to encode for another replica between two yields to the event loop."""
 
 VERSION: Final = 1
-"""Grows where an older replica would misread what is told."""
+"""Version of the format; it grows when an older replica would misread it."""
 
 
 class Last(msgspec.Struct, kw_only=True, frozen=True):
-    """The last decision of one replica about a pod, in short; it names no pod.
+    """Short form of a replica's latest decision about a pod; it does not contain the pod's name.
 
     Attributes:
-        id: what it is called, as no other of any replica.
-        replica: which pod of ours made it, for people.
-        number: its number there.
-        at: when it was made, seconds since the epoch.
+        id: id of the decision, unique across replicas.
+        replica: name of the extender pod that made it.
+        number: number of the decision within that replica.
+        at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
-        candidates: nodes that were asked about.
-        feasible: of those, nodes that would do.
-        node: the first choice, None where there is none.
-        leaves_none: the answer leaves the pod no node.
-        refused: our reasons against candidates, the commonest first.
+        candidates: number of candidate nodes.
+        feasible: number of nodes that passed.
+        node: first choice, None if no node passed.
+        leaves_none: whether the answer left the pod without a node.
+        refused: reasons of the rejected candidates, most frequent first.
     """
 
     id: str
@@ -61,7 +62,7 @@ class Last(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class _Told(msgspec.Struct, kw_only=True, frozen=True):
-    """What a replica tells another: by UID, of pods that wait."""
+    """A replica's answer to another replica: decisions about waiting pods, by UID."""
 
     version: int
     replica: str
@@ -73,11 +74,11 @@ _FORM: Final = Form(msgspec.json.Decoder(_Told).decode, VERSION)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastHeard:
-    """What the other replicas told of their last decisions.
+    """Latest decisions of the other replicas.
 
     Attributes:
-        last: their last decision about each pod, by UID.
-        unreachable: addresses of those that did not answer, or not so that it can be read.
+        last: latest decision about each pod, by UID.
+        unreachable: addresses of replicas that did not answer or sent a malformed answer.
     """
 
     last: Mapping[str, Last] = field(default_factory=dict)
@@ -88,12 +89,12 @@ NOTHING_HEARD: Final = LastHeard()
 
 
 class LastDecisions:
-    """Tells what was decided last about pods that wait; any replica knows it of all.
+    """Finds the latest decision about a waiting pod across all replicas.
 
     Args:
-        fleet: says which pods wait.
-        history: the decisions of this replica.
-        replicas: this one and the others.
+        fleet: state of the fleet.
+        history: decisions of this replica.
+        replicas: this replica and the others.
     """
 
     def __init__(self, fleet: Fleet, history: DecisionHistory, replicas: Replicas) -> None:
@@ -102,11 +103,11 @@ class LastDecisions:
         self._replicas = replicas
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
-        return [web.get(PEERS_PATH, refusing(self._tell))]
+        """Return the route at which other replicas query the latest decisions."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     def of(self, uid: str, heard: LastHeard) -> Last | None:
-        """Return the last decision about a pod, here or elsewhere; None where none is known."""
+        """Return the latest decision about a pod by any replica, None if there is none."""
         record = self._history.last_of(uid)
         own = None if record is None else self._last(record)
         other = heard.last.get(uid)
@@ -115,28 +116,28 @@ class LastDecisions:
         return own if own.at >= other.at else other
 
     async def hear(self, *, uid: str = "", namespace: str = "") -> LastHeard:
-        """Ask the others.
+        """Query the other replicas.
 
         Args:
-            uid: about this pod alone, "" for all that wait.
-            namespace: about its pods alone, "" for all.
+            uid: only this pod; "" for all waiting pods.
+            namespace: only pods of this namespace; "" for all.
         """
         asked = {name: it for name, it in (("uid", uid), ("namespace", namespace)) if it}
         path = f"{PEERS_PATH}?{urlencode(asked)}" if asked else PEERS_PATH
         heard = await hear(self._replicas, path, _FORM)
         last: dict[str, Last] = {}
-        for _, told in heard.told:
-            for pod, one in told.last.items():
+        for _, answer in heard.told:
+            for pod, one in answer.last.items():
                 known = last.get(pod)
                 if known is None or one.at > known.at:
                     last[pod] = one
             await asyncio.sleep(0)
         return LastHeard(last=last, unreachable=heard.unreachable)
 
-    async def _tell(self, request: web.Request) -> web.StreamResponse:
-        """Answer another replica; it knows the pods itself, and hides what its caller may not see.
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller.
 
-        Nothing is told of a pod that does not wait as far as we know: its binding is the news.
+        Pods that no longer wait are left out: the asking replica sees their binding itself.
         """
         refusal = self._replicas.refusal()
         if refusal is not None:
@@ -156,7 +157,7 @@ class LastDecisions:
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
     def _waiting(self, uid: str, namespace: str) -> Iterator[DecisionRecord]:
-        """Yield the last decision of this replica about each pod that waits, the newest first."""
+        """Yield this replica's latest decision about each waiting pod, newest first."""
         pods = [uid] if uid else tuple(self._fleet.unbound_pods)
         last = (self._history.last_of(pod) for pod in pods)
         known = [record for record in last if record is not None]
@@ -181,7 +182,7 @@ class LastDecisions:
 
 
 def rejections(record: DecisionRecord) -> tuple[Counted, ...]:
-    """Return our own reasons against the candidates of a decision, the commonest first."""
+    """Count a decision's rejected candidates by reason, most frequent first."""
     counts = np.bincount(record.decision.codes, minlength=len(Code)).tolist()
     found = [Counted(count=counts[code], reason=code.text) for code in Code if counts[code]]
     return tuple(sorted((one for one in found if one.reason), key=lambda one: -one.count))

@@ -1,4 +1,4 @@
-"""What was measured of devices for a while: from our own memory of an hour, or from Prometheus."""
+"""Samples of devices over a period: from our own history of an hour, or from Prometheus."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,34 +13,34 @@ from extender.fleet.fleet import Fleet
 from extender.observe.page.past import Plots, Values
 
 OWN_SECONDS: Final = 3600
-"""So long reaches our own memory."""
+"""Length of our own history."""
 LONG_STEPS: Final = 241
-"""Samples that Prometheus is asked for beyond that: one in six minutes of a day."""
+"""Samples of a Prometheus query: one every six minutes for a day."""
 MOST_ASKED: Final = 2048
-"""Of so many devices at most, for one answer: 32 questions for each metric, one after the other."""
+"""Largest number of devices to query for one answer: 32 sequential queries for each metric."""
 
 KEPT_SECONDS: Final = 60.0
-"""So long what Prometheus said is good for whoever asks next: it samples a minute or more apart."""
+"""Lifetime of a cached Prometheus answer; its samples are a minute or more apart."""
 MOST_KEPT: Final = 64
-"""Answers about 64 devices, of a quarter of a megabyte each."""
+"""Size of the cache: each entry has 64 devices and a quarter of a megabyte."""
 
 BY_US: Final = "memory"
 BY_PROMETHEUS: Final = "prometheus"
 
 
 Question = tuple[float, tuple[DeviceKey, ...]]
-"""How far back, and of which devices."""
+"""Cache key: length of the period, and devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """What was measured of some devices.
+    """Samples of some devices.
 
     Attributes:
-        source: who remembered it.
-        times: ascending, seconds since the epoch.
-        activity: ratios; a row a time, a column a device, NaN where unknown.
-        memory_bytes: in use, likewise.
+        source: "memory" or "prometheus".
+        times: sample times in ascending order, seconds since the epoch.
+        activity: activity ratios, shape (times, devices), NaN if unknown.
+        memory_bytes: used memory, same shape, NaN if unknown.
     """
 
     source: str
@@ -50,14 +50,14 @@ class Samples:
 
 
 class ShortMemory(Protocol):
-    """Our own; see `page.history`."""
+    """Interface to our own history, `page.history.ShortMemory`."""
 
     def columns(self, rows: Sequence[int]) -> tuple[Column, Matrix, Matrix]:
-        """Return times, activity and memory in use, as ratios."""
+        """Return sample times, activity ratios and memory ratios."""
 
 
 class Kept:
-    """What Prometheus said lately, for everybody: it tells of devices, and not of pods.
+    """Cache of Prometheus answers, shared by all callers because it contains no pod data.
 
     Args:
         clock: seconds since the epoch.
@@ -65,34 +65,33 @@ class Kept:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._kept: OrderedDict[Question, tuple[float, Samples]] = OrderedDict()
+        self._entries: OrderedDict[Question, tuple[float, Samples]] = OrderedDict()
 
     def get(self, question: Question) -> Samples | None:
-        """Return the answer to a question, None where it is old or was never there."""
-        until, samples = self._kept.get(question, (0.0, None))
+        """Return the cached answer to a query, None if it is missing or expired."""
+        until, samples = self._entries.get(question, (0.0, None))
         return samples if self._clock() < until else None
 
     def put(self, question: Question, samples: Samples) -> None:
-        """Keep an answer for a while."""
-        self._kept[question] = (self._clock() + KEPT_SECONDS, samples)
-        self._kept.move_to_end(question)
-        if len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+        """Cache an answer for `KEPT_SECONDS`."""
+        self._entries[question] = (self._clock() + KEPT_SECONDS, samples)
+        self._entries.move_to_end(question)
+        if len(self._entries) > MOST_KEPT:
+            self._entries.popitem(last=False)
 
 
 class Measured:
-    """Remembers for one answer how much Prometheus was asked, and what it said.
+    """Reads the samples for one answer, with a limit on the Prometheus queries.
 
     Args:
-        fleet: the fleet.
-        memory: our own.
-        plots: asks Prometheus; None where our own is to do.
-        seconds: how far back.
-        kept: what Prometheus said lately.
+        fleet: state of the fleet.
+        memory: our own history.
+        plots: reads from Prometheus; None to use our own history.
+        seconds: length of the period.
+        kept: cache of Prometheus answers.
 
     Attributes:
-        note: why something is of our own memory although Prometheus was to tell, "" where nothing
-            is.
+        note: reason why our own history replaced Prometheus, "" if it did not.
     """
 
     def __init__(
@@ -103,15 +102,15 @@ class Measured:
         self._memory = memory
         self._plots = plots
         self._seconds = seconds
-        self._kept = kept
+        self._cache = kept
         self._left = MOST_ASKED
 
     async def of(self, rows: Sequence[int]) -> Samples:
-        """Return what was measured of some devices, few enough for one question."""
+        """Return the samples of some devices, few enough for one query."""
         if self._plots is not None:
-            told = await self._ask(self._plots, rows)
-            if told is not None:
-                return told
+            samples = await self._query(self._plots, rows)
+            if samples is not None:
+                return samples
         times, activity, memory = self._memory.columns(rows)
         totals = self._fleet.snapshot().telemetry.memory_total_bytes[list(rows)]
         since = times[-1] - self._seconds if len(times) else 0.0
@@ -120,39 +119,41 @@ class Measured:
             source=BY_US,
             times=times[is_in],
             activity=activity[is_in],
-            # A card whose size is unknown has no memory that could be told in bytes.
+            # Without the card's total, a memory ratio cannot be converted to bytes.
             memory_bytes=np.where(totals > 0, memory[is_in] * totals, np.nan),
         )
 
-    async def _ask(self, plots: Plots, rows: Sequence[int]) -> Samples | None:
+    async def _query(self, plots: Plots, rows: Sequence[int]) -> Samples | None:
         if self._left < len(rows):
-            self.note = self.note or f"Prometheus was asked of {MOST_ASKED} GPUs only: name a node"
+            self.note = (
+                self.note or f"only {MOST_ASKED} GPUs were queried in Prometheus: name a node"
+            )
             return None
         self._left -= len(rows)
         infos = [self._fleet.store.info(row) for row in rows]
         keys = [DeviceKey(("", "")) if info is None else info.key for info in infos]
         question = (self._seconds, tuple(keys))
-        samples = self._kept.get(question)
+        samples = self._cache.get(question)
         if samples is not None:
             return samples
-        told = await plots.past(keys, seconds=self._seconds, steps=LONG_STEPS)
-        if told.error:
-            self.note = told.error
-            self._left = 0  # what does not answer is not asked again
+        answer = await plots.past(keys, seconds=self._seconds, steps=LONG_STEPS)
+        if answer.error:
+            self.note = answer.error
+            self._left = 0  # do not query a failing Prometheus again for this answer
             return None
         samples = Samples(
             source=BY_PROMETHEUS,
-            times=np.array(told.times, dtype=np.float64),
-            activity=_matrix(told.activity, keys, len(told.times)),
-            memory_bytes=_matrix(told.memory_bytes, keys, len(told.times)),
+            times=np.array(answer.times, dtype=np.float64),
+            activity=_matrix(answer.activity, keys, len(answer.times)),
+            memory_bytes=_matrix(answer.memory_bytes, keys, len(answer.times)),
         )
-        self._kept.put(question, samples)
+        self._cache.put(question, samples)
         return samples
 
 
-def _matrix(told: Mapping[DeviceKey, Values], keys: Sequence[DeviceKey], steps: int) -> Matrix:
+def _matrix(values: Mapping[DeviceKey, Values], keys: Sequence[DeviceKey], steps: int) -> Matrix:
     matrix = np.full((steps, len(keys)), np.nan)
     for at, key in enumerate(keys):
-        if key in told:
-            matrix[:, at] = [np.nan if value is None else value for value in told[key]]
+        if key in values:
+            matrix[:, at] = [np.nan if value is None else value for value in values[key]]
     return matrix

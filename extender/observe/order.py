@@ -1,26 +1,26 @@
-"""How the devices of a node are listed: the same in every answer and on the page."""
+"""Sort order of a node's devices in all answers and on the page."""
 
 from typing import Protocol
 
 
 class Listed(Protocol):
-    """A device by which its place is known."""
+    """A device with the fields that determine its position."""
 
     @property
     def index(self) -> int | None:
-        """Its number on the node; None where unknown."""
+        """Index on the node; None if unknown."""
 
     @property
     def uuid(self) -> str:
-        """Its card's UUID, "" where unknown."""
+        """UUID of the card, "" if unknown."""
 
     @property
     def gpu_instance_id(self) -> str:
-        """Of a MIG instance, "" for a whole card."""
+        """GPU instance id of a MIG instance, "" for a whole card."""
 
 
 def order_of(device: Listed) -> tuple[int, str, int]:
-    """Return where a device stands among those of its node: by card, then by instance."""
+    """Return a device's sort key: by card index, UUID, then MIG instance."""
     text = device.gpu_instance_id
     return (
         device.index if device.index is not None and device.uuid else 1 << 30,

@@ -1,4 +1,4 @@
-"""Parameters of the API's questions: read, bounded, and refused with what is allowed."""
+"""Parse and check query parameters; an error names the value and what is allowed."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,16 +12,16 @@ from extender.observe.answers import error_answer
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SHOWN = 80
-"""So many characters of a value are enough to recognize it."""
+"""Length to which a value is cut in error messages."""
 
 
 class QueryError(ValueError):
-    """A parameter of a question that cannot be used.
+    """A query parameter is invalid.
 
     Args:
-        name: the parameter.
-        value: its value; shown, and cut where it is long.
-        problem: what is wrong with it and what is allowed, to follow the value.
+        name: name of the parameter.
+        value: its value; long values are cut in the message.
+        problem: what is wrong and what is allowed; follows the value in the message.
     """
 
     def __init__(self, name: str, value: str, problem: str) -> None:
@@ -30,7 +30,7 @@ class QueryError(ValueError):
 
 
 def refusing(handler: Handler) -> Handler:
-    """Return the handler; a parameter that cannot be used is answered with what is allowed."""
+    """Wrap a handler: answer a `QueryError` with status 400 and its message."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         try:
@@ -42,10 +42,10 @@ def refusing(handler: Handler) -> Handler:
 
 
 def check_parameters(query: MultiMapping[str], known: frozenset[str]) -> None:
-    """Refuse parameters that mean nothing here, and ones that are given twice.
+    """Check that all parameters are known and given once.
 
     Raises:
-        QueryError: which one.
+        QueryError: a parameter is unknown or repeated.
     """
     for name in query:
         if name not in known:
@@ -56,10 +56,10 @@ def check_parameters(query: MultiMapping[str], known: frozenset[str]) -> None:
 
 
 def read_boolean(query: Mapping[str, str], name: str) -> bool:
-    """Read a parameter that is true or false; absent is false.
+    """Parse a boolean parameter; absent means false.
 
     Raises:
-        QueryError: it is neither.
+        QueryError: the value is not a boolean.
     """
     text = query.get(name, "false")
     try:
@@ -69,10 +69,10 @@ def read_boolean(query: Mapping[str, str], name: str) -> bool:
 
 
 def read_number(query: Mapping[str, str], name: str, *, default: int, low: int, high: int) -> int:
-    """Read a whole number.
+    """Parse an integer parameter.
 
     Raises:
-        QueryError: it is none, or out of bounds.
+        QueryError: the value is not an integer or out of bounds.
     """
     text = query.get(name)
     if text is None:

@@ -1,4 +1,4 @@
-"""The GPU pods that wait, and what each waits for: kube-scheduler's words and ours."""
+"""The route /v1/pending: GPU pods that wait, with kube-scheduler's reasons and ours."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -22,23 +22,23 @@ from extender.placement.history import DecisionHistory
 PATH = "/v1/pending"
 DEFAULT_PODS, MAX_PODS = 200, 1000
 PIECE_SCANNED = 2000
-"""Pods that are looked through between two turns of the event loop."""
+"""Pods to scan between two yields to the event loop."""
 PIECE_SHOWN = 16
 
-GATED = "a scheduling gate keeps kube-scheduler from trying it: whoever set it must remove it"
-UNTRIED = "kube-scheduler has not said anything of it yet: is the scheduler that it names running?"
+GATED = "a scheduling gate holds it back: the controller that set the gate must remove it"
+UNTRIED = "kube-scheduler has not reported on it yet: is the scheduler that it names running?"
 NOMINATED = "preemption makes room for it: it is placed once the victims are gone"
-PLACING = "we chose a node for it a moment ago; its binding is not seen yet"
+PLACING = "the extender chose a node for it a moment ago; its binding is not seen yet"
 
 
 class Pending:
-    """Tells of the pods that wait.
+    """Handler of /v1/pending.
 
     Args:
-        fleet: the fleet.
-        history: the decisions of this replica.
+        fleet: state of the fleet.
+        history: decisions of this replica.
         clock: seconds since the epoch.
-        replicas: this one and the others: one of them may have decided last.
+        replicas: this replica and the others, which may have made the latest decision.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Pending:
         self._clock = clock
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route."""
+        """Return the route GET /v1/pending."""
         return [web.get(PATH, refusing(self._answer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
@@ -69,7 +69,7 @@ class Pending:
         return await stream_answer(request, "pods", pieces, rest)
 
     async def _waiting(self, namespace: str | None) -> list[PodRecord]:
-        """Return the pods that wait, those of a namespace where one is named."""
+        """Return the waiting pods, of one namespace if given."""
         if namespace is not None and not sees(namespace):
             return []
         found: list[PodRecord] = []
@@ -82,20 +82,20 @@ class Pending:
         return found
 
     def view(self, record: PodRecord, heard: LastHeard) -> Json:
-        """Return what is known of one pod that waits.
+        """Describe a waiting pod.
 
         Args:
             record: the pod.
-            heard: what the other replicas decided last.
+            heard: latest decisions of the other replicas.
         """
-        told = read_message(record.message)
+        parsed = read_message(record.message)
         decided = self.last.of(record.uid, heard)
-        by_us = told.by_us
+        by_us = parsed.by_us
         state = self._state(record, decided)
         # A newer try of ours counts only where kube-scheduler has not said anything yet.
         if not record.message and decided is not None and decided.leaves_none:
             by_us = decided.refused
-        reasons = (*told.by_scheduler, *by_us)
+        reasons = (*parsed.by_scheduler, *by_us)
         assumed = self._fleet.ledger.get(record.uid)
         hidden = record.namespace
         return {
@@ -110,17 +110,17 @@ class Pending:
             "nominated_node": record.nominated_node or None,
             "assumed_node": assumed.node if assumed else None,
             "state": state,
-            "nodes": told.nodes,
-            "by_scheduler": _counted(hidden, told.by_scheduler),
+            "nodes": parsed.nodes,
+            "by_scheduler": _counted(hidden, parsed.by_scheduler),
             "by_us": _counted(hidden, by_us),
             "message": of_pod(hidden, record.message or None),
-            "preemption": of_pod(hidden, told.preemption or None),
+            "preemption": of_pod(hidden, parsed.preemption or None),
             "hints": OfPod(hidden, _help(reasons, state), _help(of_nodes(reasons), state)),
             "decision": None if decided is None else _brief(decided),
         }
 
     def _state(self, record: PodRecord, decided: Last | None) -> str:
-        """Return in a word why a pod is not bound."""
+        """Return a pod's state in a word, such as gated, nominated or refused."""
         if record.is_deleting:
             return "deleting"
         if record.is_gated:
@@ -147,18 +147,20 @@ _SELF_EVIDENT = {
 
 
 def _help(reasons: Iterable[Counted], state: str) -> list[str]:
-    """Return what would help."""
+    """Return hints for the reasons, else for the state."""
     return hints(reasons) or [text for name, text in _SELF_EVIDENT.items() if name == state]
 
 
 def _counted(namespace: str, reasons: Iterable[Counted]) -> OfPod:
-    """Return reasons for an answer: some name what is in the pod's namespace, as volume claims."""
-    told = tuple(reasons)
-    return OfPod(namespace, [asdict(one) for one in told], [asdict(one) for one in of_nodes(told)])
+    """Return reasons for an answer, redacted: some contain names from the pod's namespace."""
+    every = tuple(reasons)
+    return OfPod(
+        namespace, [asdict(one) for one in every], [asdict(one) for one in of_nodes(every)]
+    )
 
 
 def waits(record: PodRecord) -> bool:
-    """Whether a pod asks for GPUs and is neither bound nor ended."""
+    """Check whether a pod requests GPUs and is neither bound nor finished."""
     asks = bool(record.resources) or record.has_gpu_claims
     return asks and not record.node and not record.phase.is_terminal
 
@@ -177,7 +179,7 @@ def _brief(decided: Last) -> Json:
 
 
 def moment(at: float | None) -> str | None:
-    """Return a time as people and programs read it.
+    """Format a time as RFC 3339 with milliseconds, in UTC.
 
     Example:
         >>> moment(0.5)

@@ -1,4 +1,4 @@
-"""What a GPU-hour costs, by the list in the settings, and how much of a card an instance is."""
+"""Price list of GPU-hours, and the share of a card that a MIG instance has."""
 
 import re
 from collections.abc import Mapping
@@ -8,16 +8,16 @@ from extender.core.evaluation import normalize_model
 
 SLICES: Final = 7
 FOUR_SLICES: Final = ("A30", "RTX PRO")
-"""Cards whose compute is cut into four at most; all others that can be cut have seven slices."""
+"""Cards with four compute slices; all other MIG cards have seven."""
 
 _PROFILE: Final = re.compile(r"(\d+)g\.")
 
 
 class PriceList:
-    """Prices of a GPU-hour by words of the model.
+    """Prices of a GPU-hour, looked up by words in the model name.
 
     Args:
-        prices: as the settings have them, e.g. `{"H100": 2.5, "A100 80GB": 1.4}`.
+        prices: price by words, as in the settings, e.g. `{"H100": 2.5, "A100 80GB": 1.4}`.
 
     Example:
         >>> prices = PriceList({"A100": 1.0, "A100 80GB": 1.4})
@@ -26,7 +26,7 @@ class PriceList:
     """
 
     def __init__(self, prices: Mapping[str, float]) -> None:
-        # Where several fit the longest counts, so it comes first.
+        # If several entries match, the longest wins.
         longest_first = sorted(prices, key=lambda words: (-len(words), words))
         self._prices = [
             (frozenset(normalize_model(words).split()), prices[words]) for words in longest_first
@@ -37,7 +37,7 @@ class PriceList:
         return bool(self._prices)
 
     def of(self, model: str) -> float | None:
-        """Return the price of an hour of a whole card, None where the list has none."""
+        """Return the price of one card-hour, None if the list has no match."""
         if model not in self._of:
             has = frozenset(normalize_model(model).split())
             fits = (price for words, price in self._prices if words <= has)
@@ -46,7 +46,7 @@ class PriceList:
 
 
 def card_share(model: str, profile: str) -> float:
-    """Return how much of a card's compute a MIG instance has, 1 for a whole card.
+    """Return a MIG instance's share of its card's compute, 1 for a whole card.
 
     Example:
         >>> card_share("NVIDIA H100", "3g.40gb") == 3 / 7, card_share("NVIDIA A30", "2g.12gb")

@@ -1,4 +1,4 @@
-"""What kube-scheduler says of a pod that it cannot place, taken apart, and what would help."""
+"""Parse kube-scheduler's message about a pod that it cannot place, and give hints."""
 
 import re
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ _CLAIMS: Final = re.compile(r"[.,] (?:still not schedulable|no new claims to dea
 _OURS: Final = tuple(Rejection)
 _OF_NODES: Final = re.compile(r"Insufficient [\w./-]+|Too many pods|node\(s\) [^\"]+")
 OF_THE_POD: Final = "a reason that is the pod's own"
-"""What others are told of a reason that may name something of the pod's namespace."""
+"""Replacement for a reason that may contain names from the pod's namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """A reason and how many nodes it holds back."""
+    """A reason, and the number of nodes that it rules out."""
 
     count: int
     reason: str
@@ -27,14 +27,14 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What kube-scheduler said.
+    """Parsed message of kube-scheduler.
 
     Attributes:
-        nodes: how many nodes it looked at, None where it does not say.
-        by_scheduler: its own filters' reasons, the commonest first.
-        by_us: ours, likewise.
-        preemption: what it says of preemption, "" where nothing.
-        rest: what it says else, where it is no count of nodes.
+        nodes: number of evaluated nodes, None if the message does not say.
+        by_scheduler: reasons of kube-scheduler's own filters, most frequent first.
+        by_us: reasons of the extender, most frequent first.
+        preemption: the message's part about preemption, "" if there is none.
+        rest: text that is not a count of nodes, "" if there is none.
     """
 
     nodes: int | None
@@ -45,24 +45,24 @@ class Told:
 
 
 def read_message(message: str) -> Told:
-    """Take kube-scheduler's message apart; what is no count of nodes is kept as it is.
+    """Parse kube-scheduler's message; text that is not a count of nodes goes to `rest`.
 
     Example:
-        >>> told = read_message("0/9 nodes are available: 4 Insufficient cpu, 5 node(s) had x.")
-        >>> told.nodes, [(one.count, one.reason) for one in told.by_scheduler]
+        >>> parsed = read_message("0/9 nodes are available: 4 Insufficient cpu, 5 node(s) had x.")
+        >>> parsed.nodes, [(one.count, one.reason) for one in parsed.by_scheduler]
         (9, [(5, 'node(s) had x'), (4, 'Insufficient cpu')])
         >>> read_message("0/9 nodes are available: pod has unbound claims.").by_scheduler
         (Counted(count=9, reason='pod has unbound claims'),)
     """
-    told, _, preemption = message.partition(_PREEMPTION)
-    head = _HEAD.match(told)
+    body, _, preemption = message.partition(_PREEMPTION)
+    head = _HEAD.match(body)
     if head is None:
-        return Told(nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=told)
-    reasons = _CLAIMS.split(told[head.end() :])[0].rstrip(". ")
+        return Told(nodes=None, by_scheduler=(), by_us=(), preemption=preemption, rest=body)
+    reasons = _CLAIMS.split(body[head.end() :])[0].rstrip(". ")
     nodes = int(head["nodes"])
     counted = [one for text in _split(reasons) if (one := _counted(text))]
     if not counted and reasons:
-        # What keeps a pod from every node, such as a volume claim that is not there, has no count.
+        # A reason that rules out every node, such as a missing volume claim, has no count.
         counted = [Counted(count=nodes, reason=reasons)]
     found = sorted(counted, key=lambda one: (-one.count, one.reason))
     return Told(
@@ -75,12 +75,12 @@ def read_message(message: str) -> Told:
 
 
 def is_ours(reason: str) -> bool:
-    """Whether a reason is one of our rejections; extenders behind us may add words."""
+    """Check whether a reason is the extender's; extenders called later may append words."""
     return any(rejection.value in reason for rejection in _OURS)
 
 
 def of_nodes(reasons: Iterable[Counted]) -> tuple[Counted, ...]:
-    """Return reasons as those may know them who may not read the pod.
+    """Redact reasons that may contain names from the pod's namespace.
 
     Example:
         >>> of_nodes([Counted(count=2, reason='persistentvolumeclaim "data" not found')])
@@ -93,7 +93,7 @@ def of_nodes(reasons: Iterable[Counted]) -> tuple[Counted, ...]:
 
 
 def _split(reasons: str) -> list[str]:
-    """Split at commas before a count: reasons may hold commas themselves (taints in braces)."""
+    """Split reasons at commas that precede a count: a reason may itself contain commas (taints)."""
     return re.split(r", (?=[0-9]{1,7} \S)", reasons)
 
 
@@ -103,17 +103,17 @@ def _counted(text: str) -> Counted | None:
 
 
 _HELP_OURS: Final = {
-    Rejection.UNHEALTHY: "`idlegpu gpus NODE -o wide` says of each GPU what is wrong; reset it "
+    Rejection.UNHEALTHY: "`idlegpu gpus NODE -o wide` shows the fault of each GPU; reset it "
     "(docs/gpu-operator.md: drain the agent, too), or drain the node",
-    Rejection.FOREIGN_USE: "processes that no pod accounts for use their GPUs: `idlegpu gpus "
-    "NODE` shows which, `nvidia-smi` there shows whose",
-    Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory asks for more than these GPUs "
+    Rejection.FOREIGN_USE: "processes outside Kubernetes use their GPUs: `idlegpu gpus NODE` shows "
+    "the GPUs, `nvidia-smi` on the node shows the processes",
+    Rejection.GPU_TOO_SMALL: "the annotation idlegpu.io/gpu-memory requests more than these GPUs "
     "have: lower it, or add nodes with larger GPUs",
     Rejection.NO_MEMORY: "other tenants declared or use the memory of the shared GPUs: wait until "
     "that is freed, or lower idlegpu.io/gpu-memory",
     Rejection.NOT_IDLE: "the pod says idlegpu.io/require-idle: it waits until GPUs are idle; "
     "`idlegpu holders` shows pods that hold GPUs without using them",
-    Rejection.BUSY: "filter.load leaves busy nodes out while others are less busy: wait, or raise "
+    Rejection.BUSY: "load_filter rejects busy nodes while others are less busy: wait, or raise "
     "idlegpu.io/max-utilization",
     Rejection.RECONFIGURING: "their MIG layout is being changed: wait until that is done",
 }
@@ -125,10 +125,10 @@ _HELP_SCHEDULER: Final = (
     ("Insufficient memory", "the pod's memory request does not fit: lower it, or free some there"),
     ("Insufficient ", "that resource is used up there, or not offered at all"),
     ("-pressure", "these run out of memory, disk or processes: `kubectl describe node`"),
-    # Newer ones do not name the taints.
+    # Newer versions of kube-scheduler do not name the taints.
     ("untolerated taint(s)", "`kubectl describe node` names the taints: add a toleration to the "
-     "pod, or take them off; not-ready and pressure are troubles of the node's own"),
-    ("untolerated taint", "add a toleration for that taint to the pod, or take the taint off"),
+     "pod, or remove them; not-ready and pressure are problems of the node itself"),
+    ("untolerated taint", "add a toleration for that taint to the pod, or remove the taint"),
     ("didn't match Pod's node affinity", "the pod's nodeSelector or node affinity leaves these "
      "out: compare it with the nodes' labels"),
     ("affinity terms conflict", "no node can match the pod's node affinity: its terms contradict "
@@ -136,7 +136,7 @@ _HELP_SCHEDULER: Final = (
     ("scheduler-enforced node affinity", "addedAffinity in kube-scheduler's own configuration "
      "leaves these out"),
     ("exceed max volume count", "these have as many volumes attached as they can"),
-    # A volume has a node affinity, too: these stand before the pod's.
+    # Volumes have node affinity too, so these entries precede the pod's affinity.
     ("volume", _HELP_VOLUMES),
     ("PersistentVolume", _HELP_VOLUMES),
     ("persistentvolume", _HELP_VOLUMES),
@@ -155,7 +155,7 @@ _HELP_SCHEDULER: Final = (
 
 
 def hints(reasons: Iterable[Counted]) -> list[str]:
-    """Return what would have to change, a sentence for each reason; the commonest first."""
+    """Return a hint for each reason, most frequent first."""
     ordered = sorted(reasons, key=lambda one: -one.count)
     return [f"{one.count} {one.reason}: {_help(one.reason)}" for one in ordered]
 
@@ -164,7 +164,7 @@ def _help(reason: str) -> str:
     for rejection, text in _HELP_OURS.items():
         if rejection.value in reason:
             return text
-    # What was tainted for not being ready says so in the taint's name.
+    # The taint of a node that is not ready contains the cause in its name.
     if "not-ready" in reason or "unreachable" in reason:
         return _HELP_SCHEDULER[-1][1]
     for word, text in _HELP_SCHEDULER:

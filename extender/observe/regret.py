@@ -1,4 +1,4 @@
-"""Tells how placements turned out, of all replicas: a table, and metrics of this one."""
+"""The route /v1/regret and its metrics: measured outcome of placements."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,13 +26,13 @@ PATH = "/v1/regret"
 DEFAULT_OUTCOMES, MAX_OUTCOMES = 50, 1000
 
 PEERS_PATH = "/v1/peers/regret"
-"""Where other replicas ask: under the prefix that only their certificates open."""
+"""Path for other replicas; its prefix requires a replica's client certificate."""
 MOST_TOLD = 10_000
-"""Outcomes that are told to another replica, the newest: some megabytes."""
+"""Largest number of outcomes in an answer to another replica, newest first: some megabytes."""
 PIECE_OUTCOMES = 100
-"""Outcomes that are written for it between two turns of the event loop."""
+"""Outcomes to encode for another replica between two yields to the event loop."""
 VERSION = 1
-"""Grows where an older replica would misread what is told."""
+"""Version of the format; it grows when an older replica would misread it."""
 
 _GPUS = ("got", "choice", "best")
 _AGAINST = ("choice", "best")
@@ -49,14 +49,14 @@ _KINDS: Final[Mapping[str, Callable[[Outcome], bool]]] = {
 
 
 class _Told(msgspec.Struct, kw_only=True, frozen=True):
-    """What a replica tells another; it hides nothing from a replica.
+    """A replica's answer to another replica, not redacted.
 
     Attributes:
-        version: of this form.
-        replica: who tells, short.
-        watched: pods that it watches.
-        left_out: pods that it did not compare.
-        outcomes: the newest first.
+        version: version of the format.
+        replica: short name of the answering replica.
+        watched: pods that are being watched.
+        left_out: pods that were not compared.
+        outcomes: outcomes, newest first.
     """
 
     version: int
@@ -71,7 +71,7 @@ _FORM = Form(msgspec.json.Decoder(_Told).decode, VERSION)
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """Means over placements, None where there are none."""
+    """Means over placements, None if there are none."""
 
     placements: int
     got: float | None
@@ -82,7 +82,7 @@ class _Means:
 
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> "_Means":
-        """Return the means over placements of which our first choice's activity is known."""
+        """Compute the means over the placements whose first choice has a known activity."""
         both = [one for one in outcomes if one.choice_since is not None]
         return cls(
             placements=len(both),
@@ -95,11 +95,11 @@ class _Means:
 
 
 class RegretMetrics(Collector):
-    """Counts how placements turned out; over all replicas a placement counts once.
+    """Metrics of placement outcomes; each placement counts at one replica only.
 
     Args:
-        registry: where the metrics are registered.
-        watch: returns what is watching by now.
+        registry: registry of the metrics.
+        watch: returns the current watch.
     """
 
     def __init__(self, registry: CollectorRegistry, watch: Callable[[], RegretWatch]) -> None:
@@ -136,7 +136,7 @@ class RegretMetrics(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Yield what is counted elsewhere."""
+        """Yield the counter of pods that were not compared."""
         left_out = CounterMetricFamily(
             "idlegpu_regret_left_out_pods",
             "Bound pods that were not compared: they came too fast, were too many, or too little "
@@ -146,7 +146,7 @@ class RegretMetrics(Collector):
         yield left_out
 
     def note(self, outcome: Outcome) -> None:
-        """Count one placement."""
+        """Observe one placement."""
         followed = "yes" if outcome.is_followed else "no"
         self.activity.labels("got").observe(outcome.got)
         self.activity.labels("best").observe(outcome.best_since)
@@ -157,11 +157,11 @@ class RegretMetrics(Collector):
 
 
 class RegretTable:
-    """The route /v1/regret, and the one at which other replicas ask.
+    """Handlers of /v1/regret, for clients and for other replicas.
 
     Args:
-        watch: returns what is watching by now.
-        replicas: this one and the others: each watches the pods about which it answered last.
+        watch: returns the current watch.
+        replicas: this replica and the others; each watches the pods of its own latest decisions.
     """
 
     def __init__(self, watch: Callable[[], RegretWatch], replicas: Replicas = ONE) -> None:
@@ -169,12 +169,12 @@ class RegretTable:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for people and programs."""
+        """Return the route GET /v1/regret."""
         return [web.get(PATH, refusing(self._answer))]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
-        return [web.get(PEERS_PATH, refusing(self._tell))]
+        """Return the route at which other replicas query outcomes."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         check_parameters(request.query, frozenset({"limit", "namespace"}))
@@ -184,9 +184,9 @@ class RegretTable:
         )
         watching = self._watch()
         heard = await hear(self._replicas, PEERS_PATH, _FORM)
-        told = [each for _, each in heard.told]
-        own = _told_of(watching)
-        known = await _newest(chain(own, *(each.outcomes for each in told)))
+        answers = [each for _, each in heard.told]
+        own = _outcomes_of(watching)
+        known = await _newest(chain(own, *(each.outcomes for each in answers)))
         await VIEWER.get().learn({one.pod.namespace for one in known})
         shown = [
             one
@@ -200,8 +200,8 @@ class RegretTable:
         return json_answer(
             {
                 "after_seconds": watching.after_seconds,
-                "watched": len(watching) + sum(each.watched for each in told),
-                "left_out": watching.left_out + sum(each.left_out for each in told),
+                "watched": len(watching) + sum(each.watched for each in answers),
+                "left_out": watching.left_out + sum(each.left_out for each in answers),
                 "total": len(shown),
                 **means,
                 "placements": [_view(one) for one in shown[:limit]],
@@ -209,15 +209,15 @@ class RegretTable:
             }
         )
 
-    async def _tell(self, request: web.Request) -> web.StreamResponse:
-        """Answer another replica, which hides what its caller may not see."""
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
         refusal = self._replicas.refusal()
         if refusal is not None:
             return refusal
         check_parameters(request.query, frozenset())
         watching = self._watch()
         written: list[bytes] = []
-        for some in chunks(_told_of(watching), PIECE_OUTCOMES):
+        for some in chunks(_outcomes_of(watching), PIECE_OUTCOMES):
             written += map(msgspec.json.encode, some)
             await asyncio.sleep(0)
         head = msgspec.json.encode(
@@ -232,13 +232,13 @@ class RegretTable:
         return web.Response(body=body, content_type=CONTENT_TYPE)
 
 
-def _told_of(watching: RegretWatch) -> list[Outcome]:
-    """Return the outcomes that are told, the newest first, as they are now: more come meanwhile."""
+def _outcomes_of(watching: RegretWatch) -> list[Outcome]:
+    """Copy the newest outcomes, because more may be added while they are encoded."""
     return list(islice(reversed(watching.outcomes), MOST_TOLD))
 
 
 async def _newest(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes, the newest first; of one pod that decided last."""
+    """Sort outcomes, newest first; keep one for each pod, of its latest decision."""
     last: dict[str, Outcome] = {}
     for some in chunks(outcomes, PIECE_OUTCOMES):
         for one in some:

@@ -1,4 +1,4 @@
-"""This replica among the others: any of them answers any question of the API."""
+"""This replica's identity, and the interface to the other replicas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,37 +12,37 @@ ALONE: Final = "here"
 
 
 class Others(Protocol):
-    """The way to the other replicas."""
+    """Interface to the other replicas."""
 
     async def ask(self, path: str) -> Mapping[str, bytes | None]:
-        """Return what each of them answers, by its address; None where one does not."""
+        """Query all other replicas; return each answer by address, None for no answer."""
 
     async def ask_one(self, address: str, path: str) -> bytes | None:
-        """Return what one of them answers, None where it does not."""
+        """Query one replica; return its answer, None for no answer."""
 
 
 class Nobody:
-    """There is no other replica."""
+    """Implementation of `Others` without other replicas."""
 
     async def ask(self, path: str) -> Mapping[str, bytes | None]:  # noqa: ARG002 - see Others
-        """Return nothing."""
+        """Return an empty mapping."""
         return {}
 
     async def ask_one(self, address: str, path: str) -> bytes | None:  # noqa: ARG002 - see Others
-        """Return nothing."""
+        """Return None."""
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Who we are, and the way to the others.
+    """This replica's identity, and its connection to the others.
 
     Attributes:
-        name: a short name of this process that no other has, without hyphens.
-        host: which pod that is, for people.
+        name: short unique name of this process, without hyphens.
+        host: name of the extender pod.
         others: the other replicas.
-        tells: whether it is known of those who come to the peers' paths that they are replicas, or
-            nothing is hidden from anybody.
+        tells: whether peer requests may be answered: they are authenticated, or no data is
+            protected.
     """
 
     name: str = ALONE
@@ -52,26 +52,26 @@ class Replicas:
 
     @classmethod
     def of(cls, identity: str, others: Others | None, *, tells: bool) -> "Replicas":
-        """Return this replica by who it is for the others: its host, and what no other has."""
+        """Create from an identity of the form `host_name`."""
         host, _, name = identity.rpartition("_")
         return cls(name=name, host=host, others=others or Nobody(), tells=tells)
 
     def id_of(self, number: int) -> str:
-        """Return what a decision of ours is called, as no other of any replica and process is."""
+        """Return a decision's id, which is unique across replicas and restarts."""
         return f"{self.name}-{number}"
 
     def is_ours(self, wanted: str) -> bool:
-        """Whether a decision of that name is ours, if it is anybody's."""
+        """Check whether a decision's id belongs to this replica."""
         return wanted.startswith(f"{self.name}-")
 
     def refusal(self) -> web.Response | None:
-        """Return what to answer who says to be a replica and may not be one; None to go on."""
+        """Return the error for peer requests that cannot be authenticated, None to accept them."""
         if self.tells:
             return None
         return error_answer(
-            403, "without TLS (tls.*) nobody can be known as a replica: decisions stay here"
+            403, "without TLS (tls.*) replicas cannot be authenticated: decisions are not shared"
         )
 
 
 ONE: Final = Replicas()
-"""A replica without others."""
+"""A single replica."""

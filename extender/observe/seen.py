@@ -1,8 +1,8 @@
-"""What a caller may see of pods: every view of a pod goes through here on its way into an answer.
+"""Redaction: what a caller may see of pods in an answer.
 
-A view names a pod by `pod_name` or `pod_key`, and says anything else of it by `of_pod`. What these
-return is no JSON: it becomes JSON only where an answer is written, by `write_json`, and there it
-depends on the caller. A view that is written by other means is a fault, not a leak.
+A record names a pod by `pod_name` or `pod_key`, and wraps other data about it in `of_pod`. These
+return placeholders, not JSON. `write_json` replaces them when it encodes the answer, depending on
+the caller. Any other encoder fails on a placeholder, so that a mistake is an error and not a leak.
 """
 
 from collections.abc import Iterable
@@ -13,17 +13,17 @@ import orjson
 from typing_extensions import override  # in typing from Python 3.12 on
 
 ANOTHER_POD: Final = "another pod"
-"""How a pod is called that the caller may not read."""
+"""Replacement for the name of a pod that the caller may not read."""
 
 NO_NAMESPACE: Final = ""
-"""Where it is not known whose something is: only who may read all pods sees it."""
+"""Unknown namespace: visible only to callers who may read all pods."""
 
 
 class AccessError(Exception):
-    """Somebody may not read on, or that cannot be found out; the message says why.
+    """A caller may not read, or its rights cannot be reviewed; the message says why.
 
     Attributes:
-        status: the HTTP status that says it: 401, 429 or 503.
+        status: HTTP status: 401, 429 or 503.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -32,72 +32,72 @@ class AccessError(Exception):
 
 
 class Viewer(Protocol):
-    """Whoever an answer is for."""
+    """The caller of a request."""
 
     @property
     def name(self) -> str:
-        """Who it is; "" where that is not known: whoever comes from somewhere."""
+        """User name, "" if unknown; limits then count by client address."""
 
     def sees(self, namespace: str) -> bool:
-        """Whether the pods of a namespace may be shown; never waits."""
+        """Check whether the caller may read a namespace's pods; never blocks."""
 
     async def learn(self, namespaces: Iterable[str]) -> None:
-        """Find out about further namespaces, before something of them is shown."""
+        """Review the caller's rights for further namespaces before their data is encoded."""
 
     async def renew(self) -> None:
-        """Find out anew what is old: for answers that take longer than a moment, again and again.
+        """Review expired rights; call repeatedly during long answers.
 
         Raises:
-            AccessError: no more may be shown.
+            AccessError: the caller may no longer read.
         """
 
 
 class SeesAll:
-    """Somebody who may read all pods."""
+    """A caller who may read all pods."""
 
     name = ""
 
     def sees(self, namespace: str) -> bool:  # noqa: ARG002 - see Viewer
-        """Return true."""
+        """Return True."""
         return True
 
     async def learn(self, namespaces: Iterable[str]) -> None:
-        """There is nothing to find out."""
+        """Do nothing."""
 
     async def renew(self) -> None:
-        """There is nothing to find out."""
+        """Do nothing."""
 
 
 class SeesNone:
-    """Somebody who may read no pod, or of whom nothing is known."""
+    """A caller who may read no pods, or who is not authenticated."""
 
     name = ""
 
     def sees(self, namespace: str) -> bool:  # noqa: ARG002 - see Viewer
-        """Return false."""
+        """Return False."""
         return False
 
     async def learn(self, namespaces: Iterable[str]) -> None:
-        """There is nothing to find out."""
+        """Do nothing."""
 
     async def renew(self) -> None:
-        """There is nothing to find out."""
+        """Do nothing."""
 
 
 SEES_ALL: Final = SeesAll()
 
 VIEWER: Final[ContextVar[Viewer]] = ContextVar("viewer", default=SeesNone())  # noqa: B039 - no state
-"""Who the answer is for that this task writes; nobody's rights unless somebody said."""
+"""The caller of the current task; without one nothing is visible."""
 
 
 @final
 class OfPod:
-    """Something about a pod, to be shown only to those who may read it; never changes.
+    """Data about a pod that only callers who may read the pod see. Immutable.
 
     Args:
-        namespace: the pod's.
-        value: what there is to show, JSON-ready.
-        instead: what others see, JSON-ready.
+        namespace: namespace of the pod.
+        value: the data, JSON-ready.
+        instead: replacement for other callers, JSON-ready.
     """
 
     __slots__ = ("_instead", "_value", "namespace")
@@ -108,7 +108,7 @@ class OfPod:
         self._instead = instead
 
     def shown(self) -> object:
-        """Return what the caller sees."""
+        """Return the value if the current caller may read the pod, else the replacement."""
         return self._value if sees(self.namespace) else self._instead
 
     def __deepcopy__(self, _: object) -> "OfPod":
@@ -126,32 +126,32 @@ class OfPod:
 
     @override
     def __repr__(self) -> str:
-        """Return what others see: a text that this gets into by mistake tells nothing."""
+        """Return the replacement, so that a log or f-string cannot leak the value."""
         return str(self._instead)
 
 
 def sees(namespace: str) -> bool:
-    """Whether the caller may read the pods of a namespace."""
+    """Check whether the current caller may read a namespace's pods."""
     return VIEWER.get().sees(namespace)
 
 
 def pod_name(namespace: str, name: str) -> OfPod:
-    """Return a pod's `namespace/name`, for an answer."""
+    """Return a pod's redactable `namespace/name`."""
     return OfPod(namespace, f"{namespace}/{name}", ANOTHER_POD)
 
 
 def pod_key(key: str) -> OfPod:
-    """Return a pod that is known by its `namespace/name`, for an answer."""
+    """Return a redactable pod name from a `namespace/name` key."""
     return OfPod(namespace_of(key), key, ANOTHER_POD)
 
 
 def of_pod(namespace: str, value: object) -> OfPod:
-    """Return something else about a pod, for an answer: its UID, owner, annotations; else null."""
+    """Wrap data about a pod, such as UID, owner or annotations; other callers see null."""
     return OfPod(namespace, value)
 
 
 def namespace_of(key: str) -> str:
-    """Return the namespace in `namespace/name`, `NO_NAMESPACE` where there is none.
+    """Return the namespace of a `namespace/name` key, `NO_NAMESPACE` if there is none.
 
     Example:
         >>> namespace_of("team/a"), namespace_of("a")
@@ -162,22 +162,22 @@ def namespace_of(key: str) -> str:
 
 
 def write_json(document: object) -> bytes:
-    """Return a document as JSON, with what the caller may see of the pods in it."""
+    """Encode a document as JSON, redacted for the current caller."""
     return orjson.dumps(document, default=_show)
 
 
 def write_json_in_full(document: object) -> bytes:
-    """Return a document as JSON with all that it says, for another replica: it hides its part."""
-    return orjson.dumps(document, default=_tell)
+    """Encode a document as JSON without redaction, for another replica, which redacts it."""
+    return orjson.dumps(document, default=_show_all)
 
 
 def _show(value: object) -> object:
     if isinstance(value, OfPod):
         return value.shown()
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
-def _tell(value: object) -> object:
+def _show_all(value: object) -> object:
     if isinstance(value, OfPod):
         return value._value  # noqa: SLF001 - the one that may
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")

@@ -1,4 +1,4 @@
-"""Work that several askers share: who asks soon after another gets what that one got."""
+"""Cache whose concurrent callers share one computation."""
 
 import asyncio
 from collections import OrderedDict
@@ -8,41 +8,41 @@ from typing import Generic, TypeVar
 Result = TypeVar("Result")
 
 MOST_KEPT = 4
-"""Results of so many different questions are kept at once: each may take megabytes."""
+"""Size of the cache: each result may take megabytes."""
 
 
 class Shared(Generic[Result]):
-    """Keeps results for some seconds, and makes one at a time.
+    """Caches results for some seconds, and computes one at a time.
 
     Args:
         clock: seconds since the epoch.
-        seconds: so long a result is good.
+        seconds: lifetime of a result.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._seconds = seconds
-        self._kept: OrderedDict[Hashable, tuple[float, Result]] = OrderedDict()
-        self._turn = asyncio.Lock()
+        self._entries: OrderedDict[Hashable, tuple[float, Result]] = OrderedDict()
+        self._lock = asyncio.Lock()
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[Result]]) -> Result:
-        """Return what was made for a question lately, or make it; nobody may change it."""
-        async with self._turn:
-            kept = self._kept.get(key)
-            if kept is not None and 0 <= self._clock() - kept[0] < self._seconds:
-                return kept[1]
+        """Return the cached result for a key, or compute it; callers must not change it."""
+        async with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and 0 <= self._clock() - entry[0] < self._seconds:
+                return entry[1]
             result = await make()
-            kept = self._kept[key] = (self._clock(), result)
-            if len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
-            # Nothing is kept for nobody.
-            asyncio.get_running_loop().call_later(self._seconds, self._forget, key, kept)
+            entry = self._entries[key] = (self._clock(), result)
+            if len(self._entries) > MOST_KEPT:
+                self._entries.popitem(last=False)
+            # Free the memory even if no further request comes.
+            asyncio.get_running_loop().call_later(self._seconds, self._forget, key, entry)
             return result
 
     def clear(self) -> None:
-        """Forget all: what they rest on is no longer so."""
-        self._kept.clear()
+        """Drop all results, because their input has changed."""
+        self._entries.clear()
 
-    def _forget(self, key: Hashable, kept: tuple[float, Result]) -> None:
-        if self._kept.get(key) is kept:
-            del self._kept[key]
+    def _forget(self, key: Hashable, entry: tuple[float, Result]) -> None:
+        if self._entries.get(key) is entry:
+            del self._entries[key]

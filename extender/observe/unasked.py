@@ -1,4 +1,4 @@
-"""Tells of pods that were bound without our answer, and why, likely; by what all replicas know."""
+"""The route /v1/unasked: pods bound without the extender's answer, and the likely causes."""
 
 from dataclasses import asdict, replace
 from typing import Final
@@ -16,20 +16,20 @@ from extender.placement.unasked import UnaskedPods, UnaskedReport
 PATH: Final = "/v1/unasked"
 
 PEERS_PATH: Final = "/v1/peers/unasked"
-"""Where other replicas ask: under the prefix that only their certificates open."""
+"""Path for other replicas; its prefix requires a replica's client certificate."""
 VERSION: Final = 1
-"""Grows where an older replica would misread what is told."""
+"""Version of the format; it grows when an older replica would misread it."""
 
 
 class _Told(msgspec.Struct, kw_only=True, frozen=True):
-    """What a replica tells another; it hides nothing from a replica.
+    """A replica's answer to another replica, not redacted.
 
     Attributes:
-        version: of this form.
-        replica: who tells, short.
-        unjudged: pods of which it does not know, since its start.
-        evidence: what it knows of the others; times are in seconds, and 0 is when it tells.
-        asked_by: the schedulers that ask it.
+        version: version of the format.
+        replica: short name of the answering replica.
+        unjudged: pods bound before its start, which it cannot judge.
+        evidence: its evidence about the other pods; times are seconds relative to the answer.
+        asked_by: schedulers that call it.
     """
 
     version: int
@@ -43,11 +43,11 @@ _FORM: Final = Form(msgspec.json.Decoder(_Told).decode, VERSION)
 
 
 class UnaskedTable:
-    """The route /v1/unasked, and the one at which other replicas ask.
+    """Handlers of /v1/unasked, for clients and for other replicas.
 
     Args:
-        unasked: judges the pods that were bound.
-        replicas: this one and the others: one that has just started has judged none.
+        unasked: judges bound pods.
+        replicas: this replica and the others; one that has just started has no evidence itself.
     """
 
     def __init__(self, unasked: UnaskedPods, replicas: Replicas = ONE) -> None:
@@ -55,18 +55,18 @@ class UnaskedTable:
         self._replicas = replicas
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for people and programs."""
+        """Return the route GET /v1/unasked."""
         return [web.get(PATH, self._answer)]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
-        return [web.get(PEERS_PATH, self._tell)]
+        """Return the route at which other replicas query evidence."""
+        return [web.get(PEERS_PATH, self._answer_peer)]
 
     async def _answer(self, _: web.Request) -> web.StreamResponse:
         heard = await hear(self._replicas, PEERS_PATH, _FORM)
-        told = [each for _, each in heard.told]
+        answers = [each for _, each in heard.told]
         own = self._unasked.report()
-        known = merge((_from_now(own), *(each.evidence for each in told)))
+        known = merge((_from_now(own), *(each.evidence for each in answers)))
         examples = (group.example for group in known.pods if group.example)
         await VIEWER.get().learn({namespace_of(example) for example in examples})
         groups = [
@@ -83,34 +83,34 @@ class UnaskedTable:
         ]
         return json_answer(
             {
-                "unjudged": max((own.unjudged, *(each.unjudged for each in told))),
+                "unjudged": max((own.unjudged, *(each.unjudged for each in answers))),
                 "bound": groups,
                 "asked_by": sorted(
-                    {*own.asked_by, *(name for each in told for name in each.asked_by)}
+                    {*own.asked_by, *(name for each in answers for name in each.asked_by)}
                 ),
                 "likely_causes": [asdict(cause) for cause in likely_causes(known)],
                 "unreachable": heard.unreachable,
             }
         )
 
-    async def _tell(self, _: web.Request) -> web.StreamResponse:
-        """Answer another replica, which hides what its caller may not see."""
+    async def _answer_peer(self, _: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
         refusal = self._replicas.refusal()
         if refusal is not None:
             return refusal
         report = self._unasked.report()
-        told = _Told(
+        answer = _Told(
             version=VERSION,
             replica=self._replicas.name,
             unjudged=report.unjudged,
             evidence=_from_now(report),
             asked_by=report.asked_by,
         )
-        return web.Response(body=msgspec.json.encode(told), content_type=CONTENT_TYPE)
+        return web.Response(body=msgspec.json.encode(answer), content_type=CONTENT_TYPE)
 
 
 def _from_now(report: UnaskedReport) -> Evidence:
-    """Return what is known with times from now on, for the clock is another in each process."""
+    """Convert times to seconds relative to now, as each process has its own monotonic clock."""
     pods = (
         replace(group, first_at=group.first_at - report.at, last_at=group.last_at - report.at)
         for group in report.bound

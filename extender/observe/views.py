@@ -1,4 +1,4 @@
-"""The fleet and its decisions as JSON-ready records, with the same numbers that decisions use."""
+"""JSON-ready records of nodes, GPUs and decisions, from the same numbers that decisions use."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -28,9 +28,9 @@ from extender.placement.history import DecisionRecord
 Json = dict[str, object]
 
 PIECE_VERDICTS = 16
-"""Verdicts that are made records of between two turns of the event loop: two milliseconds."""
+"""Verdicts to convert between two yields to the event loop: two milliseconds."""
 PIECE_SHORT = 1000
-"""Nodes that are told in short between two turns: one millisecond."""
+"""Nodes in short form to convert between two yields: one millisecond."""
 
 _VERDICT = tuple(one.name for one in fields(NodeVerdict))
 _DEVICE = tuple(one.name for one in fields(DeviceVerdict) if one.name != "row")
@@ -39,11 +39,11 @@ GIB = 1 << 30
 OUTSIDE = "; a process outside Kubernetes uses it"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 DRIVER_LABEL = "nvidia.com/cuda.driver-version.full"
-"""Labels of gpu-feature-discovery, for what telemetry does not say."""
+"""Labels of gpu-feature-discovery, used if telemetry lacks the value."""
 
 
 def gpus_of(fleet: Fleet, snapshot: Snapshot, nodes: Iterable[str]) -> dict[str, list[GpuState]]:
-    """Return every device of the nodes, by node in their order, MIG instances card by card."""
+    """Return the devices of each node, in the order of `order_of`."""
     by_node: dict[str, list[GpuState]] = {node: [] for node in nodes}
     for pool in snapshot.pools.values():
         here = [node for node in by_node if node in pool.row_of]
@@ -72,15 +72,15 @@ def _gpu(
     at: tuple[PoolRow, int],
     verdict: tuple[str, float],
 ) -> GpuState:
-    """Return one device.
+    """Build the state of one device.
 
     Args:
-        fleet: the fleet.
-        snapshot: as the decisions see it.
+        fleet: state of the fleet.
+        snapshot: the fleet as decisions see it.
         where: node and resource.
         at: the node's row in the resource's pool, and the slot in it.
-        verdict: the device's state in a word, and the utilization by which it is judged, pods just
-            placed on it included.
+        verdict: the device's state, and the utilization that it was judged by, including pods just
+            placed on it.
     """
     (node, resource), (pool_row, slot), (state, counted) = where, at, verdict
     row = pool_row.slots[slot]
@@ -90,7 +90,7 @@ def _gpu(
     memory_fresh = float(telemetry.memory_freshness[row])
     health = ill_health(telemetry, row, lambda other: _name(fleet, other))
     signals = _signals(fleet, snapshot, row)
-    told = signals.get("utilization", {})
+    activity = signals.get("utilization", {})
     besides = OUTSIDE if telemetry.is_foreign[row] and state != "foreign" else ""
     return GpuState(
         node=node,
@@ -116,7 +116,7 @@ def _gpu(
         xid=_whole(store.value(Signal.XID, row)),
         freshness=freshness_word(max(fresh, memory_fresh)),
         age_seconds=_age(fleet, snapshot, row),
-        source=str(told.get("source") or store.source(row) or "none"),
+        source=str(activity.get("source") or store.source(row) or "none"),
         replicas=pool_row.replicas,
         replicas_used=pool_row.used[slot],
         assumed=pool_row.assumed[slot],
@@ -126,27 +126,27 @@ def _gpu(
 
 
 def _signals(fleet: Fleet, snapshot: Snapshot, row: int) -> dict[str, Json]:
-    """Return who told a device's activity, memory and ill health, and how old that is."""
+    """Return source and age of a device's activity, memory and health readings."""
     causes = snapshot.telemetry.cause
-    told = {
+    sources = {
         "utilization": fleet.store.told_activity(row),
         "memory": fleet.store.told(FILLING, row),
         "health": fleet.store.told(*shown_by(int(causes[row]), row, causes)),
     }
     return {
         name: {"source": one[0], "age_seconds": max(snapshot.at - one[1], 0.0)}
-        for name, one in told.items()
+        for name, one in sources.items()
         if one is not None
     }
 
 
 def _whole(value: float | None) -> int | None:
-    """Return a value as a whole number, None where it is missing or no number."""
+    """Convert a value to an integer, None if it is missing or not finite."""
     return int(value) if value is not None and math.isfinite(value) else None
 
 
 def freshness_word(freshness: float) -> str:
-    """Return fresh, stale or missing.
+    """Convert a freshness from 0 to 1 to a word: fresh, stale or missing.
 
     Example:
         >>> freshness_word(0.4)
@@ -158,7 +158,7 @@ def freshness_word(freshness: float) -> str:
 
 
 def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float) -> str:
-    """Return in one sentence why a device is in its state."""
+    """Explain a device's state in one sentence."""
     telemetry, limits, busy = snapshot.telemetry, fleet.policy.thresholds, counted
     used = float(telemetry.memory_used[row])
     if state == "foreign":
@@ -180,19 +180,19 @@ def _why(fleet: Fleet, snapshot: Snapshot, row: int, state: str, counted: float)
 
 
 def _name(fleet: Fleet, row: int) -> str:
-    """Return how to call a device beside others of its node."""
+    """Return a device's name in messages about other devices of its node."""
     info = fleet.store.info(row)
     return "another GPU" if info is None or info.index is None else f"GPU {info.index}"
 
 
 def _age(fleet: Fleet, snapshot: Snapshot, row: int) -> float | None:
-    """Return how long ago a device was measured, None where it never was."""
+    """Return the age of a device's newest reading, None if there is none."""
     measured_at = fleet.store.measured_at(row)
     return None if measured_at is None else max(snapshot.at - measured_at, 0.0)
 
 
 def _why_unknown(freshness: float, age: float | None) -> str:
-    """Return why a device's state is unknown."""
+    """Explain why a device's state is unknown."""
     if age is None:
         return "no source has shown it"
     if freshness >= 1.0:
@@ -203,7 +203,7 @@ def _why_unknown(freshness: float, age: float | None) -> str:
 
 
 def node_views(fleet: Fleet, snapshot: Snapshot, names: Iterable[str], *, gpus: bool) -> list[Json]:
-    """Return some nodes in their order, with or without each of their devices."""
+    """Build the records of nodes, in their order, optionally with their devices."""
     overlays = fleet.ledger.overlays(without="")
     views = []
     for name, states in gpus_of(fleet, snapshot, names).items():
@@ -251,7 +251,7 @@ def _node_view(
 
 
 def _driver_version(fleet: Fleet, name: str) -> str:
-    """Return a node's driver as telemetry reports it, else as its labels do."""
+    """Return a node's driver version from telemetry, else from its labels."""
     infos = (fleet.store.info(row) for row in fleet.store.rows_of_node(name))
     versions = {info.driver_version for info in infos if info is not None and info.driver_version}
     label = fleet.nodes[name].labels.get(DRIVER_LABEL, "")
@@ -259,18 +259,18 @@ def _driver_version(fleet: Fleet, name: str) -> str:
 
 
 def _mean(values: list[float | None]) -> float | None:
-    """Return the mean of the values that are known, None where none is."""
+    """Return the mean of the known values, None if there is none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def decision_view(record: DecisionRecord, *, brief: bool) -> Json:
-    """Return one decision; in full: each candidate with its verdict, the best ones explained."""
+    """Build a decision's record; in full with all verdicts and the best nodes explained."""
     return finish(decision_in_steps(record, brief=brief))
 
 
 def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
-    """Return one decision likewise; in full it takes many steps."""
+    """Build the same record in steps, because the full form takes long."""
     decision, pod = record.decision, record.pod
     names, wishes = decision.candidates, request_view(record.request)
     view: Json = {
@@ -279,7 +279,7 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
         "verb": record.verb,
         "pod": pod_name(pod.namespace, pod.name),
         "uid": of_pod(pod.namespace, pod.uid),
-        # What its annotations say is its owner's.
+        # Annotations are visible only to callers who may read the pod.
         "request": OfPod(pod.namespace, wishes, {"resources": wishes["resources"]}),
         "candidates": len(names),
         "feasible": decision.feasible,
@@ -312,7 +312,7 @@ def decision_in_steps(record: DecisionRecord, *, brief: bool) -> Steps[Json]:
 
 
 def request_view(request: GpuRequest) -> Json:
-    """Return what a pod asks for."""
+    """Build the record of a pod's request."""
     return {
         "resources": dict(request.resources),
         "gpu_memory_bytes": request.memory_bytes,
@@ -325,7 +325,7 @@ def request_view(request: GpuRequest) -> Json:
 
 
 def veiled(view: Mapping[str, object]) -> Json:
-    """Return a decision as another replica told it, for an answer: what is the pod's, as here."""
+    """Make another replica's decision redactable, like one of this replica."""
     namespace = namespace_of(text_of(view.get("pod")))
     request = mapping_of(view.get("request"))
     return dict(view) | {
@@ -336,8 +336,8 @@ def veiled(view: Mapping[str, object]) -> Json:
 
 
 def verdict_view(verdict: NodeVerdict) -> Json:
-    """Return the verdict on one node with each of its devices."""
-    # Field by field: `asdict` takes five times as long, and thousands of nodes may be told.
+    """Build the record of a node's verdict with its devices."""
+    # Not `asdict`, which takes five times as long: there may be thousands of nodes.
     view: Json = {name: getattr(verdict, name) for name in _VERDICT}
     return view | {
         "rejection": verdict.rejection or None,
@@ -348,7 +348,7 @@ def verdict_view(verdict: NodeVerdict) -> Json:
 
 
 def _device_view(device: DeviceVerdict) -> Json:
-    """Return a device as a pod saw it; its row means nothing to people."""
+    """Build the record of a device as the pod's decision saw it, without its internal row."""
     view: Json = {name: getattr(device, name) for name in _DEVICE}
     return view | {
         "freshness": freshness_word(device.freshness),

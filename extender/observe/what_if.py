@@ -1,4 +1,4 @@
-"""What would happen to a pod that is not there: which nodes kube-scheduler would ask us about."""
+"""Predict which nodes kube-scheduler would send for a pod that does not exist."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -17,18 +17,18 @@ from extender.observe.api import CORDONED, NO_ROOM, NOT_READY, TAINTED, TOLERATE
 
 NOT_SELECTED: Final = "node(s) didn't match Pod's node affinity/selector"
 MOST_REQUIREMENTS: Final = 100
-"""Of the labels of a node; of more none is judged."""
+"""Limit of label requirements to evaluate; a pod with more is not evaluated by labels."""
 PIECE_NODES: Final = 512
-"""Nodes that are told open or closed between two turns of the event loop."""
+"""Nodes to check between two yields to the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSelection:
-    """What a pod that is asked about says of the nodes that it may go to.
+    """A pod's constraints on its nodes.
 
     Attributes:
-        selection: what of it we judge.
-        not_checked: parts of the pod that we cannot judge.
+        selection: constraints that the extender can evaluate.
+        not_checked: fields of the pod that it cannot evaluate.
     """
 
     selection: Selection
@@ -36,10 +36,9 @@ class AskedSelection:
 
 
 def read_asked(pod: Mapping[str, object]) -> AskedSelection:
-    """Read what a pod says of its nodes; anything at all is taken.
+    """Parse a pod's constraints on its nodes; malformed fields count as absent.
 
-    A pod may name as many labels as it likes, and no work may grow with nodes and with what a pod
-    names: of very many none is judged.
+    The work per node must stay bounded, so label constraints are ignored if there are very many.
     """
     spec = mapping_of(pod.get("spec"))
     if is_excessive(pod):
@@ -73,7 +72,7 @@ def _unjudged(spec: Mapping[str, object]) -> list[str]:
 
 
 def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[str]:
-    """Yield which parts of selector and affinity are about what we do not know."""
+    """Yield the parts of selector and affinity whose labels the extender does not store."""
     yield from (f"nodeSelector {key}" for key, _ in selection.labels if not is_kept(key))
     by_node = mapping_of(affinity.get("nodeAffinity"))
     is_more = affinity.keys() - {"nodeAffinity"} or by_node.keys() - {REQUIRED}
@@ -84,7 +83,7 @@ def _unkept(selection: Selection, affinity: Mapping[str, object]) -> Iterator[st
 async def open_nodes(
     fleet: Fleet, request: GpuRequest, selection: Selection
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the nodes that kube-scheduler would ask about, and the others by reason."""
+    """Return the nodes that kube-scheduler would send, and the others by reason."""
     pool = fleet.snapshot().pools.get(request.resource)
     names: list[str] = []
     closed: dict[str, list[str]] = {}
@@ -108,14 +107,14 @@ async def open_nodes(
 
 
 def _closed(node: NodeRecord, resource: str, selection: Selection) -> str:
-    """Return why kube-scheduler would not ask about a node, "" where it would."""
+    """Return the reason why kube-scheduler itself would filter out a node, "" if none."""
     if node.is_unschedulable and not tolerates(selection, CORDON):
         return CORDONED
     if not node.is_ready:
         return NOT_READY
     if not selects(selection, node):
         return NOT_SELECTED
-    by_default = {TOLERATED_TAINT, resource}  # the API server adds them where it is told to
+    by_default = {TOLERATED_TAINT, resource}  # ExtendedResourceToleration adds these
     for taint in node.taints:
         if taint.repels and taint.key not in by_default and not tolerates(selection, taint):
             return TAINTED

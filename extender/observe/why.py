@@ -1,4 +1,4 @@
-"""What answers why: pods that wait, GPUs held unused and their cost, and decisions explained."""
+"""Bundle the routes that answer "why": pending pods, idle holders, costs, explanations."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -24,11 +24,11 @@ class Why:
     """The routes /v1/pending, /v1/holders, /v1/costs and /v1/explain.
 
     Args:
-        placer: ranks, and remembers decisions.
-        resources: says which resources are GPUs.
+        placer: ranks nodes, and remembers decisions.
+        resources: returns the names of GPU resources.
         clock: seconds since the epoch.
-        replicas: this one and the others.
-        prices: of a GPU-hour by words of the model.
+        replicas: this replica and the others.
+        prices: price of a GPU-hour by words of the model.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Why:
         self._foresight = Foresight(fleet, placer, resources)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
+        """Return the routes for pending pods, holders, costs and explanations."""
         parts = (self.pending, self.holders, self._costs, self.explain, self._foresight)
         return [route for part in parts for route in part.routes()]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the routes for other replicas."""
+        """Return the routes at which other replicas query explanations and latest decisions."""
         return [*self.explain.peer_routes(), *self.pending.last.peer_routes()]
 
     def set_prices(self, prices: Mapping[str, float]) -> None:
-        """Go by other prices of a GPU-hour from now on."""
+        """Replace the price list."""
         self.holders.prices = PriceList(prices)
 
     async def run(self) -> None:
-        """Watch which GPUs are used until cancelled."""
+        """Watch the GPUs' activity until cancelled."""
         await self.idleness.run()

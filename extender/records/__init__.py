@@ -1,1 +1,1 @@
-"""What was decided and from what, as lines of JSON in a file; and those lines read again."""
+"""The decision log: write decisions and their inputs as JSON lines, and read them back."""

@@ -1,4 +1,7 @@
-"""Columns of a pool as JSON, exactly: one number for all, few as they are, many compressed."""
+"""Encode a pool's NumPy columns as JSON without loss, and decode them.
+
+A constant column becomes one number, a short one a list, any other zlib-compressed bytes.
+"""
 
 import base64
 import binascii
@@ -24,17 +27,17 @@ from extender.core.snapshot import (
 Column = npt.NDArray[Any]
 
 VERSION: Final = 1
-"""Of all lines. Grows where an older reader would misread them."""
+"""Format version of all lines; it grows when an older reader would misread them."""
 
 FEW: Final = 64
-"""Values up to so many are written as they are."""
+"""Largest number of values to write as a plain list."""
 
 FAST: Final = 1
-"""zlib's level: the fleet is written again and again, and soon thrown away."""
+"""zlib level: the fleet is written often and rarely read, so speed matters more than size."""
 
 TELEMETRY: Final = tuple(column.name for column in fields(Telemetry))
 OF_SLOTS: Final = ("present", *PER_SLOT, *TELEMETRY)
-"""Columns with a value for each device slot; all others have one for each node."""
+"""Columns with one value for each device slot; all others have one value for each node."""
 COLUMNS: Final = (*OF_SLOTS, "suspicion", *PER_NODE, *FLAGS)
 LATER: Final[Mapping[str, object]] = {
     "is_out": False,
@@ -49,44 +52,44 @@ LATER: Final[Mapping[str, object]] = {
     "free_millicores": NO_LIMIT,
     "free_bytes": NO_LIMIT,
 }
-"""Columns that older lines lack, and what decisions went by then."""
+"""Columns that older logs lack, with the value that decisions used at that time."""
 FORMER: Final[Mapping[str, str]] = {"declared_bytes": "assumed_bytes"}
-"""Columns that older lines have by another name: of what pods declared, only what was not in use
-yet counted then."""
+"""Former names of columns in older logs. `assumed_bytes` counted declared memory only while it was
+not yet in use."""
 
 PEAK_OF: Final = ("utilization", "latest")
-"""The higher of these was what said idle or busy before `peak` was written."""
+"""Columns whose maximum replaces `peak` in logs that lack it."""
 
 
 class RecordError(ValueError):
-    """A line of a log cannot be read; the message says what is wrong with it."""
+    """A line of a decision log cannot be decoded; the message says why."""
 
 
 def write_columns(batch: Batch, rest: Callable[[], None] = lambda: None) -> dict[str, object]:
-    """Return a batch as columns for orjson; `slots` are left out: they number what is present.
+    """Encode a batch as columns for orjson; `slots` is omitted, as it follows from `present`.
 
     Args:
         batch: the batch.
-        rest: is called after each column that takes long.
+        rest: callback after each column that was compressed, to yield the processor.
     """
     columns: dict[str, object] = {}
     for name in COLUMNS:
-        columns[name] = written = _write(_column_of(batch, name))
-        if isinstance(written, orjson.Fragment):
+        columns[name] = encoded = _write(_column_of(batch, name))
+        if isinstance(encoded, orjson.Fragment):
             rest()
     return columns
 
 
 def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[str, Column]:
-    """Return the columns again.
+    """Decode the columns of a batch.
 
     Args:
-        written: by name.
-        nodes: rows.
-        width: device slots of each.
+        written: encoded columns by name.
+        nodes: number of rows.
+        width: device slots of each row.
 
     Raises:
-        RecordError: a column is missing, or is none of that size.
+        RecordError: a column is missing, malformed or of another size.
     """
     blank = {"present": np.bool_, "suspicion": np.float64} | dict.fromkeys(FLAGS, np.bool_)
     kinds = blank | {name: getattr(Telemetry.missing(0), name).dtype.type for name in TELEMETRY}
@@ -98,18 +101,18 @@ def read_columns(written: Mapping[str, object], nodes: int, width: int) -> dict[
             if name == "peak" and name not in written:
                 column = np.maximum(*(columns[other] for other in PEAK_OF))
             else:
-                column = _read(_written(written, name), shape, kind)
+                column = _read(_find(written, name), shape, kind)
         except (KeyError, ValueError, TypeError, zlib.error, binascii.Error) as error:
             raise RecordError(f"column {name!r} cannot be read: {error!r}") from error
         columns[name] = np.asfortranarray(column)
     return columns
 
 
-def _written(written: Mapping[str, object], name: str) -> object:
-    """Return what a line says of a column, by whatever name.
+def _find(written: Mapping[str, object], name: str) -> object:
+    """Return an encoded column under its present or former name, else its default.
 
     Raises:
-        KeyError: it says nothing.
+        KeyError: the column is missing and has no default.
     """
     for known in (name, FORMER.get(name, name)):
         if known in written:
@@ -123,7 +126,7 @@ def _column_of(batch: Batch, name: str) -> Column:
 
 
 def _write(column: Column) -> object:
-    """Return one column, row by row."""
+    """Encode one column, row by row."""
     flat = np.ascontiguousarray(column).reshape(-1)
     if not flat.size:
         return []
@@ -134,12 +137,12 @@ def _write(column: Column) -> object:
     small = _small(flat)
     raw = small.astype(small.dtype.newbyteorder("<")).tobytes()
     packed = base64.b64encode(zlib.compress(raw, FAST))
-    # As it is: nothing in it has to be escaped, or looked at once more.
+    # A Fragment is copied verbatim: base64 needs no escaping.
     return orjson.Fragment(b'{"type":"%b","zlib":"%b"}' % (small.dtype.str[1:].encode(), packed))
 
 
 def _small(flat: Column) -> Column:
-    """Return whole numbers as small as they fit; what has fractions stays exact."""
+    """Convert integers to the smallest type that fits; leave floats exact."""
     if flat.dtype.kind == "i":
         for kind in (np.int8, np.int16, np.int32):
             limits = np.iinfo(kind)
@@ -149,10 +152,10 @@ def _small(flat: Column) -> Column:
 
 
 def _read(written: object, shape: tuple[int, ...], kind: type[np.generic]) -> Column:
-    """Return one column.
+    """Decode one column.
 
     Raises:
-        ValueError: it is none of that shape.
+        ValueError: the column does not have the given shape.
     """
     if isinstance(written, Mapping):
         raw = zlib.decompress(base64.b64decode(written["zlib"], validate=True))

@@ -1,4 +1,4 @@
-"""The log of decisions: a thread of its own makes the lines and writes them, no answer waits."""
+"""Write the decision log in a thread of its own, so that no answer waits for it."""
 
 import contextlib
 import logging
@@ -19,15 +19,14 @@ from extender.settings.trying import STDOUT, DecisionLog
 logger = logging.getLogger(__name__)
 
 WAITING: Final = 512
-"""So many decisions may wait to be written: each keeps what it was made from in memory."""
+"""Queue limit: each queued decision keeps its snapshot in memory."""
 
 GATHER_SECONDS: Final = 0.05
-"""Decisions that come so soon after another are written with it, once kube-scheduler has both its
-answers: else the thread would want the processor just when the second question comes."""
+"""Delay before writing, so that filter and prioritize of one pod are written together. Otherwise
+the thread would compete for the processor just when kube-scheduler sends its second request."""
 
 REST_SECONDS: Final = 0.002
-"""After each piece of less than a millisecond the thread lets others have their turn: whoever
-decides meanwhile then waits for one such piece at most."""
+"""Pause after each step of less than a millisecond. A decision then waits for at most one step."""
 
 CLOSE_SECONDS: Final = 5.0
 
@@ -36,7 +35,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A pod that was bound."""
+    """The binding of a pod to a node."""
 
     uid: str
     node: str
@@ -45,22 +44,22 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decided:
-    """A decision; its record is looked at for what never changes."""
+    """A decision and its inputs; only the immutable fields of the record are written."""
 
     record: DecisionRecord
     weighed: Weighed
 
 
 class DecisionLogWriter:
-    """Writes decisions to a file or the standard output until it is closed.
+    """Writes decisions to a file or to standard output until it is closed.
 
     Args:
-        settings: where to, and how much.
+        settings: path, size limit and number of files.
 
     Attributes:
-        written: lines about decisions that were written.
-        dropped: decisions that came faster than they were written.
-        problem: why nothing can be written, "" while it can.
+        written: number of decisions written.
+        dropped: number of decisions lost to a full queue or a failed write.
+        problem: reason why writing fails, "" while it works.
     """
 
     def __init__(self, settings: DecisionLog) -> None:
@@ -76,18 +75,18 @@ class DecisionLogWriter:
         self._thread.start()
 
     def note(self, record: DecisionRecord, weighed: Weighed) -> None:
-        """Have a decision written; takes no time."""
+        """Queue a decision for writing; never blocks."""
         if len(self._waiting) >= WAITING:
             self.dropped += 1
             return
         self._add(_Decided(record, weighed))
 
     def note_bound(self, uid: str, node: str, at: float) -> None:
-        """Have it written where a pod was bound."""
+        """Queue the binding of a pod for writing."""
         self._add(_Bound(uid, node, at))
 
     def close(self) -> None:
-        """Write what waits, for a while, and close the file."""
+        """Write the queued lines, for at most `CLOSE_SECONDS`, and close the file."""
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_SECONDS)
@@ -98,7 +97,6 @@ class DecisionLogWriter:
             self._wake.set()
 
     def _run(self) -> None:
-        """Write as it comes until the end."""
         while not (self._closing.is_set() and not self._waiting):
             self._wake.wait()
             if not self._closing.wait(GATHER_SECONDS):
@@ -110,7 +108,7 @@ class DecisionLogWriter:
             self._sink.close()
 
     def _rest(self) -> None:
-        """Let others have their turn, unless the end is near."""
+        """Pause to yield the processor, unless the log is being closed."""
         if not self._closing.is_set():
             self._closing.wait(REST_SECONDS)
 
@@ -128,7 +126,7 @@ class DecisionLogWriter:
             self._start_over()
             self._note_problem(f"cannot be written: {error.strerror or error}")
         except Exception:
-            # A log that fails costs no pod its node.
+            # A fault of the log must not affect decisions.
             self._start_over()
             logger.exception("fault", extra={"verb": "decision log"})
 
@@ -138,12 +136,12 @@ class DecisionLogWriter:
         return self._lines.decision(noted.record, noted.weighed)
 
     def _start_over(self) -> None:
-        """State everything anew: what was made of the last lines nobody may have."""
+        """Count a loss and write the full state again: the last lines may be incomplete."""
         self.dropped += 1
         self._lines.begin()
 
     def _note_problem(self, problem: str) -> None:
-        """Say once that something is wrong, and once that it is right again."""
+        """Log a failure once, and the recovery once."""
         before, self.problem = self.problem, problem
         if problem and not before:
             logger.warning("decision log", extra={"path": self._sink.name, "problem": problem})
@@ -152,32 +150,32 @@ class DecisionLogWriter:
 
 
 class _Stdout:
-    """The standard output, which other logs may share: a line at a time."""
+    """Standard output as a sink, line by line because other logs may share it."""
 
     name: Final = STDOUT
 
     def has_room_for(self, _: int) -> bool:
-        """It is endless."""
+        """Return True: standard output has no size limit."""
         return True
 
     def begin(self) -> None:
-        """There is no other."""
+        """Do nothing: there is no next file."""
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Write lines."""
+        """Write lines and flush."""
         for line in lines:
             sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
 
     def close(self) -> None:
-        """It belongs to the process."""
+        """Do nothing: standard output belongs to the process."""
 
 
 class _File:
-    """A file that is begun anew before it grows too large; the standard library renames the old.
+    """Log file that the standard library rotates before it grows too large.
 
     Args:
-        settings: which file, how large, and how many are kept.
+        settings: path, size limit and number of files.
     """
 
     def __init__(self, settings: DecisionLog) -> None:
@@ -189,10 +187,10 @@ class _File:
         self._is_begun = False
 
     def has_room_for(self, count: int) -> bool:
-        """Whether so many bytes may be written to the file that is open.
+        """Check whether the current file can take this many bytes.
 
-        Nothing is added to a file of before: what it says is of another process. Lines too large
-        for any file get one of their own.
+        The file of an earlier process is never appended to. Lines larger than the limit get a file
+        of their own.
         """
         if not self._is_begun:
             return not self._size()
@@ -200,18 +198,18 @@ class _File:
         return not size or size + count <= self._max_bytes
 
     def begin(self) -> None:
-        """Begin a new file."""
+        """Rotate the file."""
         self._handler.doRollover()
         self._is_begun = True
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Write lines."""
+        """Append lines to the file."""
         self._is_begun = True
         with open(self.name, "ab") as file:  # noqa: PTH123 - as the handler opens it
             file.writelines(lines)
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the handler."""
         self._handler.close()
 
     def _size(self) -> int:

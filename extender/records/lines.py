@@ -1,7 +1,7 @@
-"""Writes decisions as lines of JSON: the fleet once, then only what has changed of it since.
+"""Encode decisions as JSON lines: the whole fleet once, then only its changes.
 
-What a line leaves out stands in the lines before it, back to the last `fleet`: a file always begins
-with all that its decisions rest on.
+A line omits what the lines before it state, back to the last `fleet` line. Every file begins with
+the full state that its decisions need.
 """
 
 import base64
@@ -29,17 +29,16 @@ from extender.records.columns import VERSION, write_columns
 Json = dict[str, object]
 
 BEST: Final = 10
-"""So many of the best nodes are written with their scores; of all others a digest."""
+"""Number of best nodes written with their scores; all other verdicts are covered by a digest."""
 
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
 
 
 class LineWriter:
-    """Makes the lines of one file after another; one thread alone may use it.
+    """Builds the lines of one file after another. Not thread-safe.
 
     Args:
-        rest: is called again and again while a large fleet is written, for others to have their
-            turn.
+        rest: callback to yield the processor, called repeatedly while a large fleet is written.
     """
 
     def __init__(self, rest: Callable[[], None] = lambda: None) -> None:
@@ -48,7 +47,7 @@ class LineWriter:
         self.begin()
 
     def begin(self) -> None:
-        """Write everything anew: the next line begins a file."""
+        """Forget what was written: the next line begins a new file."""
         self._policy: Policy | None = None
         self._roll: Roll | None = None
         self._models: tuple[str, ...] = ()
@@ -56,11 +55,11 @@ class LineWriter:
         self._overlays: dict[str, Overlay] = {}
 
     def decision(self, record: DecisionRecord, weighed: Weighed) -> list[bytes]:
-        """Return the lines about a decision, its own the last.
+        """Return the lines for a decision, preceded by the state that the file lacks.
 
         Args:
-            record: the decision; what is filled in later is not looked at.
-            weighed: what it was made from.
+            record: the decision; fields that are filled in later are not written.
+            weighed: inputs of the decision.
         """
         lines: list[Json] = []
         if weighed.policy != self._policy:
@@ -92,12 +91,12 @@ class LineWriter:
         return [orjson.dumps(line, option=_OPTIONS) for line in lines]
 
     def bound(self, uid: str, node: str, at: float) -> list[bytes]:
-        """Return the line that says where kube-scheduler put a pod."""
+        """Return the line that records a pod's binding to a node."""
         line = {"kind": "bound", "version": VERSION, "at": at, "uid": uid, "node": node}
         return [orjson.dumps(line, option=_OPTIONS)]
 
     def _is_based_on(self, snapshot: Snapshot) -> bool:
-        """Whether the last fleet written needs only its rows changed to be this one."""
+        """Check whether a snapshot differs from the last written fleet only in patched rows."""
         return (
             snapshot.roll is self._roll
             and snapshot.pools.keys() == self._pools.keys()
@@ -109,7 +108,7 @@ class LineWriter:
         )
 
     def _fleet(self, snapshot: Snapshot) -> Json:
-        """Return the whole fleet."""
+        """Build the line that states the whole fleet."""
         self._fleets += 1
         self._roll, self._models = snapshot.roll, snapshot.models
         self._overlays = {}
@@ -139,7 +138,7 @@ class LineWriter:
         }
 
     def _changed_rows(self, snapshot: Snapshot) -> Json:
-        """Return by resource the rows that were patched since they were last written."""
+        """Return, by resource, the rows patched since they were last written."""
         return {
             resource: changed
             for resource, pool in snapshot.pools.items()
@@ -167,7 +166,7 @@ class LineWriter:
         return snapshot.models
 
     def _changed_overlay(self, overlays: Mapping[str, Overlay]) -> Json:
-        """Return by resource and node the tentative tenants where they are others than before."""
+        """Return, by resource and node, the tentative tenants that changed since the last line."""
         before, self._overlays = self._overlays, dict(overlays)
         changes: Json = {}
         for resource in before.keys() | overlays.keys():
@@ -183,47 +182,45 @@ class LineWriter:
 
 
 def _tenant(tenant: Tenant) -> tuple[int | None, ...]:
-    told = tenant.count, tenant.memory_bytes
-    return told if tenant.expected_bytes is None else (*told, tenant.expected_bytes)
+    values = tenant.count, tenant.memory_bytes
+    return values if tenant.expected_bytes is None else (*values, tenant.expected_bytes)
 
 
 def _leaving(pool: Pool, rows: Iterable[int]) -> Json:
-    """Return what some nodes are once pods are gone that leave them, where there are any."""
+    """Return the state of nodes once their terminating pods are gone, if there are any."""
     found = {str(row): leaving for row in rows if (leaving := pool.rows[row].leaving) is not None}
     return {"leaving": found} if found else {}
 
 
 def digest(names: Sequence[str], decision: Decision) -> str:
-    """Return what tells the verdicts on all candidates from any others.
+    """Hash the verdicts on all candidates, independently of the candidates' order.
 
     Args:
-        names: the candidates.
-        decision: the verdicts, in their order; scores in full precision.
+        names: candidate nodes.
+        decision: codes and full-precision scores, in the order of `names`.
     """
-    if isinstance(names, NamesAt):  # numbers go by name
+    if isinstance(names, NamesAt):  # node numbers are in the order of names
         order = np.argsort(names.rows, kind="stable")
     else:
         order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
-    said = hashlib.blake2b(digest_size=8)
-    said.update(np.ascontiguousarray(decision.codes[order], dtype="<u1").tobytes())
-    said.update(np.ascontiguousarray(decision.scores[order], dtype="<f8").tobytes())
-    return said.hexdigest()
+    hashed = hashlib.blake2b(digest_size=8)
+    hashed.update(np.ascontiguousarray(decision.codes[order], dtype="<u1").tobytes())
+    hashed.update(np.ascontiguousarray(decision.scores[order], dtype="<f8").tobytes())
+    return hashed.hexdigest()
 
 
 def _policy(policy: Policy) -> orjson.Fragment:
-    """Return the settings that a decision rests on."""
     return orjson.Fragment(msgspec.json.encode(policy, enc_hook=_plain))
 
 
 def _plain(value: object) -> object:
-    """Return a map that nobody may change as one that JSON knows."""
+    """Convert a read-only mapping to a dict for the JSON encoder."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} is no JSON")
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def _request(request: GpuRequest) -> Json:
-    """Return what a pod asks for."""
     return {
         "resources": request.resources,
         "memory_bytes": request.memory_bytes,
@@ -241,7 +238,7 @@ def _request(request: GpuRequest) -> Json:
 
 
 def _candidates(names: Sequence[str], roll: Roll) -> object:
-    """Return the candidates: a bit for each node of the fleet, names where some are unknown."""
+    """Encode the candidates as a bit per node of the fleet, or as names if some are unknown."""
     if not (isinstance(names, NamesAt) and names.names is roll.names):
         return list(names)
     if len(names) == len(roll.names):
@@ -252,7 +249,7 @@ def _candidates(names: Sequence[str], roll: Roll) -> object:
 
 
 def _result(decision: Decision) -> Json:
-    """Return the verdicts: the best in full, all by their digest."""
+    """Encode the verdicts: the best nodes in full, all of them as a digest."""
     best = decision.order[:BEST].tolist()
     codes = np.bincount(decision.codes)
     return {

@@ -1,4 +1,4 @@
-"""Reads a log of decisions: each with the fleet, the settings and the pods that it rested on."""
+"""Read a decision log: rebuild each decision with its snapshot, settings and pods."""
 
 import base64
 import binascii
@@ -36,23 +36,23 @@ from extender.records.columns import TELEMETRY, VERSION, Column, RecordError, re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedDecision:
-    """A decision of a log, and what it was made from.
+    """A decision from a log, with its inputs.
 
     Attributes:
-        number: its number in its process.
-        at: when it was made, seconds since the epoch.
+        number: decision number within its process.
+        at: time of the decision, seconds since the epoch.
         verb: filter or prioritize.
         mode: active or shadow.
         pod: the pod.
-        request: what it asks for.
-        candidates: node names; sorted where the log does not keep their order.
-        snapshot: the fleet.
+        request: the pod's GPU request.
+        candidates: node names; sorted if the log does not preserve their order.
+        snapshot: state of the fleet.
         overlays: tentative tenants by resource and node.
         policy: the settings.
-        best: the best nodes and their scores, as they were logged.
-        feasible: how many candidates passed.
-        digest: of the verdicts on all.
-        fleet: number of the fleet that it is based on: one for each complete statement of it.
+        best: best nodes and their scores, as logged.
+        feasible: number of candidates that passed.
+        digest: hash of the verdicts on all candidates.
+        fleet: sequence number of the `fleet` line that the snapshot is based on.
     """
 
     number: int
@@ -72,18 +72,18 @@ class LoggedDecision:
 
     @property
     def node(self) -> str:
-        """The first choice, "" where there was none."""
+        """The first choice, "" if no node passed."""
         return self.best[0][0] if self.best else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedBinding:
-    """Where kube-scheduler put a pod.
+    """A pod's binding by kube-scheduler.
 
     Attributes:
         uid: the pod's UID.
         node: the node.
-        at: when that was seen, seconds since the epoch.
+        at: time at which the binding was seen, seconds since the epoch.
     """
 
     uid: str
@@ -95,13 +95,13 @@ Logged = LoggedDecision | LoggedBinding
 
 
 def read_log(paths: Iterable[Path]) -> Iterator[Logged]:
-    """Yield what files tell, one after the other, each with its place where it cannot be read.
+    """Yield the decisions and bindings in log files, in order.
 
-    Lines of other logs, which share the standard output, are passed over, and so is a last line
-    that was being written when the log was taken.
+    Lines of other logs on the same standard output are skipped, and so is an incomplete last line.
 
     Raises:
-        RecordError: a line cannot be read, or rests on one that is missing.
+        RecordError: a line cannot be decoded, or an earlier line that it needs is missing; the
+            message names file and line.
         OSError: a file cannot be read.
     """
     for path in paths:
@@ -110,7 +110,7 @@ def read_log(paths: Iterable[Path]) -> Iterator[Logged]:
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[Logged]:
-    """Yield what one file tells; see `read_log`."""
+    """Yield the decisions and bindings in one file; see `read_log`."""
     reader = _Reader()
     for number, text in enumerate(file, 1):
         try:
@@ -134,12 +134,12 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[Logged]:
 
 @dataclass(slots=True)
 class _Reader:
-    """What the lines so far say.
+    """State accumulated from the lines read so far.
 
     Attributes:
-        policy: the settings in force.
-        snapshot: the fleet as it was by the last line.
-        fleets: complete statements of it so far.
+        policy: current settings.
+        snapshot: state of the fleet after the last line.
+        fleets: number of `fleet` lines so far.
         overlays: tentative tenants.
     """
 
@@ -149,7 +149,7 @@ class _Reader:
     overlays: dict[str, Overlay] = field(default_factory=dict)
 
     def take(self, line: Mapping[str, object]) -> Logged | None:
-        """Return what one line tells by itself, None where it only says what later ones rest on."""
+        """Apply one line to the state; return its decision or binding, None for other kinds."""
         if line["version"] != VERSION:
             raise RecordError(
                 f"version {line['version']!r} of the log cannot be read: must be {VERSION}"
@@ -167,13 +167,13 @@ class _Reader:
                     uid=str(line["uid"]), node=str(line["node"]), at=_number(line["at"])
                 )
             case _:
-                pass  # of a newer writer, and nothing that decisions rest on
+                pass  # a newer writer's kind, which decisions do not need
         return None
 
     def _decision(self, line: Mapping[str, object]) -> LoggedDecision:
         if self.policy is None or self.snapshot is None:
             raise RecordError(
-                "this decision rests on lines that are missing: a file must be read from its begin"
+                "earlier lines that this decision needs are missing: read the file from its start"
             )
         self.snapshot = snapshot = _changed(self.snapshot, line)
         self.overlays = _read_overlays(self.overlays, mapping_of(line.get("overlay")))
@@ -216,17 +216,17 @@ def _whole(value: object) -> list[int]:
 
 
 def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
-    """Return the fleet of a line that states it completely."""
+    """Build a snapshot from a `fleet` line."""
     names = _names(line["nodes"])
     pools: dict[str, Pool] = {}
     parts: list[Telemetry] = []
     first = 0
-    for resource, told in mapping_of(line["pools"]).items():
-        described = mapping_of(told)
+    for resource, encoded in mapping_of(line["pools"]).items():
+        described = mapping_of(encoded)
         nodes = tuple(names[place] for place in _whole(described["nodes"]))
         width = int(_number(described["width"]))
         columns = read_columns(mapping_of(described["columns"]), len(nodes), width)
-        # Each pool has rows of its own in the telemetry: one for each slot of each node.
+        # Each pool has its own rows in the telemetry: one for each slot of each node.
         slots = first + np.arange(len(nodes) * width, dtype=np.intp).reshape(len(nodes), width)
         first += slots.size
         batch = _batch(columns, slots)
@@ -260,11 +260,11 @@ def _read_fleet(line: Mapping[str, object], base: int) -> Snapshot:
 
 
 def _batch(columns: Mapping[str, Column], slots: Rows) -> Batch:
-    """Return rows side by side.
+    """Build a batch from decoded columns.
 
     Args:
-        columns: by name.
-        slots: rows in the telemetry; of absent devices too.
+        columns: decoded columns by name.
+        slots: telemetry row of each slot, also of absent devices.
     """
     present = columns["present"]
     return Batch(
@@ -278,12 +278,12 @@ def _batch(columns: Mapping[str, Column], slots: Rows) -> Batch:
 def _rows_of(
     batch: Batch, leaving: Mapping[str, object], numbers: Iterable[int]
 ) -> tuple[PoolRow, ...]:
-    """Return the rows of a batch one by one.
+    """Convert a batch to single rows.
 
     Args:
-        batch: the rows.
-        leaving: by number of the row, what its node is once pods are gone that leave it.
-        numbers: of the rows.
+        batch: the rows as columns.
+        leaving: by row number, the node's state once its terminating pods are gone.
+        numbers: row numbers.
     """
     slotted = {name: getattr(batch, name).tolist() for name in ("slots", *PER_SLOT)}
     single = {name: getattr(batch, name).tolist() for name in (*PER_NODE, *FLAGS)}
@@ -302,17 +302,17 @@ def _rows_of(
     )
 
 
-def _read_leaving(row: PoolRow, told: object) -> Leaving:
-    """Return what a node is once pods are gone; its devices are numbered as in its row."""
-    leaving = msgspec.convert(told, Leaving)
+def _read_leaving(row: PoolRow, encoded: object) -> Leaving:
+    """Decode a node's state without its terminating pods; device numbers are those of its row."""
+    leaving = msgspec.convert(encoded, Leaving)
     return replace(leaving, row=replace(leaving.row, slots=row.slots))
 
 
 def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
-    """Return the fleet with the rows that a line changes."""
+    """Return the snapshot with the rows that a line changes."""
     pools, telemetry = dict(snapshot.pools), snapshot.telemetry
-    for resource, told in mapping_of(line.get("rows")).items():
-        described, pool = mapping_of(told), pools[resource]
+    for resource, encoded in mapping_of(line.get("rows")).items():
+        described, pool = mapping_of(encoded), pools[resource]
         rows = np.array(_whole(described["rows"]), dtype=np.intp)
         width = pool.batch.slots.shape[1]
         columns = read_columns(mapping_of(described["columns"]), len(rows), width)
@@ -325,17 +325,17 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
                 **{name: np.ascontiguousarray(columns[name]).reshape(-1) for name in TELEMETRY}
             ),
         )
-        listed = list(pool.rows)
+        pool_rows = list(pool.rows)
         for at, row in zip(
             rows.tolist(),
             _rows_of(fresh, mapping_of(described.get("leaving")), rows.tolist()),
             strict=True,
         ):
-            listed[at] = row
-        # As in a running fleet: such rows are late, and read from what is written here.
+            pool_rows[at] = row
+        # As in a live snapshot: patched rows are evaluated from the values written here.
         pools[resource] = replace(
             pool,
-            rows=tuple(listed),
+            rows=tuple(pool_rows),
             patched=(*pool.patched, *rows.tolist()),
             believed=(*pool.believed, *rows.tolist()),
         )
@@ -344,7 +344,7 @@ def _changed(snapshot: Snapshot, line: Mapping[str, object]) -> Snapshot:
 
 
 def _first_slot(snapshot: Snapshot, resource: str) -> int:
-    """Return where the rows of a pool begin in the telemetry."""
+    """Return the first telemetry row of a pool."""
     first = 0
     for name, pool in snapshot.pools.items():
         if name == resource:
@@ -356,14 +356,14 @@ def _first_slot(snapshot: Snapshot, resource: str) -> int:
 def _read_overlays(
     before: Mapping[str, Overlay], changes: Mapping[str, object]
 ) -> dict[str, Overlay]:
-    """Return the tentative tenants with what a line changes of them."""
+    """Apply a line's changes to the tentative tenants."""
     overlays = dict(before)
-    for resource, told in changes.items():
+    for resource, by_node in changes.items():
         nodes = dict(overlays.get(resource, {}))
-        for node, tenants in mapping_of(told).items():
+        for node, tenants in mapping_of(by_node).items():
             nodes[node] = tuple(
-                _read_tenant(*told_of)
-                for told_of in tenants  # type: ignore[attr-defined] # of a document
+                _read_tenant(*values)
+                for values in tenants  # type: ignore[attr-defined] # of a document
             )
             if not nodes[node]:
                 del nodes[node]
@@ -375,36 +375,38 @@ def _read_tenant(count: int, memory: int | None, expected: int | None = None) ->
     return Tenant(uid="", count=int(count), memory_bytes=memory, expected_bytes=expected)
 
 
-def _read_request(told: Mapping[str, object]) -> GpuRequest:
-    resources = tuple((str(name), int(count)) for name, count in told["resources"])  # type: ignore[attr-defined] # of a document
-    memory, expected = told["memory_bytes"], told.get("expected_bytes")
+def _read_request(encoded: Mapping[str, object]) -> GpuRequest:
+    resources = tuple((str(name), int(count)) for name, count in encoded["resources"])  # type: ignore[attr-defined] # of a document
+    memory, expected = encoded["memory_bytes"], encoded.get("expected_bytes")
     return GpuRequest(
         resource=resources[0][0],
         count=resources[0][1],
         resources=resources,
         memory_bytes=None if memory is None else int(_number(memory)),
         expected_bytes=None if expected is None else int(_number(expected)),
-        requires_idle=bool(told["requires_idle"]),
-        thresholds=msgspec.convert(told["thresholds"], Thresholds, strict=False),
-        strategy=Strategy(text_of(told["strategy"])),
-        preferred_models=_names(told["preferred_models"]),
-        # Older logs tell of no CPU and memory, and none counted then.
-        millicores=int(_number(told.get("millicores", 0))),
-        host_bytes=int(_number(told.get("host_bytes", 0))),
-        nominated_node=text_of(told["nominated_node"]),
-        avoided={node: _number(share) for node, share in mapping_of(told.get("avoided")).items()},
-        own=frozenset(_names(told["own"])),
+        requires_idle=bool(encoded["requires_idle"]),
+        thresholds=msgspec.convert(encoded["thresholds"], Thresholds, strict=False),
+        strategy=Strategy(text_of(encoded["strategy"])),
+        preferred_models=_names(encoded["preferred_models"]),
+        # Older logs lack CPU and memory, which did not count then.
+        millicores=int(_number(encoded.get("millicores", 0))),
+        host_bytes=int(_number(encoded.get("host_bytes", 0))),
+        nominated_node=text_of(encoded["nominated_node"]),
+        avoided={
+            node: _number(share) for node, share in mapping_of(encoded.get("avoided")).items()
+        },
+        own=frozenset(_names(encoded["own"])),
     )
 
 
-def _read_candidates(told: object, roll: Roll) -> Sequence[str]:
-    if told == "all":
+def _read_candidates(encoded: object, roll: Roll) -> Sequence[str]:
+    if encoded == "all":
         return roll.number(roll.names)
-    if isinstance(told, Mapping):
+    if isinstance(encoded, Mapping):
         try:
-            packed = base64.b64decode(text_of(told["bits"]), validate=True)
+            packed = base64.b64decode(text_of(encoded["bits"]), validate=True)
         except binascii.Error as error:
             raise RecordError(f"candidates cannot be read: {error}") from error
         bits = np.unpackbits(np.frombuffer(packed, np.uint8))[: len(roll.names)]
         return roll.number([roll.names[at] for at in np.flatnonzero(bits).tolist()])
-    return _names(told)
+    return _names(encoded)

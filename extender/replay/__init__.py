@@ -1,1 +1,1 @@
-"""Decides again what a log of decisions tells, by the same code and other settings."""
+"""Repeat the decisions of a decision log with the extender's own code and other settings."""

@@ -1,4 +1,4 @@
-"""Decides again, by the same code as a running extender."""
+"""Repeat logged decisions with the same code as a running extender."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -15,19 +15,19 @@ from extender.records.lines import BEST, digest
 from extender.records.reading import LoggedDecision
 from extender.replay.changes import Changes
 
-KEPT: Final = 64
-"""Distinct requests whose evaluation of a pool is kept: of the next one only changes are new."""
+CACHED: Final = 64
+"""Size of the evaluation cache: a cached evaluation is only updated for changed rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Landing:
-    """What a node was worth to a pod by the settings of the log.
+    """Value of a node for a pod, under the logged settings.
 
     Attributes:
-        node: the node, "" for none.
-        activity: mean activity of the GPUs that the pod could have landed on there, as a ratio;
-            None where there is no node, or none is known of it.
-        is_idle: whether the pod was likely to land on idle GPUs there.
+        node: name of the node, "" for none.
+        activity: mean activity of the GPUs that the pod could land on, as a ratio; None if there is
+            no node, or no known GPU on it.
+        is_idle: whether the pod was likely to land on idle GPUs.
     """
 
     node: str
@@ -37,14 +37,14 @@ class Landing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One decision, made again.
+    """A logged decision and its repetition.
 
     Attributes:
-        logged: as the log has it.
-        before: our first choice by the settings of the log.
-        after: our first choice by the changed ones.
-        feasible: nodes that pass by the changed ones.
-        is_exact: by the settings of the log everything came out as the log has it.
+        logged: the decision as logged.
+        before: first choice under the logged settings.
+        after: first choice under the changed settings.
+        feasible: number of nodes that pass under the changed settings.
+        is_exact: whether the logged settings reproduce the logged decision exactly.
     """
 
     logged: LoggedDecision
@@ -55,24 +55,25 @@ class Replayed:
 
 
 class Replay:
-    """Makes the decisions of a log again, one after the other.
+    """Repeats the decisions of a log one by one.
 
-    Each rests on the fleet as it was: what an other choice would have led to later is not known.
+    Each decision uses the logged state of the fleet: consequences of a different earlier choice are
+    not simulated.
 
     Args:
-        changes: the settings that are changed.
+        changes: changed settings.
     """
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
         self._policies: tuple[Policy, Policy] | None = None
-        self._kept: OrderedDict[tuple[int, str, GpuRequest], Standing] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, str, GpuRequest], Standing] = OrderedDict()
 
     def again(self, logged: LoggedDecision) -> Replayed:
-        """Make one decision again; they must come in the order of the log.
+        """Repeat one decision; call in the order of the log.
 
         Raises:
-            ValueError: the changed settings cannot be, beside those of the log.
+            ValueError: the changed settings are invalid together with the logged ones.
         """
         policy, changed = self._policies_for(logged.policy)
         decision = self._decide(logged, logged.request, policy)
@@ -80,10 +81,10 @@ class Replay:
         if not self._changes.values:
             after, feasible = before, decision.feasible
         else:
-            anew = self._decide(logged, self._changes.request(logged.request), changed)
-            is_same = anew.best == decision.best
-            after = before if is_same else self.landing(logged, anew.best or "")
-            feasible = anew.feasible
+            other = self._decide(logged, self._changes.request(logged.request), changed)
+            is_same = other.best == decision.best
+            after = before if is_same else self.landing(logged, other.best or "")
+            feasible = other.feasible
         return Replayed(
             logged=logged,
             before=before,
@@ -94,7 +95,7 @@ class Replay:
 
     @staticmethod
     def landing(logged: LoggedDecision, node: str) -> Landing:
-        """Return what a node was worth to the pod of a decision, by the settings of the log."""
+        """Return the value of a node for a decision's pod, under the logged settings."""
         resource, ask = asks(logged.request)[0]
         snapshot, pool = logged.snapshot, logged.snapshot.pools.get(resource)
         if not node or pool is None or node not in pool.row_of:
@@ -109,10 +110,10 @@ class Replay:
         )
 
     def _policies_for(self, logged: Policy) -> tuple[Policy, Policy]:
-        """Return the settings of the log, and those with the changes; always the same objects."""
+        """Return the logged and the changed settings, unchanged objects for equal logged ones."""
         if self._policies is None or self._policies[0] is not logged:
             self._policies = (logged, self._changes.policy(logged))
-            self._kept.clear()
+            self._cache.clear()
         return self._policies
 
     def _decide(self, logged: LoggedDecision, request: GpuRequest, policy: Policy) -> Decision:
@@ -126,18 +127,18 @@ class Replay:
         )
 
     def _evaluate(self, snapshot: Snapshot, pool: Pool, question: Question) -> Evaluation:
-        """Evaluate a pool; of what was evaluated before only what has changed."""
+        """Evaluate a pool for a request, updating a cached evaluation if there is one."""
         key = (id(question.policy), pool.resource, replace(question.request, nominated_node=""))
-        known = self._kept.pop(key, None)
-        standing = stand(snapshot, pool, question, () if known is None else (known,))
-        self._kept[key] = standing
-        if len(self._kept) > KEPT:
-            self._kept.popitem(last=False)
-        return standing.evaluation
+        cached = self._cache.pop(key, None)
+        entry = stand(snapshot, pool, question, () if cached is None else (cached,))
+        self._cache[key] = entry
+        if len(self._cache) > CACHED:
+            self._cache.popitem(last=False)
+        return entry.evaluation
 
 
 def _is_as_logged(logged: LoggedDecision, decision: Decision) -> bool:
-    """Whether a decision is the logged one: every verdict, every score to the last bit."""
+    """Check whether a decision equals the logged one: all verdicts, all scores to the last bit."""
     order = decision.order[:BEST].tolist()
     best = tuple((decision.candidates[at], float(decision.scores[at])) for at in order)
     return (

@@ -1,4 +1,4 @@
-"""Settings that decisions are made again by: those that shape no more than the decision itself."""
+"""Settings that a replay can change: those that affect only the decision itself."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,25 +25,25 @@ REPLAYABLE: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "mps_share": ("mps_share_bytes",),
     }
 )
-"""By name, where they stand in the policy. All others shape what is believed of the GPUs before a
-pod is decided about: the log has what was believed, not the readings behind it."""
+"""Attribute path in `Policy` by setting. All other settings affect the estimates that are computed
+from readings before a decision; the log has these estimates, not the readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Other settings.
+    """Settings to change in a replay.
 
     Attributes:
-        values: by the setting's name, as the core takes them.
+        values: new values by setting, in the core's types.
     """
 
     values: Mapping[str, object] = field(default_factory=dict)
 
     def policy(self, before: Policy) -> Policy:
-        """Return settings with these in the place of their own.
+        """Return the policy with these settings replaced.
 
         Raises:
-            ValueError: together they cannot be.
+            ValueError: the combination is invalid.
         """
         policy = before
         for name, value in self.values.items():
@@ -54,15 +54,15 @@ class Changes:
         return policy
 
     def request(self, asked: GpuRequest) -> GpuRequest:
-        """Return what a pod would have asked for; what it says itself stays."""
-        told = {name: value for name, value in self.values.items() if name not in asked.own}
+        """Return a pod's request under the changed settings; its own annotations still win."""
+        values = {name: value for name, value in self.values.items() if name not in asked.own}
         changed: dict[str, Any] = {}
-        if "strategy" in told:
-            changed["strategy"] = told["strategy"]
+        if "strategy" in values:
+            changed["strategy"] = values["strategy"]
         limits: dict[str, Any] = {
-            part: told[f"thresholds.{part}"]
+            part: values[f"thresholds.{part}"]
             for part in ("utilization", "memory")
-            if f"thresholds.{part}" in told
+            if f"thresholds.{part}" in values
         }
         if limits:
             changed["thresholds"] = replace(asked.thresholds, **limits)
@@ -70,10 +70,10 @@ class Changes:
 
 
 def parse_changes(texts: Iterable[str]) -> Changes:
-    """Return what `NAME=VALUE` texts set.
+    """Parse `NAME=VALUE` texts into changed settings.
 
     Raises:
-        ValueError: one cannot be used; the message says what is allowed.
+        ValueError: a text is invalid; the message says what is allowed.
     """
     values: dict[str, object] = {}
     for text in texts:
@@ -81,8 +81,8 @@ def parse_changes(texts: Iterable[str]) -> Changes:
         if not equals or name not in REPLAYABLE:
             raise ValueError(
                 f"{text!r}: must be NAME=VALUE, NAME one of {', '.join(REPLAYABLE)}; other "
-                "settings shape what is believed of the GPUs before anything is decided, and the "
-                "log does not have the readings behind it"
+                "settings affect estimates that are computed before a decision, from readings that "
+                "the log does not have"
             )
         variable = f"IDLEGPU_{name.replace('.', '__').upper()}"
         try:
@@ -94,7 +94,7 @@ def parse_changes(texts: Iterable[str]) -> Changes:
 
 
 def _put(part: Any, path: tuple[str, ...], value: object) -> Any:  # noqa: ANN401 - parts of a policy
-    """Return a part of the settings with a value at a path."""
+    """Return a copy of a policy part with the value at an attribute path replaced."""
     name, *rest = path
     inner = _put(getattr(part, name), tuple(rest), value) if rest else value
     return replace(part, **{name: inner})

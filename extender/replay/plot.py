@@ -1,4 +1,4 @@
-"""A plot as SVG: how active the GPUs were where pods landed."""
+"""Draw an SVG plot of the activity of the GPUs where pods landed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,18 +11,18 @@ RIGHT: Final = 24
 TOP: Final = 64
 BOTTOM: Final = 64
 COLOURS: Final = ("#0072b2", "#d55e00", "#555555")
-"""Told apart by people who see colours otherwise, and by the dashes besides."""
+"""Colors that people with color blindness can distinguish, supported by different dashes."""
 DASHES: Final = ("", "8 4", "2 3")
 TICKS: Final = 5
 MOST_STEPS: Final = 500
 
 
 def draw(title: str, activities: Mapping[str, Sequence[float]]) -> str:
-    """Return the share of pods whose GPUs were at most so active, one curve for each side.
+    """Draw cumulative curves: the share of pods whose GPUs were at most so active.
 
     Args:
-        title: above it.
-        activities: mean activity of the GPUs of each pod, as a ratio, by the curve's name.
+        title: heading of the plot.
+        activities: mean activity of each pod's GPUs, as a ratio, by curve name.
     """
     curves = [(name, sorted(values)) for name, values in activities.items() if values]
     parts = [
@@ -34,7 +34,7 @@ def draw(title: str, activities: Mapping[str, Sequence[float]]) -> str:
         *(line for at, curve in enumerate(curves) for line in _curve(at, *curve)),
     ]
     if not curves:
-        parts.append(f'<text x="{LEFT + 16}" y="{TOP + 32}">nothing was placed</text>')
+        parts.append(f'<text x="{LEFT + 16}" y="{TOP + 32}">no pod was placed</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -59,7 +59,7 @@ def _axes() -> list[str]:
 
 
 def _curve(at: int, name: str, values: Sequence[float]) -> list[str]:
-    """Return one curve, and its line of the legend."""
+    """Return the SVG elements of one curve and its legend."""
     colour, dash = COLOURS[at % len(COLOURS)], DASHES[at % len(DASHES)]
     style = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
     count = len(values)

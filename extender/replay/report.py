@@ -1,4 +1,4 @@
-"""What would differ under other settings, in figures."""
+"""Replay a log and summarize the effect of changed settings in figures."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -11,25 +11,25 @@ from extender.replay.again import Landing, Replay, Replayed
 from extender.replay.changes import Changes
 
 MOVES: Final = 100
-"""So many pods that would go elsewhere are named."""
+"""Largest number of moved pods, and of inexact decisions, to list."""
 
 
 UNBOUND: Final = 2000
-"""Pods that may still be bound, of which the fleet of their decision is kept."""
+"""Number of latest decisions whose snapshot is kept for a binding that may follow in the log."""
 
 ATTEMPT_SECONDS: Final = 10.0
-"""kube-scheduler asks about scores at the latest so long after it asked filter: other extenders
-come between. What comes later belongs to another attempt, whose filter another replica answered."""
+"""Longest time between filter and prioritize of one attempt, as other extenders are called in
+between. A later prioritize belongs to another attempt, whose filter another replica answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """What placements were, or would be.
+    """Summary of placements, actual or simulated.
 
     Attributes:
         placed: pods that got a node.
-        waits: pods that got none at their last decision.
-        activity: mean activity of the GPUs where they landed, as a ratio; None where unknown.
+        waits: pods without a node at their last decision.
+        activity: mean activity of the GPUs where they landed, as a ratio; None if unknown.
         idle_share: share of the placed pods that got enough GPUs known to be idle.
     """
 
@@ -41,13 +41,15 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A pod that would go elsewhere, "" for nowhere.
+    """A pod whose first choice changes; a node of "" means none.
 
     Attributes:
         pod: `namespace/name`.
-        before: our first choice by the settings of the log.
-        after: our first choice by the changed ones.
-        bound: where kube-scheduler put it, "" where the log does not say.
+        before: first choice under the logged settings.
+        after: first choice under the changed settings.
+        bound: node that kube-scheduler bound the pod to, "" if unknown.
+        activity_before: activity on `before` as a ratio, None if unknown.
+        activity_after: activity on `after` as a ratio, None if unknown.
     """
 
     pod: str
@@ -60,26 +62,27 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A log decided again.
+    """Result of a replay.
+
+    For each pod only the last attempt counts.
 
     Attributes:
-        changes: what was set, by name.
-        decisions: decisions of the log.
-        exact: those that came out as they were logged, to the last bit, by the log's settings.
-        inexact: numbers of the first that did not.
-        pods: pods of the log; of each the last attempt to place it counts below, by what filter was
-            asked then.
-        narrowed: of those, how many of which the log has no such question: prioritize was asked
-            about no more than the nodes that had passed.
-        moved: of those, how many would have another first choice.
-        bound: of those, how many are known to be bound.
-        followed: of those, how many on our first choice by the settings of the log.
-        would_be_followed: of those, how many on our first choice by the changed ones.
-        before: our first choices by the settings of the log.
-        after: our first choices by the changed ones.
-        actual: where kube-scheduler put the pods.
-        moves: the first of those that would go elsewhere.
-        activities: for a plot: activity per pod of before, after and actual.
+        changes: changed settings by name, as text.
+        decisions: decisions in the log.
+        exact: decisions that the logged settings reproduce to the last bit.
+        inexact: numbers of the first decisions that they do not reproduce.
+        pods: pods in the log.
+        narrowed: pods without a filter call in the log; prioritize saw only the nodes that had
+            passed.
+        moved: pods whose first choice changes.
+        bound: pods with a known binding.
+        followed: bound pods on the first choice under the logged settings.
+        would_be_followed: bound pods on the first choice under the changed settings.
+        before: first choices under the logged settings.
+        after: first choices under the changed settings.
+        actual: nodes that kube-scheduler bound the pods to.
+        moves: the first of the moved pods.
+        activities: for the plot: activity by pod of before, after and actual.
     """
 
     changes: dict[str, str]
@@ -101,7 +104,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Pod:
-    """The decision about one pod that counts."""
+    """The last attempt to place one pod."""
 
     key: str
     is_narrowed: bool
@@ -110,16 +113,16 @@ class _Pod:
     bound: Landing | None = None
 
 
-def replay(log: Iterable[Logged], changes: Changes, told: dict[str, str]) -> Report:
-    """Decide a log again.
+def replay(log: Iterable[Logged], changes: Changes, change_texts: dict[str, str]) -> Report:
+    """Replay a log and build the report.
 
     Args:
-        log: what it tells, in its order.
-        changes: the settings that are changed.
-        told: the same for people, by name.
+        log: decisions and bindings in log order.
+        changes: changed settings.
+        change_texts: the changed settings as text, by name, for the report.
 
     Raises:
-        ValueError: the changes cannot be, or the log cannot be read.
+        ValueError: the changes are invalid, or the log cannot be decoded.
     """
     again = Replay(changes)
     pods: dict[str, _Pod] = {}
@@ -142,14 +145,13 @@ def replay(log: Iterable[Logged], changes: Changes, told: dict[str, str]) -> Rep
         last[line.pod.uid] = made
         if len(last) > UNBOUND:
             last.popitem(last=False)
-    return _report(list(pods.values()), told, decisions, exact, inexact)
+    return _report(list(pods.values()), change_texts, decisions, exact, inexact)
 
 
 def _is_scored_after(filtered: LoggedDecision, line: LoggedDecision) -> bool:
-    """Whether a line is the prioritize of the same attempt as a filter.
+    """Check whether a prioritize line belongs to the same attempt as a filter line.
 
-    Prioritize is asked about no more than the nodes that had passed, or the shortlist of them: by
-    other settings others might have.
+    The prioritize line is then ignored: it covers only nodes that passed under the logged settings.
     """
     return (
         (filtered.verb, line.verb) == (FILTER, PRIORITIZE)
@@ -159,20 +161,24 @@ def _is_scored_after(filtered: LoggedDecision, line: LoggedDecision) -> bool:
 
 
 def _bind(pod: _Pod | None, made: Replayed | None, node: str) -> None:
-    """Note what the node was worth that a pod was bound to, by what it was decided from."""
+    """Record the value of the node that a pod was bound to, as of its last decision."""
     if pod is not None and made is not None:
         pod.bound = Replay.landing(made.logged, node)
 
 
 def _report(
-    pods: Sequence[_Pod], told: dict[str, str], decisions: int, exact: int, inexact: list[int]
+    pods: Sequence[_Pod],
+    change_texts: dict[str, str],
+    decisions: int,
+    exact: int,
+    inexact: list[int],
 ) -> Report:
     moved = [pod for pod in pods if pod.before.node != pod.after.node]
     bound = [pod for pod in pods if pod.bound is not None]
     actual = [pod.bound for pod in bound if pod.bound is not None]
     before, after = [pod.before for pod in pods], [pod.after for pod in pods]
     return Report(
-        changes=told,
+        changes=change_texts,
         decisions=decisions,
         exact=exact,
         inexact=inexact,

@@ -1,1 +1,1 @@
-"""The subcommands: a module for each, with its `command`; `extender.cli.registry` lists them."""
+"""One module for each subcommand of `idlegpu`."""

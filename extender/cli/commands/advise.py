@@ -1,4 +1,4 @@
-"""`idlegpu advise`: how to share cards, and which pods ask for far too much."""
+"""`idlegpu advise`: recommend how to share GPUs, and list pods with oversized requests."""
 
 import click
 from rich.console import RenderableType
@@ -17,21 +17,21 @@ WIDE_PODS = [">LOOKED", ">SAMPLES", "OWNER", "WHY"]
 
 @click.command("advise")
 @connected
-@click.option("--node", metavar="NAME", help="Only cards and pods of this node.")
+@click.option("--node", metavar="NAME", help="Only GPUs and pods of this node.")
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @click.option("--over", default="1h", show_default=True, type=words.Span(), metavar="TIME",
-              help="How far back to look (1d, 7d); beyond 1h Prometheus is asked.")  # fmt: skip
-@click.option("--all", "is_all", is_flag=True, help="Also cards that are well as they are.")
+              help="Period to evaluate (1d, 7d); beyond 1h Prometheus is queried.")  # fmt: skip
+@click.option("--all", "is_all", is_flag=True, help="Include GPUs that need no change.")
 @click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
-              help="How many cards, and how many pods, to show.")  # fmt: skip
+              help="Largest number of GPUs, and of pods, to show.")  # fmt: skip
 def command(
     session: Session, *, node: str | None, namespace: str | None, over: int, is_all: bool,
     limit: int,
 ) -> None:  # fmt: skip
-    """Advice from measured use: replicas for shared cards, and pods that ask for far too much.
+    """Recommend replicas for shared GPUs, and list pods that request far too much.
 
-    ACTIVITY and MEMORY are what 19 of 20 samples do not exceed, since the card's tenants last
-    changed. -o wide says why, and how long that was.
+    Based on measured use: ACTIVITY and MEMORY are the 95th percentile of the samples since the
+    GPU's tenants last changed. -o wide shows the reason, and the length of that period.
     """
     answer = session.client.advice(
         node=node, namespace=namespace, over_seconds=over, all_cards=is_all, limit=limit
@@ -46,22 +46,22 @@ def _render(answer: Advice, *, is_wide: bool) -> RenderableType:
         parts.append(sheet(columns, (_card(one, is_wide=is_wide) for one in answer.cards)))
         parts.append(_left(answer.cards_total - len(answer.cards)))
     else:
-        parts.append(line("no card should be shared otherwise"))
+        parts.append(line("no GPU should be shared differently"))
     parts.append(line(""))
     if answer.pods:
         columns = PODS + (WIDE_PODS if is_wide else [])
         parts.append(sheet(columns, (_pod(one, is_wide=is_wide) for one in answer.pods)))
         parts.append(_left(answer.pods_total - len(answer.pods)))
     else:
-        parts.append(line("no pod is known to ask for far more, or less, than it uses"))
+        parts.append(line("no pod is known to request far more, or less, than it uses"))
     if answer.pods_unjudged:
         parts.append(
             line(
-                f"not judged, for too little is known of what they use: {answer.pods_unjudged}",
+                f"pods not judged, because too few samples exist: {answer.pods_unjudged}",
                 "dim",
             )
         )
-    parts.append(line(_looked(answer), "dim"))
+    parts.append(line(_basis(answer), "dim"))
     if answer.note:
         parts.append(line(answer.note, "yellow"))
     return stack(parts)
@@ -71,13 +71,13 @@ def _left(count: int) -> RenderableType | None:
     return line(f"and {count} more (--limit)", "dim") if count > 0 else None
 
 
-def _looked(answer: Advice) -> str:
+def _basis(answer: Advice) -> str:
     if not answer.samples:
-        return "nothing was measured yet of GPUs that pods hold"
+        return "no samples yet of GPUs that pods hold"
     return (
-        f"rests on {answer.samples} samples at most of each of {answer.devices} GPUs, over "
-        f"{words.span(answer.looked_seconds)} ({' and '.join(answer.sources)}); fewer than "
-        f"{answer.rules.least_samples} say nothing"
+        f"based on up to {answer.samples} samples of each of {answer.devices} GPUs, over "
+        f"{words.span(answer.looked_seconds)} ({' and '.join(answer.sources)}); at least "
+        f"{answer.rules.least_samples} are needed"
     )
 
 

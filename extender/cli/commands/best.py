@@ -1,4 +1,4 @@
-"""`idlegpu best`: the nodes that a pod would get."""
+"""`idlegpu best`: list the nodes that suit a pod now."""
 
 from collections import Counter
 
@@ -16,24 +16,25 @@ WIDE_COLUMNS = ["LANDS ON", ">ASSUMED", "COUNTS AGREE", ">SCORE"]
 
 @click.command("best")
 @connected
-@click.option("--gpus", default=1, show_default=True, type=words.Whole(1, 1024), help="How many.")
-@click.option("--memory", metavar="QUANTITY", help="Room on each, such as 20Gi.")
-@click.option("--model", metavar="MODELS", help="Models that it prefers, such as H100,A100.")
-@click.option("--resource", metavar="NAME", help="Which resource; nvidia.com/gpu unless set so.")
+@click.option("--gpus", default=1, show_default=True, type=words.Whole(1, 1024),
+              help="Number of GPUs.")  # fmt: skip
+@click.option("--memory", metavar="QUANTITY", help="Memory needed on each GPU, such as 20Gi.")
+@click.option("--model", metavar="MODELS", help="Preferred GPU models, such as H100,A100.")
+@click.option("--resource", metavar="NAME", help="GPU resource; unless set, nvidia.com/gpu.")
 @click.option(
-    "--strategy", type=click.Choice(["auto", "spread", "pack"]), help="Which node is best."
+    "--strategy", type=click.Choice(["auto", "spread", "pack"]), help="Placement strategy."
 )
 @click.option("--require-idle", is_flag=True, help="Only nodes known to be idle.")
-@click.option("--max-utilization", metavar="PERCENT", help="Busier GPUs are not idle.")
-@click.option("--max-memory", metavar="PERCENT", help="Fuller GPUs are not idle.")
+@click.option("--max-utilization", metavar="PERCENT", help="A GPU above this is not idle.")
+@click.option("--max-memory", metavar="PERCENT", help="A GPU with more memory used is not idle.")
 @click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
-              help="How many nodes to show.")  # fmt: skip
+              help="Largest number of nodes to show.")  # fmt: skip
 def command(session: Session, *, require_idle: bool, **wishes: str | int | None) -> None:
-    """The nodes that a pod with these wishes would get now, best first.
+    """List the nodes that suit a pod with these requirements now, best first.
 
-    IDLE: GPUs that it could land on and that are idle, of those that it could land on. CHANCE: that
-    all GPUs that the kubelet picks are idle. ACTIVITY and FREE: means of the GPUs that it could
-    land on. WHY: in the words of docs/decision.md. Ends with status 1 where no node would do.
+    Of the GPUs that the pod could land on: IDLE counts the idle ones; ACTIVITY and FREE are means.
+    CHANCE is the probability that all GPUs that the kubelet picks are idle. docs/decision.md
+    explains the terms of WHY. Exits with status 1 if no node suits.
     """
     idle = "true" if require_idle else None
     answer = session.client.best(**wishes, require_idle=idle)  # type: ignore[arg-type] # gpus is a number
@@ -53,17 +54,17 @@ def _render(answer: Best, *, is_wide: bool) -> RenderableType:
         )
         parts.append(sheet(columns, rows))
     else:
-        parts.append(line("no node would do", "bold"))
+        parts.append(line("no node suits", "bold"))
     left = answer.feasible - len(shown)
     if left > 0:
-        parts.append(line(f"and {left} more that would do (--limit)", "dim"))
+        parts.append(line(f"and {left} more that suit (--limit)", "dim"))
     counted = Counter(answer.rejected.values())
     parts += [line(f"{count} {reason}", "dim") for reason, count in counted.most_common()]
     return stack(parts)
 
 
 def row(rank: int | None, verdict: Verdict) -> list[Cell]:
-    """Return one node as a row."""
+    """Format one node as a table row."""
     landing = [device for device in verdict.devices if device.can_land]
     known = [device.utilization_ratio for device in landing if device.utilization_ratio is not None]
     free = [device.free_bytes for device in landing if device.free_bytes is not None]
@@ -79,7 +80,6 @@ def row(rank: int | None, verdict: Verdict) -> list[Cell]:
 
 
 def _wide(verdict: Verdict) -> list[Cell]:
-    """Return what a wide row has besides."""
     landing = [device for device in verdict.devices if device.can_land]
     on = ["?" if device.index is None else str(device.index) for device in landing]
     return [

@@ -1,4 +1,4 @@
-"""`idlegpu completion`: completion for shells."""
+"""`idlegpu completion`: print a shell's completion script."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -17,8 +17,8 @@ def command(context: click.Context, shell: str) -> None:
     zsh:  idlegpu completion zsh > "${fpath[1]}/_idlegpu"
     fish: idlegpu completion fish > ~/.config/fish/completions/idlegpu.fish
     """
-    made_by = get_completion_class(shell)
+    completion_class = get_completion_class(shell)
     group = context.find_root().command
-    if made_by is None:
-        raise click.UsageError(f"{shell}: no completion is known for this shell")
-    click.echo(made_by(group, {}, "idlegpu", "_IDLEGPU_COMPLETE").source())
+    if completion_class is None:
+        raise click.UsageError(f"{shell}: click has no completion for this shell")
+    click.echo(completion_class(group, {}, "idlegpu", "_IDLEGPU_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`idlegpu costs`: what the GPUs that pods hold cost, used and idle."""
+"""`idlegpu costs`: show the cost of the GPUs that pods hold, used and idle."""
 
 import click
 from rich.console import RenderableType
@@ -20,7 +20,7 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     default="owner",
     show_default=True,
     type=click.Choice(["pod", "owner", "namespace"]),
-    help="What is summed up together.",
+    help="Grouping of the costs.",
 )
 @click.option(
     "--idle-for",
@@ -28,21 +28,22 @@ COST_COLUMNS = [">COST", ">COST USED", ">COST IDLE"]
     show_default=True,
     type=words.Span(),
     metavar="TIME",
-    help="Only pods whose GPUs are idle for so long (30m, 1h, 1d12h); 0 for every holder.",
+    help="Only pods whose GPUs have been idle this long (30m, 1h, 1d12h); 0 for every holder.",
 )
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @click.option(
-    "--some", is_flag=True, help="With --idle-for, also pods that use some of their GPUs."
+    "--some", is_flag=True, help="With --idle-for, include pods that use some of their GPUs."
 )
 @click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
-              help="How many sums to show.")  # fmt: skip
+              help="Largest number of groups to show.")  # fmt: skip
 def command(
     session: Session, *, by: str, idle_for: int, namespace: str | None, some: bool, limit: int
 ) -> None:
-    """What the GPUs that pods hold cost since they hold them; what costs most for nothing first.
+    """Show the cost of GPUs since their pods were bound; the highest idle cost first.
 
-    COST IDLE is since the GPUs that are idle now were last used, COST USED all the rest. Costs need
-    a price list in the extender's settings (prices); without it GPU-hours are shown alone.
+    COST IDLE covers the time since the currently idle GPUs were last used, COST USED the rest.
+    Costs need a price list in the extender's settings (prices); without it only GPU-hours are
+    shown.
     """
     answer = session.client.costs(
         by=by, idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit
@@ -62,9 +63,9 @@ def _render(answer: Costs) -> RenderableType:
     left = answer.total - len(answer.costs)
     notes = {
         "and {} more (--limit)": left,
-        "no price is known for what {} pods hold": answer.sums.unpriced_pods * answer.is_priced,
-        "left out, for you may not read them: {} pods": answer.hidden_pods,
-        "left out, for nobody says which GPUs are theirs: {} pods": answer.unknown,
+        "no price is known for the GPUs of {} pods": answer.sums.unpriced_pods * answer.is_priced,
+        "left out, because you may not read them: {} pods": answer.hidden_pods,
+        "left out, because no source reports their GPUs: {} pods": answer.unknown,
     }
     parts += [line(text.format(count), "dim") for text, count in notes.items() if count > 0]
     if not answer.is_priced:

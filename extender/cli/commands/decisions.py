@@ -1,4 +1,4 @@
-"""`idlegpu decisions`: what was decided."""
+"""`idlegpu decisions`: list the latest decisions."""
 
 import click
 from rich.console import RenderableType
@@ -13,20 +13,21 @@ WIDE_COLUMNS = ["RUNNER-UP", "ASKS FOR", ">MS", "REPLICA", "ID"]
 
 FOLLOWED = {True: "yes", False: "no", None: words.NOTHING}
 SHADOWED = {True: "shadow: same", False: "shadow: another", None: "shadow"}
-"""By whether the pod is on our first choice, of which kube-scheduler was not told."""
+"""Text by whether the pod is on our first choice, in shadow mode: kube-scheduler did not receive
+it."""
 
 
 @click.command("decisions")
 @connected
 @click.argument("pod", required=False)
 @click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
-              help="How many decisions to show.")  # fmt: skip
+              help="Largest number of decisions to show.")  # fmt: skip
 def command(session: Session, *, pod: str | None, limit: int) -> None:
-    """The last decisions, the newest first; about POD (namespace/name, name or UID), or all.
+    """List the latest decisions, newest first, of POD (namespace/name, name or UID) or of all pods.
 
-    kube-scheduler asks twice: filter, which nodes would do, and prioritize, which is best of those.
-    FEASIBLE: so many would do, of those that it asked about; CHOSE: our first choice; FOLLOWED: the
-    pod was bound there. -o wide says besides which node came second, and what the pod asks for.
+    kube-scheduler calls the extender twice for each pod: filter selects the nodes that suit,
+    prioritize ranks them. FEASIBLE: nodes that suit, of the candidates; CHOSE: our first choice;
+    FOLLOWED: whether the pod was bound there. -o wide adds the runner-up and the pod's requests.
     """
     answer = session.client.decisions(pod=pod, limit=limit)
     session.show(answer, lambda: _render(answer, pod, is_wide=session.is_wide))
@@ -38,8 +39,8 @@ def command(session: Session, *, pod: str | None, limit: int) -> None:
 def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableType:
     columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     rows = (_row(one, is_wide=is_wide) for one in answer.decisions)
-    # About one pod there may be none although others were decided about: that is told as a failure.
-    none = None if pod else line("nothing was decided yet")
+    # For one pod, an empty list is an error: the caller prints it.
+    none = None if pod else line("no decisions yet")
     away = words.listed(answer.unreachable)
     return stack(
         [
@@ -53,7 +54,7 @@ def _render(answer: Decisions, pod: str | None, *, is_wide: bool) -> RenderableT
 
 
 def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
-    told = SHADOWED if decision.is_shadow else FOLLOWED
+    texts = SHADOWED if decision.is_shadow else FOLLOWED
     row: list[Cell] = [
         str(decision.number),
         words.clock(decision.at),
@@ -62,7 +63,7 @@ def _row(decision: Decision, *, is_wide: bool) -> list[Cell]:
         f"{decision.feasible}/{decision.candidates}",
         decision.node or "none",
         decision.bound_node or words.NOTHING,
-        word(told[decision.is_followed]),
+        word(texts[decision.is_followed]),
     ]
     if is_wide:
         took = decision.duration_seconds

@@ -1,4 +1,4 @@
-"""`idlegpu doctor`: what is wrong with the installation, and what to do."""
+"""`idlegpu doctor`: find faults of the installation, and print evidence and remedies."""
 
 import time
 from collections import Counter
@@ -23,28 +23,28 @@ from extender.remote.errors import ClientError, Failure
 
 STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 SHOWN = 5
-"""So many lines of evidence are shown, unless all are asked for."""
+"""Lines of evidence to show for each finding, unless `-o wide`."""
 
 
 @click.command("doctor")
 @connected
 @click.argument("files", nargs=-1)
-@click.option("--offline", is_flag=True, help="Look at FILES alone: no cluster, no extender.")
+@click.option("--offline", is_flag=True, help="Check only FILES: no cluster, no extender.")
 @click.option(
     "--account",
     default=ACCOUNT,
     show_default=True,
     metavar="NS/NAME",
-    help="The extender's service account, whose rights are looked at.",
+    help="The extender's service account, whose RBAC rights are checked.",
 )
 def command(session: Session, *, files: tuple[str, ...], offline: bool, account: str) -> None:
-    """What is wrong with the installation: evidence, and what to do.
+    """Find faults of the installation, with evidence and remedies.
 
-    Looks at the cluster of the kubeconfig, and at the extender; FILES add what neither tells, such
-    as kube-scheduler's configuration. With --offline these are all there is: output of kubectl get
-    -o json (nodes, pods, ...), configurations, metrics, answers of the extender, certificates.
+    Checks the cluster of the kubeconfig and the extender. FILES add facts that neither provides,
+    such as kube-scheduler's configuration. With --offline only FILES are checked: output of kubectl
+    get -o json (nodes, pods, ...), configurations, metrics, answers of the extender, certificates.
 
-    Ends with status 1 where a finding is an error. A check that could not run has not passed.
+    Exits with status 1 if a finding is an error. A check that could not run has not passed.
     """
     namespace, slash, name = account.partition("/")
     if not (namespace and slash and name):
@@ -52,16 +52,16 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
             f"account {account!r}: must be namespace/name, such as {ACCOUNT}", Failure.BAD_QUESTION
         )
     if offline and not files:
-        raise ClientError("--offline looks at files alone: name some", Failure.BAD_QUESTION)
-    pile, at = Pile(), time.time()
-    pile.account = account
+        raise ClientError("--offline checks files only: name some", Failure.BAD_QUESTION)
+    collector, at = Pile(), time.time()
+    collector.account = account
     if not offline:
-        gather_cluster(pile, lambda: session.cluster, account)
-        gather_extender(pile, lambda: session.client, at)
-    add_files(pile, files)
-    report = examine(pile.facts(at), CHECKS)
+        gather_cluster(collector, lambda: session.cluster, account)
+        gather_extender(collector, lambda: session.client, at)
+    add_files(collector, files)
+    report = examine(collector.facts(at), CHECKS)
     if session.is_table:
-        causes = [why for why, count in Counter(pile.missing.values()).items() if count > 1]
+        causes = [why for why, count in Counter(collector.missing.values()).items() if count > 1]
         show_table(session.console, _sheet(report, causes, is_wide=session.is_wide))
     else:
         session.write(asdict(report))
@@ -70,15 +70,15 @@ def command(session: Session, *, files: tuple[str, ...], offline: bool, account:
 
 
 def _sheet(report: Report, causes: Sequence[str], *, is_wide: bool) -> RenderableType:
-    """Return what people read.
+    """Render the report as a table.
 
     Args:
-        report: what all checks came to.
-        causes: why several things are not known: told once.
-        is_wide: whether all evidence is shown.
+        report: result of all checks.
+        causes: reasons that several missing facts share; printed once, as numbered notes.
+        is_wide: whether to show all evidence.
     """
     parts: list[RenderableType | None] = [
-        _told(finding, is_wide=is_wide) for finding in report.findings
+        _finding(finding, is_wide=is_wide) for finding in report.findings
     ]
     met = [cause for cause in causes if any(cause in one.why for one in report.not_run)]
     parts += [_not_run(one, met) for one in report.not_run]
@@ -93,7 +93,7 @@ def _sheet(report: Report, causes: Sequence[str], *, is_wide: bool) -> Renderabl
     return stack(parts)
 
 
-def _told(finding: Finding, *, is_wide: bool) -> RenderableType:
+def _finding(finding: Finding, *, is_wide: bool) -> RenderableType:
     head = Text(f"{finding.code} {finding.severity}", style=STYLES[finding.severity])
     head.append(f"  {clean(finding.what)}", style="default")
     shown = finding.evidence if is_wide else finding.evidence[:SHOWN]

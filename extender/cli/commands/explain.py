@@ -1,4 +1,4 @@
-"""`idlegpu explain`: why a pod went where it went, or waits; what would happen to another."""
+"""`idlegpu explain`: explain a pod's placement, or predict that of a manifest."""
 
 import re
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from extender.remote.errors import ClientError, Failure
 
 FEW: Final = 10
 EVERY: Final = 10_000
-"""As many as the extender tells."""
+"""Largest number of nodes that the extender returns."""
 
 _DECISION: Final = re.compile(r"(\w[\w.]*-)?[1-9][0-9]{0,8}", re.ASCII)
 
 
 class DecisionName(click.ParamType[int | str]):
-    """A decision's number, or its id, which no decision of another replica has."""
+    """Option type for a decision: its number, or its id, which is unique across replicas."""
 
     name = "decision"
 
@@ -31,7 +31,7 @@ class DecisionName(click.ParamType[int | str]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | str:
-        """Read one."""
+        """Parse a decision's number or id."""
         text = str(value)
         if not _DECISION.fullmatch(text):
             self.fail(
@@ -51,16 +51,16 @@ class DecisionName(click.ParamType[int | str]):
     "--filename",
     metavar="FILE",
     type=FILE,
-    help="Say what would happen to the pods of this manifest (- for standard input).",
+    help="Predict the placement of this manifest's pods (- for standard input).",
 )
 @click.option("--number", "decisions", multiple=True, type=DecisionName(), metavar="N",
-              help="Explain decision N instead: its number, or its id where several replicas have "
-              "the number; may be said again.")  # fmt: skip
+              help="Explain decision N instead: its number, or its id if several replicas have "
+              "the number; repeatable.")  # fmt: skip
 @click.option("--node", metavar="NAME",
-              help="Show this node in detail, or what is kept of it.")  # fmt: skip
-@click.option("--limit", type=Whole(0, EVERY), help="How many nodes to list; unless set, 10 in the "
-              "table, and every candidate in the wide one and for programs.")  # fmt: skip
-@click.option("--scores", is_flag=True, help="Show what the score of a node in detail is made of.")
+              help="Show this node in detail, as far as it was recorded.")  # fmt: skip
+@click.option("--limit", type=Whole(0, EVERY), help="Largest number of nodes to list; unless set, "
+              "10 in the table, and all with -o wide, json or yaml.")  # fmt: skip
+@click.option("--scores", is_flag=True, help="Show the parts of a detailed node's score.")
 def command(
     session: Session,
     *,
@@ -71,19 +71,19 @@ def command(
     limit: int | None,
     scores: bool,
 ) -> None:
-    """Why each POD (namespace/name, name or UID) went where it went, or what it waits for.
+    """Explain the placement of each POD (namespace/name, name or UID), or why it waits.
 
-    Shown is the record that the decision was made from: the readings, their source and age, and
-    the pods that were assumed by then. With -f nothing is created: the answer says what would
-    happen now. Reasons are in the words of docs/decision.md; --scores adds the arithmetic. Status 1
-    where nothing is known of a pod, a decision or --node, and where with -f no node would do.
+    The explanation shows the record from which the decision was made: readings with source and age,
+    and the pods that were assumed. -f creates nothing: it predicts the placement now.
+    docs/decision.md explains the terms; --scores adds the arithmetic. Exits with status 1 if
+    nothing is known of a pod, a decision or --node, or if with -f no node suits.
     """
     if sum(map(bool, (pods, filename, decisions))) != 1:
         raise click.UsageError("name one of: POD..., --filename FILE, --number N")
     client = session.client
     if limit is None:
         limit = FEW if session.output == "table" else EVERY
-    asked: list[Callable[[], Explanation]] = [
+    requests: list[Callable[[], Explanation]] = [
         *(partial(client.explain, pod, limit=limit, node=node) for pod in pods),
         *(partial(client.explain, number=one, limit=limit, node=node) for one in decisions),
         *(
@@ -92,8 +92,8 @@ def command(
         ),
     ]
     statuses = [
-        _show(session, ask, node=node, limit=limit, is_only=len(asked) == 1, has_scores=scores)
-        for ask in asked
+        _show(session, ask, node=node, limit=limit, is_only=len(requests) == 1, has_scores=scores)
+        for ask in requests
     ]
     if any(statuses):
         click.get_current_context().exit(max(statuses))
@@ -108,13 +108,12 @@ def _show(
     is_only: bool,
     has_scores: bool,
 ) -> int:
-    """Show one explanation; return the exit status that it calls for.
+    """Print one explanation; return the exit status.
 
-    Of several the others are shown although one cannot be: it is not known, or not clear which is
-    meant.
+    If there are several, an unknown or ambiguous pod does not prevent the others from being shown.
 
     Raises:
-        ClientError: it cannot be shown, and it is the only one, or the others could not be, either.
+        ClientError: the only explanation failed, or the failure would affect the others too.
     """
     try:
         answer = ask()
@@ -134,6 +133,5 @@ def _show(
 
 
 def _is_missed(answer: Explanation, node: str | None) -> bool:
-    """Whether nothing is known of the node that was asked for."""
     one = answer.asked_node
     return node is not None and (one is None or one.kept not in {"in-full", "in-short"})

@@ -1,4 +1,4 @@
-"""An explanation as people read it: first how it ended, then every node, then one in detail."""
+"""Render an explanation: the outcome, then a table of all nodes, then one node in detail."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ from extender.remote.answers import (
 )
 
 DEVICE_COLUMNS = [">GPU", "=STATE", ">ACTIVITY", "BY", ">MEMORY", ">FREE GiB", ">°C", "=LANDS",
-                  ">ASSUMED", "TOLD BY, AGE", "HEALTH"]  # fmt: skip
+                  ">ASSUMED", "SOURCE, AGE", "HEALTH"]  # fmt: skip
 SIGNALS = {
     "graphics_active_ratio": "graphics",
     "gpu_utilization_ratio": "GPU util",
@@ -29,26 +29,25 @@ SIGNALS = {
     "memory_copy_utilization_ratio": "mem copy",
     "power_watts": "power",
 }
-"""What told the activity of a device, as people call it."""
+"""Short name of each signal that can be the source of a device's activity."""
 PART_COLUMNS = ["PART OF THE SCORE", ">EARNED", ">AT MOST", ">ADDS"]
 MOST_NAMES = 4
-RECOMPUTED = "recomputed from the readings of now, which the decision was not made from:"
-NOT_KNOWN = "and no decision about it is remembered: it was not asked for, or is too long ago"
+RECOMPUTED = "recomputed from current readings, not from those of the decision:"
+NOT_KNOWN = "and no decision about it is remembered: none was made, or it is too old"
 
 
 def render(
     answer: Explanation, *, node: str | None, limit: int, is_wide: bool, has_scores: bool = False
 ) -> RenderableType:
-    """Return what people read.
+    """Render an explanation for people.
 
     Args:
         answer: the explanation.
-        node: the node to show in detail, or of which to say why that cannot be; None for the one
-            bound to, else our first choice.
-        limit: so many nodes are listed.
-        is_wide: every node that is kept in full is shown in detail, and those that were refused are
-            listed one by one.
-        has_scores: what a node's score is made of is shown with it in detail.
+        node: node to show in detail, or the reason why that is impossible; None for the node that
+            the pod is bound to, else our first choice.
+        limit: largest number of nodes to list.
+        is_wide: show all recorded nodes in detail, and list the rejected nodes one by one.
+        has_scores: show the parts of each detailed node's score.
     """
     parts: list[RenderableType | None] = [*_head(answer)]
     listed = answer.nodes[:limit]
@@ -62,8 +61,8 @@ def render(
     if node is not None and (why := _why_no_detail(answer, node)):
         parts += [Text(""), line(why, "yellow")]
         for verdict in answer.asked_node.now if answer.asked_node else ():
-            told = _detail(verdict, has_scores=has_scores)
-            parts += [Text(""), line(RECOMPUTED, "yellow"), *told]
+            detail = _detail(verdict, has_scores=has_scores)
+            parts += [Text(""), line(RECOMPUTED, "yellow"), *detail]
     if answer.not_checked:
         parts += [Text(""), line(f"not checked: {', '.join(answer.not_checked)}", "dim")]
     if answer.kept is not None and answer.kept.in_short:
@@ -72,7 +71,6 @@ def render(
 
 
 def _head(answer: Explanation) -> Iterable[RenderableType]:
-    """Yield how it ended, in words."""
     yield line(f"{answer.pod}: {_outcome(answer)}", "bold")
     for problem in answer.problems:
         yield line(problem.message, "yellow")
@@ -81,8 +79,8 @@ def _head(answer: Explanation) -> Iterable[RenderableType]:
         yield line(_asked(decision.request))
     if decision is not None:
         filtered = answer.filter or decision
-        told = f"{filtered.feasible} of {filtered.candidates} candidates would do"
-        yield line(f"{told}{_about(decision)}")
+        summary = f"{filtered.feasible} of {filtered.candidates} candidates would do"
+        yield line(f"{summary}{_about(decision)}")
         if decision.is_shadow:
             yield line(words.SHADOW, "yellow")
     if answer.pending is not None:
@@ -96,34 +94,32 @@ def _outcome(answer: Explanation) -> str:
         return f"would go to {chosen}" if chosen else "no node would do"
     if answer.bound_node:
         choice = {True: "our first choice", False: f"not our first choice, {chosen}"}
-        told = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN
-        return f"is on {answer.bound_node}, {told}"
+        text = choice.get(bool(answer.is_followed), "") if decision else NOT_KNOWN
+        return f"is on {answer.bound_node}, {text}"
     if answer.state == "gone":
         return f"is gone; our choice was {chosen or 'no node'}"
     return f"waits: {answer.state}"
 
 
 def _asked(request: Request) -> str:
-    """Return what the pod asks for."""
-    told = [words.resources(request.resources)]
+    parts = [words.resources(request.resources)]
     if request.gpu_memory_bytes:
-        told.append(f"{words.gib(request.gpu_memory_bytes)} GiB on each")
+        parts.append(f"{words.gib(request.gpu_memory_bytes)} GiB on each")
     if request.prefer_models:
-        told.append(f"preferably {', '.join(request.prefer_models)}")
+        parts.append(f"preferably {', '.join(request.prefer_models)}")
     if request.require_idle:
-        told.append("idle for certain")
+        parts.append("idle for certain")
     if request.max_utilization_ratio is not None and request.max_memory_ratio is not None:
-        told.append(
+        parts.append(
             f"idle is below {words.percent(request.max_utilization_ratio)} activity and "
             f"{words.percent(request.max_memory_ratio)} memory"
         )
     if request.strategy:
-        told.append(f"strategy {request.strategy}")
-    return f"asks for {', '.join(told)}"
+        parts.append(f"strategy {request.strategy}")
+    return f"asks for {', '.join(parts)}"
 
 
 def _about(decision: Decision) -> str:
-    """Return which decision it is."""
     if not decision.number:
         return " now"
     took = f", {decision.duration_seconds * 1000:.1f} ms" if decision.duration_seconds else ""
@@ -131,7 +127,6 @@ def _about(decision: Decision) -> str:
 
 
 def _waiting(pod: Waiting) -> Iterable[RenderableType]:
-    """Yield what a pod waits for, and what would help."""
     yield line(f"waits for {words.span(pod.waiting_seconds)}, scheduler {pod.scheduler}")
     for name, counted in (("kube-scheduler", pod.by_scheduler), ("idlegpu", pod.by_us)):
         for one in counted:
@@ -143,7 +138,7 @@ def _waiting(pod: Waiting) -> Iterable[RenderableType]:
 
 
 def _refused(answer: Explanation) -> Iterable[tuple[str, str]]:
-    """Yield the nodes that were refused and are not kept in full, with the reason."""
+    """Yield the rejected nodes that are not recorded in full, each with its reason."""
     in_full = {verdict.node for verdict in answer.nodes}
     for one in answer.rejected:
         yield from ((node, one.reason) for node in one.nodes if node not in in_full)
@@ -173,7 +168,7 @@ def _left(answer: Explanation, limit: int) -> Text | None:
     return line(f"and {left} more (--limit)", "dim") if left > 0 else None
 
 
-def _reasons(who: str, counted: list[Counted]) -> Iterable[RenderableType]:
+def _reasons(heading: str, counted: list[Counted]) -> Iterable[RenderableType]:
     for one in counted:
         names = words.listed(one.nodes, MOST_NAMES)
         more = one.count - len(one.nodes)
@@ -181,11 +176,11 @@ def _reasons(who: str, counted: list[Counted]) -> Iterable[RenderableType]:
             names += f" and {more} more"
         elif more > 0:
             names = words.listed([*one.nodes, *[""] * more], MOST_NAMES)
-        yield line(f"{who}: {one.count} {one.reason}: {names}")
+        yield line(f"{heading}: {one.count} {one.reason}: {names}")
 
 
 def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[Verdict]:
-    """Return the nodes to show in detail."""
+    """Select the nodes to show in detail."""
     if node is not None:
         return [verdict for verdict in answer.nodes if verdict.node == node]
     if is_wide:
@@ -196,35 +191,35 @@ def _detailed(answer: Explanation, node: str | None, *, is_wide: bool) -> list[V
 
 
 def _why_no_detail(answer: Explanation, node: str) -> str:
-    """Return why a node is not shown in detail, "" where it is."""
+    """Return the reason why a node cannot be shown in detail, "" if it can."""
     if any(verdict.node == node for verdict in answer.nodes):
         return ""
     one = answer.asked_node
-    told = one.why if one is not None and one.why else "no decision about this pod is remembered"
-    return f"{node}: {told}"
+    why = one.why if one is not None and one.why else "no decision about this pod is remembered"
+    return f"{node}: {why}"
 
 
 def _detail(verdict: Verdict, *, has_scores: bool) -> Iterable[RenderableType]:
-    """Yield one node in detail: its reason, its devices, and what its score is made of."""
-    told = (
+    """Yield the lines of one node in detail: reason, devices, and the parts of its score."""
+    title = (
         f"{verdict.node}, {verdict.resource}: {verdict.idle} idle of {verdict.landing} GPUs that "
         f"the pod could land on, {verdict.needed} needed"
     )
     if verdict.assumed:
-        told += f", {verdict.assumed} assumed on them"
+        title += f", {verdict.assumed} assumed on them"
     if verdict.taken:
-        told += f", {verdict.taken} taken by pods of which nobody knows where"
-    yield line(told, "bold")
+        title += f", {verdict.taken} taken by pods on unknown GPUs"
+    yield line(title, "bold")
     if verdict.reason:
         yield line(verdict.reason)
     if verdict.is_late:
         yield line(
-            "as it was when the pod was bound: what the decision was made from was gone by then",
+            "as of the pod's binding: the decision's own snapshot was already replaced",
             "yellow",
         )
     if not verdict.is_agreed:
         yield line(
-            "readings and API server disagree on which GPUs are held: any may be landed on",
+            "readings and API server disagree on which GPUs are in use: the pod may land on any",
             "yellow",
         )
     yield sheet(DEVICE_COLUMNS, (_device(device) for device in verdict.devices))
@@ -235,7 +230,6 @@ def _detail(verdict: Verdict, *, has_scores: bool) -> Iterable[RenderableType]:
 
 
 def _scores(verdict: Verdict) -> RenderableType:
-    """Return what a node's score is made of."""
     parts = [
         [part.name, words.percent(part.value), f"{part.share:.6f}", f"{part.adds:.6f}"]
         for part in verdict.parts
@@ -254,9 +248,9 @@ def _scores(verdict: Verdict) -> RenderableType:
 
 
 def _room(device: Device) -> str:
-    """Return what the room of a device comes from of which pods declared memory.
+    """Format the calculation of a device's room for memory, if its pods declared memory.
 
-    It is what total, declared and others leave, and no more than is free.
+    Room is total minus declared minus use by others, but at most the measured free memory.
     """
     index = "?" if device.index is None else device.index
     return (
@@ -279,21 +273,21 @@ def _device(device: Device) -> list[Cell]:
         words.percent(device.utilization_ratio),
         SIGNALS.get(activity.signal, words.NOTHING) if activity else words.NOTHING,
         words.percent(device.memory_used_ratio),
-        # A held GPU's memory comes free with its holder: no room of today.
+        # The memory of a GPU in use is freed only when its pod ends: it is no room for this pod.
         words.gib(device.free_bytes) if device.can_land else words.NOTHING,
         words.UNKNOWN if celsius is None else f"{celsius:.0f}",
         word("yes" if device.can_land else "no"),
         str(device.assumed),
-        told_by(device),
+        source_and_age(device),
         "; ".join(filter(None, (device.health, throttled))) or words.NOTHING,
     ]
 
 
-def told_by(device: Device) -> str:
-    """Return who told each signal of a device, and how old that was."""
-    told = {
+def source_and_age(device: Device) -> str:
+    """Format the source and age of each signal of a device."""
+    texts = {
         name: f"{one.source} {words.span(one.age_seconds)}" for name, one in device.signals.items()
     }
-    if len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    return ", ".join(f"{name}: {text}" for name, text in told.items()) or device.source
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return ", ".join(f"{name}: {text}" for name, text in texts.items()) or device.source

@@ -1,4 +1,4 @@
-"""`idlegpu gpus`: every GPU."""
+"""`idlegpu gpus`: list GPUs."""
 
 import click
 from rich.table import Table
@@ -18,11 +18,12 @@ STATES = ("idle", "busy", "unknown", "unhealthy", "foreign")
 @connected
 @click.argument("node", required=False)
 @click.option("--state", type=click.Choice(STATES), help="Only GPUs in this state.")
-@click.option("--model", default="", help="Only GPUs whose model contains this.")
+@click.option("--model", default="", help="Only GPUs whose model contains this text.")
 def command(session: Session, *, node: str | None, state: str | None, model: str) -> None:
-    """Every GPU, or those of NODE: activity, memory, state, tenants.
+    """List GPUs of the cluster, or of NODE: activity, memory, state, tenants.
 
-    A GPU is written NODE::INDEX. -o wide says besides why it is in its state, and who told.
+    A GPU's name is NODE::INDEX. -o wide adds the reason for its state, and the source of its
+    readings.
     """
     answer = session.client.gpus(node)
     answer.gpus = [
@@ -37,7 +38,7 @@ def command(session: Session, *, node: str | None, state: str | None, model: str
 
 
 def table(gpus: list[Gpu], *, is_wide: bool) -> Table:
-    """Return the GPUs as a table."""
+    """Format GPUs as a table."""
     columns = COLUMNS + (WIDE_COLUMNS if is_wide else [])
     return sheet(columns, (_row(gpu, is_wide=is_wide) for gpu in gpus))
 
@@ -67,14 +68,14 @@ def _row(gpu: Gpu, *, is_wide: bool) -> list[Cell]:
 
 
 def _state(gpu: Gpu) -> Text:
-    """Return its state; of one that only an old reading calls busy that is said, as on the page."""
+    """Format the state; a busy state that only stale readings support is marked, as on the page."""
     if gpu.state == "busy" and gpu.freshness == "stale" and not gpu.assumed:
         return Text.assemble(word(gpu.state), ", stale")
     return word(gpu.state)
 
 
 def memory(gpu: Gpu) -> str:
-    """Return memory used of a GPU and what it has, in GiB."""
+    """Format a GPU's used and total memory in GiB."""
     used = None
     if gpu.memory_used_ratio is not None and gpu.memory_total_bytes is not None:
         used = gpu.memory_used_ratio * gpu.memory_total_bytes

@@ -1,4 +1,4 @@
-"""`idlegpu holders`: pods that hold GPUs and do not use them."""
+"""`idlegpu holders`: list pods that hold GPUs without using them."""
 
 import click
 from rich.console import RenderableType
@@ -21,19 +21,20 @@ WIDE_COLUMNS = ["WHY", ">HELD FOR", "GPUS"]
     show_default=True,
     type=words.Span(),
     metavar="TIME",
-    help="Idle for so long at least (30m, 1h, 1d12h); 0 lists every holder.",
+    help="Only pods idle for at least this long (30m, 1h, 1d12h); 0 lists every holder.",
 )
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
-@click.option("--some", is_flag=True, help="Also pods that use some of their GPUs.")
+@click.option("--some", is_flag=True, help="Include pods that use some of their GPUs.")
 @click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
-              help="How many pods to show.")  # fmt: skip
+              help="Largest number of pods to show.")  # fmt: skip
 def command(
     session: Session, *, idle_for: int, namespace: str | None, some: bool, limit: int
 ) -> None:
-    """Pods that hold GPUs and have not used them for a while, the longest idle first.
+    """List pods that hold GPUs without using them, the longest idle first.
 
-    A GPU counts as used where it is busy for 2% of the time. IDLE FOR with a + may be longer: it
-    was so when the extender began to watch. A shared GPU that anybody uses is idle for nobody.
+    A GPU counts as used if it is busy for at least 2% of the time. A + after IDLE FOR means that
+    the GPU was already idle when the extender began to watch. A shared GPU is idle only if no
+    tenant uses it.
     """
     answer = session.client.holders(
         idle_for_seconds=idle_for, namespace=namespace, some=some, limit=limit
@@ -58,7 +59,7 @@ def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
         parts.append(line(f"in all {summed(answer.sums)}", "dim"))
     if answer.unknown:
         parts.append(
-            line(f"not judged, for nobody says which GPUs are theirs: {answer.unknown}", "dim")
+            line(f"not judged, because no source reports their GPUs: {answer.unknown}", "dim")
         )
     if answer.watched_since:
         parts.append(line(f"watched since {words.clock(answer.watched_since)}", "dim"))
@@ -66,11 +67,11 @@ def _render(answer: Holders, *, is_wide: bool) -> RenderableType:
 
 
 def summed(sums: Sums) -> str:
-    """Return what some pods hold, in words."""
-    told = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
+    """Format the GPU-hours and costs of several pods as one line."""
+    hours = f"{sums.gpu_hours:.1f} GPU-hours, {sums.gpu_hours_idle:.1f} of them idle"
     if sums.cost is None:
-        return told
-    return f"{told}: {words.money(sums.cost)}, {words.money(sums.cost_idle)} of it idle"
+        return hours
+    return f"{hours}: {words.money(sums.cost)}, {words.money(sums.cost_idle)} of it idle"
 
 
 def _row(holder: Holder, *, is_wide: bool, is_priced: bool) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""`idlegpu nodes`: the nodes with GPUs."""
+"""`idlegpu nodes`: list the nodes with GPUs."""
 
 import click
 from rich.table import Table
@@ -18,13 +18,13 @@ WIDE_COLUMNS = [">ASSUMED", ">FAILED EARLY", "DRIVER", "RESOURCES", "PODS"]
 @click.option(
     "--idle", "only_idle", is_flag=True, help="Only nodes with idle GPUs or MIG instances."
 )
-@click.option("--model", default="", help="Only nodes whose model contains this.")
+@click.option("--model", default="", help="Only nodes whose GPU model contains this text.")
 def command(session: Session, *, only_idle: bool, model: str) -> None:
-    """Nodes with GPUs: how many are idle, how busy they are.
+    """List nodes with GPUs: idle GPUs, activity, memory, state.
 
-    IDLE counts GPUs (cards; one in MIG instances is idle where all of them are) that are idle by
-    readings, of all; MIG IDLE the instances, where there are any; HELD what pods hold of what the
-    node offers, by the API server's count. ACTIVITY and MEMORY are means over the node's GPUs.
+    IDLE: GPUs that are idle by their readings, of all GPUs (a GPU in MIG mode is idle if all its
+    instances are). MIG IDLE: idle MIG instances, if there are any. HELD: GPUs that pods hold, of
+    the allocatable ones, as the API server counts. ACTIVITY and MEMORY: means over the node's GPUs.
     """
     answer = session.client.nodes()
     answer.nodes = [
@@ -58,13 +58,13 @@ def _instances(node: Node) -> str:
 
 
 def _row(node: Node, *, is_wide: bool) -> list[Cell]:
-    held = sum(counts.held for counts in node.resources.values())
+    used = sum(counts.held for counts in node.resources.values())
     offered = sum(counts.allocatable for counts in node.resources.values())
     row: list[Cell] = [
         node.name,
         words.model(node.model),
         f"{node.gpus_idle}/{node.gpus_total}",
-        f"{held}/{offered}",
+        f"{used}/{offered}",
         words.percent(node.utilization_mean_ratio),
         words.percent(node.memory_used_mean_ratio),
         word(state_of(node)),
@@ -82,7 +82,7 @@ def _row(node: Node, *, is_wide: bool) -> list[Cell]:
 
 
 def state_of(node: Node) -> str:
-    """Return in a word whether a node takes pods."""
+    """Return in a word whether the node accepts pods."""
     if not node.is_ready:
         return "not ready"
     return "cordoned" if node.is_unschedulable else "ready"

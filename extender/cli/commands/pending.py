@@ -1,4 +1,4 @@
-"""`idlegpu pending`: pods that wait, and what for."""
+"""`idlegpu pending`: list GPU pods that wait, with the reasons."""
 
 import click
 from rich.console import RenderableType
@@ -17,12 +17,12 @@ MOST_REASONS = 2
 @connected
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @click.option("--limit", default=200, show_default=True, type=words.Whole(1, 1000),
-              help="How many pods to show.")  # fmt: skip
+              help="Largest number of pods to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
-    """GPU pods that are not bound, the longest wait first, and what each waits for.
+    """List GPU pods that are not bound, the longest wait first, with the reasons.
 
-    kube-scheduler's own filters (taints, affinity, CPU, memory, free GPUs by its count) come first:
-    idlegpu is asked only about the nodes that these leave. -o wide says what would help.
+    kube-scheduler applies its own filters first (taints, affinity, CPU, memory, free GPUs by its
+    count) and sends idlegpu the remaining nodes. -o wide adds hints.
     """
     answer = session.client.pending(namespace=namespace, limit=limit)
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))
@@ -58,13 +58,13 @@ def _row(pod: Waiting, *, is_wide: bool) -> list[Cell]:
 
 
 def reasons(counted: list[Counted], *, is_wide: bool) -> str:
-    """Return reasons with their counts, in short."""
-    told = [f"{one.count} {short(one.reason)}" for one in counted]
-    return words.listed(told, len(told) if is_wide else MOST_REASONS)
+    """Format reasons with their counts, abbreviated unless `is_wide`."""
+    texts = [f"{one.count} {short(one.reason)}" for one in counted]
+    return words.listed(texts, len(texts) if is_wide else MOST_REASONS)
 
 
 def short(reason: str) -> str:
-    """Return a reason without the words that all begin with.
+    """Strip the prefix that all reasons have in common.
 
     Example:
         >>> short("node(s) had too few GPUs known to be idle")

@@ -1,4 +1,4 @@
-"""`idlegpu regret`: how placements turned out."""
+"""`idlegpu regret`: compare the outcome of placements with our choice and the best node."""
 
 import click
 from rich.console import RenderableType
@@ -17,14 +17,14 @@ WIDE_COLUMNS = [">GOT THEN", ">CHOICE THEN", ">GPUS", ">WATCHED", "BOUND"]
 @connected
 @click.option("-n", "--namespace", metavar="NAME", help="Only pods of this namespace.")
 @click.option("--limit", default=20, show_default=True, type=words.Whole(1, 1000),
-              help="How many placements to show.")  # fmt: skip
+              help="Largest number of placements to show.")  # fmt: skip
 def command(session: Session, *, namespace: str | None, limit: int) -> None:
-    """How placements turned out, some time after the pods were bound; the newest first.
+    """Show the outcome of placements some time after the pods were bound, newest first.
 
-    Mean activity of the GPUs that a pod GOT, of those that it could have got on our first CHOICE,
-    and of those on the node that turned out BEST, of the 10 best of the decision and its own. A
-    pod's own work counts in what it got. THEN is when it was decided. REGRET is what GOT is above
-    CHOICE.
+    The values are the mean activity of GPUs: of those that the pod GOT, of those that it could have
+    got on our first CHOICE, and of those on the BEST of the recorded nodes (the 10 best of the
+    decision and the pod's own). GOT includes the pod's own work. THEN is the value at the time of
+    the decision. REGRET is GOT minus CHOICE.
     """
     answer = session.client.regret(namespace=namespace, limit=limit)
     session.show(answer, lambda: _render(answer, is_wide=session.is_wide))

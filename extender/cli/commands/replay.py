@@ -1,4 +1,4 @@
-"""`idlegpu replay`: decides again what a log of decisions tells."""
+"""`idlegpu replay`: repeat logged decisions, with changed settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ["PLACED BY", ">PODS PLACED", ">PODS WAITING", ">ACTIVITY", ">ON IDLE GPUS"]
 LEGEND = (
-    "ACTIVITY: mean of the GPUs where the pods land, as read when it was decided; ON IDLE GPUS: "
+    "ACTIVITY: mean of the GPUs where the pods land, at the time of the decision; ON IDLE GPUS: "
     "share of the placed pods that get enough GPUs known to be idle"
 )
 SHOWN = 10
@@ -25,30 +25,31 @@ SHOWN = 10
 @click.argument("log", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False,
                                                                  path_type=Path))  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE",
-              help="Decide by another setting: weights.memory=0.4; repeatable.")  # fmt: skip
+              help="Change a setting: weights.memory=0.4; repeatable.")  # fmt: skip
 @click.option("--plot", type=click.Path(dir_okay=False, writable=True, path_type=Path),
-              metavar="FILE", help="Write a plot there, as SVG.")  # fmt: skip
+              metavar="FILE", help="Write a plot to this file, as SVG.")  # fmt: skip
 @output_option
 def command(
     *, log: tuple[Path, ...], settings: tuple[str, ...], plot: Path | None, output: str
 ) -> None:
-    """Decide again, by other settings, what the log of decisions in LOG tells.
+    """Repeat the decisions of the decision log LOG, with other settings.
 
-    The same code decides, offline, from the fleet as it was. Several files go the oldest first:
-    decisions.2 decisions.1 decisions. Without --set every decision must come out as it was
-    logged; the exit status is 1 where one does not.
+    The server's own code decides, offline, from the recorded state of the cluster. Name several
+    files oldest first: decisions.2 decisions.1 decisions. Without --set every decision must come
+    out as logged; otherwise the exit status is 1.
 
-    Each decision rests on the fleet as it was: what other choices would have led to is not told.
+    Each decision is repeated on its own: later consequences of a different choice are not
+    simulated.
     """
-    # They are the server's, and take half a second.
+    # Server code, which takes half a second to import.
     from extender.records.reading import read_log
     from extender.replay.changes import parse_changes
     from extender.replay.plot import draw
     from extender.replay.report import replay
 
-    told = dict(one.split("=", 1) for one in settings if "=" in one)
+    changes = dict(one.split("=", 1) for one in settings if "=" in one)
     try:
-        report = replay(read_log(log), parse_changes(settings), told)
+        report = replay(read_log(log), parse_changes(settings), changes)
     except (ValueError, OSError) as error:
         raise click.UsageError(str(error)) from error
     if plot is not None:
@@ -69,7 +70,7 @@ def _title(report: "Report") -> str:
 
 def _render(report: "Report") -> RenderableType:
     if not report.decisions:
-        return line("the log tells of no decision")
+        return line("the log contains no decision")
     rows = [_row("settings of the log", report.before)]
     if report.changes:
         rows.append(_row("changed settings", report.after))
@@ -90,8 +91,8 @@ def _render(report: "Report") -> RenderableType:
     if report.narrowed and report.changes:
         parts.append(
             line(
-                f"of {report.narrowed} of {report.pods} pods the log has no question of filter: "
-                "decided again among the nodes alone that had passed, or the shortlist of them",
+                f"for {report.narrowed} of {report.pods} pods the log has no filter call: repeated "
+                "only among the nodes that had passed, or their shortlist",
                 "yellow",
             )
         )
@@ -100,12 +101,12 @@ def _render(report: "Report") -> RenderableType:
 
 
 def _exactness(report: "Report") -> RenderableType:
-    told = f"{report.exact} of {report.decisions} decisions come out exactly as they were logged"
+    summary = f"{report.exact} of {report.decisions} decisions come out exactly as they were logged"
     if report.exact == report.decisions:
-        return line(told, "dim")
+        return line(summary, "dim")
     numbers = words.listed(map(str, report.inexact), 10)
     return line(
-        f"{told}; not {numbers}: were they made by another version of idlegpu?", "bold yellow"
+        f"{summary}; not {numbers}: were they made by another version of idlegpu?", "bold yellow"
     )
 
 

@@ -1,4 +1,4 @@
-"""`idlegpu run`: a stock Job that runs a command on GPUs."""
+"""`idlegpu run`: print or submit a stock Job that runs a command on GPUs."""
 
 from typing import Final
 
@@ -12,9 +12,9 @@ from extender.remote.errors import ClientError
 IMAGE = "nvidia/cuda:12.9.1-base-ubuntu24.04"
 HOLD = ["sleep", "infinity"]
 DEFAULT_SCHEDULER: Final = "default-scheduler"
-"""Of pods that name none."""
+"""Scheduler of pods without schedulerName."""
 HURRY_SECONDS: Final = 3.0
-"""Without an extender that answers a Job can be printed all the same."""
+"""Timeout for the optional question to the extender: a Job can be printed without its answer."""
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -23,17 +23,17 @@ PATHS = {
 
 @click.command("run")
 @connected
-@click.option("--gpus", default=1, show_default=True, type=Whole(1, 1024), help="How many.")
+@click.option("--gpus", default=1, show_default=True, type=Whole(1, 1024), help="Number of GPUs.")
 @click.option(
     "--resource",
     default="nvidia.com/gpu",
     show_default=True,
     metavar="NAME",
-    help="Which resource.",
+    help="GPU resource.",
 )
-@click.option("--memory", metavar="QUANTITY", help="Room on each GPU, such as 20Gi.")
+@click.option("--memory", metavar="QUANTITY", help="Memory needed on each GPU, such as 20Gi.")
 @click.option("--model", metavar="MODELS", help="Models to prefer, such as H100,A100.")
-@click.option("--strategy", type=click.Choice(["spread", "pack"]), help="Which node is best.")
+@click.option("--strategy", type=click.Choice(["spread", "pack"]), help="Placement strategy.")
 @click.option("--require-idle", is_flag=True, help="Wait for GPUs known to be idle.")
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
 @click.option("--cpu", metavar="QUANTITY", help="CPU, such as 8.")
@@ -42,17 +42,17 @@ PATHS = {
     "--scheduler",
     default="",
     metavar="NAME",
-    help="schedulerName; unless set, the one that asks the extender, else the cluster's default.",
+    help="schedulerName; unless set, the one that calls the extender, else the cluster's default.",
 )
-@click.option("--name", default="", help="Its name; made from the command unless set.")
+@click.option("--name", default="", help="Name; made from the command unless set.")
 @click.option(
     "-n",
     "--namespace",
     default="",
     metavar="NAME",
-    help="Its namespace; that of the kubeconfig unless set.",
+    help="Namespace; that of the kubeconfig unless set.",
 )
-@click.option("--hold", is_flag=True, help="A pod that does nothing, to work in.")
+@click.option("--hold", is_flag=True, help="Create an idle pod to work in.")
 @click.option("--apply", "is_applied", is_flag=True, help="Submit it, and print only its name.")
 @click.argument("arguments", nargs=-1, metavar="-- CMD [ARG]...",
                 type=click.UNPROCESSED)  # fmt: skip
@@ -77,11 +77,11 @@ def command(
 ) -> None:
     """Print a Job that runs CMD on GPUs; with --apply submit it.
 
-    It is a stock Job: resources, annotations and schedulerName are all that idlegpu needs.
+    It is a stock Job: idlegpu needs only resources, annotations and schedulerName.
     """
     words = list(arguments) or (HOLD if hold else [])
     if hold and arguments:
-        raise click.UsageError("--hold runs nothing of its own: leave out CMD")
+        raise click.UsageError("--hold takes no command: leave out CMD")
     if not words:
         raise click.UsageError("say what to run, after --; or --hold for a pod to work in")
     wishes = {
@@ -91,7 +91,7 @@ def command(
         "require-idle": "true" if require_idle else None,
     }
     if not scheduler:
-        scheduler = _chosen(session)
+        scheduler = _choose_scheduler(session)
     limits = {resource: str(gpus), "cpu": cpu, "memory": ram}
     template = gpu_pod(
         words,
@@ -100,29 +100,29 @@ def command(
         annotations={f"idlegpu.io/{key}": value for key, value in wishes.items() if value},
         scheduler=scheduler,
     )
-    made_of = pod_of if hold else job_of
-    called = name or unique("hold" if hold else name_for(words))
-    item = made_of(template, name=called, namespace=namespace)
+    build = pod_of if hold else job_of
+    item_name = name or unique("hold" if hold else name_for(words))
+    item = build(template, name=item_name, namespace=namespace)
     if is_applied:
         _apply(session, item, namespace)
     else:
         click.echo(dump(item, "json" if session.output == "json" else "yaml"), nl=False)
 
 
-def _chosen(session: Session) -> str:
-    """Return the schedulerName for who names none, "" for the default's; say which, and why."""
+def _choose_scheduler(session: Session) -> str:
+    """Choose and print the schedulerName: the only one that calls the extender, else ""."""
     try:
-        asking = session.hurried(HURRY_SECONDS).client.unasked().asked_by
-        known = f"idlegpu is asked by {', '.join(asking) or 'none that it knows of'}"
+        asking = session.with_timeout(HURRY_SECONDS).client.unasked().asked_by
+        known = f"schedulers that call idlegpu: {', '.join(asking) or 'none known'}"
     except ClientError:
-        asking, known = [], "idlegpu does not answer which one asks it"
+        asking, known = [], "idlegpu does not answer"
     chosen = asking[0] if len(asking) == 1 else DEFAULT_SCHEDULER
     click.echo(f"{chosen} will place it (--scheduler NAME for another): {known}", err=True)
     return "" if chosen == DEFAULT_SCHEDULER else chosen
 
 
 def _apply(session: Session, item: Object, namespace: str) -> None:
-    """Submit an object, and say what to do next."""
+    """Submit an object to the API server, and print the next steps."""
     where = namespace or session.cluster.namespace
     kind = item["kind"]
     made = session.cluster.create(PATHS[kind].format(where), item)

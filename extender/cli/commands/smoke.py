@@ -1,4 +1,4 @@
-"""`idlegpu smoke`: nvidia-smi on a node, in a pod with one GPU."""
+"""`idlegpu smoke`: run nvidia-smi on a node, in a pod with one GPU."""
 
 import time
 
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.5
     default="nvidia.com/gpu",
     show_default=True,
     metavar="NAME",
-    help="Which resource.",
+    help="GPU resource.",
 )
 @click.option("--image", default=IMAGE, show_default=True, help="The container's image.")
 @click.option(
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.5
     "--namespace",
     default="",
     metavar="NAME",
-    help="Where the pod is; that of the kubeconfig unless set.",
+    help="Namespace of the pod; that of the kubeconfig unless set.",
 )
 @click.option(
     "--wait",
@@ -38,9 +38,9 @@ POLL_SECONDS = 0.5
     show_default=True,
     type=Span(),
     metavar="TIME",
-    help="How long to wait for its end.",
+    help="How long to wait for the pod to finish.",
 )
-@click.option("--keep", is_flag=True, help="Leave the pod there.")
+@click.option("--keep", is_flag=True, help="Do not delete the pod.")
 @click.option(
     "--dry-run", is_flag=True, help="Run nothing: print the pod, as YAML unless -o is json."
 )
@@ -55,11 +55,11 @@ def command(
     keep: bool,
     dry_run: bool,
 ) -> None:
-    """Run nvidia-smi on NODE in a pod with one GPU, print what it says, and delete the pod.
+    """Run nvidia-smi on NODE in a pod with one GPU, print its output, and delete the pod.
 
-    It goes through kube-scheduler, so it waits while all GPUs of the node are held. Ends with
-    status 1 where it did not run, or failed. With -o json or yaml a document tells how it ended and
-    what nvidia-smi said.
+    kube-scheduler places the pod, so it waits while all GPUs of the node are in use. Exits with
+    status 1 if the pod did not run or failed. -o json or yaml prints the outcome and the output as
+    a document.
     """
     cluster = session.cluster
     where = namespace or cluster.namespace
@@ -70,16 +70,16 @@ def command(
     made = cluster.create(PATHS["Pod"].format(where), item)
     name = made["metadata"]["name"]
     path = f"{PATHS['Pod'].format(where)}/{name}"
-    click.echo(f"pod {where}/{name} is to run on {node}, within {span(wait)} (--wait)", err=True)
+    click.echo(f"pod {where}/{name} should run on {node} within {span(wait)} (--wait)", err=True)
     try:
         ended = _wait(cluster, path, wait)
-        told = _logs(cluster, path, ended)
+        output = _logs(cluster, path, ended)
     finally:
         if not keep:
             cluster.delete(path)
     has_worked = ended["status"].get("phase") == "Succeeded"
     if session.is_table:
-        click.echo(told.rstrip("\n"))
+        click.echo(output.rstrip("\n"))
     else:
         session.write(
             {
@@ -87,7 +87,7 @@ def command(
                 "pod": f"{where}/{name}",
                 "succeeded": has_worked,
                 "why": None if has_worked else _why(ended),
-                "output": told,
+                "output": output,
             }
         )
     if not has_worked:
@@ -95,7 +95,7 @@ def command(
 
 
 def smoke_pod(node: str, *, resource: str, image: str) -> Object:
-    """Return a pod that runs nvidia-smi on one GPU of a node, whatever taints it has."""
+    """Build a pod that runs nvidia-smi on one GPU of a node and tolerates all taints."""
     template = gpu_pod(
         ["nvidia-smi"], image=image, limits={resource: "1"}, annotations={}, scheduler=""
     )
@@ -113,10 +113,10 @@ def smoke_pod(node: str, *, resource: str, image: str) -> Object:
 
 
 def _wait(cluster: Cluster, path: str, seconds: int) -> Object:
-    """Wait until a pod has ended, and return it.
+    """Poll until the pod has finished, and return it.
 
     Raises:
-        ClientError: it has not, in time.
+        ClientError: the pod has not finished in time.
     """
     until = time.monotonic() + seconds
     while True:
@@ -132,7 +132,7 @@ def _wait(cluster: Cluster, path: str, seconds: int) -> Object:
 
 
 def _logs(cluster: Cluster, path: str, pod: Object) -> str:
-    """Return what the pod wrote; that its kubelet cannot be asked is no failure of the GPU."""
+    """Return the pod's output, or the reason why the kubelet cannot return it."""
     try:
         text = cluster.text(f"{path}/log")
     except ClientError as error:
@@ -141,13 +141,13 @@ def _logs(cluster: Cluster, path: str, pod: Object) -> str:
 
 
 def _why(pod: Object) -> str:
-    """Return why a pod does not run, or how it ended, as its status says."""
+    """Return the reason in the pod's status: why it does not run, or how it finished."""
     status = pod.get("status", {})
     for container in status.get("containerStatuses") or ():
         for state in (container.get("state") or {}).values():
-            told = state.get("message") or state.get("reason")
-            if told:
-                return clean(str(told))
+            text = state.get("message") or state.get("reason")
+            if text:
+                return clean(str(text))
     for condition in status.get("conditions") or ():
         if condition.get("status") == "False" and condition.get("message"):
             return clean(str(condition["message"]))

@@ -1,4 +1,4 @@
-"""`idlegpu top`: the busiest GPUs, live."""
+"""`idlegpu top`: show the busiest GPUs, live."""
 
 import contextlib
 from collections import Counter
@@ -19,9 +19,9 @@ from extender.remote.answers import Gpu
 from extender.remote.errors import ClientError, Failure
 
 AROUND = 4
-"""Lines of the screen that are no GPU's: what stands above the table, and the last one."""
+"""Screen lines outside the table's rows: the summary above, the header, the last line."""
 WITHOUT_SCREEN = 20
-"""So many GPUs are shown where the output is no terminal."""
+"""Number of GPUs to show if the output is no terminal."""
 
 QUIT = "q"
 
@@ -29,19 +29,19 @@ QUIT = "q"
 @click.command("top")
 @connected
 @click.argument("node", required=False)
-@click.option("--once", is_flag=True, help="Show it once.")
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
 @click.option(
     "--interval",
     default=2.0,
     show_default=True,
     type=Number(0.2, 3600),
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between two refreshes.",
 )
 def command(session: Session, *, node: str | None, once: bool, interval: float) -> None:
-    """The busiest GPUs of the cluster, or of NODE, live.
+    """Show the busiest GPUs of the cluster, or of NODE, live.
 
-    q or Ctrl-C ends it, any other key looks again at once.
+    Press q or Ctrl-C to exit, any other key to refresh.
     """
     if once or not session.is_table:
         answer = session.client.gpus(node)
@@ -50,24 +50,24 @@ def command(session: Session, *, node: str | None, once: bool, interval: float) 
         return
     with contextlib.suppress(KeyboardInterrupt), pressed_keys() as wait, _view(session) as show:
         while True:
-            show(_look(session, node))
+            show(_frame(session, node))
             if QUIT in wait(interval):
                 return
 
 
 @contextlib.contextmanager
 def _view(session: Session) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield what shows a look in place of the last one; without a screen, one after the other."""
+    """Yield a function that draws a frame over the last one; without a terminal it prints below."""
     console = session.console
     if not console.is_terminal:
-        yield lambda look: show_table(console, look)
+        yield lambda frame: show_table(console, frame)
         return
     with Live(console=console, auto_refresh=False, screen=True) as live:
-        yield lambda look: live.update(look, refresh=True)
+        yield lambda frame: live.update(frame, refresh=True)
 
 
-def _look(session: Session, node: str | None) -> RenderableType:
-    """Return what there is to see now; an extender that goes away comes back."""
+def _frame(session: Session, node: str | None) -> RenderableType:
+    """Fetch and render the current state; show a temporary failure of the extender instead."""
     try:
         gpus = busiest_first(session.client.gpus(node).gpus)
     except ClientError as error:
@@ -83,7 +83,7 @@ def _lines(session: Session) -> int:
 
 
 def busiest_first(gpus: list[Gpu]) -> list[Gpu]:
-    """Return the GPUs, the busiest first; those of which nothing is known last."""
+    """Sort GPUs by latest activity, busiest first; GPUs without a reading come last."""
 
     def place(gpu: Gpu) -> tuple[bool, float, float, str]:
         busy = gpu.utilization_latest_ratio
@@ -99,7 +99,7 @@ def _screen(gpus: list[Gpu], lines: int, *, is_wide: bool) -> RenderableType:
 
 
 def _head(gpus: list[Gpu]) -> Text:
-    """Return in a line how the GPUs are."""
+    """Return the summary line: time, number of GPUs, mean activity, GPUs by state."""
     states = Counter(gpu.state for gpu in gpus)
     known = [gpu.utilization_latest_ratio for gpu in gpus]
     busy = [value for value in known if value is not None]

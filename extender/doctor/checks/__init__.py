@@ -1,1 +1,1 @@
-"""The checks, by what they look at: pure functions over `Facts`."""
+"""The checks, one module per subject: pure functions over `Facts`."""

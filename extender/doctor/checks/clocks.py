@@ -1,4 +1,4 @@
-"""Whether clocks agree: the nodes' with the API server's, the extender's with this machine's."""
+"""Check that clocks agree: nodes with the API server, the extender with this machine."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -9,11 +9,11 @@ from extender.doctor.findings import Problem, Severity
 from extender.doctor.objects import condition_of, name_of, parse_time, some
 
 SKEW_SECONDS: Final = 10.0
-"""Clocks that are kept by NTP differ by far less; the API server writes whole seconds."""
+"""Largest accepted difference. NTP keeps clocks far closer; API timestamps are whole seconds."""
 
 
 def skewed(facts: Facts) -> Iterator[Problem]:
-    """Find clocks that differ."""
+    """Find clocks that differ by more than `SKEW_SECONDS`."""
     evidence = []
     for node in facts.nodes or ():
         skew = _skew(node, facts.at)
@@ -40,26 +40,26 @@ def skewed(facts: Facts) -> Iterator[Problem]:
         )
 
 
-def untold(facts: Facts) -> str:
-    """Return why it is not known of some nodes whether their clocks are right, "" if it is of all.
+def unknown(facts: Facts) -> str:
+    """Return which nodes' clocks cannot be checked, "" if all can.
 
-    kubectl leaves out, unless it is told otherwise, what the API server noted.
+    kubectl omits the required managedFields unless `--show-managed-fields` is given.
     """
     beating = [node for node in facts.nodes or () if _beat(node) is not None]
     silent = [name_of(node) for node in beating if _noted(node) is None]
     if not silent:
         return ""
     return (
-        f"nodes: {len(silent)} of {len(beating)} come without the time at which the API server "
-        f"noted their heartbeat ({some(silent)}): kubectl get nodes -o json --show-managed-fields"
+        f"nodes: {len(silent)} of {len(beating)} lack the time at which the API server recorded "
+        f"their heartbeat ({some(silent)}): kubectl get nodes -o json --show-managed-fields"
     )
 
 
 def _skew(node: Object, at: float) -> float | None:
-    """Return by how much a node's clock is ahead, None where nothing tells.
+    """Return the seconds by which a node's clock is ahead of the API server's, None if unknown.
 
-    A kubelet writes heartbeats by its clock, and the API server notes by its own when it did. Where
-    that is not there, a heartbeat that is yet to come still tells.
+    The kubelet writes its heartbeat with its own clock, and the API server records the time of that
+    write. Without that record, only a heartbeat in the future shows a difference.
     """
     beat, written = _beat(node), _noted(node)
     if beat is None:
@@ -70,12 +70,12 @@ def _skew(node: Object, at: float) -> float | None:
 
 
 def _beat(node: Object) -> float | None:
-    """Return a kubelet's last heartbeat by its own clock."""
+    """Return the time of a kubelet's last heartbeat, by the kubelet's clock."""
     return parse_time(condition_of(node, "Ready").get("lastHeartbeatTime"))
 
 
 def _noted(node: Object) -> float | None:
-    """Return when the API server noted it, by its clock."""
+    """Return the time at which the API server recorded the heartbeat, by the API server's clock."""
     noted = [
         parse_time(entry.get("time"))
         for entry in objects_of(mapping_of(node.get("metadata")).get("managedFields"))

@@ -1,4 +1,4 @@
-"""Whether every GPU is measured, and the extender reads what measures it."""
+"""Check that every GPU is measured, and that the extender reads the measurements."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,14 +34,14 @@ GKE_PARTS: Final = (
     "cloud.google.com/gke-gpu-sharing-strategy",
     "cloud.google.com/gke-max-shared-clients-per-gpu",
 )
-"""Labels of nodes whose GPUs Google's device plugin cuts up or shares."""
+"""Labels of nodes whose GPUs Google's device plugin partitions or shares."""
 
 FIRST_READINGS_SECONDS: Final = 300.0
-"""So long after its start readings of an exporter may take: pull, scrape, query."""
+"""Time after an exporter's start until its first reading: image pull, scrape, query."""
 
 
 def unmeasured(facts: Facts) -> Iterator[Problem]:
-    """Find GPU nodes that nothing measures, or of which no reading arrives."""
+    """Find GPU nodes without an exporter or agent, or without any reading."""
     running: dict[str, Object] = {}
     broken: dict[str, str] = {}
     for pod in live_pods(facts, EXPORTER_WORDS + AGENT_WORDS):
@@ -49,7 +49,7 @@ def unmeasured(facts: Facts) -> Iterator[Problem]:
             running[node_of(pod)] = pod
         elif node_of(pod):
             phase = mapping_of(pod.get("status")).get("phase")
-            broken[node_of(pod)] = f"{key_of(pod)} is there and not ready ({phase})"
+            broken[node_of(pod)] = f"{key_of(pod)} is not ready ({phase})"
     seen = {
         text_of(device.get("node"))
         for device in facts.devices or ()
@@ -67,11 +67,11 @@ def unmeasured(facts: Facts) -> Iterator[Problem]:
     ]
     sets = [_set_line(item) for item in facts.daemon_sets or () if _measures(item)]
     if taints:
-        evidence.append(f"taints there: {some(taints)}")
+        evidence.append(f"taints of these nodes: {some(taints)}")
     tolerations = "tolerations: [{operator: Exists}]"
     yield Problem(
         severity=Severity.ERROR,
-        what="nothing measures the GPUs of these nodes: they are neither idle nor busy to us",
+        what="nothing measures the GPUs of these nodes: the extender does not know their load",
         evidence=(*evidence, *sets),
         remedy=f"{tolerations} and a fitting nodeSelector for dcgm-exporter's DaemonSet"
         if sets
@@ -81,14 +81,16 @@ def unmeasured(facts: Facts) -> Iterator[Problem]:
 
 
 def _unread(facts: Facts, running: Mapping[str, Object]) -> Iterator[Problem]:
-    """Find nodes of which no reading ever arrives, though something runs that measures them."""
-    told: defaultdict[str, set[str]] = defaultdict(set)
+    """Find nodes with a running exporter or agent whose readings never arrive."""
+    freshness: defaultdict[str, set[str]] = defaultdict(set)
     for device in facts.devices or ():
-        told[text_of(device.get("node"))].add(text_of(device.get("freshness")))
+        freshness[text_of(device.get("node"))].add(text_of(device.get("freshness")))
     unread = {
         name_of(node): running[name_of(node)]
         for node in gpu_nodes(facts)
-        if is_ready(node) and name_of(node) in running and told.get(name_of(node)) == {"missing"}
+        if is_ready(node)
+        and name_of(node) in running
+        and freshness.get(name_of(node)) == {"missing"}
     }
     settled = {node: pod for node, pod in unread.items() if not _is_new(pod, facts.at)}
     if not settled:
@@ -97,8 +99,8 @@ def _unread(facts: Facts, running: Mapping[str, Object]) -> Iterator[Problem]:
     names = some(name_of(pod) for pod in settled.values())
     yield Problem(
         severity=Severity.ERROR,
-        what="no reading arrives of the GPUs of these nodes, though something there measures them: "
-        "they are neither idle nor busy to us",
+        what="an exporter or agent runs on these nodes, but no reading of their GPUs arrives: "
+        "the extender does not know their load",
         evidence=tuple(
             f"{node}: {key_of(pod)} runs, the extender has no reading of any GPU"
             for node, pod in sorted(settled.items())
@@ -112,7 +114,7 @@ def _unread(facts: Facts, running: Mapping[str, Object]) -> Iterator[Problem]:
 
 
 def _is_new(pod: Object, at: float) -> bool:
-    """Whether a pod has started so lately that its first readings may still be on their way."""
+    """Check whether a pod started so recently that its first readings may not have arrived yet."""
     started_at = parse_time(mapping_of(pod.get("status")).get("startTime"))
     return started_at is not None and at - started_at < FIRST_READINGS_SECONDS
 
@@ -140,7 +142,7 @@ def _taints(node: Object) -> list[str]:
 
 
 def degraded(facts: Facts) -> Iterator[Problem]:
-    """Find what the extender itself says is wrong."""
+    """Find components that the extender reports as degraded."""
     for name, cause in sorted((facts.degraded or {}).items()):
         resource = name.removeprefix("apiserver/").removesuffix(" objects")
         unreadable = facts.unreadable.get(resource, ()) if name.endswith(" objects") else ()
@@ -159,22 +161,22 @@ def degraded(facts: Facts) -> Iterator[Problem]:
 
 
 def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
-    """Find nodes of which telemetry shows another number of GPUs than they have.
+    """Find nodes whose number of GPUs in telemetry differs from their labels or capacity.
 
-    Where no label counts a node's GPUs, its capacity may.
+    Capacity counts only if no label counts the node's GPUs.
     """
-    seen, cut_up = _seen(facts), _cut_up(facts)
+    seen, partitioned = _seen(facts), _partitioned(facts)
     evidence: list[str] = []
     fewer: list[str] = []
     more: list[str] = []
     for node in gpu_nodes(facts):
         name = name_of(node)
         shown, expected = seen.get(name, 0), _cards(node)
-        offered = 0 if name in cut_up or _may_be_shares(facts, node) else _wholes(node)
+        offered = 0 if name in partitioned or _may_be_shares(facts, node) else _wholes(node)
         if shown and expected and shown != expected:
             evidence.append(f"{name}: has {expected} GPUs, telemetry shows {shown}")
             (fewer if shown < expected else more).append(name)
-        # A whole multiple may be shares of each GPU, of which nothing here tells.
+        # A whole multiple may be shares of each GPU: nothing in the facts excludes that.
         elif shown and not expected and offered % shown:
             evidence.append(f"{name}: capacity {GPU} is {offered}, telemetry shows {shown}")
             (fewer if shown < offered else more).append(name)
@@ -188,7 +190,7 @@ def unlike_telemetry(facts: Facts) -> Iterator[Problem]:
 
 
 def _recounted(facts: Facts, fewer: Sequence[str], more: Sequence[str]) -> Iterator[str]:
-    """Yield what to do about nodes of which telemetry shows fewer GPUs, or more."""
+    """Yield remedies for nodes with fewer, and with more, GPUs in telemetry than expected."""
     for name in (*fewer, *more)[:MOST]:
         yield f"idlegpu smoke {name} (nvidia-smi there)"
     if fewer:
@@ -197,11 +199,11 @@ def _recounted(facts: Facts, fewer: Sequence[str], more: Sequence[str]) -> Itera
         )
     if more:
         pods = PLUGIN.pods_on(facts, more)
-        yield f"GPUs that nobody offers: {delete(pods, 'restart the device plugin there')}"
+        yield f"GPUs that the node does not offer: {delete(pods, 'restart its device plugin')}"
 
 
 def _seen(facts: Facts) -> dict[str, int]:
-    """Return how many cards telemetry shows of each node."""
+    """Count the cards in telemetry, by node."""
     cards: defaultdict[str, set[str]] = defaultdict(set)
     for device in facts.devices or ():
         if device.get("uuid") and device.get("freshness") == "fresh":
@@ -215,9 +217,9 @@ def _seen(facts: Facts) -> dict[str, int]:
 
 
 def _cards(node: Object) -> int:
-    """Return how many cards a node has by its labels, 0 where they do not tell.
+    """Return a node's number of cards by its labels, 0 if unknown.
 
-    With MIG's strategy `single` the label counts instances.
+    With MIG strategy `single` the label counts instances, so it is ignored.
     """
     labels = labels_of(node)
     count = labels.get("nvidia.com/gpu.count", "")
@@ -230,13 +232,13 @@ def _cards(node: Object) -> int:
 
 
 def _wholes(node: Object) -> int:
-    """Return how many whole cards a node's capacity counts, 0 where also parts of cards do."""
+    """Return a node's number of whole GPUs by capacity, 0 if it also has shares or instances."""
     counts = {name: count for name, count in capacity(node).items() if count}
     return counts.get(GPU, 0) if len(counts) == 1 else 0
 
 
 def _may_be_shares(facts: Facts, node: Object) -> bool:
-    """Whether anything says that what a node calls GPUs are shares of them, or instances."""
+    """Check whether labels or the plugin's configuration say that the node's GPUs are shares."""
     labels = labels_of(node)
     is_labelled = (
         number(labels.get(REPLICAS)) > 1
@@ -248,8 +250,8 @@ def _may_be_shares(facts: Facts, node: Object) -> bool:
     return is_labelled or any(one.get("timeSlicing") or one.get("mps") for one in sharing)
 
 
-def _cut_up(facts: Facts) -> set[str]:
-    """Return the nodes of which telemetry shows MIG instances."""
+def _partitioned(facts: Facts) -> set[str]:
+    """Return the nodes for which telemetry shows MIG instances."""
     found = {
         text_of(device.get("node"))
         for device in facts.devices or ()

@@ -1,4 +1,4 @@
-"""Whether dcgm-exporter exports what decides, of every GPU."""
+"""Check that dcgm-exporter exports the fields that decisions need, for every GPU."""
 
 import re
 from collections import defaultdict
@@ -42,10 +42,10 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
         "dcgm_fi_prof_sm_active",
     ),
 }
-"""Fields that decide, under the names of all releases; the first is the one to ask for."""
+"""Metric names of the fields that decisions need, in all releases; the remedy names the first."""
 UTILIZATION, ENGINE, USED, FREE = tuple(FIELDS)[:4]
 SHARPER: Final = frozenset({"SM activity"})
-"""What dcgm-exporter's own defaults, which are enough, leave out."""
+"""Optional fields: dcgm-exporter's default counters leave them out, and suffice without them."""
 
 XIDS: Final = (
     "DCGM_FI_DEV_XID_ERRORS",
@@ -53,19 +53,19 @@ XIDS: Final = (
     "DCGM_EXP_XID_ERRORS_COUNT",
     "dcgm_xid_errors",
 )
-"""Errors of GPUs. From release 4.8.2 on a GPU without any has no such series: only the file of
-counters tells whether they are exported."""
+"""Metric names of XID errors. Since release 4.8.2 a GPU without errors has no such series, so only
+the counters file shows whether they are exported."""
 
 _COUNTER: Final = re.compile(r"^\s*(DCGM_(?:FI|EXP)_[A-Z0-9_]+)\s*,", re.MULTILINE)
 
 
 @dataclass(slots=True)
 class _Card:
-    """What exporters say of a card.
+    """Series that exporters export for one card.
 
     Attributes:
-        names: its series, and those of its instances.
-        has_instances: it is cut up by MIG.
+        names: metric names of the card and its MIG instances.
+        has_instances: whether the card has MIG instances.
     """
 
     names: set[str] = field(default_factory=set)
@@ -73,7 +73,7 @@ class _Card:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The fields of which no name is there; instances have no utilization of DCGM's kind."""
+        """Fields that are not exported; GPU utilization is not expected of MIG instances."""
         return tuple(
             name
             for name, known in FIELDS.items()
@@ -86,7 +86,7 @@ class _Card:
 
     @property
     def is_blind(self) -> bool:
-        """Whether its activity or its memory is not told at all."""
+        """Whether activity or memory is missing altogether."""
         has_activity = self._has(ENGINE) or (self._has(UTILIZATION) and not self.has_instances)
         return not has_activity or not self._has(USED)
 
@@ -94,19 +94,21 @@ class _Card:
 def not_exported(facts: Facts) -> Iterator[Problem]:
     """Find fields that dcgm-exporter does not export.
 
-    Of the nodes whose exporter was not asked the extender's own readings tell.
+    For nodes whose exporter was not queried, check the values that the extender has read.
     """
     cards = _cards(facts)
     lacking = {card: seen for card, seen in cards.items() if set(seen.absent) - SHARPER}
     if lacking:
         yield _not_scraped(cards, lacking)
-    told = {node for node, _ in lacking}
-    yield from _not_read(device for device in facts.devices or () if device.get("node") not in told)
+    reported = {node for node, _ in lacking}
+    yield from _not_read(
+        device for device in facts.devices or () if device.get("node") not in reported
+    )
     yield from _not_counted(facts)
 
 
 def _cards(facts: Facts) -> Mapping[tuple[str, str], _Card]:
-    """Return the cards of a scrape by node and UUID."""
+    """Group the scraped series into cards, by node and UUID."""
     cards: defaultdict[tuple[str, str], _Card] = defaultdict(_Card)
     for sample in facts.exporter or ():
         uuid = sample.labels.get("UUID") or sample.labels.get("uuid", "")
@@ -130,26 +132,26 @@ def _not_scraped(
         those = [card for card, seen in lacking.items() if name in seen.absent]
         nodes = sorted({node or "?" for node, _ in those})
         where = "" if len(those) == len(cards) else f": {len(those)} GPUs of {some(nodes)}"
-        evidence.append(f"not there: {name} ({' or '.join(FIELDS[name])}){where}")
+        evidence.append(f"not exported: {name} ({' or '.join(FIELDS[name])}){where}")
     if any(card.has_instances and ENGINE in card.absent for card in lacking.values()):
-        evidence.append("MIG instances, which have no other activity, are there")
+        evidence.append("there are MIG instances, which have no other activity field")
     series = {name for card in lacking.values() for name in card.names}
     there = sorted(name for name in series if name.lower().startswith("dcgm_fi_"))
     return Problem(
         severity=Severity.ERROR
         if any(card.is_blind for card in lacking.values())
         else Severity.WARNING,
-        what="dcgm-exporter does not export fields that the decision rests on",
-        evidence=(*evidence, f"there: {some(there) or 'no field of DCGM'}"),
+        what="dcgm-exporter does not export fields that decisions need",
+        evidence=(*evidence, f"exported: {some(there) or 'no field of DCGM'}"),
         remedy="add the lines "
         + "; ".join(f'"{FIELDS[name][0]}, gauge, {name}"' for name in absent)
-        + f" to dcgm-exporter's counters ({COUNTERS}); the profiling ones take "
+        + f" to dcgm-exporter's counters ({COUNTERS}); profiling fields need "
         "securityContext.capabilities.add: [SYS_ADMIN]",
     )
 
 
 def _not_read(devices: Iterable[Object]) -> Iterator[Problem]:
-    """Find values that the extender has of no source, though others of that GPU arrive."""
+    """Find GPUs for which the extender has readings, but no activity or no memory."""
     lacking: defaultdict[str, list[str]] = defaultdict(list)
     for device in devices:
         if device.get("freshness") != "fresh" or not device.get("uuid"):
@@ -164,7 +166,7 @@ def _not_read(devices: Iterable[Object]) -> Iterator[Problem]:
         group = (UTILIZATION, ENGINE) if name == "activity" else (USED, FREE)
         yield Problem(
             severity=Severity.ERROR,
-            what=f"nothing tells the {name} of {len(those)} GPUs, though other values arrive",
+            what=f"the {name} of {len(those)} GPUs is missing, though other values arrive",
             evidence=(f"no {name}: {some(those)}",),
             remedy=f"have dcgm-exporter export {', '.join(FIELDS[one][0] for one in group)}: "
             f"{COUNTERS}",
@@ -178,7 +180,7 @@ def _device(device: Object) -> str:
 
 
 def _not_counted(facts: Facts) -> Iterator[Problem]:
-    """Find files of counters without errors of GPUs."""
+    """Find counters files without XID errors."""
     evidence = [
         f"ConfigMap {key_of(item)} {name}: {len(counters)} counters, not {' or '.join(XIDS[:3])}"
         for item in facts.config_maps or ()
@@ -188,8 +190,8 @@ def _not_counted(facts: Facts) -> Iterator[Problem]:
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
-            what="dcgm-exporter does not export errors of GPUs (XID): broken ones look like idle "
-            "ones until something else tells",
+            what="dcgm-exporter does not export XID errors: a broken GPU appears idle until "
+            "another signal shows the fault",
             evidence=tuple(evidence),
             remedy=f'add the line "{XIDS[0]}, gauge, XID errors" there, and restart dcgm-exporter',
         )

@@ -1,4 +1,4 @@
-"""Whether the agent leaves a node when the GPU operator asks for it."""
+"""Check that the agent leaves a node when the GPU operator pauses it."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -23,13 +23,13 @@ PAUSES: Final = ("paused-for-driver-upgrade", "paused-for-mig-change")
 ALWAYS_PAUSED: Final = tuple(
     DEPLOY + part for part in ("client", "device-plugin", "gpu-feature-discovery")
 )
-"""Labels that the operator's driver manager and its MIG manager both pause."""
+"""Labels that both the operator's driver manager and its MIG manager pause."""
 
 BLOCKS: Final = "NVML held open blocks the driver's upgrade, changes of the MIG layout, and resets"
 
 
 def stays_in_the_way(facts: Facts) -> Iterator[Problem]:
-    """Find agents that stay where the operator has paused what uses the GPUs, or would."""
+    """Find agents that run, or would run, on nodes where the operator has paused GPU clients."""
     paused = {name_of(node): label for node in facts.nodes or () for label in _paused(node)}
     staying = [
         f"{node_of(pod)}: {paused[node_of(pod)]}, and {key_of(pod)} runs"
@@ -40,7 +40,7 @@ def stays_in_the_way(facts: Facts) -> Iterator[Problem]:
         label.startswith(DEPLOY) for node in facts.nodes or () for label in labels_of(node)
     )
     deaf = [
-        f"DaemonSet {key_of(item)}: runs on where {label}={pause}"
+        f"DaemonSet {key_of(item)}: runs on nodes with {label}={pause}"
         for item in facts.daemon_sets or ()
         if has_operator and is_called(item, AGENT_WORDS)
         for label in ALWAYS_PAUSED
@@ -64,7 +64,7 @@ def _paused(node: Object) -> Iterator[str]:
 
 
 def _leaves(item: Object, label: str, pause: str) -> bool:
-    """Whether no pod of a DaemonSet may be on a node where a label says that it is paused."""
+    """Check whether a DaemonSet's selector or affinity excludes nodes with a paused label."""
     selection = read_selection(mapping_of(mapping_of(item.get("spec")).get("template")))
     if label in dict(selection.labels):
         return dict(selection.labels)[label] != pause

@@ -1,4 +1,4 @@
-"""Whether nodes have CPU and memory left for the GPUs that they have left."""
+"""Check that nodes with free GPUs have CPU and memory left to use them."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -19,36 +19,36 @@ from extender.doctor.remedies import named
 
 TAINT: Final = "nvidia.com/gpu"
 ENOUGH: Final = 0.5
-"""Share of its even part of a node's CPU and memory that a GPU can be used with."""
+"""Share of a GPU's even part of the node's CPU and memory that is enough to use the GPU."""
 _KEEPS_OUT: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 def filled(facts: Facts) -> Iterator[Problem]:
-    """Find free GPUs without CPU or memory, which pods without GPUs have taken."""
+    """Find free GPUs that are unusable because pods without GPUs hold the node's CPU or memory."""
     evidence, nodes = [], []
     pods: dict[str, list[Object]] = {}
     for pod in facts.pods or ():
         if node_of(pod) and not is_over(pod):
             pods.setdefault(node_of(pod), []).append(pod)
     for node in facts.nodes or ():
-        told = _told(node, pods.get(name_of(node), []))
-        if told and not _is_kept_free(node):
+        shortage = _shortage(node, pods.get(name_of(node), []))
+        if shortage and not _is_tainted(node):
             nodes.append(name_of(node))
-            evidence.append(f"{name_of(node)}: {told}")
+            evidence.append(f"{name_of(node)}: {shortage}")
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
-            what="pods without GPUs fill GPU nodes: GPUs there are free, and there is no CPU or "
-            "memory left to use them with",
+            what="pods without GPUs fill GPU nodes: GPUs are free, but no CPU or memory is left to "
+            "use them",
             evidence=tuple(evidence),
             remedy=f"kubectl taint node {named(nodes)} {TAINT}=present:NoSchedule: pods that ask "
-            "for GPUs tolerate it where the admission plugin ExtendedResourceToleration is on, "
-            "others need a toleration; then restart the pods that are there",
+            "for GPUs tolerate it if the admission plugin ExtendedResourceToleration is on, "
+            "others need a toleration; then restart the pods on these nodes",
         )
 
 
-def _told(node: Object, pods: list[Object]) -> str:
-    """Return what takes the CPU or memory that a node's free GPUs need, "" where nothing does."""
+def _shortage(node: Object, pods: list[Object]) -> str:
+    """Return which pods hold the CPU or memory that a node's free GPUs need, "" if none."""
     gpus = sum(allocatable(node).values())
     free = gpus - sum(sum(asked(pod).values()) for pod in pods)
     offered = mapping_of(mapping_of(node.get("status")).get("allocatable"))
@@ -72,7 +72,7 @@ def _told(node: Object, pods: list[Object]) -> str:
 
 
 def _usable(host: HostResources, left: HostResources, gpus: int) -> int:
-    """Return for how many GPUs what is left of a node is enough."""
+    """Return the number of GPUs for which the node's remaining CPU and memory suffice."""
     return min(int(rest * gpus / (whole * ENOUGH)) for rest, whole in zip(left, host, strict=True))
 
 
@@ -84,13 +84,12 @@ def _sum(pods: list[Object]) -> HostResources:
 
 
 def _is_of_daemon_set(pod: Object) -> bool:
-    """Whether a pod belongs on every node."""
     owners = objects_of(mapping_of(pod.get("metadata")).get("ownerReferences"))
     return any(owner.get("kind") == "DaemonSet" for owner in owners)
 
 
-def _is_kept_free(node: Object) -> bool:
-    """Whether a taint keeps pods without GPUs away already: what is there will go."""
+def _is_tainted(node: Object) -> bool:
+    """Check whether a taint already keeps pods without GPUs off the node."""
     taints = objects_of(mapping_of(node.get("spec")).get("taints"))
     return any(
         "gpu" in text_of(taint.get("key")) and taint.get("effect") in _KEEPS_OUT for taint in taints

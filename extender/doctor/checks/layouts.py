@@ -1,4 +1,4 @@
-"""Whether nodes offer the MIG instances that they have."""
+"""Check that nodes offer the MIG instances that they have."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ EXPORTER: Final = Part(EXPORTER_WORDS)
 
 
 def unlike_layout(facts: Facts) -> Iterator[Problem]:
-    """Find nodes whose MIG instances are not those that they offer."""
+    """Find nodes with a failed MIG configuration, or with other MIG instances than they offer."""
     failed: dict[str, str] = {}
     unlike: list[str] = []
     seen = _seen(facts)
@@ -44,15 +44,15 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
             continue
         unlike += [f"{name}: {line}" for line in _unlike_instances(node, seen[name])]
     if failed:
-        told = logs(
+        read_logs = logs(
             MANAGER.pods_on(facts, failed),
             "kubectl -n gpu-operator logs of nvidia-mig-manager's pod there",
         )
         yield Problem(
             severity=Severity.ERROR,
-            what="a MIG layout could not be made",
+            what="a MIG layout could not be applied",
             evidence=tuple(failed.values()),
-            remedy=f"{told}; then kubectl label node {named(failed)} "
+            remedy=f"{read_logs}; then kubectl label node {named(failed)} "
             "nvidia.com/mig.config=all-balanced --overwrite (GPUs must be unused)",
         )
     if unlike:
@@ -68,12 +68,12 @@ def unlike_layout(facts: Facts) -> Iterator[Problem]:
 
 @dataclass(slots=True)
 class _Seen:
-    """What telemetry shows of a node.
+    """GPUs and MIG instances of a node, according to telemetry.
 
     Attributes:
-        instances: MIG instances by profile.
-        cut_up: the cards that these are of.
-        whole: the other cards.
+        instances: number of MIG instances by profile.
+        cut_up: UUIDs of the cards that have instances.
+        whole: UUIDs of the other cards.
     """
 
     instances: Counter[str] = field(default_factory=Counter)
@@ -82,7 +82,7 @@ class _Seen:
 
 
 def _seen(facts: Facts) -> Mapping[str, _Seen]:
-    """Return what telemetry shows, by node."""
+    """Group the GPUs and MIG instances of telemetry by node."""
     devices = {
         tuple(
             text_of(device.get(name)) for name in ("node", "mig_profile", "uuid", "gpu_instance_id")
@@ -102,7 +102,7 @@ def _seen(facts: Facts) -> Mapping[str, _Seen]:
 
 
 def _unlike_instances(node: Object, seen: _Seen) -> Iterator[str]:
-    """Yield the profiles of which a node offers another number than labels or telemetry tell."""
+    """Yield each profile whose offered instances differ from labels or telemetry."""
     labels, offered = labels_of(node), capacity(node)
     if "-MIG-" in labels.get(PRODUCT, "") and COUNT in labels:
         yield from _unlike_single(labels, offered, seen)
@@ -121,36 +121,36 @@ def _unlike_instances(node: Object, seen: _Seen) -> Iterator[str]:
                 f"{offered.get(resource, 'none')}"
             )
             continue
-        told = seen.instances[resource.removeprefix(MIG)]
-        if told and told != number(count):
-            yield f"{label}={count}, telemetry shows {told} instances"
+        shown = seen.instances[resource.removeprefix(MIG)]
+        if shown and shown != number(count):
+            yield f"{label}={count}, telemetry shows {shown} instances"
 
 
 def _unlike_single(
     labels: Mapping[str, str], offered: Mapping[str, int], seen: _Seen
 ) -> Iterator[str]:
-    """Yield what is unlike where instances are called GPUs (MIG's strategy `single`)."""
+    """Yield differences under MIG strategy `single`, where a GPU resource means an instance."""
     count, replicas = number(labels.get(COUNT)), max(number(labels.get(REPLICAS)), 1)
-    here, told = _called_gpus(offered), seen.instances.total()
+    here, shown = _called_gpus(offered), seen.instances.total()
     product = labels.get(PRODUCT)
     if here != count * replicas:
         yield (
             f"{PRODUCT}={product}, {COUNT}={count} instances with {replicas} replicas, capacity "
             f"{GPU}: {here or 'none'}"
         )
-    elif told and told != count:
-        yield f"{PRODUCT}={product}, {COUNT}={count}, telemetry shows {told} instances"
+    elif shown and shown != count:
+        yield f"{PRODUCT}={product}, {COUNT}={count}, telemetry shows {shown} instances"
 
 
 def _unlike_unlabelled(offered: Mapping[str, int], seen: _Seen) -> Iterator[str]:
-    """Yield what is unlike where no label counts what a node calls GPUs.
+    """Yield differences on nodes without the label that counts their GPUs.
 
-    These are the instances, or replicas of them; or, with MIG's strategy `none`, the cards.
+    The GPU resource then means instances or replicas of them or, with MIG strategy `none`, cards.
     """
-    here, told = _called_gpus(offered), seen.instances.total()
-    is_single = told and not seen.whole and not any(name.startswith(MIG) for name in offered)
-    if is_single and here and here % told and here != len(seen.cut_up):
-        yield f"capacity {GPU}: {here}, telemetry shows {told} instances, and no label tells"
+    here, shown = _called_gpus(offered), seen.instances.total()
+    is_single = shown and not seen.whole and not any(name.startswith(MIG) for name in offered)
+    if is_single and here and here % shown and here != len(seen.cut_up):
+        yield f"capacity {GPU}: {here}, telemetry shows {shown} instances, no label counts them"
 
 
 def _called_gpus(offered: Mapping[str, int]) -> int:

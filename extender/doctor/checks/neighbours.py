@@ -1,4 +1,4 @@
-"""Whether others that place pods or add nodes know what we do."""
+"""Check that other schedulers and autoscalers do not work against the extender."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -31,13 +31,13 @@ REFUSALS: Final = (
     "node(s) had busier GPUs than other nodes",
     "node(s) had GPUs that are being reconfigured",
 )
-"""Our reasons, as kube-scheduler counts them in a pod's condition."""
+"""Rejection reasons of the extender, as kube-scheduler counts them in a pod's condition."""
 REQUIRES_IDLE: Final = "idlegpu.io/require-idle"
 AUTOSCALERS: Final = ("cluster-autoscaler", "karpenter")
 
 
 def two_schedulers(facts: Facts) -> Iterator[Problem]:
-    """Find nodes whose GPUs several schedulers give away."""
+    """Find nodes on which several schedulers place GPU pods."""
     by_node: defaultdict[str, set[str]] = defaultdict(set)
     for pod in gpu_pods(facts):
         if node_of(pod):
@@ -61,14 +61,14 @@ def two_schedulers(facts: Facts) -> Iterator[Problem]:
         if found:
             yield Problem(
                 severity=severity,
-                what="several schedulers place GPU pods on the same nodes: both may give away the "
-                f"last GPU, and the kubelet refuses the second pod{doubt}",
+                what="several schedulers place GPU pods on the same nodes: two may assign the last "
+                f"GPU, and the kubelet rejects the second pod{doubt}",
                 evidence=(
                     *(f"{node}: pods of {some(sorted(names))}" for node, names in found.items()),
                     *evidence,
                 ),
-                remedy="give the second scheduler nodes of its own; those of these that it is to "
-                f"have: kubectl label node {named(found)} "
+                remedy="reserve nodes for the second scheduler, for example: "
+                f"kubectl label node {named(found)} "
                 f"idlegpu.io/scheduler=idlegpu-scheduler && kubectl taint node {named(found)} "
                 f"idlegpu.io/scheduler=idlegpu-scheduler:NoSchedule ({DOCUMENTATION})",
             )
@@ -79,7 +79,7 @@ def _scheduler_name(pod: Object) -> str:
 
 
 def _homes(facts: Facts) -> dict[str, str]:
-    """Return by scheduler name which configuration, so which process, has it as a profile."""
+    """Return the configuration, and so the process, of each scheduler name."""
     return {
         text_of(profile.get("schedulerName")) or "default-scheduler": scheduler.source
         for scheduler in facts.schedulers or ()
@@ -92,7 +92,7 @@ def _is_lost(pod: Object) -> bool:
 
 
 def no_new_nodes(facts: Facts) -> Iterator[Problem]:
-    """Find pods that wait for what we refuse, while an autoscaler believes that they fit."""
+    """Find pods that wait because the extender rejects nodes that the autoscaler expects to fit."""
     found = sorted({*_autoscalers(facts)})
     if not found:
         return
@@ -109,17 +109,17 @@ def no_new_nodes(facts: Facts) -> Iterator[Problem]:
     if waiting:
         yield Problem(
             severity=Severity.WARNING,
-            what="pods wait for nodes that we refuse, and the autoscaler adds none: it does not "
-            "ask extenders, and believes that these nodes fit",
+            what="pods wait because the extender rejects nodes, and the autoscaler adds none: it "
+            "does not call extenders, and counts these nodes as fitting",
             evidence=(f"autoscaler: {some(found)}", *waiting),
-            remedy="add a node by hand, or take the reason away: repair or cordon the nodes named "
-            "by `idlegpu pending`"
-            + (f"; where a busy GPU would do: {'; '.join(picky[:MOST])}" if picky else ""),
+            remedy="add a node by hand, or remove the reason: repair or cordon the nodes that "
+            "`idlegpu pending` names"
+            + (f"; if a busy GPU is acceptable: {'; '.join(picky[:MOST])}" if picky else ""),
         )
     if setting(facts, "load_filter.enabled") is True:
         yield Problem(
             severity=Severity.WARNING,
-            what="nodes are refused for load, and the autoscaler adds none for that",
+            what="nodes are rejected because of load, and the autoscaler does not add any for that",
             evidence=(f"autoscaler: {some(found)}", "settings: load_filter.enabled: true"),
             remedy="load_filter: {enabled: false} in the extender's settings: load then only "
             "orders nodes",

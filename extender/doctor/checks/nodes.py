@@ -1,4 +1,4 @@
-"""Whether nodes offer the GPUs that they have, cut up and shared as their labels say."""
+"""Check that nodes offer their GPUs, partitioned and shared as their labels say."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ PLUGIN_WORDS: Final = ("nvidia-device-plugin", "nvidia-gpu-device-plugin", "gpu-
 DRA_WORDS: Final = ("dra-driver-nvidia-gpu", "nvidia-dra-driver")
 MPS_WORDS: Final = ("mps-control-daemon",)
 DISCOVERY: Final = Part(PLUGIN_WORDS[2:])
-# Where its chart installs all three, all their names begin alike.
+# The plugin's Helm chart gives all three components the same name prefix.
 PLUGIN: Final = Part(PLUGIN_WORDS[:2], others=(*DISCOVERY.words, *MPS_WORDS))
 
 REPLICAS: Final = "nvidia.com/gpu.replicas"
@@ -44,19 +44,19 @@ MEMORY: Final = "idlegpu.io/gpu-memory"
 
 
 def restart_plugin(facts: Facts) -> str:
-    """Return how the device plugin is restarted."""
+    """Return the command that restarts the device plugin."""
     return PLUGIN.restart(
         facts, "kubectl -n NAMESPACE rollout restart daemonset NVIDIA-DEVICE-PLUGIN"
     )
 
 
 def restart_discovery(facts: Facts) -> str:
-    """Return how gpu-feature-discovery is restarted."""
+    """Return the command that restarts gpu-feature-discovery."""
     return DISCOVERY.restart(facts, "gpu-feature-discovery's")
 
 
 def no_plugin(facts: Facts) -> Iterator[Problem]:
-    """Find nodes with GPUs that offer none."""
+    """Find GPU nodes that offer no GPUs."""
     names = [name_of(node) for node in facts.nodes or ()]
     plugins = {
         node_of(pod): pod for part in (DISCOVERY, PLUGIN) for pod in part.pods_on(facts, names)
@@ -66,11 +66,11 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
     evidence = []
     for node in facts.nodes or ():
         name = name_of(node)
-        # A resource of which there is none was offered once: the kubelet keeps it at 0.
+        # A capacity of 0 means that a device plugin ran before: the kubelet keeps the resource.
         has_gpus = is_labelled(node) or bool(capacity(node))
         if not has_gpus or name in served or any(capacity(node).values()):
             continue
-        if _is_kept_away(node):
+        if _is_excluded(node):
             continue
         pod = plugins.get(name)
         state = "no pod of the device plugin"
@@ -81,25 +81,25 @@ def no_plugin(facts: Facts) -> Iterator[Problem]:
     if evidence:
         yield Problem(
             severity=Severity.ERROR,
-            what="nodes with GPUs offer none: the device plugin is missing or does not work there",
+            what="nodes with GPUs offer none: their device plugin is missing or does not work",
             evidence=tuple(evidence),
             remedy="helm upgrade -i nvdp nvdp/nvidia-device-plugin -n nvidia-device-plugin "
             "--create-namespace --set gfd.enabled=true"
             if not broken
-            else f"{logs(broken, '')} tells (often the driver, or runtimeClassName: nvidia); on "
-            "nodes without a pod of it a toleration is missing, or a fitting nodeSelector",
+            else f"{logs(broken, '')} shows the cause (often the driver, or runtimeClassName: "
+            "nvidia); nodes without its pod need a toleration or another nodeSelector",
         )
 
 
-def _is_kept_away(node: Object) -> bool:
-    """Whether labels say that nobody is to offer a node's GPUs: virtual machines have them, say."""
+def _is_excluded(node: Object) -> bool:
+    """Check whether labels exclude a node from the device plugin, for example to serve VMs."""
     labels = labels_of(node)
     workload = labels.get("nvidia.com/gpu.workload.config", "container")
     return workload != "container" or labels.get("nvidia.com/gpu.deploy.device-plugin") == "false"
 
 
 def unlike_sharing(facts: Facts) -> Iterator[Problem]:
-    """Find nodes that share their GPUs otherwise than labels or the plugin's configuration say."""
+    """Find nodes whose GPU sharing differs from their labels or from the plugin's configuration."""
     evidence = []
     for node in facts.nodes or ():
         labels = labels_of(node)
@@ -126,11 +126,11 @@ def unlike_sharing(facts: Facts) -> Iterator[Problem]:
     if evidence:
         yield Problem(
             severity=Severity.ERROR,
-            what="GPUs are shared otherwise than the node's labels say: we reckon with the wrong "
-            "number of replicas",
+            what="GPU sharing differs from the node's labels: the extender counts the wrong number "
+            "of replicas",
             evidence=tuple(evidence),
             remedy=f"{restart_plugin(facts)} and, after it, {restart_discovery(facts)}: both read "
-            "the configuration once",
+            "the configuration only at start",
         )
 
 
@@ -146,7 +146,7 @@ def _has_mig(node: Object) -> bool:
 
 
 def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int] | None:
-    """Return strategy and replicas of whole GPUs by the plugin's configuration, if that is sure."""
+    """Return sharing strategy and replicas from the plugin's configuration, None if unknown."""
     configs = facts.plugin_configs or {}
     key = text_of(mapping_of(labels).get(PLUGIN_CONFIG))
     if key not in configs:
@@ -160,7 +160,7 @@ def _configured(facts: Facts, labels: dict[str, str] | object) -> tuple[str, int
 
 
 def not_offered(facts: Facts) -> Iterator[Problem]:
-    """Find GPUs that nodes have and do not offer."""
+    """Find GPUs in a node's capacity that are not allocatable."""
     evidence: list[str] = []
     nodes: set[str] = set()
     for node in facts.nodes or ():
@@ -175,20 +175,20 @@ def not_offered(facts: Facts) -> Iterator[Problem]:
         evidence += lines
     if evidence:
         plugins = PLUGIN.pods_on(facts, nodes)
-        told = logs(plugins, "kubectl -n NAMESPACE logs of the device plugin's pod there")
+        read_logs = logs(plugins, "kubectl -n NAMESPACE logs of the device plugin's pod there")
         again = delete(plugins, "kubectl -n NAMESPACE delete pod POD")
         yield Problem(
             severity=Severity.WARNING,
-            what="nodes have GPUs that they do not offer: the device plugin calls them unhealthy, "
-            "or is gone",
+            what="nodes have GPUs that they do not offer: the device plugin reports them "
+            "unhealthy, or does not run",
             evidence=tuple(evidence),
-            remedy=f"{told} (which GPU, which XID); a GPU that works again takes a restart of that "
+            remedy=f"{read_logs} (which GPU, which XID); once the GPU works again, restart that "
             f"pod: {again}",
         )
 
 
 def dead_mps(facts: Facts) -> Iterator[Problem]:
-    """Find nodes under MPS without its control daemon."""
+    """Find MPS nodes whose MPS control daemon does not run."""
     daemons = [pod for pod in facts.pods or () if is_called(pod, MPS_WORDS)]
     alive = {node_of(pod) for pod in daemons if is_running(pod)}
     dead = {node_of(pod): pod for pod in daemons if not is_running(pod)}
@@ -202,28 +202,28 @@ def dead_mps(facts: Facts) -> Iterator[Problem]:
         pod = dead.get(name)
         if pod is None:
             without.append(name)
-            told = "no pod of the MPS control daemon"
+            state = "no pod of the MPS control daemon"
         else:
             broken.append(pod)
-            told = f"{key_of(pod)} is {_state(pod)}"
-        evidence.append(f"{name}: {STRATEGY}=mps, {told}")
+            state = f"{key_of(pod)} is {_state(pod)}"
+        evidence.append(f"{name}: {STRATEGY}=mps, {state}")
     if evidence:
         yield Problem(
             severity=Severity.ERROR,
-            what="the MPS control daemon does not run: CUDA does not start in pods there",
+            what="the MPS control daemon does not run: CUDA does not start in pods on these nodes",
             evidence=tuple(evidence),
             remedy="; ".join(
                 [
                     f"kubectl label node {named(without)} nvidia.com/mps.capable=true --overwrite, "
-                    "for its DaemonSet selects by that"
+                    "because its DaemonSet selects by this label"
                 ][: bool(without)]
-                + [f"{logs(broken, '')} says why; then {delete(broken, '')}"][: bool(broken)]
+                + [f"{logs(broken, '')} shows why; then {delete(broken, '')}"][: bool(broken)]
             ),
         )
 
 
 def _state(pod: Object) -> str:
-    """Return what a pod that does not run does, with its container's own reason."""
+    """Return a pod's phase, with its container's waiting reason and restarts if there are any."""
     status = mapping_of(pod.get("status"))
     for one in objects_of(status.get("containerStatuses")):
         reason = mapping_of(mapping_of(one.get("state")).get("waiting")).get("reason")
@@ -233,7 +233,7 @@ def _state(pod: Object) -> str:
 
 
 def no_memory_limits(facts: Facts) -> Iterator[Problem]:
-    """Find pods that share a time-sliced GPU and do not say how much memory they need."""
+    """Find pods on time-sliced GPUs that do not declare their GPU memory."""
     sliced = {
         name_of(node)
         for node in facts.nodes or ()
@@ -247,8 +247,8 @@ def no_memory_limits(facts: Facts) -> Iterator[Problem]:
     if evidence:
         yield Problem(
             severity=Severity.WARNING,
-            what="pods share time-sliced GPUs and do not say how much memory they need: nothing "
-            "keeps one from taking what another has, and we cannot refuse a GPU that is too full",
+            what="pods share time-sliced GPUs and do not say how much memory they need: one can "
+            "exhaust the memory of another, and the extender cannot reject a GPU that is too full",
             evidence=tuple(f"{node}: {some(pods)}" for node, pods in sorted(evidence.items())),
             remedy=f'annotations: {{{MEMORY}: "8Gi"}} in the pod\'s template; or MPS, which caps '
             "each share (sharing.mps in the device plugin's configuration)",

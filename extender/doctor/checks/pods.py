@@ -1,4 +1,4 @@
-"""Whether pods can use the GPUs that they are given, and use those that they ask for."""
+"""Check that pods can use their GPUs, and use all that they request."""
 
 import re
 import shlex
@@ -29,7 +29,7 @@ _IMAGE_CUDA: Final = (
     re.compile(r"cuda[-_]?(1[0-9])\.([0-9]+)"),
     re.compile(r"\bcu(1[0-9])([0-9])\b"),
 )
-"""How images tell the CUDA that they were built with: nvidia/cuda:12.4.1-..., ...-cuda12.4-...,
+"""Patterns of the CUDA version in an image name: nvidia/cuda:12.4.1-..., ...-cuda12.4-...,
 ...-cu124."""
 _REQUIREMENT: Final = re.compile(r"cuda>=([0-9]+)\.([0-9]+)")
 _UNMET: Final = re.compile(r"unsatisfied condition: [^\n]*?(cuda>=[0-9.]+|driver>=[0-9.]+)")
@@ -45,33 +45,33 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp_size"),
     "data": ("--data-parallel-size", "-dp", "--dp-size"),
 }
-"""Options of vLLM, SGLang, TensorRT-LLM and TGI that say over how many GPUs a model is spread."""
+"""Options of vLLM, SGLang, TensorRT-LLM and TGI for the number of GPUs of a model."""
 SEVERAL_PODS: Final = (
     *("--nnodes", "--node-rank", "--dist-init-addr", "--headless"),
     *("--data-parallel-size-local", "ray"),
 )
-"""Words of a server that is spread over several pods: then one pod has a part of the GPUs."""
+"""Words of a model server that spans several pods, so that one pod has only some of the GPUs."""
 SHARD_VARIABLES: Final = ("NUM_SHARD", "TENSOR_PARALLEL_SIZE")
 DATA_WITHIN_TENSOR: Final = "--enable-dp-attention"
-"""With it SGLang's data parallel ranks share the GPUs of its tensor parallel ones."""
+"""SGLang option: data-parallel ranks share the GPUs of the tensor-parallel ranks."""
 
 _REFERENCE: Final = re.compile(
     r"\$\(([A-Za-z_]\w*)\)|\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$([A-Za-z_]\w*)"
 )
-"""Variables in a command: `$(NAME)` is the kubelet's, the others are a shell's."""
+"""Variable references in a command: `$(NAME)` is expanded by the kubelet, the others by a shell."""
 
 
 def old_driver(facts: Facts) -> Iterator[Problem]:
-    """Find pods whose CUDA is too new for the driver of their node."""
+    """Find pods whose CUDA version is too new for their node's driver."""
     nodes = {name_of(node): node for node in facts.nodes or ()}
     evidence = []
     for pod in gpu_pods(facts):
         node = nodes.get(node_of(pod))
-        told = _refused_by_runtime(pod)
-        if told:
-            evidence.append(f"{key_of(pod)} on {node_of(pod)}: {told}")
+        refusal = _refused_by_runtime(pod)
+        if refusal:
+            evidence.append(f"{key_of(pod)} on {node_of(pod)}: {refusal}")
             continue
-        # A container that runs has found its CUDA: images may bring a compatible one along.
+        # A running container has a working CUDA: an image may contain a compatibility package.
         if node is None or is_running(pod):
             continue
         driver, full = _driver_cuda(node), _driver(node)
@@ -93,7 +93,7 @@ def old_driver(facts: Facts) -> Iterator[Problem]:
 
 
 def _refused_by_runtime(pod: Object) -> str:
-    """Return what NVIDIA's container runtime says is too old, "" where it says nothing."""
+    """Return the requirement that NVIDIA's container runtime reports as unmet, "" if none."""
     for one in objects_of(mapping_of(pod.get("status")).get("containerStatuses")):
         for kind in ("state", "lastState"):
             for state in mapping_of(one.get(kind)).values():
@@ -105,7 +105,7 @@ def _refused_by_runtime(pod: Object) -> str:
 
 
 def _needed_cuda(container: Object) -> tuple[int, int] | None:
-    """Return the CUDA that a container was built with, None where nothing tells."""
+    """Return the CUDA version that a container was built with, None if unknown."""
     environment = environment_of(container)
     match = _REQUIREMENT.search(environment.get("NVIDIA_REQUIRE_CUDA", ""))
     image = text_of(container.get("image"))
@@ -115,7 +115,7 @@ def _needed_cuda(container: Object) -> tuple[int, int] | None:
 
 
 def _driver_cuda(node: Object) -> tuple[int, int] | None:
-    """Return the newest CUDA that a node's driver knows."""
+    """Return the newest CUDA version that a node's driver supports, None if unknown."""
     labels = labels_of(node)
     for prefix in ("nvidia.com/cuda.runtime-version", "nvidia.com/cuda.runtime"):
         major = labels.get(f"{prefix}.major", "")
@@ -124,7 +124,7 @@ def _driver_cuda(node: Object) -> tuple[int, int] | None:
     version = _driver(node).partition(".")[0]
     if not version.isdigit():
         return None
-    # NVIDIA's table of the least driver for each major CUDA.
+    # NVIDIA's minimum driver version for each major CUDA version.
     for cuda, least in ((13, 580), (12, 525), (11, 450)):
         if int(version) >= least:
             return cuda, 0
@@ -139,7 +139,7 @@ def _driver(node: Object) -> str:
 
 
 def set_by_hand(facts: Facts) -> Iterator[Problem]:
-    """Find pods that choose their GPUs themselves, in their environment or in a command."""
+    """Find pods that set CUDA_VISIBLE_DEVICES in their environment or command."""
     lines: defaultdict[_ByHand, list[str]] = defaultdict(list)
     for pod in gpu_pods(facts):
         for container in containers(pod):
@@ -149,12 +149,12 @@ def set_by_hand(facts: Facts) -> Iterator[Problem]:
             if not count:
                 continue
             values = _set_in(container, environment)
-            told = " and ".join(map(repr, values)) + " in its command"
+            setting = " and ".join(map(repr, values)) + " in its command"
             by_hand = _by_commands(values, count)
             if value is not None:
-                told, by_hand = repr(value), _by_environment(value, count)
+                setting, by_hand = repr(value), _by_environment(value, count)
             if by_hand is not None:
-                lines[by_hand].append(f"{key_of(pod)}: {VISIBLE}={told}, {count} GPUs asked for")
+                lines[by_hand].append(f"{key_of(pod)}: {VISIBLE}={setting}, {count} GPUs asked for")
     for by_hand in _ByHand:
         if lines[by_hand]:
             is_harmful = by_hand is _ByHand.HARMFUL
@@ -168,11 +168,11 @@ def set_by_hand(facts: Facts) -> Iterator[Problem]:
 
 
 class _ByHand(StrEnum):
-    """What comes of it, the gravest first."""
+    """Consequence of the setting, gravest first."""
 
-    HARMFUL = "it names other GPUs than the pod is given, or hides some"
-    HIDING = "a command sees a part of the pod's GPUs, and no other command names the rest"
-    HARMLESS = "it does nothing now, and breaks once the number changes"
+    HARMFUL = "it names other GPUs than the pod has, or hides some"
+    HIDING = "a command sees some of the pod's GPUs, and no other command names the rest"
+    HARMLESS = "it has no effect now, and breaks once the number changes"
 
 
 def _by_environment(value: str, count: int) -> _ByHand:
@@ -181,7 +181,7 @@ def _by_environment(value: str, count: int) -> _ByHand:
 
 
 def _by_commands(values: Sequence[str], count: int) -> _ByHand | None:
-    """Judge what commands say; processes of a pod may well share its GPUs out between them."""
+    """Judge the values set in commands; several processes may divide the pod's GPUs."""
     named, given = {part for value in values for part in _parts(value)}, set(map(str, range(count)))
     if not named:
         return None
@@ -193,7 +193,7 @@ def _by_commands(values: Sequence[str], count: int) -> _ByHand | None:
 
 
 def _set_in(container: Object, environment: Mapping[str, str]) -> list[str]:
-    """Return what a container's command sets, without what is not known and what means none."""
+    """Return the values that a container's command assigns, without unknown and empty ones."""
     found = [
         _expanded(match[1].strip("\"'"), environment)
         for part in command_of(container)
@@ -207,17 +207,17 @@ def _parts(value: str) -> list[str]:
 
 
 def unlike_parallel(facts: Facts) -> Iterator[Problem]:
-    """Find model servers that are spread over another number of GPUs than they ask for."""
+    """Find model servers that use another number of GPUs than their container requests."""
     too_many: list[str] = []
     too_few: list[str] = []
     for pod in gpu_pods(facts):
         for container in containers(pod):
             count = sum(asked_by(container).values())
             words = _words(command_of(container))
-            size, told = spread(words, environment_of(container))
+            size, options = spread(words, environment_of(container))
             if not count or not size or any(word in words for word in SEVERAL_PODS):
                 continue
-            line = f"{key_of(pod)}: {told}, so {size} GPUs; it asks for {count}"
+            line = f"{key_of(pod)}: {options}, so {size} GPUs; it asks for {count}"
             if size > count:
                 too_many.append(line)
             elif size < count:
@@ -231,13 +231,13 @@ def unlike_parallel(facts: Facts) -> Iterator[Problem]:
                 severity=severity,
                 what=f"a model is spread over {consequence}",
                 evidence=tuple(lines),
-                remedy="make both alike: resources: {limits: {nvidia.com/gpu: N}} and "
+                remedy="make both equal: resources: {limits: {nvidia.com/gpu: N}} and "
                 "--tensor-parallel-size N",
             )
 
 
 def _words(command: Sequence[str]) -> list[str]:
-    """Return the words of a command, those of shell scripts in it too."""
+    """Split a command into words, including those of shell scripts in it."""
     found: list[str] = []
     for part in command:
         try:
@@ -249,7 +249,7 @@ def _words(command: Sequence[str]) -> list[str]:
 
 
 def spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """Return over how many GPUs a model server is spread, and what says so; 0 where nothing does.
+    """Return a model server's number of GPUs, and the options that set it; 0 if unknown.
 
     Example:
         >>> spread(["vllm", "serve", "x", "--tensor-parallel-size=2", "-pp", "2"], {})
@@ -257,7 +257,7 @@ def spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, s
         >>> spread(["vllm", "serve", "x", "-tp", "$(TP)"], {"TP": "4"})
         (4, '-tp 4')
     """
-    size, told = 0, []
+    size, stated = 0, []
     for kind, options in SIZES.items():
         if kind == "data" and DATA_WITHIN_TENSOR in words:
             continue
@@ -270,16 +270,16 @@ def spread(words: Sequence[str], environment: Mapping[str, str]) -> tuple[int, s
             continue
         factor = number(_expanded(found[1], environment))
         if not factor:
-            return 0, ""  # a variable that nothing here tells
+            return 0, ""  # a variable with an unknown value
         size = max(size, 1) * factor
-        told.append(f"{found[0]} {factor}")
+        stated.append(f"{found[0]} {factor}")
     if not size and _is_vllm(words):
         return 1, "vllm without --tensor-parallel-size"
-    return size, ", ".join(told)
+    return size, ", ".join(stated)
 
 
 def _expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Return a text with the variables that a container is given; others stay as they are."""
+    """Replace variable references whose value is known; keep the others."""
 
     def value_of(match: re.Match[str]) -> str:
         kubelets, braced, default, plain = match.groups()
@@ -289,7 +289,7 @@ def _expanded(text: str, environment: Mapping[str, str]) -> str:
 
 
 def _option(words: Sequence[str], options: Sequence[str]) -> tuple[str, str] | None:
-    """Return an option and its value, None where it is not there."""
+    """Return the first of the options in a command, with its value; None if there is none."""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name not in options:

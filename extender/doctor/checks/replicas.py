@@ -1,4 +1,4 @@
-"""Whether the extender's replicas end in good order, and know of each other."""
+"""Check that the extender's replicas shut down in time, and know each other."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from extender.doctor.objects import (
 
 EXTENDER_WORDS: Final = ("idlegpu-extender",)
 TEMPLATE: Final = "pod-template-hash"
-"""Label of pods of one version of a Deployment: those of two are both there during a rollout."""
+"""Label with a Deployment's revision; during a rollout pods of two revisions run."""
 
 DRAIN_SECONDS: Final = 5.0
 SHUTDOWN_SECONDS: Final = 95.0
-"""Defaults of the settings."""
+"""Defaults of the settings drain_seconds and shutdown_seconds."""
 
 
 def short_grace(facts: Facts) -> Iterator[Problem]:
-    """Find pods of the extender that are killed before they have taken leave."""
+    """Find extender pods that are killed before their shutdown has finished."""
     lines = []
     for pod in _extenders(facts):
         grace = mapping_of(pod.get("spec")).get("terminationGracePeriodSeconds")
@@ -43,16 +43,16 @@ def short_grace(facts: Facts) -> Iterator[Problem]:
     if lines:
         yield Problem(
             severity=Severity.WARNING,
-            what="the extender may be killed before it has taken leave: kube-scheduler then loses "
-            "calls when a pod ends",
+            what="the extender may be killed before its shutdown has finished: kube-scheduler "
+            "then loses calls when a pod ends",
             evidence=tuple(lines),
             remedy="terminationGracePeriodSeconds of the Deployment idlegpu-extender above the sum "
-            "of both (the Helm chart sees to that), or less of both in the extender's settings",
+            "of both (the Helm chart sets it), or smaller values in the extender's settings",
         )
 
 
 def strangers(facts: Facts) -> Iterator[Problem]:
-    """Find replicas that do not tell each other what they were asked."""
+    """Find replicas that do not share their requests, because `peers` is not set."""
     alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for pod in _extenders(facts):
         is_leaving = "deletionTimestamp" in mapping_of(pod.get("metadata"))
@@ -63,9 +63,9 @@ def strangers(facts: Facts) -> Iterator[Problem]:
         if len(names) > 1:
             yield Problem(
                 severity=Severity.WARNING,
-                what="replicas do not tell each other what they were asked: a burst that several "
-                "answer goes to the same nodes, a pod that only another was asked about counts as "
-                "bound unasked, and one that two were asked about counts twice among the bound",
+                what="replicas do not share their requests: a burst that several answer goes to "
+                "the same nodes, a pod that another replica placed counts as bound without an "
+                "answer, and a pod that two replicas placed counts twice",
                 evidence=(
                     f"{len(names)} replicas: {some(sorted(names))}",
                     "neither peers.service nor peers.addresses is set",
@@ -80,7 +80,7 @@ def _extenders(facts: Facts) -> Iterator[Object]:
 
 
 def _variables(pod: Object) -> dict[str, str]:
-    """Return the variables of all containers; the extender's count before its file."""
+    """Return the literal environment variables of all containers, which override the settings."""
     return {
         name: value
         for container in containers(pod)
@@ -89,7 +89,7 @@ def _variables(pod: Object) -> dict[str, str]:
 
 
 def _seconds(facts: Facts, pod: Object, name: str, default: float) -> float:
-    """Return a time of the settings, as a pod has it."""
+    """Return a duration setting as it applies to a pod."""
     try:
         return float(_variables(pod)[f"IDLEGPU_{name.upper()}"])
     except (KeyError, ValueError):

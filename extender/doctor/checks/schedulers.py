@@ -1,4 +1,4 @@
-"""Whether kube-scheduler asks us about everything, hears us in time, and heeds our order."""
+"""Check that kube-scheduler calls the extender for all GPU pods, in time, and uses its scores."""
 
 import re
 from collections import defaultdict
@@ -32,23 +32,24 @@ PLUGIN_WEIGHTS: Final = {
     "NodeResourcesBalancedAllocation": 1,
     "ImageLocality": 1,
 }
-"""kube-scheduler's score plugins and their weights unless configured (1.29 to 1.37)."""
+"""Default weights of kube-scheduler's score plugins (1.29 to 1.37)."""
 
 MAX_SCORE: Final = 400
 """Default of the setting wire.max_score."""
 MATERIAL: Final = 0.4
-"""Share of it by which a node of other certainty is behind our first choice, at least."""
+"""Smallest gap between an idle and a busy node, as a share of the maximum score."""
 LEAD: Final = 0.005
-"""Share of it by which our first choice is ahead of its equals."""
+"""Lead of the first choice over equal nodes, as a share of the maximum score."""
 WISH: Final = 100
-"""Points that soft topology spread among equal nodes is worth at least, as any wish."""
+"""Smallest number of points that soft topology spread or preferred affinity adds among equal
+nodes."""
 SHORTLIST: Final = 100
 """Default of the setting wire.shortlist."""
 PLUGIN_POINTS: Final = 100
-"""The most that a plugin of kube-scheduler gives, before its weight."""
+"""Maximum score of one kube-scheduler plugin, before its weight."""
 
 SLOW_SHARE: Final = 0.001
-"""More answers than this that come too late are told."""
+"""Share of late answers above which the check reports them."""
 DEFAULT_TIMEOUT_SECONDS: Final = 5.0
 
 OTHERS: Final = {
@@ -56,7 +57,7 @@ OTHERS: Final = {
     "prioritize-verb": "IG005",
     "managed-resources": "IG006",
 }
-"""Likely causes of /v1/unasked that other checks tell of."""
+"""Likely causes of /v1/unasked that other checks report, by code."""
 MILD: Final = frozenset({"started-late", "other-replica", "other-scheduler"})
 
 _DURATION: Final = re.compile(r"([0-9.]+)(ms|us|µs|ns|s|m|h)")
@@ -64,7 +65,7 @@ _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs"
 
 
 def seconds_of(duration: object) -> float | None:
-    """Return a duration as Go writes it in seconds, None where it is none.
+    """Parse a Go duration into seconds; None if it is malformed.
 
     Example:
         >>> seconds_of("1s"), seconds_of("1m500ms"), seconds_of("soon")
@@ -78,10 +79,10 @@ def seconds_of(duration: object) -> float | None:
 
 
 def our_entry(config: Object) -> Object | None:
-    """Return the extender of a configuration that is us, None where there is none.
+    """Return the entry of idlegpu among a configuration's extenders, None if there is none.
 
-    That is the one with our name in its address or certificate, else one that is asked about GPUs,
-    else the only one.
+    That is the entry with "idlegpu" in its address or certificate, else one with GPU resources,
+    else the only entry.
     """
     entries = objects_of(config.get("extenders"))
     for entry in entries:
@@ -99,12 +100,12 @@ def _has_our_name(entry: Object) -> bool:
 
 
 def managed(entry: Object) -> list[str]:
-    """Return the resources that an extender is asked about; none: about every pod."""
+    """Return the resource names for which an extender is called; none means every pod."""
     return [text_of(one.get("name")) for one in objects_of(entry.get("managedResources"))]
 
 
-def _asking(facts: Facts) -> Iterator[tuple[Scheduler, Object]]:
-    """Yield the configurations in which we are."""
+def _ours(facts: Facts) -> Iterator[tuple[Scheduler, Object]]:
+    """Yield the configurations that have an entry for idlegpu, with that entry."""
     for scheduler in facts.schedulers or ():
         entry = our_entry(scheduler.config)
         if entry is not None:
@@ -116,7 +117,7 @@ def _causes(facts: Facts) -> list[Object]:
 
 
 def _groups(facts: Facts) -> tuple[str, ...]:
-    """Return a line for each group of pods that were bound without our answer."""
+    """Format a line for each group of pods that were bound without the extender's answer."""
     lines = []
     for group in objects_of((facts.unasked or {}).get("bound")):
         if group.get("verdict") == "asked":
@@ -124,14 +125,14 @@ def _groups(facts: Facts) -> tuple[str, ...]:
         resources = group.get("resources")
         asked = ", ".join(map(str, resources)) if isinstance(resources, list) else ""
         lines.append(
-            f"{group.get('count')} pods of {group.get('scheduler')} that ask for {asked}: "
-            f"{group.get('verdict')}, the last of them {group.get('example')}"
+            f"{group.get('count')} pods of {group.get('scheduler')} that request {asked}: "
+            f"{group.get('verdict')}, for example {group.get('example')}"
         )
     return tuple(lines)
 
 
-def _told(facts: Facts, code: str) -> Iterator[Problem]:
-    """Yield what the extender itself believes to be the cause, where a check is to tell it."""
+def _reported(facts: Facts, code: str) -> Iterator[Problem]:
+    """Yield the likely causes that the extender reports, as far as they belong to this check."""
     for cause in _causes(facts):
         kind = text_of(cause.get("kind"))
         if OTHERS.get(kind, "IG001") != code:
@@ -149,16 +150,16 @@ def _remedy(kind: str) -> str:
         "http-timeout": "httpTimeout: 1s, and requests of CPU for the extender",
         "prioritize-verb": "prioritizeVerb: prioritize",
         "managed-resources": "managedResources: [{name: RESOURCE, ignoredByScheduler: false}] "
-        "with the resource that is named above",
+        "with the resource named above",
         "wrong-path": "urlPrefix: https://ADDRESS:8888 (no path), filterVerb: filter, "
         "prioritizeVerb: prioritize, preemptVerb: preempt",
         "unreadable": "nodeCacheCapable: true",
         "other-replica": "set peers.service in the extender's settings; in kube-scheduler's file "
         "ignorable: true",
         "started-late": "replicas: 2 in the extender's Deployment; in kube-scheduler's file "
-        "ignorable: false, where pods should rather wait",
-        "other-scheduler": "unasked.schedulers: [NAMES] in the extender's settings where that is "
-        "meant so; else the entry under extenders of scheduler-config/kube-scheduler.yaml",
+        "ignorable: false, if pods should wait instead",
+        "other-scheduler": "unasked.schedulers: [NAMES] in the extender's settings if that is "
+        "intended; else the entry under extenders of scheduler-config/kube-scheduler.yaml",
     }
     return known.get(
         kind,
@@ -168,9 +169,9 @@ def _remedy(kind: str) -> str:
 
 
 def not_asked(facts: Facts) -> Iterator[Problem]:
-    """Find that kube-scheduler does not ask us."""
-    yield from _told(facts, "IG001")
-    if facts.schedulers and not any(True for _ in _asking(facts)):
+    """Find configurations or bindings that show that kube-scheduler does not call the extender."""
+    yield from _reported(facts, "IG001")
+    if facts.schedulers and not any(True for _ in _ours(facts)):
         yield Problem(
             severity=Severity.ERROR,
             what="kube-scheduler's configuration has no entry for idlegpu",
@@ -187,9 +188,9 @@ def _prefixes(config: Object) -> str:
 
 
 def late(facts: Facts) -> Iterator[Problem]:
-    """Find that our answers come too late."""
-    yield from _told(facts, "IG002")
-    asking = [(one.source, entry) for one, entry in _asking(facts)]
+    """Find answers that arrive after kube-scheduler's timeout."""
+    yield from _reported(facts, "IG002")
+    asking = [(one.source, entry) for one, entry in _ours(facts)]
     for source, entry in asking or [("as shipped", {"httpTimeout": "1s"})]:
         limit = seconds_of(entry.get("httpTimeout")) or DEFAULT_TIMEOUT_SECONDS
         for verb, slow, every in _slow(facts, limit):
@@ -207,7 +208,7 @@ def late(facts: Facts) -> Iterator[Problem]:
 
 
 def _slow(facts: Facts, limit: float) -> Iterator[tuple[str, float, float]]:
-    """Yield by verb how many answers took longer than a limit, of how many."""
+    """Yield verb, number of answers slower than a limit, and number of all answers."""
     in_time: defaultdict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     for sample in facts.metrics or ():
         if sample.name == "idlegpu_request_duration_seconds_bucket":
@@ -221,23 +222,23 @@ def _slow(facts: Facts, limit: float) -> Iterator[tuple[str, float, float]]:
 
 
 def whole_nodes(facts: Facts) -> Iterator[Problem]:
-    """Find that kube-scheduler sends whole nodes."""
-    for scheduler, entry in _asking(facts):
+    """Find configurations that make kube-scheduler send whole Node objects."""
+    for scheduler, entry in _ours(facts):
         if entry.get("nodeCacheCapable") is not True:
             shown = str(entry.get("nodeCacheCapable", "not set")).lower()
             yield Problem(
                 severity=Severity.ERROR,
-                what="kube-scheduler sends whole Node objects with every question: 25 times the "
-                "bytes, a tenth of the pods per second",
+                what="kube-scheduler sends whole Node objects with every call: 25 times the bytes, "
+                "a tenth of the pods per second",
                 evidence=(f"{scheduler.source}: nodeCacheCapable: {shown}",),
                 remedy=f"nodeCacheCapable: true: {RESTART}",
             )
 
 
 def drowned(facts: Facts) -> Iterator[Problem]:
-    """Find weights with which kube-scheduler's own plugins overrule us, or never count."""
+    """Find weights with which kube-scheduler's plugins outvote the extender, or never count."""
     scale = number_setting(facts, "wire.max_score", MAX_SCORE)
-    for scheduler, entry in _asking(facts):
+    for scheduler, entry in _ours(facts):
         weight = number(entry.get("weight"))
         for profile in objects_of(scheduler.config.get("profiles")) or [{}]:
             theirs = sum(plugin_weights(profile).values())
@@ -247,13 +248,15 @@ def drowned(facts: Facts) -> Iterator[Problem]:
             if not is_weak and (ours_most * LEAD < WISH or not theirs):
                 continue
             name = text_of(profile.get("schedulerName")) or "default-scheduler"
-            told = f"{scheduler.source}: weight: {weight}: our first choice counts {ours_most:g}"
-            ours = f"{told} (weight {weight} x score {scale:g} x 10)"
+            weighted = (
+                f"{scheduler.source}: weight: {weight}: our first choice counts {ours_most:g}"
+            )
+            ours = f"{weighted} (weight {weight} x score {scale:g} x 10)"
             if is_weak:
                 needed = -int(-theirs_most // (scale * 10 * MATERIAL))
                 yield Problem(
                     severity=Severity.ERROR if ours_most < theirs_most else Severity.WARNING,
-                    what=f"profile {name}: kube-scheduler's own plugins overrule our order",
+                    what=f"profile {name}: kube-scheduler's own plugins outvote our scores",
                     evidence=(
                         f"{ours}: idle against busy counts {ours_most * MATERIAL:g} of it",
                         f"its plugins' weights sum to {theirs}: they count up to {theirs_most}",
@@ -264,18 +267,18 @@ def drowned(facts: Facts) -> Iterator[Problem]:
                 needed = max(-int(-theirs_most // (scale * 10 * MATERIAL)), 1)
                 yield Problem(
                     severity=Severity.INFO,
-                    what=f"profile {name}: our order decides alone, also among equal nodes: soft "
+                    what=f"profile {name}: our scores decide alone, even among equal nodes: soft "
                     "topology spread and preferred affinity never count",
                     evidence=(
-                        f"{ours}: it is {ours_most * LEAD:g} ahead of its equals",
-                        f"a wish of kube-scheduler's is worth {WISH} to 300",
+                        f"{ours}: it leads equal nodes by {ours_most * LEAD:g}",
+                        f"a soft constraint of kube-scheduler is worth {WISH} to 300",
                     ),
                     remedy=f"weight: {needed}: {RESTART}",
                 )
 
 
 def plugin_weights(profile: Object) -> dict[str, int]:
-    """Return the score plugins of a profile and their weights.
+    """Return the weights of a profile's score plugins.
 
     Example:
         >>> sum(plugin_weights({}).values())
@@ -284,46 +287,46 @@ def plugin_weights(profile: Object) -> dict[str, int]:
     weights = dict(PLUGIN_WEIGHTS)
     plugins = mapping_of(profile.get("plugins"))
     for point in ("multiPoint", "score"):
-        told = mapping_of(plugins.get(point))
-        for one in objects_of(told.get("disabled")):
+        changes = mapping_of(plugins.get(point))
+        for one in objects_of(changes.get("disabled")):
             if one.get("name") == "*":
                 weights.clear()
             weights.pop(text_of(one.get("name")), None)
-        for one in objects_of(told.get("enabled")):
+        for one in objects_of(changes.get("enabled")):
             name, weight = text_of(one.get("name")), number(one.get("weight"))
-            # At multiPoint most plugins score nothing: of those only the ones that we know count.
+            # At multiPoint most plugins do not score: count only known score plugins.
             if point == "score" or name in PLUGIN_WEIGHTS:
                 weights[name] = weight or weights.get(name) or PLUGIN_WEIGHTS.get(name, 1)
     return weights
 
 
 def verbs(facts: Facts) -> Iterator[Problem]:
-    """Find verbs that kube-scheduler does not ask."""
-    yield from _told(facts, "IG005")
+    """Find verbs that kube-scheduler does not call."""
+    yield from _reported(facts, "IG005")
     lost = {
-        "filterVerb": ("filter", Severity.ERROR, "broken and busy GPUs are not kept out"),
-        "prioritizeVerb": ("prioritize", Severity.ERROR, "our order of the nodes is lost"),
+        "filterVerb": ("filter", Severity.ERROR, "broken and busy GPUs are not rejected"),
+        "prioritizeVerb": ("prioritize", Severity.ERROR, "our scores are lost"),
         "preemptVerb": (
             "preempt",
             Severity.WARNING,
-            "pods are evicted for one that waits for load",
+            "pods are evicted for a pod that waits for load",
         ),
     }
-    for scheduler, entry in _asking(facts):
+    for scheduler, entry in _ours(facts):
         for field, (verb, severity, consequence) in lost.items():
             if not text_of(entry.get(field)):
                 yield Problem(
                     severity=severity,
-                    what=f"kube-scheduler does not ask us to {verb}: {consequence}",
+                    what=f"kube-scheduler does not call {verb}: {consequence}",
                     evidence=(f"{scheduler.source}: {field}: not set",),
                     remedy=f"{field}: {verb}: {RESTART}",
                 )
 
 
 def unmanaged(facts: Facts) -> Iterator[Problem]:
-    """Find GPU resources of nodes that kube-scheduler does not ask us about."""
-    yield from _told(facts, "IG006")
-    entries = [(scheduler, managed(entry)) for scheduler, entry in _asking(facts)]
+    """Find GPU resources of nodes that are missing from managedResources."""
+    yield from _reported(facts, "IG006")
+    entries = [(scheduler, managed(entry)) for scheduler, entry in _ours(facts)]
     if not entries or any(not names for _, names in entries):
         return
     known = {name for _, names in entries for name in names}
@@ -336,29 +339,29 @@ def unmanaged(facts: Facts) -> Iterator[Problem]:
         lines = [f"  - {{name: {name}, ignoredByScheduler: false}}" for name in sorted(where)]
         yield Problem(
             severity=Severity.ERROR,
-            what="nodes have GPU resources that managedResources does not list: pods that ask for "
-            "these are placed without us",
+            what="nodes have GPU resources that managedResources does not list: pods that request "
+            "these are placed without the extender",
             evidence=tuple(f"{name} on {some(nodes)}" for name, nodes in sorted(where.items())),
             remedy="\n".join(["managedResources:", *lines, RESTART]),
         )
 
 
 def shortened(facts: Facts) -> Iterator[Problem]:
-    """Find extenders that may refuse nodes and see nothing but our shortlist."""
+    """Find extenders that filter after idlegpu and so see only its shortlist."""
     shortlist = number_setting(facts, "wire.shortlist", SHORTLIST)
     if not shortlist:
         return
-    for scheduler, entry in _asking(facts):
+    for scheduler, entry in _ours(facts):
         for other in _asked_after(scheduler.config, entry):
             prefix = text_of(other.get("urlPrefix")) or "without urlPrefix"
             is_last = _is_ignorable(other) and not _is_ignorable(entry)
             yield Problem(
                 severity=Severity.WARNING,
-                what="another extender is asked after ours and sees our shortlist alone: where it "
-                "refuses all of that, pods wait although other nodes would do",
+                what="another extender is called after ours and sees only our shortlist: if it "
+                "rejects all of it, pods wait although other nodes would suit",
                 evidence=(
                     f"{scheduler.source}: extenders: {prefix}: filterVerb: "
-                    f"{text_of(other.get('filterVerb'))}, asked about "
+                    f"{text_of(other.get('filterVerb'))}, called for "
                     f"{some(managed(other)) or 'every pod'}",
                     f"the extender's settings: wire.shortlist: {shortlist:g}",
                 ),
@@ -368,10 +371,10 @@ def shortened(facts: Facts) -> Iterator[Problem]:
 
 
 def _asked_after(config: Object, entry: Object) -> Iterator[Object]:
-    """Yield the extenders that filter what ours has left: ignorable ones are asked last."""
-    in_turn = sorted(objects_of(config.get("extenders")), key=_is_ignorable)
-    ours = next(at for at, one in enumerate(in_turn) if one is entry)
-    for other in in_turn[ours + 1 :]:
+    """Yield the extenders that filter after idlegpu; kube-scheduler calls ignorable ones last."""
+    in_order = sorted(objects_of(config.get("extenders")), key=_is_ignorable)
+    ours = next(at for at, one in enumerate(in_order) if one is entry)
+    for other in in_order[ours + 1 :]:
         if text_of(other.get("filterVerb")) and not _has_our_name(other):
             yield other
 

@@ -1,4 +1,4 @@
-"""Whether the extender's own parts can do their work: agents, certificates, rights."""
+"""Check the extender's own agents, certificates and RBAC rights."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,11 +10,12 @@ from extender.doctor.findings import Problem, Severity
 from extender.doctor.objects import AGENT_WORDS, is_called, is_running, total
 
 EVERYDAY: Final = frozenset({"replaced", "closing", "busy"})
-"""Refusals of agents that happen where all is well."""
+"""Reasons of refusals that also occur in a healthy system."""
 
 DAY: Final = 86_400.0
 WARN_DAYS: Final = 30.0
-"""The Job renews what is good for less than 60 days, each week: it has failed four times."""
+"""A weekly Job renews certificates 60 days before they expire; at 30 days it has failed four
+times."""
 ERROR_DAYS: Final = 7.0
 
 REMEDIES: Final = {
@@ -29,14 +30,14 @@ REMEDIES: Final = {
 
 
 def refused_agents(facts: Facts) -> Iterator[Problem]:
-    """Find agents whose reports are not taken."""
+    """Find agents whose reports the extender refuses."""
     counts = _refusals(facts)
     unknown = total(facts.metrics, "idlegpu_agent_unknown_nodes")
     if not counts and not unknown:
         return
     reporting = total(facts.metrics, "idlegpu_agents")
     agents = sum(is_called(pod, AGENT_WORDS) and is_running(pod) for pod in facts.pods or ())
-    # Counts are since the start: where all agents report now, that is over.
+    # The counters start with the extender: if all agents report now, the problem is solved.
     is_over = bool(agents) and reporting >= agents and not unknown
     evidence = [
         f"{reason}: {count:g} since the extender's start" for reason, count in counts.items()
@@ -50,12 +51,12 @@ def refused_agents(facts: Facts) -> Iterator[Problem]:
         what="agents were refused; all report now" if is_over else "agents are refused",
         evidence=tuple(evidence),
         remedy="; ".join(remedies)
-        or "kubectl -n idlegpu logs deploy/idlegpu-extender | grep 'agent refused': it says why",
+        or "kubectl -n idlegpu logs deploy/idlegpu-extender | grep 'agent refused' shows why",
     )
 
 
 def _refusals(facts: Facts) -> dict[str, float]:
-    """Return how many connections of agents were refused, by reason, without what is normal."""
+    """Return the number of refused agent connections by reason, without normal reasons."""
     reasons = {
         sample.labels.get("reason", "")
         for sample in facts.metrics or ()
@@ -69,7 +70,7 @@ def _refusals(facts: Facts) -> dict[str, float]:
 
 
 def ending(facts: Facts) -> Iterator[Problem]:
-    """Find certificates that end soon."""
+    """Find certificates that expire soon."""
     by_severity: defaultdict[Severity, list[str]] = defaultdict(list)
     for one in sorted(facts.certificates or (), key=lambda one: one.ends_at):
         days = (one.ends_at - facts.at) / DAY
@@ -83,15 +84,15 @@ def ending(facts: Facts) -> Iterator[Problem]:
     for severity, lines in by_severity.items():
         yield Problem(
             severity=severity,
-            what="certificates end soon: kube-scheduler and extender will not talk to each other",
+            what="certificates expire soon: kube-scheduler will no longer connect to the extender",
             evidence=tuple(lines),
-            remedy="kubectl -n idlegpu create job --from=cronjob/idlegpu-certs certs-now, and the "
-            "files of kube-scheduler anew (docs/kube-scheduler.md)",
+            remedy="kubectl -n idlegpu create job --from=cronjob/idlegpu-certs certs-now, and "
+            "renew kube-scheduler's files (docs/kube-scheduler.md)",
         )
 
 
 def lacking_rights(facts: Facts) -> Iterator[Problem]:
-    """Find rights that the extender's account lacks."""
+    """Find RBAC rights that the extender's account lacks."""
     by_manifest: defaultdict[str, list[Right]] = defaultdict(list)
     for right in facts.rights or ():
         if not right.is_allowed:
@@ -100,12 +101,12 @@ def lacking_rights(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             severity=Severity.ERROR,
             what="the extender's account lacks rights",
-            evidence=tuple(f"{right.account} may not {_said(right)}" for right in rights),
+            evidence=tuple(f"{right.account} may not {_describe(right)}" for right in rights),
             remedy=f"kubectl apply -k {manifest}",
         )
 
 
-def _said(right: Right) -> str:
+def _describe(right: Right) -> str:
     resource = f"{right.resource}.{right.group}" if right.group else right.resource
     name = f" {right.name}" if right.name else ""
     where = f"in {right.namespace}" if right.namespace else "in the whole cluster"

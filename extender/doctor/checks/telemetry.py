@@ -1,4 +1,4 @@
-"""Whether readings are there, name their node, and are young enough to count."""
+"""Check that readings arrive, name their node, and are recent enough."""
 
 import re
 from collections import defaultdict
@@ -33,7 +33,7 @@ _INTERVAL: Final = re.compile(r"(?:-c|--collect-interval)[= ]([0-9]+)\b")
 
 
 def unmatched(facts: Facts) -> Iterator[Problem]:
-    """Find series whose labels name no node."""
+    """Find metric series whose labels name no node of the cluster."""
     evidence = []
     for name, state in sorted((facts.sources or {}).items()):
         count = state.get("unmatched_series")
@@ -49,20 +49,20 @@ def unmatched(facts: Facts) -> Iterator[Problem]:
     strangers = _strangers(facts)
     if strangers:
         names = [name_of(node) for node in facts.nodes or ()]
-        evidence.append(f"dcgm-exporter says {some(strangers)}; nodes are {some(names)}")
+        evidence.append(f"dcgm-exporter reports {some(strangers)}; nodes are {some(names)}")
     if evidence:
         yield Problem(
             severity=Severity.ERROR,
-            what="series of GPUs name no node of the cluster, and count for nothing",
+            what="series of GPUs name no node of the cluster, and are ignored",
             evidence=tuple(evidence),
             remedy="prometheus: {node_labels: [LABEL]} in the extender's settings, with a label "
-            "that holds the node's name; or have dcgm-exporter told it: env: [{name: NODE_NAME, "
+            "that holds the node's name; or set it for dcgm-exporter: env: [{name: NODE_NAME, "
             "valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]",
         )
 
 
 def _strangers(facts: Facts) -> list[str]:
-    """Return host names of a scrape that are no node's, no address and no pod's."""
+    """Return the host names in a scrape that match no node, address or exporter pod."""
     if facts.nodes is None or not facts.exporter:
         return []
     known = {name_of(node) for node in facts.nodes} | {
@@ -71,15 +71,15 @@ def _strangers(facts: Facts) -> list[str]:
         for one in objects_of(mapping_of(node.get("status")).get("addresses"))
     }
     known |= {name_of(pod) for pod in facts.pods or () if is_called(pod, EXPORTER_WORDS)}
-    # The extender goes by short and full host names, too.
+    # The extender also accepts short and fully qualified host names.
     hosts = {name.lower().partition(".")[0] for name in known if not name[:1].isdecimal()}
-    told = {sample.labels.get(label, "") for sample in facts.exporter for label in NODE_LABELS}
-    strange = told - known - {""}
+    reported = {sample.labels.get(label, "") for sample in facts.exporter for label in NODE_LABELS}
+    strange = reported - known - {""}
     return sorted(one for one in strange if one.lower().partition(".")[0] not in hosts)
 
 
 def stale(facts: Facts) -> Iterator[Problem]:
-    """Find intervals that make readings stale."""
+    """Find readings that are stale on arrival, and the intervals that cause it."""
     limit = number_setting(facts, "freshness.max_age_seconds", MAX_AGE_SECONDS)
     query = number_setting(facts, "prometheus.interval_seconds", QUERY_SECONDS)
     assumed = number_setting(facts, "prometheus.exporter_interval_seconds", EXPORTER_SECONDS)
@@ -112,7 +112,7 @@ def stale(facts: Facts) -> Iterator[Problem]:
         elif seconds != assumed and facts.settings is not None:
             yield Problem(
                 severity=Severity.WARNING,
-                what="ages of readings are reckoned with another interval than dcgm-exporter has",
+                what="ages of readings are computed with another interval than dcgm-exporter has",
                 evidence=(*evidence, f"prometheus.exporter_interval_seconds: {assumed:g}"),
                 remedy=f"prometheus: {{exporter_interval_seconds: {seconds:g}}} in the extender's "
                 "settings",
@@ -120,11 +120,11 @@ def stale(facts: Facts) -> Iterator[Problem]:
 
 
 def _interval(pod: Object) -> float:
-    """Return how often an exporter collects, in seconds."""
+    """Return the collection interval of an exporter pod, in seconds."""
     for container in containers(pod):
-        told = environment_of(container).get("DCGM_EXPORTER_INTERVAL", "")
+        variable = environment_of(container).get("DCGM_EXPORTER_INTERVAL", "")
         match = _INTERVAL.search(" ".join(command_of(container)))
-        text = match[1] if match else told
+        text = match[1] if match else variable
         if text.isdigit():
             return int(text) / 1000
     return EXPORTER_SECONDS

@@ -1,1 +1,1 @@
-"""The page: what people see of the fleet in a browser. Nothing here changes anything."""
+"""Read-only web page that shows the fleet in a browser."""

@@ -1,4 +1,4 @@
-"""Decisions of this replica as they are made, a batch a look."""
+"""Feed of this replica's new decisions, in batches."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from extender.observe.views import Json, decision_view
 from extender.placement.history import DecisionHistory, DecisionRecord
 
 MOST_AT_ONCE: Final = 40
-"""Decisions told of one look; of more only the newest, and how many were passed over."""
+"""Largest number of decisions in a batch; older ones are only counted."""
 PIECE: Final = 8
-"""Decisions that are put in words between two turns of the event loop."""
+"""Decisions to encode between two yields to the event loop."""
 MOST_OPEN: Final = 400
-"""Decisions told whose binding is waited for."""
+"""Largest number of reported decisions whose binding is awaited."""
 
 
 class DecisionFeed:
-    """What is new of the decisions.
+    """Produces batches of new decisions and bindings.
 
     Args:
-        history: the last decisions.
-        replicas: says what they are called.
+        history: latest decisions.
+        replicas: names the decisions' ids.
     """
 
     def __init__(self, history: DecisionHistory, replicas: Replicas = ONE) -> None:
@@ -33,7 +33,7 @@ class DecisionFeed:
         self._open: OrderedDict[int, DecisionRecord] = OrderedDict()
 
     def start(self) -> None:
-        """Begin with the next decision; of the last ones the bindings are told."""
+        """Start after the latest decision, and await the bindings of the latest ones."""
         self._open.clear()
         for record in islice(self._history, MOST_OPEN):
             self._last = max(self._last, record.number)
@@ -42,7 +42,7 @@ class DecisionFeed:
         self._open = OrderedDict(reversed(self._open.items()))
 
     def batch_in_steps(self) -> Iterator[Json | None]:
-        """Yield None for a step, and at the end what is new, if there is anything."""
+        """Yield None after each step, and finally a batch if there is anything new."""
         new: list[DecisionRecord] = []
         for record in self._history:
             if record.number <= self._last:
@@ -67,7 +67,7 @@ class DecisionFeed:
         yield {"decisions": views, "passed_over": len(new) - len(shown), "bound": bound}
 
     def _take_bound(self) -> list[Json]:
-        """Return the decisions told before whose pods have been bound since."""
+        """Remove and return the awaited decisions whose pods are bound now."""
         done = [record for record in self._open.values() if record.bound_node]
         for record in done:
             del self._open[record.number]

@@ -1,4 +1,4 @@
-"""One node as the page shows it: what /v1/nodes tells, and what each source said, and when."""
+"""Detail of one node for the page: the record of /v1/nodes, and every reading with its source."""
 
 from dataclasses import asdict
 from typing import Final
@@ -23,14 +23,14 @@ SHOWN: Final = (
     Signal.TEMPERATURE,
     Signal.MEMORY_TEMPERATURE,
 )
-"""Signals that are shown as they were read."""
+"""Signals whose raw readings are shown."""
 
 PIECE_DEVICES: Final = 2
-"""Devices whose readings are looked up between two turns of the event loop."""
+"""Devices to look up between two yields to the event loop."""
 
 
 def throttling(reasons: float | None) -> list[str] | None:
-    """Return what slows a card down, None where it is unknown.
+    """Return the reasons that slow a card down, None if unknown.
 
     Example:
         >>> throttling(0x44), throttling(0x1), throttling(None)
@@ -42,10 +42,7 @@ def throttling(reasons: float | None) -> list[str] | None:
 
 
 def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
-    """Return a node and each of its devices with what was read of them, some at a time.
-
-    None where the node is not known.
-    """
+    """Build a node's record with its devices' readings, in steps; None for an unknown node."""
     if name not in fleet.nodes:
         return None
     snapshot = fleet.snapshot()
@@ -65,7 +62,7 @@ def node_detail_in_steps(fleet: Fleet, name: str) -> Steps[Json | None]:
 
 
 def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> list[int]:
-    """Return the rows of a node's devices in the order of `node_views`."""
+    """Return the telemetry rows of a node's devices, in the order of `node_views`."""
     rows = [
         row
         for pool in snapshot.pools.values()
@@ -76,12 +73,12 @@ def rows_of(fleet: Fleet, snapshot: Snapshot, name: str) -> list[int]:
 
 
 def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:
-    """Return what was last read of a device, signal by signal."""
-    told: list[Json] = []
+    """Return a device's latest readings, one for each signal."""
+    readings: list[Json] = []
     for signal in SHOWN:
         value, by = fleet.store.value(signal, row), fleet.store.told([signal], row)
         if value is not None and by is not None:
-            told.append(
+            readings.append(
                 {
                     "signal": signal.value,
                     "value": value,
@@ -89,4 +86,4 @@ def _readings(fleet: Fleet, snapshot: Snapshot, row: int) -> list[Json]:
                     "age_seconds": max(snapshot.at - by[1], 0.0),
                 }
             )
-    return told
+    return readings

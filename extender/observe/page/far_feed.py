@@ -1,4 +1,4 @@
-"""Decisions of the other replicas as they are made, for the pages that are open at this one."""
+"""Feed of the other replicas' new decisions."""
 
 from collections import OrderedDict
 from typing import Final
@@ -13,18 +13,18 @@ from extender.observe.replicas import Replicas
 from extender.observe.views import Json, veiled
 
 FIRST: Final = 200
-"""Decisions that a page lists when it opens: of these the bindings are told."""
+"""Decisions that a page lists when it opens; their bindings are awaited."""
 
 MOST_REPLICAS: Final = 64
-"""So many are told where we are: one that starts again and again is another each time."""
+"""Largest number of replicas to track: one that restarts repeatedly has a new name each time."""
 
 
 class FarFeed:
-    """What is new of the others' decisions.
+    """Produces batches of the other replicas' new decisions and bindings.
 
     Args:
-        fleet: says where pods are: of a pod that is bound every replica hears.
-        replicas: this one and the others.
+        fleet: state of the fleet, with the bindings of all pods.
+        replicas: this replica and the others.
     """
 
     def __init__(self, fleet: Fleet, replicas: Replicas) -> None:
@@ -35,31 +35,31 @@ class FarFeed:
         self._is_begun = False
 
     def start(self) -> None:
-        """Begin with the next decision; of the last ones the bindings are told."""
+        """Start after the latest decisions, and await their bindings."""
         self._last.clear()
         self._open.clear()
         self._is_begun = False
 
     async def batch(self) -> Json | None:
-        """Ask the others; return what is new, None where nothing is."""
+        """Query the other replicas; return a batch, None if there is nothing new."""
         is_first, self._is_begun = not self._is_begun, True
         limit = FIRST if is_first else MOST_AT_ONCE + 1
         query = urlencode({"after": ",".join(self._last.values()), "limit": limit})
         heard = await hear(self._replicas, f"{PEERS_PATH}?{query}", FORM)
         views: list[dict[str, object]] = []
         passed_over = 0
-        for _, told in heard.told:
-            before = self._last.setdefault(told.replica, f"{told.replica}-0")
-            self._last.move_to_end(told.replica)
-            if not told.decisions:
+        for _, answer in heard.told:
+            before = self._last.setdefault(answer.replica, f"{answer.replica}-0")
+            self._last.move_to_end(answer.replica)
+            if not answer.decisions:
                 continue
-            self._last[told.replica] = text_of(told.decisions[0].get("id"))
-            self._note_open(told.decisions)
+            self._last[answer.replica] = text_of(answer.decisions[0].get("id"))
+            self._note_open(answer.decisions)
             if not is_first:
-                shown = told.decisions[:MOST_AT_ONCE]
+                shown = answer.decisions[:MOST_AT_ONCE]
                 views += reversed(shown)
-                made = _number(self._last[told.replica]) - _number(before)
-                # Of one that has just been found nobody knows how much it told others before.
+                made = _number(self._last[answer.replica]) - _number(before)
+                # A newly found replica has no earlier number to count from.
                 passed_over += max(made - len(shown), 0) if _number(before) else 0
         while len(self._last) > MOST_REPLICAS:
             self._last.popitem(last=False)
@@ -74,7 +74,7 @@ class FarFeed:
         }
 
     def _note_open(self, newest: list[dict[str, object]]) -> None:
-        """Wait for the bindings of pods that were decided about."""
+        """Await the bindings of decisions whose pods are not bound yet."""
         for view in reversed(newest):
             if not view.get("bound_node"):
                 self._open[text_of(view.get("id"))] = text_of(view.get("uid")), view.get("node")
@@ -82,7 +82,7 @@ class FarFeed:
             self._open.popitem(last=False)
 
     def _take_bound(self) -> list[Json]:
-        """Return the decisions told before whose pods have been bound since."""
+        """Remove and return the awaited decisions whose pods are bound now."""
         bound: list[Json] = []
         for name, (uid, node) in list(self._open.items()):
             record = self._fleet.pods.get(uid)
@@ -95,6 +95,6 @@ class FarFeed:
 
 
 def _number(name: str) -> int:
-    """Return the number in a decision's id, 0 where there is none."""
+    """Return the number in a decision's id, 0 if there is none."""
     number = name.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0

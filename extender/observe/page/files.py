@@ -1,4 +1,4 @@
-"""The page's own files, read once; with headers under which nothing else can run in it."""
+"""Static files of the page, read once and served with a strict content security policy."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""No inline scripts or styles, nothing from elsewhere, and no text becomes markup."""
+"""No inline scripts or styles, no other origins, and no text that becomes markup."""
 
 SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -35,7 +35,7 @@ SAFE_HEADERS: Final[Mapping[str, str]] = MappingProxyType(
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
         "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-        hdrs.CACHE_CONTROL: "no-cache",  # asked for anew each time, sent only where it changed
+        hdrs.CACHE_CONTROL: "no-cache",  # the browser revalidates each file by its ETag
     }
 )
 
@@ -50,7 +50,7 @@ class _File:
 
 
 def file_routes() -> list[web.RouteDef]:
-    """Return the routes of the page's files, and of the address without any path."""
+    """Return the routes of the page's files, and redirects to the page."""
     files = {path.name: _read(path) for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
     routes = [web.get(f"/page/{name}", _serving(file)) for name, file in files.items()]
     if INDEX in files:
@@ -74,7 +74,7 @@ def _serving(file: _File) -> Handler:
 
 
 def _to(where: str) -> Handler:
-    """Return a redirect to a path beside this one: behind a proxy ours is not the first part."""
+    """Return a handler that redirects to a relative path, which works behind a proxy too."""
 
     async def redirect(_: web.Request) -> web.StreamResponse:
         return web.Response(status=302, headers={**SAFE_HEADERS, hdrs.LOCATION: where})

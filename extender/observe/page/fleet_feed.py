@@ -1,7 +1,7 @@
-"""The fleet as the page gets it: encoded once for all who look, in small steps, and only for them.
+"""Feed of the fleet's state: encoded once for all viewers, in steps, only while there are viewers.
 
-A `fleet` event has everything, a `looks` event how each device looks, a `delta` event the devices
-that look otherwise than in the version before. Columns are base64 of little-endian numbers.
+A `fleet` event contains everything, a `looks` event the state of every device, a `delta` event the
+devices that changed since the previous version. Columns are base64 of little-endian numbers.
 """
 
 from base64 import b64encode
@@ -36,31 +36,31 @@ from extender.observe.seen import write_json
 Json = Mapping[str, object]
 
 WHOLE_SHARE: Final = 0.3
-"""From this share on all devices are told rather than which have changed: that is smaller."""
+"""Share of changed devices from which on a `looks` event is smaller than a `delta`."""
 
 LOOKED_A_SECOND: Final = 8_000
-"""All devices are looked at no more often than this many a second: 40,000 every five seconds."""
+"""Budget for updating all devices, in devices per second: 40,000 devices every five seconds."""
 LISTED_A_SECOND: Final = 4_000
-"""... and no more are listed anew where nodes are others: that takes five times as long."""
+"""Budget for rebuilding the device index when nodes change, which takes five times as long."""
 
 PACKED: Final = (
     *("standing", "counts", "card", "index", "model", "profile", "resource", "replicas"),
     "memory_total",
 )
-"""Columns of the roster that are told."""
+"""Columns of the device index that a `fleet` event contains."""
 
 
 class FleetFeed:
-    """What the fleet looks like, by version.
-
-    Attributes:
-        version: grows whenever anything looks otherwise; 0 before the first look.
-        roster_version: grows whenever devices or their nodes are others.
-        pool_labels: labels by which nodes may be grouped, besides those that are known anyway.
+    """Versioned state of all devices.
 
     Args:
-        fleet: the fleet.
-        pool_labels: as above.
+        fleet: state of the fleet.
+        pool_labels: node labels for grouping, besides `GROUP_LABELS`.
+
+    Attributes:
+        version: grows when any device's state changes; 0 before the first update.
+        roster_version: grows when the devices or their nodes change.
+        pool_labels: node labels for grouping, besides `GROUP_LABELS`.
     """
 
     def __init__(self, fleet: Fleet, pool_labels: tuple[str, ...] = ()) -> None:
@@ -81,13 +81,13 @@ class FleetFeed:
 
     @property
     def is_there(self) -> bool:
-        """Whether the fleet has been looked at, and is not forgotten."""
+        """Whether the state has been built and not been dropped."""
         return self._roster is not None
 
     def refresh_in_steps(self) -> Steps[bool]:
-        """Look at the fleet; tell whether it looks otherwise than before.
+        """Update the state in steps; return whether anything changed.
 
-        Where pods came or went, at their nodes alone; at all of it where readings are new.
+        After pod changes only their nodes are updated, after new readings all devices.
         """
         snapshot, policy = self._fleet.snapshot(), self._fleet.policy
         roster = self._roster
@@ -103,7 +103,7 @@ class FleetFeed:
             or not (yield from is_current_in_steps(roster, self._fleet, snapshot))
         ):
             if not self._rests(snapshot.at, LISTED_A_SECOND):
-                yield from self._list_anew(snapshot, policy)
+                yield from self._rebuild(snapshot, policy)
                 return True
             return False
         if rows is None:
@@ -121,12 +121,12 @@ class FleetFeed:
         return True
 
     def _rests(self, at: float, devices_a_second: int) -> bool:
-        """Whether all devices have been looked at so lately that they are not, just now."""
+        """Check whether the last update of all devices is too recent for the budget."""
         rest_seconds = 0 if self._roster is None else len(self._roster) // devices_a_second
         return 0 <= at - self._looked_all_at < rest_seconds
 
-    def _list_anew(self, snapshot: Snapshot, policy: Policy) -> Steps[None]:
-        """List all devices, and look at each."""
+    def _rebuild(self, snapshot: Snapshot, policy: Policy) -> Steps[None]:
+        """Rebuild the device index and every device's state."""
         roster = yield from roster_in_steps(self._fleet, snapshot, self.pool_labels)
         fixed = yield from _encoded_in_steps(roster)
         looks = yield from looks_in_steps(roster, snapshot, policy)
@@ -141,29 +141,29 @@ class FleetFeed:
         self._looked, self._policy, self._looks = looked_at(snapshot), policy, looks
 
     def forget(self) -> None:
-        """Keep nothing while nobody looks."""
+        """Free the state while there are no viewers."""
         self._roster, self._looks, self._looked = None, Looks.blank(0), {}
         self._delta, self._encoded, self._fixed = b"", {}, {}
 
     def since(self, version: int) -> tuple[int, bytes]:
-        """Return what brings a viewer who has some version on, and to which.
+        """Return the event that updates a viewer from a version, and the version it leads to.
 
         Args:
-            version: 0 for nothing yet.
+            version: the viewer's version, 0 for none.
         """
         if version < self.roster_version:
-            # As it was when somebody first asked: what has changed since is the next event.
+            # The cached event may be older than the current version: a delta follows.
             return self._cached("fleet", self.roster_version, self._encode_fleet)
         if version == self.version - 1 and self._delta:
             return self.version, self._delta
         return self._cached("looks", self.version, self._encode_looks)
 
     def _cached(self, name: str, least: int, encode: Callable[[], bytes]) -> tuple[int, bytes]:
-        """Return an event that is not older than a version, and its version."""
-        kept = self._encoded.get(name)
-        if kept is None or kept[0] < least:
-            kept = self._encoded[name] = (self.version, encode())
-        return kept
+        """Return an event that is at least as new as a version, and its version."""
+        cached = self._encoded.get(name)
+        if cached is None or cached[0] < least:
+            cached = self._encoded[name] = (self.version, encode())
+        return cached
 
     def _encode_delta(self, looks: Looks, version: int, changed: npt.NDArray[np.intp]) -> bytes:
         if len(changed) > WHOLE_SHARE * len(looks.state):
@@ -200,7 +200,7 @@ class FleetFeed:
 
 
 def _encoded_in_steps(roster: Roster) -> Steps[dict[str, orjson.Fragment]]:
-    """Return what a roster says as JSON by name, encoded one after the other."""
+    """Encode the columns of the device index as JSON, one per step."""
     fixed = {}
     for name in ("nodes", "models", "profiles", "resources"):
         fixed[name] = orjson.Fragment(orjson.dumps(getattr(roster, name)))
@@ -225,11 +225,11 @@ def _columns(looks: Looks, places: npt.NDArray[np.intp] | slice) -> Json:
 
 
 def packed(column: npt.NDArray[np.generic]) -> str:
-    """Return a column as base64 of its little-endian numbers."""
+    """Encode a column as base64 of little-endian numbers."""
     little = column.astype(column.dtype.newbyteorder("<"), copy=False)
     return b64encode(little.tobytes()).decode("ascii")
 
 
 def event(name: str, document: Json) -> bytes:
-    """Return a server-sent event, as the caller may see it; JSON has no line breaks in it."""
+    """Encode a server-sent event, redacted for the current caller; JSON contains no line breaks."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), write_json(document))

@@ -1,4 +1,4 @@
-"""The last hour of every device, a byte a minute: for plots where no Prometheus remembers more."""
+"""History of every device for an hour, one byte a minute, for plots without Prometheus."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,17 +17,17 @@ Bytes = npt.NDArray[np.uint8]
 STEP_SECONDS: Final = 60.0
 STEPS: Final = 60
 PIECE: Final = 1024
-"""Devices that are noted between two turns of the event loop: half a millisecond's work."""
+"""Devices to record between two yields to the event loop: half a millisecond's work."""
 
 
 class ShortMemory:
-    """Activity and memory in use of every device, minute by minute, for an hour.
+    """Activity and used memory of every device, minute by minute, for an hour.
 
-    A row is a device's as long as it is the same device: another one starts with nothing. Takes
-    `2 * STEPS` bytes a device: 4.8 MB for 40,000.
+    A row's history is cleared when another device takes the row. Memory: `2 * STEPS` bytes per
+    device, 4.8 MB for 40,000.
 
     Args:
-        fleet: the fleet.
+        fleet: state of the fleet.
         clock: seconds since the epoch.
     """
 
@@ -40,12 +40,12 @@ class ShortMemory:
         self._next = 0
 
     def note_in_steps(self) -> Steps[None]:
-        """Note how every device is now."""
+        """Record the current values of every device, in steps."""
         telemetry = self._fleet.snapshot().telemetry
         count = len(telemetry.utilization)
         self._grow(count)
         at = self._next
-        self._times[at] = np.nan  # nobody is told of a minute that is half noted
+        self._times[at] = np.nan  # hide the minute until it is complete
         for column in self._columns.values():
             column[at] = UNKNOWN_BYTE
         yield
@@ -57,7 +57,7 @@ class ShortMemory:
             ):
                 column[at, some] = half_percents(
                     ratios[some],
-                    freshness[some] >= 1.0,  # one that fades is an old one
+                    freshness[some] >= 1.0,  # a stale reading belongs to an earlier minute
                 )
             self._forget_others(some, at)
             yield
@@ -65,7 +65,7 @@ class ShortMemory:
         self._next = (at + 1) % STEPS
 
     def _forget_others(self, rows: slice, at: int) -> None:
-        """Forget the past of rows that have another device than before."""
+        """Clear the history of rows whose device was replaced."""
         store = self._fleet.store
         known = len(store)
         for row in range(rows.start, rows.stop):
@@ -76,9 +76,9 @@ class ShortMemory:
             # A row that had no device has nothing to forget.
             if before is not None and (info is None or info.key != before.key):
                 for column in self._columns.values():
-                    kept = column[at, row]
+                    latest = column[at, row]
                     column[:, row] = UNKNOWN_BYTE
-                    column[at, row] = kept
+                    column[at, row] = latest
 
     def _grow(self, count: int) -> None:
         missing = count - len(self._infos)
@@ -88,11 +88,11 @@ class ShortMemory:
                 self._columns[name] = np.concatenate([column, _blank(missing)], axis=1)
 
     def of(self, rows: Sequence[int]) -> tuple[list[float], dict[str, list[list[float | None]]]]:
-        """Return the times, oldest first, and by name what each device was at these."""
+        """Return the times, oldest first, and each device's values at these times by column."""
         order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
         known = [row < len(self._infos) for row in rows]
         blank: list[float | None] = [None] * len(order)
-        told = {
+        series = {
             name: [
                 _ratios(column[order, row]) if is_known else blank
                 for row, is_known in zip(rows, known, strict=True)
@@ -100,27 +100,27 @@ class ShortMemory:
             for name, column in self._columns.items()
         }
         times: list[float] = self._times[order].tolist()
-        return times, told
+        return times, series
 
     def columns(self, rows: Sequence[int]) -> tuple[Column, Column, Column]:
-        """Return the times, oldest first, and activity and memory in use at these.
+        """Return the times, oldest first, with activity and used memory as arrays.
 
-        The last two as a row a time and a column a device, ratios; NaN where unknown.
+        The arrays have shape (times, devices) and contain ratios, NaN if unknown.
         """
         order = np.argsort(self._times)[: int((~np.isnan(self._times)).sum())]
         is_known = np.array([row < len(self._infos) for row in rows], dtype=np.bool_)
         places = np.where(is_known, np.array(rows, dtype=np.intp), 0)
-        told = []
+        columns = []
         for column in self._columns.values():
             values = np.full((len(order), len(rows)), UNKNOWN_BYTE, dtype=np.uint8)
             if len(self._infos):
                 values[:, is_known] = column[np.ix_(order, places[is_known])]
-            told.append(np.where(values == UNKNOWN_BYTE, np.nan, values / FULL))
-        activity, memory = told
+            columns.append(np.where(values == UNKNOWN_BYTE, np.nan, values / FULL))
+        activity, memory = columns
         return self._times[order], activity, memory
 
     async def run(self, give_way: Callable[[], Awaitable[None]]) -> None:
-        """Note every minute until cancelled."""
+        """Record every minute until cancelled."""
         while True:
             for _ in self.note_in_steps():
                 await give_way()

@@ -1,7 +1,7 @@
-"""Everything that all viewers are told, made once for all of them while anybody looks.
+"""Broadcaster: computes updates once for all viewers, while there are any.
 
-Each viewer takes what is new at its own pace: one that reads slowly gets fewer and larger steps,
-and keeps one event at most in memory here.
+Each viewer fetches updates at its own pace: a slow reader gets fewer and larger updates, and at
+most one event is buffered for it.
 """
 
 import asyncio
@@ -20,26 +20,26 @@ from extender.sharing import who_gives_way
 from extender.stepping import GiveWay
 
 LOOK_SECONDS: Final = 1.0
-"""Time between two looks."""
+"""Interval between updates."""
 LOOKS_A_FLEET: Final = 2
-"""The fleet is looked at in every such look."""
+"""The fleet's state is refreshed in every such update."""
 HEAR_SECONDS: Final = 2.0
-"""Time between two questions to the other replicas."""
+"""Interval between queries to the other replicas."""
 LOOKS_A_BEAT: Final = 5
-"""A sign of life comes with every such look."""
+"""A heartbeat is sent with every such update."""
 MOST_BATCHES: Final = 64
-"""Batches of decisions that wait for slow readers."""
+"""Largest number of batches of decisions to keep for slow readers."""
 
 
 class Viewer:
-    """How far somebody who looks has been told.
+    """Progress of one viewer.
 
     Args:
-        who: whose page it is.
+        who: user name or address of the viewer.
 
     Attributes:
-        news: is set whenever there may be something to tell.
-        is_let_go: they are told no more: somebody else needs the place.
+        news: event that is set when there may be an update.
+        is_let_go: whether the viewer was disconnected in favor of another one.
     """
 
     def __init__(self, who: str = "") -> None:
@@ -54,14 +54,14 @@ class Viewer:
 
 
 class _Batch:
-    """Decisions of one look; encoded once for all who may see every pod, else for each."""
+    """A batch of decisions, encoded once for all viewers with full access, else for each."""
 
     def __init__(self, document: Json) -> None:
         self._document = document
         self._in_full = b""
 
     def event(self) -> bytes:
-        """Return the event as the caller may see it."""
+        """Return the event, redacted for the current caller."""
         if VIEWER.get() is not SEES_ALL:
             return event("decisions", self._document)
         self._in_full = self._in_full or event("decisions", self._document)
@@ -69,21 +69,19 @@ class _Batch:
 
 
 class Hub:
-    """Looks at the fleet and the decisions as long as there are viewers.
-
-    Runs on the event loop's thread alone.
-
-    Attributes:
-        is_closing: nobody is told anything any more.
+    """Updates the feeds while there are viewers. Not thread-safe: use it on the event loop.
 
     Args:
-        fleet: what the fleet looks like.
-        decisions: the decisions of this replica.
-        far: those of the others.
-        pods: how often pods have changed.
-        states: how each source fares.
+        fleet: feed of the fleet's state.
+        decisions: feed of this replica's decisions.
+        far: feed of the other replicas' decisions.
+        pods: counters of pod changes.
+        states: returns the status of each source.
         clock: seconds since the epoch.
-        give_way: lets others have a turn.
+        give_way: yields to webhook requests.
+
+    Attributes:
+        is_closing: whether the server is shutting down.
     """
 
     def __init__(
@@ -116,7 +114,7 @@ class Hub:
         return len(self._viewers)
 
     def has_room_for(self, who: str, most: int) -> bool:
-        """Tell whether one more may look; where there are so many, who has the most lets one go."""
+        """Check whether a viewer may join; if full, disconnect one of the client with most."""
         if len(self._viewers) < most:
             return True
         heaviest = who_gives_way(Counter(viewer.who for viewer in self._viewers), who)
@@ -129,7 +127,7 @@ class Hub:
         return True
 
     def join(self, who: str = "") -> Viewer:
-        """Take on somebody who looks; decisions made before are not told."""
+        """Add a viewer; it receives no decisions made before."""
         viewer = Viewer(who)
         viewer.batch = self._batch
         if not self._viewers:
@@ -140,19 +138,19 @@ class Hub:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """Forget somebody who looked."""
+        """Remove a viewer."""
         self._viewers.pop(viewer, None)
         if not self._viewers:
             self._is_watched.clear()
 
     def close(self) -> None:
-        """Let all viewers go: the server is about to end."""
+        """Disconnect all viewers, because the server is shutting down."""
         self.is_closing = True
         for viewer in self._viewers:
             viewer.news.set()
 
     def news_for(self, viewer: Viewer) -> Iterator[bytes]:
-        """Yield the events that a viewer has not been told; each is looked up as it is taken."""
+        """Yield the events that a viewer has not received; each is fetched when it is taken."""
         viewer.news.clear()
         if viewer.beat != self._beat:
             viewer.beat = self._beat
@@ -161,15 +159,15 @@ class Hub:
             viewer.changes = self._changes
             yield self._changes
         if self.fleet.is_there and viewer.fleet_version != self.fleet.version:
-            viewer.fleet_version, told = self.fleet.since(viewer.fleet_version)
-            yield told
+            viewer.fleet_version, update = self.fleet.since(viewer.fleet_version)
+            yield update
         while viewer.batch < self._batch:
             oldest = self._batch - len(self._batches)
             viewer.batch = max(viewer.batch, oldest) + 1
             yield self._batches[viewer.batch - oldest - 1].event()
 
     async def run(self) -> None:
-        """Look again and again while there are viewers, until cancelled."""
+        """Update the feeds periodically while there are viewers, until cancelled."""
         while True:
             await self._is_watched.wait()
             self._decisions.start()
@@ -182,7 +180,7 @@ class Hub:
             self._batches.clear()
 
     async def hear(self) -> None:
-        """Ask the other replicas again and again while there are viewers, until cancelled."""
+        """Query the other replicas periodically while there are viewers, until cancelled."""
         while True:
             await self._is_watched.wait()
             self._far.start()
@@ -199,7 +197,7 @@ class Hub:
 
     async def _wake(self) -> None:
         for viewer in tuple(self._viewers):
-            viewer.news.set()  # one after the other: each of them writes in its turn
+            viewer.news.set()  # one by one, as each viewer then encodes and writes its events
             await self._give_way()
 
     async def _look(self, looks: int) -> None:
@@ -225,7 +223,7 @@ class Hub:
             await self._wake()
 
     def _count_changes(self) -> bool:
-        """Note how often what the views of pods show has changed; tell whether it has since."""
+        """Encode the pods' change counters; return whether they changed."""
         before = self._changes
         counts = {"pending": self._pods.waiting, "holders": self._pods.holding}
         self._changes = event("changes", counts)

@@ -1,4 +1,4 @@
-"""How each device looks now: state, activity, memory and shares in use, a byte each."""
+"""Display state of each device: state, activity, memory and used replicas, one byte each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,35 +16,35 @@ from extender.core.steps import Steps
 from extender.observe.page.roster import Roster, Small
 
 PIECE_NODES: Final = 64
-"""Nodes of eight devices that are looked at between two turns of the event loop."""
+"""Nodes to evaluate between two yields to the event loop, with eight devices each."""
 PIECE_ROWS: Final = 24
-"""Likewise where rows have to be put side by side first."""
+"""The same for single rows, which must first be assembled into a batch."""
 
 LOOKS: Final = ("idle", "busy", "stale", "missing", "sick", "foreign")
-"""What the page tells apart; the number of each is its place here."""
+"""Display states; their codes are the positions."""
 IDLE, BUSY, STALE, MISSING, SICK, FOREIGN = range(6)
 
 HELD: Final = 8
-"""Bit of a device that a pod holds."""
+"""Bit: a pod holds the device."""
 ASSUMED: Final = 16
-"""Bit of a device on which pods count that the readings do not show."""
+"""Bit: pods were placed on the device that readings do not show yet."""
 LESS: Final = 32
-"""Bit of a device that works, and counts less for its health."""
+"""Bit: the device works, but its score is reduced because of its health."""
 
 FULL: Final = 200
-"""Byte of a ratio of 1: half percents."""
+"""Byte value of a ratio of 1: the unit is half a percent."""
 UNKNOWN_BYTE: Final = 255
 MOST_USED: Final = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looks:
-    """A byte for each device, in the roster's order.
+    """Display state of all devices, in the order of the device index.
 
     Attributes:
-        state: place in `LOOKS`, and the bits above.
-        activity: the latest, in half percents; 255 where unknown.
-        memory: in use, likewise.
+        state: code from `LOOKS`, and the bits above.
+        activity: latest activity in half percents; 255 if unknown.
+        memory: used memory in half percents; 255 if unknown.
         used: replicas in use.
     """
 
@@ -55,7 +55,7 @@ class Looks:
 
     @classmethod
     def blank(cls, count: int) -> "Looks":
-        """Return the looks of devices of which nothing is known."""
+        """Return the state of devices without any readings."""
         unknown = np.full(count, UNKNOWN_BYTE, dtype=np.uint8)
         return cls(
             state=np.full(count, MISSING, dtype=np.uint8),
@@ -65,7 +65,7 @@ class Looks:
         )
 
     def copy(self) -> "Looks":
-        """Return the same in other arrays."""
+        """Return a copy of all arrays."""
         return Looks(
             state=self.state.copy(),
             activity=self.activity.copy(),
@@ -74,7 +74,7 @@ class Looks:
         )
 
     def changed(self, before: "Looks") -> Rows:
-        """Return the places of the devices that look otherwise than before."""
+        """Return the positions of the devices that differ from an earlier state."""
         differs = (
             (self.state != before.state)
             | (self.activity != before.activity)
@@ -85,16 +85,16 @@ class Looks:
 
 
 Looked = Mapping[str, tuple[int, int]]
-"""What was looked at: by resource, the pool's base, and how many of its rows were patched."""
+"""Evaluated rows: by resource, the pool's base version and the number of its patched rows."""
 
 
 def looked_at(snapshot: Snapshot) -> Looked:
-    """Return what there is to look at in a snapshot."""
+    """Return the base version and number of patched rows of each pool."""
     return {name: (pool.base, len(pool.patched)) for name, pool in snapshot.pools.items()}
 
 
 def rows_since(snapshot: Snapshot, looked: Looked) -> Mapping[str, list[int]] | None:
-    """Return which rows of each pool may look otherwise since; None where any of them may."""
+    """Return the rows of each pool that may have changed since; None if any row may have."""
     since = {}
     for resource, pool in snapshot.pools.items():
         base, count = looked.get(resource, (-1, 0))
@@ -105,14 +105,14 @@ def rows_since(snapshot: Snapshot, looked: Looked) -> Mapping[str, list[int]] | 
 
 
 def looks_in_steps(roster: Roster, snapshot: Snapshot, policy: Policy) -> Steps[Looks]:
-    """Look at every device as the decisions see it, some nodes at a time."""
+    """Evaluate every device as decisions do, in steps."""
     looks = Looks.blank(len(roster))
     for resource, pool in snapshot.pools.items():
         places = roster.places[resource]
-        late = set(pool.late)
+        dirty = set(pool.late)
         for start in range(0, len(pool.nodes), PIECE_NODES):
             some = slice(start, min(start + PIECE_NODES, len(pool.nodes)))
-            _note(looks, places[some], _batch(pool, snapshot, some, late), policy)
+            _note(looks, places[some], _batch(pool, snapshot, some, dirty), policy)
             yield
     return looks
 
@@ -124,7 +124,7 @@ def looks_again_in_steps(
     policy: Policy,
     rows: Mapping[str, list[int]],
 ) -> Steps[Looks]:
-    """Look again at some rows of each pool; the others look as before."""
+    """Evaluate some rows of each pool again, in steps; keep the state of the others."""
     looks = before.copy()
     for resource, of_pool in rows.items():
         pool, places = snapshot.pools[resource], roster.places[resource]
@@ -136,11 +136,11 @@ def looks_again_in_steps(
 
 
 def _note(looks: Looks, places: Rows, batch: Batch, policy: Policy) -> None:
-    """Note how the devices of some rows look.
+    """Store the display state of some rows' devices.
 
     Args:
-        looks: of all devices.
-        places: of each device of the rows, -1 where there is none.
+        looks: display state of all devices.
+        places: position of each of the rows' devices, -1 if there is none.
         batch: the rows.
         policy: the settings.
     """
@@ -157,7 +157,7 @@ def _note(looks: Looks, places: Rows, batch: Batch, policy: Policy) -> None:
 
 
 def _rows(pool: Pool, snapshot: Snapshot, rows: list[int]) -> Batch:
-    """Return some rows of a pool as they are now."""
+    """Assemble rows of a pool, with current values, into a batch."""
     return batch_rows(
         tuple(pool.rows[row] for row in rows),
         snapshot.telemetry,
@@ -166,30 +166,30 @@ def _rows(pool: Pool, snapshot: Snapshot, rows: list[int]) -> Batch:
     )
 
 
-def _batch(pool: Pool, snapshot: Snapshot, some: slice, late: set[int]) -> Batch:
-    """Return some rows of a pool as arrays, the late ones as they are now."""
+def _batch(pool: Pool, snapshot: Snapshot, some: slice, dirty: set[int]) -> Batch:
+    """Return a range of a pool's rows as a batch, the dirty ones with current values."""
     batch = take_batch(pool.batch, some)
-    rows = [row for row in range(some.start, some.stop) if row in late] if late else []
+    rows = [row for row in range(some.start, some.stop) if row in dirty] if dirty else []
     if not rows:
         return batch
     return with_rows(batch, [row - some.start for row in rows], _rows(pool, snapshot, rows))
 
 
 _GRAVEST: Final = {"unhealthy": SICK, "foreign": FOREIGN, "idle": IDLE}
-"""How states look of which there is no doubt; by `STATES`, the others depend on what is fresh."""
+"""Display codes of definite states; those of the others depend on the freshness of readings."""
 _OF_STATE: Final = np.array([_GRAVEST.get(state, MISSING) for state in STATES], dtype=np.intp)
 _IS_SURE: Final = np.array([state in _GRAVEST for state in STATES], dtype=np.bool_)
 _IS_BUSY: Final = np.array([state == "busy" for state in STATES], dtype=np.bool_)
 
 
 def _states(batch: Batch, assessment: Assessment) -> Small:
-    """Return the state of each device; the words are those of /v1/gpus but for the unknown.
+    """Return each device's display code and bits; the states are those of /v1/gpus, except unknown.
 
-    What is no longer known for sure looks stale or missing, whatever the last reading said.
+    A device without fresh readings is stale or missing, even if its last reading said busy.
     """
     telemetry = batch.telemetry
     codes = state_codes(batch, assessment)
-    # By what is fresh, or by pods just placed there: that fades with no reading.
+    # Busy by a fresh reading, or by pods just placed there, which no reading can make stale.
     is_busy_now = _IS_BUSY[codes] & (
         (telemetry.freshness >= 1.0) | (telemetry.memory_freshness >= 1.0) | (batch.assumed > 0)
     )
@@ -206,8 +206,8 @@ def _states(batch: Batch, assessment: Assessment) -> Small:
     return states
 
 
-def half_percents(ratios: Ratios, is_told: Flags) -> Small:
-    """Return ratios as bytes, `UNKNOWN_BYTE` where they are not told."""
+def half_percents(ratios: Ratios, is_known: Flags) -> Small:
+    """Convert ratios to bytes in half percents, `UNKNOWN_BYTE` where they are unknown."""
     halves = np.round(np.minimum(np.maximum(ratios, 0.0), 1.0) * FULL)
-    told: Small = np.where(is_told, halves, UNKNOWN_BYTE).astype(np.uint8)
-    return told
+    column: Small = np.where(is_known, halves, UNKNOWN_BYTE).astype(np.uint8)
+    return column

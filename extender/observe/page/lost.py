@@ -1,7 +1,7 @@
-"""Why runners-up lost, for the decisions that a page shows: in words once, whoever asks.
+"""The route /v1/page/lost: why the runner-up lost, for the decisions in sight on a page.
 
-To explain a decision in full takes some ten milliseconds; this looks at two nodes of it alone, and
-at nothing but their scores: both passed.
+A full explanation of a decision takes ten milliseconds. This compares only the scores of the first
+two nodes, which both passed.
 """
 
 from collections import OrderedDict
@@ -25,22 +25,22 @@ from extender.placement.history import DecisionHistory, DecisionRecord
 
 PATH: Final = "/v1/page/lost"
 PEERS_PATH: Final = "/v1/peers/lost"
-"""Where other replicas ask: under the prefix that only their certificates open."""
+"""Path for other replicas; its prefix requires a replica's client certificate."""
 MOST_IDS: Final = 50
-"""Decisions in one question: more are in sight on no screen."""
+"""Largest number of decisions in one request: no screen shows more."""
 MOST_KEPT: Final = 1000
 
 Told = tuple[str, str | None]
-"""A pod, `namespace/name`, and what the runner-up of the decision about it lost by."""
+"""A pod's `namespace/name`, and the reason why the runner-up lost."""
 
 
 class Lost:
-    """Tells why runners-up lost.
+    """Handlers of /v1/page/lost, for pages and for other replicas.
 
     Args:
-        history: the decisions of this replica.
-        replicas: this one and the others.
-        give_way: lets others have a turn.
+        history: decisions of this replica.
+        replicas: this replica and the others.
+        give_way: yields to webhook requests.
     """
 
     def __init__(
@@ -52,52 +52,52 @@ class Lost:
         self._history = history
         self._replicas = replicas
         self._give_way = give_way
-        self._kept: OrderedDict[int, Told] = OrderedDict()
+        self._cache: OrderedDict[int, Told] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the route for pages."""
+        """Return the route GET /v1/page/lost."""
         return [web.get(PATH, refusing(self._answer))]
 
     def peer_routes(self) -> list[web.RouteDef]:
-        """Return the route for other replicas."""
-        return [web.get(PEERS_PATH, refusing(self._tell))]
+        """Return the route at which other replicas query explanations of runners-up."""
+        return [web.get(PEERS_PATH, refusing(self._answer_peer))]
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         ids = _read_ids(request)
         ours = [one for one in ids if self._replicas.is_ours(one)]
-        told = await self._own(ours)
+        lost = await self._own(ours)
         theirs = [one for one in ids if not self._replicas.is_ours(one)]
         if theirs:
             query = urlencode({"ids": ",".join(theirs)})
             answers = await self._replicas.others.ask(f"{PEERS_PATH}?{query}")
             for body in answers.values():
-                told |= {name: one for name, one in _read(body).items() if name in theirs}
-            await VIEWER.get().learn({namespace_of(pod) for pod, _ in told.values()})
-        seen: Json = {name: why for name, (pod, why) in told.items() if sees(namespace_of(pod))}
+                lost |= {name: one for name, one in _read(body).items() if name in theirs}
+            await VIEWER.get().learn({namespace_of(pod) for pod, _ in lost.values()})
+        seen: Json = {name: why for name, (pod, why) in lost.items() if sees(namespace_of(pod))}
         return json_answer({"lost_by": seen})
 
-    async def _tell(self, request: web.Request) -> web.StreamResponse:
-        """Answer another replica, which hides what its caller may not see."""
+    async def _answer_peer(self, request: web.Request) -> web.StreamResponse:
+        """Answer another replica, which redacts the answer for its caller."""
         refusal = self._replicas.refusal()
         if refusal is not None:
             return refusal
-        told = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
-        return web.Response(body=orjson.dumps(told), content_type=CONTENT_TYPE)
+        lost = await self._own(one for one in _read_ids(request) if self._replicas.is_ours(one))
+        return web.Response(body=orjson.dumps(lost), content_type=CONTENT_TYPE)
 
     async def _own(self, ids: Iterable[str]) -> dict[str, Told]:
-        """Return what is known of decisions of this replica."""
+        """Explain decisions of this replica."""
         found: dict[str, Told] = {}
         for name in ids:
             number = name.rpartition("-")[2]
             record = self._history.get(int(number)) if number.isdecimal() else None
             if record is not None:
-                found[name] = await self._told(record)
+                found[name] = await self._explain(record)
         return found
 
-    async def _told(self, record: DecisionRecord) -> Told:
-        kept = self._kept.get(record.number)
-        if kept is not None:
-            return kept
+    async def _explain(self, record: DecisionRecord) -> Told:
+        cached = self._cache.get(record.number)
+        if cached is not None:
+            return cached
         await self._give_way()
         order = record.decision.order[:2].tolist()
         why = None
@@ -106,14 +106,14 @@ class Lost:
             scores = _scores(record, first, second)
             if second in scores:
                 why = lost_by(scores.get(first), scores[second])
-        told = self._kept[record.number] = record.pod.key, why
-        if len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
-        return told
+        reason = self._cache[record.number] = record.pod.key, why
+        if len(self._cache) > MOST_KEPT:
+            self._cache.popitem(last=False)
+        return reason
 
 
 def _scores(record: DecisionRecord, *nodes: str) -> dict[str, NodeScore]:
-    """Return the scores of some nodes, those that are kept; the worst where there are several."""
+    """Return the recorded scores of nodes; the lowest if a node has several."""
     found: dict[str, NodeScore] = {}
     for part in record.evidence:
         here = [node for node in nodes if node in part.nodes]
@@ -125,21 +125,21 @@ def _scores(record: DecisionRecord, *nodes: str) -> dict[str, NodeScore]:
 
 
 def _read_ids(request: web.Request) -> list[str]:
-    """Read which decisions are meant.
+    """Parse the requested decision ids.
 
     Raises:
-        QueryError: none, or too many.
+        QueryError: there are none or too many.
     """
     check_parameters(request.query, frozenset({"ids"}))
     text = request.query.get("ids", "")
     ids = [one for one in text.split(",") if one]
     if not 1 <= len(ids) <= MOST_IDS:
-        raise QueryError("ids", text, f"must be 1 to {MOST_IDS} ids of decisions, by commas")
+        raise QueryError("ids", text, f"must be 1 to {MOST_IDS} decision ids, separated by commas")
     return ids
 
 
 def _read(body: bytes | None) -> dict[str, Told]:
-    """Return what another replica told, empty where it is nothing that can be read."""
+    """Decode another replica's answer; empty if it is malformed."""
     try:
         document = mapping_of(decode_with(orjson.loads, body or b"{}"))
     except MalformedError:

@@ -1,4 +1,4 @@
-"""The last hour of a node's devices: from Prometheus where it tells, else from our own memory."""
+"""History of a node's devices over the last hour, from Prometheus or else from our own samples."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,69 +19,69 @@ Values = list[float | None]
 
 
 class Hour(Protocol):
-    """The last hour as Prometheus tells it; see `sources.prometheus_plots`."""
+    """Result of a Prometheus query; see `sources.prometheus_plots`."""
 
     @property
     def times(self) -> tuple[float, ...]:
-        """Time of each step."""
+        """Sample times, seconds since the epoch."""
 
     @property
     def activity(self) -> Mapping[DeviceKey, Values]:
-        """Ratios."""
+        """Activity ratios by device."""
 
     @property
     def memory_bytes(self) -> Mapping[DeviceKey, Values]:
-        """In use."""
+        """Used memory by device."""
 
     @property
     def error(self) -> str:
-        """Why there is nothing, "" where there is."""
+        """Reason why there is no data, "" if there is."""
 
 
 class Plots(Protocol):
-    """Who asks Prometheus."""
+    """Interface to Prometheus range queries."""
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a Prometheus."""
+        """Whether a Prometheus is configured."""
 
     async def hour(self, devices: Sequence[DeviceKey]) -> Hour:
-        """Return the last hour of some devices."""
+        """Query the last hour of some devices."""
 
     async def past(self, devices: Sequence[DeviceKey], *, seconds: float, steps: int) -> Hour:
-        """Return likewise what they were like for so long, at so many times."""
+        """Query a longer period of some devices, with a given number of samples."""
 
 
 class Past:
-    """Tells the last hour of a node.
+    """Returns the history of a node's devices.
 
     Args:
-        fleet: the fleet.
-        memory: our own.
-        plots: asks Prometheus; None for never.
+        fleet: state of the fleet.
+        memory: our own history.
+        plots: queries Prometheus; None to use our own history.
     """
 
     def __init__(self, fleet: Fleet, memory: ShortMemory, plots: Plots | None) -> None:
         self._fleet = fleet
         self._memory = memory
         self._plots = plots
-        self._kept: OrderedDict[str, tuple[float, Json]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[float, Json]] = OrderedDict()
 
     async def of(self, snapshot: Snapshot, node: str) -> Json:
-        """Return the last hour of a node's devices, in the page's order of them."""
+        """Return the last hour of a node's devices, in the page's order."""
         rows = rows_of(self._fleet, snapshot, node)
         if self._plots is None or not self._plots.is_there:
             return self._short(rows)
-        kept = self._kept.get(node)
-        if kept is not None and 0 <= snapshot.at - kept[0] < KEPT_SECONDS:
-            return kept[1]
+        cached = self._cache.get(node)
+        if cached is not None and 0 <= snapshot.at - cached[0] < KEPT_SECONDS:
+            return cached[1]
         infos = [self._fleet.store.info(row) or NOTHING for row in rows]
         totals = snapshot.telemetry.memory_total_bytes[rows].tolist()
         hour = await self._plots.hour([info.key for info in infos])
         if not any(any(one is not None for one in line) for line in hour.activity.values()):
             return self._short(rows) | {"note": hour.error}
         blank: Values = [None] * len(hour.times)
-        told: Json = {
+        history: Json = {
             "source": "prometheus",
             "times": hour.times,
             "series": {
@@ -92,11 +92,11 @@ class Past:
                 ],
             },
         }
-        self._kept[node] = (snapshot.at, told)
-        self._kept.move_to_end(node)
-        if len(self._kept) > KEPT_NODES:
-            self._kept.popitem(last=False)
-        return told
+        self._cache[node] = (snapshot.at, history)
+        self._cache.move_to_end(node)
+        if len(self._cache) > KEPT_NODES:
+            self._cache.popitem(last=False)
+        return history
 
     def _short(self, rows: Sequence[int]) -> Json:
         times, columns = self._memory.of(rows)

@@ -1,4 +1,4 @@
-"""Which devices the page shows, in its order: what seldom changes of them, as columns."""
+"""Device index of the page: all devices in display order, with their slow-changing columns."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ Words = npt.NDArray[np.uint16]
 Item = TypeVar("Item")
 
 PIECE_NODES: Final = 24
-"""Nodes that are listed between two turns of the event loop: half a millisecond's work."""
+"""Nodes to index between two yields to the event loop: half a millisecond's work."""
 PIECE_RECORDS: Final = 512
-"""Nodes that are compared between two turns."""
+"""Nodes to compare between two yields."""
 
 MEMORY_UNIT_BYTES: Final = 256 << 20
 MOST_WORD: Final = 0xFFFF
@@ -33,10 +33,10 @@ NO_INDEX: Final = 255
 NOT_READY: Final = 1
 CORDONED: Final = 2
 TAINTED: Final = 4
-"""Bits of a node that kube-scheduler gives no pods, or not every pod."""
+"""Bits of a node that accepts no pods, or not every pod."""
 
 ROLES: Final = "node-role.kubernetes.io/"
-"""What labels begin with that name a node's roles: clusters without a cloud tell pools so."""
+"""Prefix of the labels for a node's roles, which name pools in clusters without a cloud."""
 
 GROUP_LABELS: Final = (
     "topology.kubernetes.io/zone",
@@ -44,13 +44,13 @@ GROUP_LABELS: Final = (
     *POOL_LABELS,
     ROLES,
 )
-"""Labels by which nodes may always be grouped: zone, pools and roles."""
+"""Labels by which nodes can always be grouped: zone, instance type, pools and roles."""
 
 NOTHING: Final = DeviceInfo(node="", uuid="")
 
 
 class Names:
-    """Texts by number, in the order in which they were first met.
+    """Numbers texts in the order in which they first occur.
 
     Example:
         >>> names = Names()
@@ -62,39 +62,39 @@ class Names:
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """Return the number of a text."""
+        """Return the number of a text; assign the next one to a new text."""
         return self._numbers.setdefault(text, len(self._numbers))
 
     @property
     def texts(self) -> list[str]:
-        """The texts, by number."""
+        """All texts, by number."""
         return list(self._numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Every device of the fleet in the page's order: by node name, card and instance.
+    """Index of all devices in display order: by node name, card and instance.
 
     Attributes:
-        nodes: names of the nodes, sorted.
-        records: the same nodes as they were when this was made.
-        counts: devices of each node.
-        standing: of each node, the bits above.
-        rows: row of each device in the telemetry.
-        places: by resource, place of each device of the pool's matrix; -1 where there is none.
-        slots: by resource, the matrix that the places are of.
-        card: of each device, its card's place on the node.
-        index: the source's index of the card, 255 where it does not say.
-        model: number of its model.
-        profile: number of its MIG profile; "" for a whole card.
-        resource: number of its resource.
-        replicas: shares that it is sold as.
-        memory_total: its size in units of 256 MiB, 0 where unknown.
-        models: texts by number, likewise the next two.
-        profiles: of MIG.
-        resources: names.
-        pool_labels: labels that come first by wish.
-        labels: by label, the values, and the number of each node's value.
+        nodes: node names, sorted.
+        records: records of these nodes at the time of indexing.
+        counts: number of devices of each node.
+        standing: state bits of each node.
+        rows: telemetry row of each device.
+        places: by resource, position of each device in the pool's matrix of slots; -1 for none.
+        slots: by resource, that matrix.
+        card: number of each device's card within its node.
+        index: index of each device's card; 255 if unknown.
+        model: number of each device's model.
+        profile: number of each device's MIG profile; profile "" is a whole card.
+        resource: number of each device's resource.
+        replicas: replicas of each device.
+        memory_total: memory of each device in units of 256 MiB; 0 if unknown.
+        models: model names by number.
+        profiles: MIG profiles by number.
+        resources: resource names by number.
+        pool_labels: custom labels for grouping.
+        labels: by label, its values, and the number of each node's value.
     """
 
     nodes: tuple[str, ...]
@@ -125,7 +125,7 @@ _COLUMNS: Final = ("rows", "card", "index", "model", "profile", "resource", "rep
 
 
 class _Lister:
-    """Lists nodes one after the other."""
+    """Builds the index node by node."""
 
     def __init__(self, fleet: Fleet, snapshot: Snapshot, labels: Iterable[str]) -> None:
         self._fleet = fleet
@@ -146,7 +146,7 @@ class _Lister:
         self._listed = 0
 
     def add(self, nodes: list[str]) -> None:
-        """List some nodes."""
+        """Add some nodes."""
         part: list[tuple[int, ...]] = []
         for node in nodes:
             record = self._fleet.nodes.get(node) or NodeRecord(name=node)
@@ -180,11 +180,11 @@ class _Lister:
             )
 
     def columns(self) -> Mapping[str, Rows]:
-        """Return what was listed, by name of the column."""
+        """Return the columns of the devices by name."""
         return dict(zip(_COLUMNS, np.concatenate(self._parts).T, strict=True))
 
     def labels(self) -> dict[str, tuple[tuple[str, ...], Words]]:
-        """Return the values of each label that any node has, and the number of each node's."""
+        """Return the values of each label that a node has, and the number of each node's value."""
         return {
             label: (
                 tuple(names.texts),
@@ -198,15 +198,15 @@ class _Lister:
 def roster_in_steps(
     fleet: Fleet, snapshot: Snapshot, pool_labels: tuple[str, ...] = ()
 ) -> Steps[Roster]:
-    """List every device of the snapshot, some nodes at a time.
+    """Index all devices of a snapshot, in steps.
 
     Args:
-        fleet: the fleet.
-        snapshot: the fleet as the decisions see it.
-        pool_labels: labels by which nodes may be grouped, before `GROUP_LABELS`.
+        fleet: state of the fleet.
+        snapshot: the fleet as decisions see it.
+        pool_labels: custom labels for grouping, before `GROUP_LABELS`.
     """
     pools = snapshot.pools
-    # Each pool's are sorted: to sort these runs takes a tenth of what a set's order would.
+    # Each pool's names are sorted, and sorting sorted runs takes a tenth of the time.
     names = sorted(chain.from_iterable(pool.nodes for pool in pools.values()))
     yield
     nodes = tuple(dict.fromkeys(names))
@@ -251,11 +251,11 @@ def roster_in_steps(
 
 
 _Device = tuple[DeviceInfo, int, int, tuple[str, int, int]]
-"""Description, row, replicas, and where it is: resource, row and slot."""
+"""Identity, row, replicas, and location: resource, row in the pool, slot."""
 
 
 def _devices(fleet: Fleet, pools: Mapping[str, Pool], node: str) -> Iterator[_Device]:
-    """Yield the devices of a node, whichever resource they are behind."""
+    """Yield the devices of a node from all resource pools."""
     for resource, pool in pools.items():
         at = pool.row_of.get(node)
         if at is None:
@@ -267,7 +267,7 @@ def _devices(fleet: Fleet, pools: Mapping[str, Pool], node: str) -> Iterator[_De
 
 
 def _group(record: NodeRecord, label: str) -> str:
-    """Return what a node is of by a label, "" where it has none."""
+    """Return a node's value of a grouping label, "" if it has none."""
     if label != ROLES:
         return record.label(label) or ""
     roles = [key.removeprefix(ROLES) for key in record.other_labels if key.startswith(ROLES)]
@@ -283,10 +283,10 @@ def _standing(record: NodeRecord) -> int:
 
 
 def is_current_in_steps(roster: Roster, fleet: Fleet, snapshot: Snapshot) -> Steps[bool]:
-    """Tell whether the roster still lists the devices of a snapshot, and their nodes as they are.
+    """Check whether the index still matches the snapshot's devices and nodes.
 
-    What a source tells otherwise of a device that stays where it is (a model that was unknown)
-    comes with its node's next change.
+    A changed attribute of a device, such as a model that was unknown, is noticed at the next change
+    of its node.
     """
     pools = snapshot.pools
     if pools.keys() != roster.slots.keys():
@@ -295,9 +295,9 @@ def is_current_in_steps(roster: Roster, fleet: Fleet, snapshot: Snapshot) -> Ste
         before = roster.slots[resource]
         if pool.batch.slots is not before and not np.array_equal(pool.batch.slots, before):
             return False
-        late = pool.late
-        if late and any(
-            _as_row(pool.rows[row].slots, before.shape[1]) != before[row].tolist() for row in late
+        dirty = pool.late
+        if dirty and any(
+            _as_row(pool.rows[row].slots, before.shape[1]) != before[row].tolist() for row in dirty
         ):
             return False
     yield

@@ -1,4 +1,4 @@
-"""The page's routes: its files, the stream of what is new, a node in full and its last hour."""
+"""Routes of the page: static files, update stream, node detail and history."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -26,21 +26,21 @@ from extender.placement.history import DecisionHistory
 from extender.stepping import GiveWay, in_turns
 
 STREAM: Final = "/v1/page/stream"
-"""Stays open: it is no question that waits for its answer."""
+"""Path of the update stream, which stays open."""
 
 
 class Page:
-    """What a browser shows of an extender; nothing of it changes anything.
+    """The read-only page and its data.
 
     Args:
-        fleet: the fleet.
-        history: the last decisions.
-        states: how each source fares.
+        fleet: state of the fleet.
+        history: latest decisions.
+        states: returns the status of each source.
         clock: seconds since the epoch.
-        give_way: lets others have a turn.
-        plots: asks Prometheus for the last hour; None for never.
-        replicas: this one and the others.
-        pool_labels: labels by which nodes may be grouped, besides those that are known anyway.
+        give_way: yields to webhook requests.
+        plots: queries Prometheus for the history; None without Prometheus.
+        replicas: this replica and the others.
+        pool_labels: node labels for grouping, besides `GROUP_LABELS`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Page:
         self._give_way = give_way
         self.memory = ShortMemory(fleet, clock)
         self._past = Past(fleet, self.memory, plots)
-        self.advice = Advice(fleet, self.memory, plots, clock)  # rests on the same memory
+        self.advice = Advice(fleet, self.memory, plots, clock)  # uses the same history
         self.lost = Lost(history, replicas, give_way)
         self.hub = Hub(
             FleetFeed(fleet, pool_labels),
@@ -72,11 +72,11 @@ class Page:
         )
 
     def set_pool_labels(self, labels: tuple[str, ...]) -> None:
-        """Have nodes grouped by other labels from the next look at the fleet on."""
+        """Group nodes by other labels from the next update on."""
         self.hub.fleet.pool_labels = labels
 
     def add_to(self, app: web.Application) -> None:
-        """Serve the page."""
+        """Add the page's routes to an application."""
         app.add_routes(
             [
                 *file_routes(),
@@ -90,7 +90,7 @@ class Page:
         app.on_shutdown.append(self._close)
 
     async def run(self) -> None:
-        """Tell viewers what is new, and keep the last hour, until cancelled."""
+        """Send updates to viewers and record the history, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.hub.run(), name="page news")
             group.create_task(self.hub.hear(), name="page replicas")
@@ -104,8 +104,8 @@ class Page:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        told = await in_turns(node_detail_in_steps(self._fleet, name), self._give_way)
-        return _unknown(name) if told is None else json_answer(told)
+        detail = await in_turns(node_detail_in_steps(self._fleet, name), self._give_way)
+        return _unknown(name) if detail is None else json_answer(detail)
 
     async def _hour(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]

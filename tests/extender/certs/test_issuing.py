@@ -70,7 +70,7 @@ def test_what_is_good_stays() -> None:
 
 
 @pytest.mark.parametrize("side", ["extender", "kube-scheduler"])
-def test_what_is_good_for_little_longer_is_issued_anew(side: str) -> None:
+def test_what_is_good_for_little_longer_is_renewed(side: str) -> None:
     later = NOW + timedelta(days=310)
 
     before = made()
@@ -135,13 +135,13 @@ def test_a_ca_that_ends_is_changed_step_by_step(at: datetime, *, is_renewed: boo
     if is_renewed:
         files = changed(files, WANTED, "", SHORTLY_BEFORE)
 
-    told = []
+    reported = []
     for step in ("next", "switch", "drop"):
         files = changed(files, WANTED, step, at)
-        told.append(ending(files, WANTED, at))
+        reported.append(ending(files, WANTED, at))
 
-    assert "go on with --switch-ca" in told[0]
-    assert told[1:] == ["", ""]
+    assert "go on with --switch-ca" in reported[0]
+    assert reported[1:] == ["", ""]
     assert expires_at(files["extender.crt"]) == at + timedelta(days=365)
     for side in ("extender", "kube-scheduler"):
         assert verified_names(files, side, at)
@@ -149,18 +149,18 @@ def test_a_ca_that_ends_is_changed_step_by_step(at: datetime, *, is_renewed: boo
 
 
 @pytest.mark.parametrize(
-    ("days", "told"),
+    ("days", "reported"),
     [
         pytest.param(3285, "", id="as-long-as-what-it-issues"),
         pytest.param(3286, "the CA ends on 2039-12-30", id="shorter"),
         pytest.param(3651, "the CA ended on 2039-12-30", id="over"),
     ],
 )
-def test_the_end_of_a_ca_is_told_a_year_before(days: int, told: str) -> None:
+def test_the_end_of_a_ca_is_reported_a_year_before(days: int, reported: str) -> None:
     warning = ending(made(), WANTED, NOW + timedelta(days=days))
 
-    assert warning.startswith(told)
-    assert ("go on with --next-ca" in warning) is bool(told)
+    assert warning.startswith(reported)
+    assert ("go on with --next-ca" in warning) is bool(reported)
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "extender.crt"])

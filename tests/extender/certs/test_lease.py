@@ -28,7 +28,7 @@ def holder(server: LeaseServer) -> str:
     return str(server.lease["spec"].get("holderIdentity", ""))
 
 
-async def test_where_nobody_has_the_lease_nobody_is_waited_for(
+async def test_where_the_lease_is_free_there_is_no_wait(
     client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(30), alone_with(client, "ns", wait_seconds=0.1):
@@ -62,7 +62,7 @@ async def test_of_several_at_once_one_at_a_time_acts(
     assert sorted(done) == [0, 1, 2, 3]
 
 
-async def test_whoever_acts_renews_the_lease_and_gives_it_back_after_a_fault_too(
+async def test_the_holder_renews_the_lease_and_gives_it_back_after_a_fault_too(
     client: KubeClient, server: LeaseServer
 ) -> None:
     async def act_and_fail() -> None:
@@ -89,13 +89,13 @@ async def test_without_the_right_it_is_said_once_and_done_all_the_same(
         asked = len(server.asked)
     assert len(server.asked) == asked
 
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("warning: not alone with the Secrets: ")
-    assert "RBAC must allow this identity to " in told
-    assert "leases.coordination.k8s.io" in told
+    (reported,) = capsys.readouterr().err.splitlines()
+    assert reported.startswith("warning: not alone with the Secrets: ")
+    assert "RBAC must allow this identity to " in reported
+    assert "leases.coordination.k8s.io" in reported
 
 
-async def test_whoever_never_lets_go_keeps_nobody_from_renewing_what_ends(
+async def test_a_holder_that_never_releases_it_does_not_prevent_renewing_what_ends(
     client: KubeClient, server: LeaseServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.edit(holderIdentity="another", leaseDurationSeconds=1 << 30)

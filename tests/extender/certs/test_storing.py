@@ -12,7 +12,7 @@ def modes(folder: Path) -> set[int]:
     return {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_gets_what_each_side_needs_and_nobody_else_may_read_it(
+def test_a_folder_gets_what_each_side_needs_and_no_other_user_may_read_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "new"
@@ -24,9 +24,9 @@ def test_a_folder_gets_what_each_side_needs_and_nobody_else_may_read_it(
         assert names == {"tls.crt", "tls.key", "ca.crt"}
     assert modes(folder) == {0o600}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    told = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in told] == ["ca", "extender", "kube-scheduler"]
-    assert all(line.endswith(", new") for line in told)
+    reported = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in reported] == ["ca", "extender", "kube-scheduler"]
+    assert all(line.endswith(", new") for line in reported)
 
 
 def test_run_again_it_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,20 +52,22 @@ def test_a_dropped_ca_is_gone_from_the_folder(tmp_path: Path) -> None:
     assert (tmp_path / "extender" / "ca.crt").read_text().count("BEGIN") == 1
 
 
-def test_a_ca_that_ends_soon_is_told_and_everything_is_written_all_the_same(
+def test_a_ca_that_ends_soon_is_reported_and_everything_is_written_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     issue(tmp_path, days_ago=3400)
 
     assert main(["--folder", str(tmp_path)]) == 0
 
-    told = capsys.readouterr()
-    assert told.err.startswith("warning: the CA ends on ")
-    assert "extender: good until " in told.out
+    reported = capsys.readouterr()
+    assert reported.err.startswith("warning: the CA ends on ")
+    assert "extender: good until " in reported.out
     assert main(["--folder", str(tmp_path), "--next-ca"]) == 0
 
 
-def test_a_fault_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_reported_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "ca.crt").write_text("nonsense")
     (tmp_path / "ca.key").write_text("nonsense")
 

@@ -1,4 +1,4 @@
-"""The API server is told the CAs, and nothing else of its webhooks changes."""
+"""The webhook's caBundle receives the CAs, and its other fields stay."""
 
 import base64
 import copy
@@ -67,7 +67,7 @@ async def held(tmp_path: Path) -> AsyncIterator[Held]:
     await runner.cleanup()
 
 
-async def test_every_webhook_is_told_the_cas_and_keeps_the_rest(held: Held) -> None:
+async def test_every_webhook_gets_the_cas_and_keeps_the_rest(held: Held) -> None:
     assert await write_ca_bundle(held.client, "it", b"new")
 
     wanted = base64.b64encode(b"new").decode()
@@ -78,7 +78,7 @@ async def test_every_webhook_is_told_the_cas_and_keeps_the_rest(held: Held) -> N
     assert held.patches[0]["metadata"] == {"resourceVersion": "7"}
 
 
-async def test_what_is_told_already_is_left_alone(held: Held) -> None:
+async def test_a_bundle_that_is_current_is_not_written(held: Held) -> None:
     await write_ca_bundle(held.client, "it", b"new")
 
     assert not await write_ca_bundle(held.client, "it", b"new")
@@ -92,7 +92,9 @@ async def test_a_configuration_that_is_not_there_is_an_error(held: Held) -> None
     assert "mutatingwebhookconfigurations" in str(caught.value)
 
 
-def test_a_folder_tells_no_api_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_does_not_need_an_api_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["--folder", str(tmp_path), "--webhook", "it"])
 

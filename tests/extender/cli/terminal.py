@@ -58,7 +58,7 @@ class Terminal:
             ready = left > 0 and select.select([self._descriptor], [], [], left)[0]
             try:
                 more = os.read(self._descriptor, 1 << 16) if ready else b""
-            except OSError:  # the program has ended, and nobody else is at the terminal
+            except OSError:  # the program has ended, and no other process uses the terminal
                 more = b""
             if not more:
                 raise AssertionError(f"it did not show {words!r}: {text}")

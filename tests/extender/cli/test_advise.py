@@ -22,7 +22,7 @@ s::1   H100 80GB HBM3         4        0         0%         0/80   not-measured 
 POD        NODE   GPUS   ACTIVITY   MEMORY GiB   ADVICE          ASKS GiB   BETTER GiB
 team/big   w         1         5%       8.0/80   asks-too-much         40           10
 team/big   w         1         5%       8.0/80   uses-a-tenth          40            -
-rests on 60 samples at most of each of 3 GPUs, over 59m (memory); fewer than 15 say nothing
+based on up to 60 samples of each of 3 GPUs, over 59m (memory); at least 15 are needed
 """  # noqa: E501 - as people see it
 
 
@@ -90,17 +90,17 @@ def test_one_node_is_shown_alone_and_what_is_left_out_is_said(advise: Run) -> No
     assert "and 1 more (--limit)" in few
 
 
-def test_a_fleet_of_which_nothing_is_said_is_told_so() -> None:
+def test_a_fleet_without_advice_says_so() -> None:
     world = AdvisingWorld()
     world.add_node("w", gpus=1)
     with serving(world.build_app()) as address:
         result = runner(address)("advise")
 
     assert result.stdout.splitlines() == [
-        "no card should be shared otherwise",
+        "no GPU should be shared differently",
         "",
-        "no pod is known to ask for far more, or less, than it uses",
-        "nothing was measured yet of GPUs that pods hold",
+        "no pod is known to request far more, or less, than it uses",
+        "no samples yet of GPUs that pods hold",
     ]
     assert result.exit_code == 0
 

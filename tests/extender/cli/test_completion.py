@@ -1,4 +1,4 @@
-"""Completion in a real bash, and what kubectl is told for its own."""
+"""Completion in a real bash, and the candidates that kubectl receives."""
 
 import os
 import shlex
@@ -14,25 +14,25 @@ from tests.extender.cli.terminal import at_terminal
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "reported"),
     [
         pytest.param(["no"], [f"nodes\t{COMMANDS['nodes']}", ":4"], id="subcommand"),
         pytest.param(["nodes", "-o", "j"], ["json", ":4"], id="value"),
         pytest.param(["nodes", "--output=j"], ["json", ":4"], id="value-after-equals-sign"),
-        pytest.param(["nodes", "--outp"], ["--output\tHow to show it.", ":4"], id="option"),
+        pytest.param(["nodes", "--outp"], ["--output\tOutput format.", ":4"], id="option"),
         pytest.param(["gpus", ""], [":4"], id="nothing-known"),
         pytest.param(["explain", "-f", ""], [":0"], id="files"),
     ],
 )
-def test_kubectl_is_told_what_a_word_may_become(
-    typed: list[str], told: list[str], capsys: pytest.CaptureFixture[str]
+def test_kubectl_receives_the_completions_of_a_word(
+    typed: list[str], reported: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(typed)
 
-    assert capsys.readouterr().out.splitlines() == told
+    assert capsys.readouterr().out.splitlines() == reported
 
 
-def test_kubectl_is_told_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_kubectl_receives_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     main([""])
 
     *lines, _ = capsys.readouterr().out.splitlines()

@@ -20,8 +20,8 @@ def test_the_example_of_the_client_runs(
 
     exec(example, {})  # noqa: S102 - our own text
 
-    told = capsys.readouterr().out.splitlines()
-    assert told == [
+    reported = capsys.readouterr().out.splitlines()
+    assert reported == [
         "team/notebook has 2 GPUs on node-1 unused: no activity on 2 of 2 GPUs for at least 1 h "
         "59 min, 2.0 GiB of memory held",
         "node-2",
@@ -36,14 +36,14 @@ def test_the_example_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
         exec(example, {})  # noqa: S102 - our own text
 
 
-def test_every_command_is_told_of() -> None:
-    told = set(re.findall(r"^idlegpu ([a-z-]+)", TEXT, re.MULTILINE))
+def test_every_command_is_documented() -> None:
+    reported = set(re.findall(r"^idlegpu ([a-z-]+)", TEXT, re.MULTILINE))
 
-    assert told | {"completion"} <= set(COMMANDS)
-    assert {"nodes", "gpus", "top", "best", "explain", "pending", "holders", "run"} <= told
+    assert reported | {"completion"} <= set(COMMANDS)
+    assert {"nodes", "gpus", "top", "best", "explain", "pending", "holders", "run"} <= reported
 
 
-def test_options_that_are_told_of_exist(url: str) -> None:
+def test_documented_options_exist(url: str) -> None:
     shown = "".join(runner(url)(name, "--help").stdout for name in COMMANDS)
 
     for option in set(re.findall(r"(--[a-z][a-z-]+)", TEXT)) - {"--help"}:

@@ -23,7 +23,7 @@ def files(tmp_path: Path) -> list[str]:
     return [str(tmp_path / name) for name in ("scheduler.yaml", "nodes.json")]
 
 
-def test_a_finding_is_told_with_evidence_and_remedy(run: Run, files: list[str]) -> None:
+def test_a_finding_is_reported_with_evidence_and_remedy(run: Run, files: list[str]) -> None:
     result = run("doctor", "--offline", *files)
 
     lines = result.stdout.splitlines()
@@ -36,7 +36,7 @@ def test_a_finding_is_told_with_evidence_and_remedy(run: Run, files: list[str]) 
     assert result.exit_code == 1
 
 
-def test_wide_tells_all_evidence(run: Run, files: list[str]) -> None:
+def test_wide_reports_all_evidence(run: Run, files: list[str]) -> None:
     result = run("doctor", "--offline", *files, "-o", "wide")
 
     assert "node-6: nvidia.com/gpu: capacity 8, allocatable 7" in result.stdout
@@ -50,8 +50,8 @@ def test_json_is_whole_and_a_warning_is_no_failure(run: Run, files: list[str]) -
     assert [one["code"] for one in report["findings"]] == ["IG203"]
     assert report["findings"][0]["severity"] == "warning"
     assert len(report["findings"][0]["evidence"]) == 7
-    told = {one["code"] for one in report["findings"] + report["not_run"]} | {*report["passed"]}
-    assert told == {check.code for check in CHECKS}
+    reported = {one["code"] for one in report["findings"] + report["not_run"]} | {*report["passed"]}
+    assert reported == {check.code for check in CHECKS}
     assert result.exit_code == 0
 
 
@@ -68,12 +68,12 @@ def test_hostile_names_do_nothing_to_a_terminal(run: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--offline"], "--offline looks at files alone: name some"),
+        (["--offline"], "--offline checks files only: name some"),
         (["--offline", "/nowhere"], "cannot read /nowhere"),
         (["--account", "idlegpu"], "account 'idlegpu': must be namespace/name"),
     ],
 )
-def test_wrong_usage_is_told(run: Run, arguments: list[str], words: str) -> None:
+def test_wrong_usage_is_reported(run: Run, arguments: list[str], words: str) -> None:
     result = run("doctor", *arguments)
 
     assert words in result.stderr
@@ -90,11 +90,11 @@ def test_an_extender_without_a_cluster_is_asked_all_the_same(run: Run) -> None:
     assert "IG101" not in why
 
 
-def test_what_keeps_many_checks_from_running_is_told_once(run: Run) -> None:
+def test_what_keeps_many_checks_from_running_is_reported_once(run: Run) -> None:
     result = run("doctor", KUBECONFIG="/nowhere")
 
     lines = result.stdout.splitlines()
-    assert "IG203 could not run  nodes offer every GPU that they have: nodes: (1)" in lines
+    assert "IG203 could not run  nodes offer all their GPUs: nodes: (1)" in lines
     assert [line for line in lines if "/nowhere" in line] == [
         "(1) kubeconfig /nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG)"
     ]

@@ -72,9 +72,9 @@ def test_several_decisions_are_explained_by_number_or_id(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
-        pytest.param(["a", "nobody", "c"], "no decision about 'nobody' is remembered", id="pods"),
+        pytest.param(["a", "absent", "c"], "no decision about 'absent' is remembered", id="pods"),
         pytest.param(
             ["--number", "1", "--number", "77", "--number", "near-3"],
             "decision '77' is not remembered",
@@ -83,13 +83,13 @@ def test_several_decisions_are_explained_by_number_or_id(run: Run) -> None:
     ],
 )
 def test_of_several_the_others_are_shown_though_one_is_not_known(
-    run: Run, arguments: list[str], told: str
+    run: Run, arguments: list[str], reported: str
 ) -> None:
     shown = run("explain", *arguments)
 
     assert heads(shown.stdout) == ["team/a", "team/c"]
     (line,) = shown.stderr.splitlines()
-    assert told in line
+    assert reported in line
     assert shown.exit_code == 1
 
 
@@ -97,17 +97,17 @@ def test_programs_can_take_several_apart(run: Run) -> None:
     as_yaml = run("explain", *PODS, "-o", "yaml").stdout
     as_json = run("explain", *PODS, "-o", "json").stdout
 
-    told = list(yaml.safe_load_all(as_yaml))
-    assert [one["pod"] for one in told] == [f"team/{name}" for name in PODS]
+    reported = list(yaml.safe_load_all(as_yaml))
+    assert [one["pod"] for one in reported] == [f"team/{name}" for name in PODS]
     decoder, found, at = json.JSONDecoder(), [], 0
     while at < len(as_json):
         one, at = decoder.raw_decode(as_json, at)
         found.append(one)
         at += len(as_json[at:]) - len(as_json[at:].lstrip())
-    assert found == told
+    assert found == reported
 
 
-def test_where_several_replicas_have_a_number_the_list_tells_which_id_to_name() -> None:
+def test_where_several_replicas_have_a_number_the_list_shows_the_ids() -> None:
     with serving(decided("far", "theirs").build_app()) as far:
         near = decided("near", "ours", far=Elsewhere(far))
         with serving(near.build_app()) as url:
@@ -143,13 +143,13 @@ def many_nodes() -> WhyWorld:
     return world
 
 
-def test_programs_are_told_every_candidate_with_its_verdict() -> None:
+def test_programs_receive_every_candidate_with_its_verdict() -> None:
     with serving(many_nodes().build_app()) as url:
-        told = json.loads(runner(url)("explain", "p", "-o", "json").stdout)
+        reported = json.loads(runner(url)("explain", "p", "-o", "json").stdout)
         few = json.loads(runner(url)("explain", "p", "-o", "json", "--limit", "3").stdout)
 
-    scored = {one["node"]: one["score"] for one in (*told["nodes"], *told["others"])}
-    (refused,) = told["rejected"]
+    scored = {one["node"]: one["score"] for one in (*reported["nodes"], *reported["others"])}
+    (refused,) = reported["rejected"]
     assert sorted(scored) == [f"idle-{number:02}" for number in range(15)]
     assert all(scored.values())
     assert sorted(refused["nodes"]) == [f"dead-{number:02}" for number in range(25)]
@@ -172,7 +172,7 @@ def test_a_node_that_is_not_kept_in_full_is_recomputed_and_called_so() -> None:
         short = runner(url)("explain", "p", "--node", "dead-07").stdout
         full = runner(url)("explain", "p", "--node", "idle-00").stdout
 
-    head, _, detail = short.partition("recomputed from the readings of now")
+    head, _, detail = short.partition("recomputed from current readings")
     assert "dead-07: it was refused: node(s) had too few working GPUs" in head
     assert "dead-07, nvidia.com/gpu: 0 idle of " in detail
     assert "XID 79" in detail

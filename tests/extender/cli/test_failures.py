@@ -1,4 +1,4 @@
-"""What goes wrong is told in a line, and by the exit status."""
+"""A failure prints one line and sets the exit status."""
 
 import ssl
 import subprocess
@@ -23,8 +23,8 @@ from tests.extender.cli.serving import Run, runner, serving
         (["gpus", "--model", "tpu"], 1, "no such GPUs"),
         (["nodes", "--model", "tpu"], 1, "no such nodes"),
         (["best", "--gpus", "64"], 1, ""),
-        (["explain", "nobody"], 1, "no decision about 'nobody' is remembered"),
-        (["decisions", "nobody"], 1, "no decision about 'nobody' is remembered"),
+        (["explain", "absent"], 1, "no decision about 'absent' is remembered"),
+        (["decisions", "absent"], 1, "no decision about 'absent' is remembered"),
         (["best", "--memory", "20"], 2, "memory='20' must be a quantity from 1Mi to 16Ti"),
         (["best", "--gpus", "0"], 2, "'--gpus': '0': must be a whole number from 1 to 1024"),
         (["best", "--gpus", "x"], 2, "'--gpus': 'x': must be a whole number from 1 to 1024"),
@@ -38,14 +38,14 @@ from tests.extender.cli.serving import Run, runner, serving
         (["explain", "--number", "1,2"], 2, "'1,2': must be a decision's number"),
         (["explain", "--number", "812"], 1, "decision '812' is not remembered"),
         (["explain", "--number", "7f3a-812"], 1, "decision '7f3a-812' is not remembered"),
-        (["explain", "fresh", "nobody"], 1, "no decision about 'nobody' is remembered"),
+        (["explain", "fresh", "absent"], 1, "no decision about 'absent' is remembered"),
         (["explain", "-f", "/nowhere"], 2, "cannot read /nowhere"),
         (["nodes", "-o", "xml"], 2, "is not one of 'table', 'wide', 'json', 'yaml'"),
         (["gpuss"], 2, "'gpuss' is no command: must be one of nodes, gpus"),
         (["nodes", "--url", "ftp://x"], 2, "must be like https://localhost:8889"),
         (["nodes", "--token-file", "/nowhere"], 2, "token file '/nowhere' cannot be read"),
         (["run"], 2, "say what to run, after --"),
-        (["run", "--hold", "--", "x"], 2, "--hold runs nothing of its own"),
+        (["run", "--hold", "--", "x"], 2, "--hold takes no command"),
         (["completion", "csh"], 2, "is not one of 'bash', 'zsh', 'fish'"),
         (["nodes", "--url", "http://127.0.0.1:9"], 3, "cannot reach http://127.0.0.1:9: "),
     ],
@@ -60,11 +60,11 @@ def test_a_failure_says_what_and_what_is_allowed(
     assert "Traceback" not in result.output
 
 
-def test_of_one_pod_without_decisions_it_is_not_told_that_there_are_none(run: Run) -> None:
-    assert run("decisions", "nobody").stdout == ""
+def test_one_pod_without_decisions_prints_no_empty_list(run: Run) -> None:
+    assert run("decisions", "absent").stdout == ""
 
 
-def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_told_as_such(
+def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_reported_as_such(
     run: Run, tmp_path: Path
 ) -> None:
     issue(tmp_path)
@@ -80,7 +80,7 @@ def test_a_port_that_speaks_tls_and_is_asked_in_plain_http_is_told_as_such(
     assert result.exit_code == 3
 
 
-def test_a_refused_connection_is_told_as_such(run: Run) -> None:
+def test_a_refused_connection_is_reported_as_such(run: Run) -> None:
     assert "refused" in run("nodes", "--url", "http://127.0.0.1:9").stderr
 
 
@@ -97,14 +97,14 @@ def test_a_manifest_without_a_pod_is_refused(run: Run, text: str) -> None:
     [
         (
             "/nowhere",
-            "/nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG); or ask an "
-            "extender directly, --url (IDLEGPU_URL)",
+            "/nowhere: there is no such file: name another, --kubeconfig (KUBECONFIG); or connect "
+            "to an extender directly, --url (IDLEGPU_URL)",
         ),
         ("text", "cannot use kubeconfig"),
         ("{}", "cannot use kubeconfig"),
     ],
 )
-def test_a_kubeconfig_that_is_none_is_told(
+def test_a_kubeconfig_that_is_none_is_reported(
     run: Run, tmp_path: Path, kubeconfig: str, words: str
 ) -> None:
     file = tmp_path / "kubeconfig"

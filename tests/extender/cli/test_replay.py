@@ -52,7 +52,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(idlegpu, ["replay", *arguments])
 
 
-def test_without_set_it_tells_that_everything_came_out_the_same(log: Path) -> None:
+def test_without_set_it_reports_that_everything_came_out_the_same(log: Path) -> None:
     shown = run(str(log))
 
     assert shown.exit_code == 0, shown.output
@@ -60,7 +60,7 @@ def test_without_set_it_tells_that_everything_came_out_the_same(log: Path) -> No
     assert "changed settings" not in shown.stdout
 
 
-def test_with_set_it_tells_what_would_differ(log: Path, tmp_path: Path) -> None:
+def test_with_set_it_reports_what_would_differ(log: Path, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
 
     shown = run(str(log), "--set", "weights.memory=9", "--set", "weights.utilization=0.1",
@@ -81,7 +81,7 @@ def test_with_set_it_tells_what_would_differ(log: Path, tmp_path: Path) -> None:
     assert "kube-scheduler: 3 pods, mean 13.0%" in texts
 
 
-def test_it_tells_programs_the_same(log: Path) -> None:
+def test_programs_receive_the_same(log: Path) -> None:
     shown = run(str(log), "--set", "strategy=pack", "-o", "json")
 
     report = json.loads(shown.stdout)
@@ -100,23 +100,23 @@ def test_a_decision_that_comes_out_otherwise_is_named(log: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         pytest.param(["--set", "freshness.fade_seconds=1"], "NAME one of strategy", id="setting"),
         pytest.param(["--set", "strategy=best"], "strategy", id="value"),
     ],
 )
-def test_wrong_usage_is_told_with_what_is_allowed(
-    log: Path, arguments: list[str], told: str
+def test_wrong_usage_is_reported_with_what_is_allowed(
+    log: Path, arguments: list[str], reported: str
 ) -> None:
     shown = run(str(log), *arguments)
 
     assert shown.exit_code == 2
-    assert told in shown.stderr
+    assert reported in shown.stderr
     assert "IDLEGPU_" not in shown.stderr
 
 
-def test_a_log_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_reported_with_the_place(tmp_path: Path) -> None:
     path = tmp_path / "decisions"
     path.write_text('{"kind":"decision","version":1}\n', encoding="utf-8")
 
@@ -127,7 +127,7 @@ def test_a_log_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", [b"0", b"2", b'"1"'])
-def test_a_log_of_another_version_is_refused_and_nothing_of_it_is_told(
+def test_a_log_of_another_version_is_refused_and_nothing_of_it_is_reported(
     log: Path, version: bytes
 ) -> None:
     lines = log.read_bytes().splitlines(keepends=True)
@@ -139,8 +139,10 @@ def test_a_log_of_another_version_is_refused_and_nothing_of_it_is_told(
 
     assert shown.exit_code == 2
     assert shown.stdout == ""
-    told = version.decode().replace('"', "'")
-    assert f"{log}:{at + 1}: version {told} of the log cannot be read: must be 1" in shown.stderr
+    reported = version.decode().replace('"', "'")
+    assert (
+        f"{log}:{at + 1}: version {reported} of the log cannot be read: must be 1" in shown.stderr
+    )
 
 
 def test_a_line_of_a_kind_that_is_not_known_yet_is_passed_over(log: Path) -> None:
@@ -149,14 +151,14 @@ def test_a_line_of_a_kind_that_is_not_known_yet_is_passed_over(log: Path) -> Non
     assert "6 of 6 decisions come out exactly" in run(str(log)).stdout
 
 
-def test_a_file_without_decisions_is_told(tmp_path: Path) -> None:
+def test_a_file_without_decisions_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_text('{"event":"serving"}\n', encoding="utf-8")
 
     shown = run(str(path))
 
     assert shown.exit_code == 1
-    assert "the log tells of no decision" in shown.stdout
+    assert "the log contains no decision" in shown.stdout
 
 
 def test_a_log_of_the_earliest_format_is_decided_again_by_todays_order() -> None:

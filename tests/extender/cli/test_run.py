@@ -154,23 +154,28 @@ def test_a_pod_to_work_in_is_printed(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_by", "options", "chosen", "told"),
+    ("asked_by", "options", "chosen", "reported"),
     [
-        (["idlegpu-scheduler"], [], "idlegpu-scheduler", "idlegpu is asked by idlegpu-scheduler"),
-        (["default-scheduler"], [], None, "idlegpu is asked by default-scheduler"),
-        (["a", "b"], [], None, "idlegpu is asked by a, b"),
-        ([], [], None, "idlegpu is asked by none that it knows of"),
-        (None, [], None, "idlegpu does not answer which one asks it"),
+        (
+            ["idlegpu-scheduler"],
+            [],
+            "idlegpu-scheduler",
+            "schedulers that call idlegpu: idlegpu-scheduler",
+        ),
+        (["default-scheduler"], [], None, "schedulers that call idlegpu: default-scheduler"),
+        (["a", "b"], [], None, "schedulers that call idlegpu: a, b"),
+        ([], [], None, "schedulers that call idlegpu: none known"),
+        (None, [], None, "idlegpu does not answer"),
         (["idlegpu-scheduler"], ["--scheduler", "mine"], "mine", None),
     ],
 )
-def test_the_only_scheduler_that_asks_us_places_it_and_one_is_told_which_does(
+def test_the_only_scheduler_that_calls_us_places_it_and_its_name_is_printed(
     submit: Run,
     cluster: FakeCluster,
     asked_by: list[str] | None,
     options: list[str],
     chosen: str | None,
-    told: str | None,
+    reported: str | None,
 ) -> None:
     cluster.asked_by = asked_by
 
@@ -178,8 +183,9 @@ def test_the_only_scheduler_that_asks_us_places_it_and_one_is_told_which_does(
 
     spec = yaml.safe_load(result.stdout)["spec"]["template"]["spec"]
     assert spec.get("schedulerName") == chosen
-    line = f"{chosen or 'default-scheduler'} will place it (--scheduler NAME for another): {told}\n"
-    assert result.stderr == ("" if told is None else line)
+    name = chosen or "default-scheduler"
+    line = f"{name} will place it (--scheduler NAME for another): {reported}\n"
+    assert result.stderr == ("" if reported is None else line)
     assert len(spec["tolerations"]) == (1 if chosen is None else 2)
 
 
@@ -195,7 +201,7 @@ def test_it_is_submitted_to_the_namespace_of_the_kubeconfig(
     assert "kubectl -n team logs -f job/mine" in result.stderr
 
 
-def test_a_pod_to_work_in_is_submitted_and_one_is_told_how_to_end_it(
+def test_a_pod_to_work_in_is_submitted_and_the_command_to_delete_it_is_printed(
     submit: Run, cluster: FakeCluster
 ) -> None:
     result = submit("run", "--apply", "--hold", "--name", "mine", "-n", "other")
@@ -204,7 +210,7 @@ def test_a_pod_to_work_in_is_submitted_and_one_is_told_how_to_end_it(
     assert "kubectl -n other delete pod mine" in result.stderr
 
 
-def test_what_the_api_server_refuses_is_told(submit: Run, cluster: FakeCluster) -> None:
+def test_what_the_api_server_refuses_is_reported(submit: Run, cluster: FakeCluster) -> None:
     cluster.refuses = True
 
     result = submit("run", "--apply", "--", "true")
@@ -274,7 +280,7 @@ def test_output_that_cannot_be_read_is_no_failure_of_the_gpu(
 
 
 @pytest.mark.parametrize(("phase", "status"), [("Succeeded", 0), ("Failed", 1)])
-def test_programs_are_told_how_a_smoke_ended(
+def test_programs_receive_the_outcome_of_a_smoke_test(
     submit: Run, cluster: FakeCluster, phase: str, status: int
 ) -> None:
     cluster.phase = phase
@@ -282,12 +288,15 @@ def test_programs_are_told_how_a_smoke_ended(
     result = submit("smoke", "node-7", "-o", "json")
 
     ((_, item),) = cluster.created
-    told = json.loads(result.stdout)
-    assert told["node"] == "node-7"
-    assert told["pod"] == f"team/{item['metadata']['name']}"
-    assert told["output"].startswith("NVIDIA-SMI 580")
-    assert (told["succeeded"], told["why"]) in {(True, None), (False, "no devices were found")}
-    assert (told["succeeded"], result.exit_code) == (phase == "Succeeded", status)
+    reported = json.loads(result.stdout)
+    assert reported["node"] == "node-7"
+    assert reported["pod"] == f"team/{item['metadata']['name']}"
+    assert reported["output"].startswith("NVIDIA-SMI 580")
+    assert (reported["succeeded"], reported["why"]) in {
+        (True, None),
+        (False, "no devices were found"),
+    }
+    assert (reported["succeeded"], result.exit_code) == (phase == "Succeeded", status)
     assert len(cluster.deleted) == 1
 
 

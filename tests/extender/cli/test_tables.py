@@ -101,20 +101,20 @@ def test_the_typed_answers_leave_nothing_out(url: str, path: str) -> None:
     assert missing(client.get(path), typed) == []
 
 
-def missing(told: object, typed: object, at: str = "") -> list[str]:
+def missing(reported: object, typed: object, at: str = "") -> list[str]:
     """Return where the typed answer lacks something, or says otherwise."""
-    if isinstance(told, dict) and isinstance(typed, dict):
+    if isinstance(reported, dict) and isinstance(typed, dict):
         return [
             place
-            for key, value in told.items()
+            for key, value in reported.items()
             for place in (
                 missing(value, typed[key], f"{at}.{key}") if key in typed else [f"{at}.{key}"]
             )
         ]
-    if isinstance(told, list) and isinstance(typed, list) and len(told) == len(typed):
-        pairs = enumerate(zip(told, typed, strict=True))
+    if isinstance(reported, list) and isinstance(typed, list) and len(reported) == len(typed):
+        pairs = enumerate(zip(reported, typed, strict=True))
         return [place for n, (one, two) in pairs for place in missing(one, two, f"{at}[{n}]")]
-    return [] if told == typed else [at]
+    return [] if reported == typed else [at]
 
 
 def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run) -> None:
@@ -130,7 +130,7 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told", "status"),
+    ("arguments", "reported", "status"),
     [
         pytest.param("short --node node-3", "node-3: it passed, in place ", 0, id="passed"),
         pytest.param(
@@ -149,7 +149,7 @@ def test_every_node_kept_in_full_is_shown_in_detail_where_that_is_asked(run: Run
     ],
 )
 def test_of_a_node_that_is_not_kept_it_is_said_what_is_known_and_why_not_more(
-    arguments: str, told: str, status: int
+    arguments: str, reported: str, status: int
 ) -> None:
     world = build_fleet()
     world.placer.detailed = 1
@@ -159,11 +159,11 @@ def test_of_a_node_that_is_not_kept_it_is_said_what_is_known_and_why_not_more(
     with serving(world.build_app()) as url:
         result = runner(url)("explain", *arguments.split())
 
-    assert told in result.stdout
+    assert reported in result.stdout
     assert result.exit_code == status
 
 
-def test_what_would_happen_on_one_node_is_told_in_full_or_why_it_would_not_be_asked() -> None:
+def test_the_prediction_for_one_node_is_in_full_or_says_why_it_is_no_candidate() -> None:
     world = build_fleet()
     world.placer.detailed = 1
     manifest = yaml.safe_dump(
@@ -176,13 +176,13 @@ def test_what_would_happen_on_one_node_is_told_in_full_or_why_it_would_not_be_as
         full = run("explain", "-f", "-", "--node", "node-1", standard_input=manifest)
 
     assert "node-4, nvidia.com/gpu: 0 idle of 2 GPUs that the pod could land on" in last.stdout
-    assert last.stdout.count("TOLD BY, AGE") == 1
+    assert last.stdout.count("SOURCE, AGE") == 1
     assert last.exit_code == 0
-    assert "node-1: kube-scheduler would not ask about it: node(s) had too few free" in full.stdout
+    assert "node-1: kube-scheduler itself would reject it: node(s) had too few free" in full.stdout
     assert full.exit_code == 1
 
 
-def test_what_would_happen_is_told_of_every_pod_of_a_manifest(run: Run) -> None:
+def test_every_pod_of_a_manifest_is_predicted(run: Run) -> None:
     manifest = "\n---\n".join(
         yaml.safe_dump(
             {
@@ -288,16 +288,16 @@ def test_decisions_in_shadow_are_marked() -> None:
     world.history.note_bound("uid-other", "node-2")
 
     with serving(world.build_app()) as url:
-        told = runner(url)("decisions").stdout.splitlines()
+        reported = runner(url)("decisions").stdout.splitlines()
         why = runner(url)("explain", "waits").stdout
 
-    assert [line.partition("prioritize")[2].split(maxsplit=3)[2:] for line in told[1:4]] == [
+    assert [line.partition("prioritize")[2].split(maxsplit=3)[2:] for line in reported[1:4]] == [
         ["-", "shadow"],
         ["node-2", "shadow: another"],
         ["node-1", "shadow: same"],
     ]
-    assert told[4].startswith("shadow: in shadow mode kube-scheduler is not told")
-    assert "in shadow mode kube-scheduler is not told" in why
+    assert reported[4].startswith("shadow: in shadow mode kube-scheduler does not receive")
+    assert "in shadow mode kube-scheduler does not receive" in why
 
 
 def test_a_gpu_that_only_an_old_reading_calls_busy_says_so() -> None:

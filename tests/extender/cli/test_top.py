@@ -82,7 +82,7 @@ def test_it_shows_what_changes_without_being_asked(fleet: Changing, top: Termina
         top.read_until(f"{NODE}::0", since=since)
 
 
-def test_an_extender_that_goes_away_is_told_of_and_comes_back(
+def test_an_extender_that_goes_away_is_reported_and_comes_back(
     fleet: Changing, top: Terminal
 ) -> None:
     top.read_until("0% busy on average")
@@ -109,7 +109,7 @@ def test_it_ends_with_status_0_and_leaves_the_terminal_as_it_was(top: Terminal, 
     assert b"Traceback" not in top.raw
 
 
-def test_another_key_looks_again_at_once(fleet: Changing) -> None:
+def test_another_key_refreshes_at_once(fleet: Changing) -> None:
     command = (sys.executable, "-m", "extender.cli", "top", "--interval", "3600")
     environment = {**dict.fromkeys(NO_ENVIRONMENT, ""), "IDLEGPU_URL": fleet.url}
     with at_terminal(*command, environment=environment) as top:

@@ -1,4 +1,4 @@
-"""Each fault in a cluster that is healthy otherwise: the doctor tells of it and of nothing else."""
+"""Each fault in an otherwise healthy cluster: the doctor reports it and nothing else."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -107,8 +107,8 @@ def asking(**changes: object) -> tuple[Any, ...]:
 
 
 def labelled(capacity: dict[str, str] | None = None, **labels: str) -> tuple[Any, ...]:
-    told = {f"nvidia.com/{name.replace('__', '.')}": value for name, value in labels.items()}
-    return (node(labels=told, capacity=capacity or {GPU: "8"}),)
+    reported = {f"nvidia.com/{name.replace('__', '.')}": value for name, value in labels.items()}
+    return (node(labels=reported, capacity=capacity or {GPU: "8"}),)
 
 
 def waiting(reason: str) -> dict[str, Any]:
@@ -242,7 +242,7 @@ FAULTS: Final[dict[str, Fault]] = {
         {"nodes": labelled({GPU: "8"}, **SLICED), "pods": (EXPORTER,)},
     ),
     "capacity unlike allocatable": Fault(
-        "IG203", "restart of that pod", {"nodes": (node(allocatable={GPU: "7"}),)}
+        "IG203", "restart that pod", {"nodes": (node(allocatable={GPU: "7"}),)}
     ),
     "a dead MPS daemon": Fault("IG204", "nvidia.com/mps.capable=true", {"nodes": MPS_NODE}),
     "MIG layouts unlike allocatable": Fault(
@@ -340,7 +340,7 @@ def test_nothing_is_found_where_all_is_well_and_every_check_has_looked() -> None
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_told_with_its_remedy_and_nothing_else_is(name: str) -> None:
+def test_a_fault_is_reported_with_its_remedy_and_nothing_else_is(name: str) -> None:
     fault = FAULTS[name]
 
     found = examine(replace(HEALTHY, **fault.changes), CHECKS).findings

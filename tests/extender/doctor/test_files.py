@@ -60,7 +60,7 @@ def test_items_of_a_typed_list_need_no_kind(tmp_path: Path) -> None:
 def test_an_empty_list_is_known_by_its_name(tmp_path: Path) -> None:
     assert read(tmp_path, pods_json=listed()).pods == ()
     assert read(tmp_path, any_json=listed(kind="PodList")).pods == ()
-    with pytest.raises(ClientError, match="holds nothing that is known"):
+    with pytest.raises(ClientError, match="is not recognized"):
         read(tmp_path, any_json=listed())
 
 
@@ -94,7 +94,7 @@ def test_config_maps_are_looked_into(tmp_path: Path) -> None:
     assert list(facts.plugin_configs or {}) == ["sliced"]
 
 
-def test_expositions_are_told_apart(tmp_path: Path) -> None:
+def test_expositions_are_distinguished(tmp_path: Path) -> None:
     facts = read(tmp_path, dcgm_prom=DCGM, ours_prom=OURS)
 
     assert [one.name for one in facts.exporter or ()] == ["DCGM_FI_DEV_GPU_UTIL"]
@@ -136,20 +136,20 @@ def test_certificates_are_read_from_files_and_secrets(tmp_path: Path) -> None:
 
     facts = read(tmp_path, own_crt=pem, secrets_json=listed(secret))
 
-    told = {one.source for one in facts.certificates or ()}
-    assert told == {str(tmp_path / "own.crt"), "Secret n/s tls.crt"}
+    reported = {one.source for one in facts.certificates or ()}
+    assert reported == {str(tmp_path / "own.crt"), "Secret n/s tls.crt"}
     assert "c2VjcmV0" not in repr(facts)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds nothing that is known"),
-        ("kind: Service", "holds nothing that is known"),
-        ("listen: x", "holds nothing that is known"),
-        ("up 1\n", "holds nothing that is known"),
-        ("{", "holds nothing that is known"),
-        ("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----", "cannot be read"),
+        ("", "is not recognized"),
+        ("kind: Service", "is not recognized"),
+        ("listen: x", "is not recognized"),
+        ("up 1\n", "is not recognized"),
+        ("{", "is not recognized"),
+        ("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----", "malformed certificate"),
     ],
 )
 def test_what_is_nothing_is_refused(tmp_path: Path, text: str, words: str) -> None:

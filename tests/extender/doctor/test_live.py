@@ -106,7 +106,7 @@ def test_a_long_list_is_read_page_by_page() -> None:
     assert [one["metadata"]["name"] for one in facts.nodes or ()] == ["node-1", "node-2"]  # type: ignore[index] # a node
 
 
-def test_pods_that_no_check_looks_at_are_left_out() -> None:
+def test_pods_that_no_check_reads_are_left_out() -> None:
     kept = [pod("train", 1), pod("my-dcgm-exporter"), pod("karpenter-x"), pod("idlegpu-agent-x")]
 
     facts = gathered(Server({"/api/v1/pods": items(*kept, pod("web"), pod("database"))}))
@@ -196,14 +196,14 @@ def test_rights_are_asked_for_as_who_has_them(user: str, *, is_self: bool) -> No
         assert "system:serviceaccounts:idlegpu" in spec["groups"]
 
 
-def test_a_right_that_is_not_there_is_told() -> None:
+def test_a_right_that_is_not_there_is_reported() -> None:
     rights = gathered(Server({SELF: {}, ACCESS: {"status": {"allowed": False}}})).rights or ()
 
     assert rights
     assert not any(right.is_allowed for right in rights)
 
 
-def test_an_extender_tells_all_that_it_knows() -> None:
+def test_an_extender_reports_all_that_it_knows() -> None:
     at = datetime.fromtimestamp(time.time() + 60, UTC).isoformat()
     facts = asked_of(
         Server(
@@ -228,7 +228,7 @@ def test_an_extender_tells_all_that_it_knows() -> None:
     assert facts.extender_at is not None
 
 
-def test_an_extender_that_wants_a_token_still_tells_its_health() -> None:
+def test_an_extender_that_wants_a_token_still_reports_its_health() -> None:
     facts = asked_of(Server({"/readyz": {"degraded": {}}, "/metrics": "idlegpu_agents 3\n"}))
 
     assert (facts.degraded, len(facts.metrics or ())) == ({}, 1)

@@ -40,28 +40,28 @@ def test_without_a_rule_or_a_binding_the_right_is_missing(tmp_path: Path) -> Non
     for rule in role["rules"]:
         rule["verbs"] = [verb for verb in rule["verbs"] if verb != "watch"]
 
-    told = evidence("IG403", read(tmp_path, role, binding, *rest))
-    assert "idlegpu/idlegpu-extender may not watch pods in the whole cluster" in told
-    assert "may not list" not in told
+    reported = evidence("IG403", read(tmp_path, role, binding, *rest))
+    assert "idlegpu/idlegpu-extender may not watch pods in the whole cluster" in reported
+    assert "may not list" not in reported
 
     binding["subjects"][0]["namespace"] = "elsewhere"
-    told = evidence("IG403", read(tmp_path, role, binding, *rest))
-    assert "may not list nodes in the whole cluster" in told
-    assert "leases" not in told
+    reported = evidence("IG403", read(tmp_path, role, binding, *rest))
+    assert "may not list nodes in the whole cluster" in reported
+    assert "leases" not in reported
 
 
 def test_a_role_is_good_in_its_own_namespace_and_for_its_own_object_alone(tmp_path: Path) -> None:
     first, second, role, binding = granted()
     other = deepcopy(binding)
     other["metadata"]["namespace"] = "elsewhere"
-    told = evidence("IG403", read(tmp_path, first, second, role, other))
-    assert "may not create leases.coordination.k8s.io in idlegpu" in told
+    reported = evidence("IG403", read(tmp_path, first, second, role, other))
+    assert "may not create leases.coordination.k8s.io in idlegpu" in reported
 
     for rule in role["rules"]:
         if rule.get("resourceNames"):
             rule["resourceNames"] = ["another"]
-    told = evidence("IG403", read(tmp_path, first, second, role, binding))
-    assert "may not patch leases.coordination.k8s.io idlegpu-wake in idlegpu" in told
+    reported = evidence("IG403", read(tmp_path, first, second, role, binding))
+    assert "may not patch leases.coordination.k8s.io idlegpu-wake in idlegpu" in reported
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_another_account_has_other_rights(tmp_path: Path) -> None:
     )
 
 
-def test_a_part_of_the_objects_tells_nothing(tmp_path: Path) -> None:
+def test_some_of_the_kinds_are_not_enough(tmp_path: Path) -> None:
     facts = read(tmp_path, *granted()[:2])
 
     assert facts.rights is None

@@ -46,7 +46,7 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         (
             "its sharing settings unlike the labels",
@@ -56,11 +56,14 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
         ),
         (
             "capacity unlike allocatable",
-            "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x (which GPU, which XID); a "
-            "GPU that works again takes a restart of that pod: kubectl -n gpu-operator delete pod "
+            "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x (which GPU, which XID); once "
+            "the GPU works again, restart that pod: kubectl -n gpu-operator delete pod "
             "nvdp-nvidia-device-plugin-x",
         ),
-        ("device plugin missing", "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x tells"),
+        (
+            "device plugin missing",
+            "kubectl -n gpu-operator logs nvdp-nvidia-device-plugin-x shows the cause",
+        ),
         (
             "a MIG layout that failed",
             "kubectl -n gpu-operator logs nvidia-mig-manager-x; then kubectl label node node-1 ",
@@ -72,7 +75,7 @@ def test_a_remedy_names_what_is_known(name: str) -> None:
         ("a dead MPS daemon", "kubectl label node node-1 nvidia.com/mps.capable=true"),
     ],
 )
-def test_a_remedy_is_a_command_for_what_is_there(name: str, told: str) -> None:
+def test_a_remedy_is_a_command_for_what_is_there(name: str, reported: str) -> None:
     fault = FAULTS[name]
     changes: dict[str, Any] = dict(fault.changes)
     pods: tuple[Any, ...] = changes.get("pods") or HEALTHY.pods or ()
@@ -80,7 +83,7 @@ def test_a_remedy_is_a_command_for_what_is_there(name: str, told: str) -> None:
 
     (finding,) = (one for one in examine(facts, CHECKS).findings if one.code == fault.code)
 
-    assert told in finding.remedy
+    assert reported in finding.remedy
 
 
 def test_a_broken_daemon_is_restarted_by_its_own_name() -> None:
@@ -91,6 +94,6 @@ def test_a_broken_daemon_is_restarted_by_its_own_name() -> None:
 
     name = "nvdp-nvidia-device-plugin-mps-control-daemon-x"
     assert finding.remedy == (
-        f"kubectl -n gpu-operator logs {name} says why; then kubectl -n gpu-operator delete pod "
+        f"kubectl -n gpu-operator logs {name} shows why; then kubectl -n gpu-operator delete pod "
         f"{name}"
     )

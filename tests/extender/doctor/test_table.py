@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[3]
 def test_every_code_is_documented_and_none_besides() -> None:
     text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
 
-    told = re.findall(r"^\| (IG\d{3}) \|", text, re.MULTILINE)
-    assert told == [check.code for check in CHECKS]
-    assert len(set(told)) == len(told)
+    reported = re.findall(r"^\| (IG\d{3}) \|", text, re.MULTILINE)
+    assert reported == [check.code for check in CHECKS]
+    assert len(set(reported)) == len(reported)
 
 
 def test_every_need_is_a_fact_with_a_name() -> None:
@@ -37,7 +37,7 @@ def test_without_facts_no_check_runs_and_none_passes() -> None:
     assert " or " in why["IG001"]
 
 
-def test_the_gravest_is_told_first() -> None:
+def test_the_gravest_is_reported_first() -> None:
     def find(severity: Severity) -> Check:
         problem = Problem(severity=severity, what="x", evidence=("y",), remedy="z")
         return Check(code=f"IG-{severity}", title="t", needs=(), find=lambda _: [problem])

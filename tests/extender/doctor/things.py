@@ -33,8 +33,8 @@ def scheduler(
     *extenders: Object, profiles: Iterable[object] = ("default-scheduler",), source: str = "a.yaml"
 ) -> Scheduler:
     """Return a configuration; profiles are names, or whole."""
-    told = [{"schedulerName": one} if isinstance(one, str) else one for one in profiles]
-    return Scheduler(source=source, config={"profiles": told, "extenders": list(extenders)})
+    reported = [{"schedulerName": one} if isinstance(one, str) else one for one in profiles]
+    return Scheduler(source=source, config={"profiles": reported, "extenders": list(extenders)})
 
 
 def node(name: str = "node-1", **changes: Any) -> dict[str, Any]:  # parts of a node

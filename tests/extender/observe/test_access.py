@@ -56,7 +56,9 @@ async def test_who_may_list_nothing_sees_that_there_are_pods_and_no_more(door: D
         pytest.param({"Authorization": f"Bearer {'x' * 8000}=y"}, id="malformed-and-long"),
     ],
 )
-async def test_without_a_good_token_nothing_is_told(door: Door, headers: dict[str, str]) -> None:
+async def test_without_a_good_token_nothing_is_reported(
+    door: Door, headers: dict[str, str]
+) -> None:
     client = await door.open()
 
     for path in ("/v1/pods", "/v1/session"):
@@ -82,14 +84,14 @@ async def test_health_the_pages_files_and_paths_that_look_after_themselves_need_
         assert (await response.json())["pods"] == ["another pod", "another pod"]
 
 
-async def test_a_path_that_is_not_there_is_told_to_those_alone_who_may_read(door: Door) -> None:
+async def test_an_unknown_path_is_404_only_for_callers_who_may_read(door: Door) -> None:
     client = await door.open()
 
     assert (await client.get("/v1/nothing")).status == 401
     assert (await client.get("/v1/nothing", headers=BEARER)).status == 404
 
 
-async def test_a_token_for_somebody_else_is_refused(door: Door) -> None:
+async def test_a_token_for_another_caller_is_refused(door: Door) -> None:
     door.reviewers.knows_audiences = False  # as a token for the API server itself is answered
     client = await door.open()
 
@@ -157,7 +159,7 @@ async def test_rights_that_cannot_be_found_out_count_for_a_while_and_then_no_mor
     assert await shown(client) == ["another pod", "another pod"]
 
 
-async def test_where_the_api_server_does_not_answer_nobody_new_is_let_in(door: Door) -> None:
+async def test_where_the_api_server_does_not_answer_no_new_caller_is_admitted(door: Door) -> None:
     door.reviewers.is_down = True
     client = await door.open()
 
@@ -190,7 +192,7 @@ async def test_what_turns_up_late_is_asked_about_before_it_is_shown(door: Door) 
     assert (await response.json())["pods"] == ["green/c"]
 
 
-async def test_where_it_is_open_nobody_is_asked_for_a_token(door: Door) -> None:
+async def test_where_it_is_open_no_token_is_required(door: Door) -> None:
     client = await door.open(is_open=True)
 
     response = await client.get("/v1/pods")
@@ -237,9 +239,9 @@ async def test_a_browser_shows_its_token_once_and_keeps_it_where_no_script_reads
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert "Path" not in cookie  # that of the request: /v1, behind whatever proxy
-    told = await client.get("/v1/session", headers={"Cookie": f"{COOKIE}={TOKEN}"})
-    assert await told.json() == {"user": "alice", "sees_all": False, "namespaces": ["red"]}
-    assert told.headers["Cache-Control"] == "no-store"
+    reported = await client.get("/v1/session", headers={"Cookie": f"{COOKIE}={TOKEN}"})
+    assert await reported.json() == {"user": "alice", "sees_all": False, "namespaces": ["red"]}
+    assert reported.headers["Cache-Control"] == "no-store"
     seen = await client.get("/v1/pods", headers={"Cookie": f"{COOKIE}={TOKEN}"})
     assert (await seen.json())["pods"] == ["another pod", "red/b"]
     gone = await client.delete("/v1/session")

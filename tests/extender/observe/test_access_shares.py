@@ -58,7 +58,7 @@ async def test_guessing_tokens_costs_the_api_server_no_more_than_the_rate(
     assert await shown(client) == ["blue/a", "red/b"]  # who is known is not kept out
 
 
-async def test_who_guesses_tokens_keeps_out_nobody_from_another_address(
+async def test_who_guesses_tokens_does_not_block_another_address(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callers, "STRANGERS_SECONDS", 20.0)

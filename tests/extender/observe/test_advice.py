@@ -250,14 +250,14 @@ def tell(world: AdvisingWorld, minutes: int, **used_gib: float) -> None:
     """Have an agent tell what pods hold of the card, minute by minute; the last has the most."""
     for minute in range(minutes):
         share = 1.0 if minute == minutes - 1 else 0.5
-        told = [
+        reported = [
             (DeviceKey(("GPU-s-0", "")), f"uid-{name}", int(gib * share * GIB))
             for name, gib in used_gib.items()
         ]
-        world.fleet.pod_memory.note("s", told, world.now + 60.0 * minute)
+        world.fleet.pod_memory.note("s", reported, world.now + 60.0 * minute)
 
 
-async def test_an_agent_tells_whose_memory_it_is_on_a_shared_card(
+async def test_an_agent_reports_each_pods_memory_on_a_shared_card(
     world: AdvisingWorld, client: Client
 ) -> None:
     world.add_shared("s", 4)
@@ -285,7 +285,7 @@ async def test_an_agent_tells_whose_memory_it_is_on_a_shared_card(
     assert "never used more than 5.0 GiB" in greedy["why"]
 
 
-async def test_of_too_little_that_an_agent_told_nothing_is_said(
+async def test_too_few_samples_of_an_agent_give_no_advice(
     world: AdvisingWorld, client: Client
 ) -> None:
     world.add_shared("s", 4)
@@ -300,7 +300,7 @@ async def test_of_too_little_that_an_agent_told_nothing_is_said(
     assert (answer["pods"], answer["pods_unjudged"]) == ([], 2)
 
 
-async def test_a_pod_that_nobody_may_read_has_no_name_and_no_wishes(
+async def test_a_pod_that_no_caller_may_read_has_no_name_and_no_wishes(
     world: AdvisingWorld, aiohttp_client: MakeClient
 ) -> None:
     world.add_node("w", gpus=1)

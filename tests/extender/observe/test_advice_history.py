@@ -103,7 +103,7 @@ async def test_where_prometheus_does_not_answer_the_last_hour_counts_and_that_is
 
 
 @pytest.fixture
-def told(world: AdvisingWorld) -> FakePlots:
+def reported(world: AdvisingWorld) -> FakePlots:
     """Return who asks Prometheus about a world with a shared card in use."""
     world.plots = plots = FakePlots(world)
     world.add_shared("s", 4)
@@ -112,7 +112,7 @@ def told(world: AdvisingWorld) -> FakePlots:
 
 
 async def test_prometheus_is_asked_for_few_spans_and_once_a_minute_for_all_who_ask(
-    world: AdvisingWorld, told: FakePlots, aiohttp_client: MakeClient
+    world: AdvisingWorld, reported: FakePlots, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app())
 
@@ -122,28 +122,28 @@ async def test_prometheus_is_asked_for_few_spans_and_once_a_minute_for_all_who_a
     }
 
     assert spans == {86400.0}
-    assert told.asked == [(1, 86400.0)]
+    assert reported.asked == [(1, 86400.0)]
     world.now += 60.0
     await get(client, "/v1/advice", over="86400")
-    assert len(told.asked) == 2
+    assert len(reported.asked) == 2
     for over in range(3_601, 2_592_001, 9_973):
         await get(client, "/v1/advice", over=str(over))
-    assert len(told.asked) <= 2 + 10
+    assert len(reported.asked) <= 2 + 10
 
 
 async def test_a_span_of_our_own_memory_is_taken_as_it_is(
-    world: AdvisingWorld, told: FakePlots, aiohttp_client: MakeClient
+    world: AdvisingWorld, reported: FakePlots, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app())
 
     answer = await get(client, "/v1/advice", over="1000")
 
-    assert (answer["over_seconds"], told.asked) == (1000.0, [])
+    assert (answer["over_seconds"], reported.asked) == (1000.0, [])
 
 
-async def test_who_asks_for_too_much_at_once_is_told_so_and_others_are_answered(
+async def test_who_asks_for_too_much_at_once_is_reported_so_and_others_are_answered(
     world: AdvisingWorld,
-    told: FakePlots,
+    reported: FakePlots,
     aiohttp_client: MakeClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -156,7 +156,7 @@ async def test_who_asks_for_too_much_at_once_is_told_so_and_others_are_answered(
     monkeypatch.setattr(advice, "Turns", seen)
     client = await aiohttp_client(world.build_app())
     other = aiohttp.TCPConnector(local_addr=("127.0.0.2", 0))
-    told.hold = asyncio.Event()
+    reported.hold = asyncio.Event()
     async with aiohttp.ClientSession(connector=other) as session:
         url = client.make_url("/v1/advice?over=86400")
         greedy = [asyncio.create_task(client.get(url.path_qs)) for _ in range(10)]
@@ -164,7 +164,7 @@ async def test_who_asks_for_too_much_at_once_is_told_so_and_others_are_answered(
         modest = asyncio.create_task(session.get(url))
         await eventually(lambda: "127.0.0.2" in turns[0]._queues)
 
-        told.hold.set()
+        reported.hold.set()
         statuses = [(await task).status for task in greedy]
         assert (await modest).status == 200
 

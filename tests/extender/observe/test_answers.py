@@ -36,8 +36,8 @@ async def test_a_reader_who_does_not_read_is_let_go(
         writer.write(b"GET /endless HTTP/1.1\r\nHost: it\r\n\r\n")
         async with asyncio.timeout(DEADLINE_SECONDS):
             await ended.wait()
-            told = await reader.read()
+            reported = await reader.read()
     finally:
         writer.close()
-    assert told.startswith(b"HTTP/1.1 200")
-    assert not told.endswith(b"0\r\n\r\n")  # nobody takes it for the whole
+    assert reported.startswith(b"HTTP/1.1 200")
+    assert not reported.endswith(b"0\r\n\r\n")  # nobody takes it for the whole

@@ -77,7 +77,7 @@ async def test_each_gpu_shows_its_values_in_base_units_and_where_they_are_from(
     assert gpu["temperature_celsius"] is None
 
 
-async def test_the_source_is_the_one_that_told(world: World, client: Client) -> None:
+async def test_the_source_is_the_one_that_reported(world: World, client: Client) -> None:
     world.add_node("watched", gpus=1)
     world.tell({"watched": [IDLE]}, source="agent")
 

@@ -100,7 +100,7 @@ async def test_best_changes_nothing(world: World, client: Client) -> None:
     assert len(world.history) == 0
 
 
-async def test_best_asks_for_the_first_of_the_resources_unless_told(
+async def test_best_asks_for_the_first_of_the_resources_unless_reported(
     world: World, aiohttp_client: MakeClient
 ) -> None:
     world.resources = ResourceNames(("example.com/gpu", GPU))

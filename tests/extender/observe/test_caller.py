@@ -128,7 +128,7 @@ async def test_a_namespace_that_comes_is_asked_about_at_once(
     assert server.asked == ["new", "elsewhere"]
 
 
-async def test_rights_that_are_old_are_asked_for_anew_though_no_namespace_has_come(
+async def test_rights_that_are_old_are_reviewed_again_though_no_namespace_has_come(
     server: Server, caller: Caller
 ) -> None:
     await caller.renew()
@@ -233,7 +233,7 @@ async def test_a_token_that_was_taken_back_is_not_asked_about_at_each_question(d
     assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
 
 
-async def test_a_browser_is_told_at_once_that_its_token_was_taken_back(door: Door) -> None:
+async def test_a_browser_learns_at_once_that_its_token_was_revoked(door: Door) -> None:
     assert (await door.client.get("/v1/nothing", headers=BEARER)).status == 200
     del door.reviewers.users[TOKEN]
     door.now += 60.0

@@ -34,7 +34,7 @@ def test_the_ends_of_certificates_are_exported(tmp_path: Path) -> None:
     assert set(certificate_ends(settings)) == {"webhooks", "clients"}
 
 
-def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_is_read_again(tmp_path: Path) -> None:
     files = issue(tmp_path, days_ago=100)
     settings = served(settings_for(tmp_path))
     before = days_left(certificate_ends(settings))["webhooks"]

@@ -73,7 +73,7 @@ async def test_each_way_of_summing_comes_to_the_same(client: Client) -> None:
     assert {one["namespace"] for one in by_namespace["costs"]} == {"team", "other"}
 
 
-async def test_the_list_of_holders_tells_the_same_numbers(client: Client) -> None:
+async def test_the_list_of_holders_has_the_same_numbers(client: Client) -> None:
     by_pod = await get(client, "/v1/costs", by="pod")
     listed = await get(client, "/v1/holders", idle_for="0", limit="1")
     (first,) = listed["holders"]
@@ -122,7 +122,7 @@ async def test_the_first_of_very_many_are_found_in_steps() -> None:
     assert next(turns) >= 5
 
 
-async def test_of_others_nothing_is_told_and_nothing_is_in_a_sum(
+async def test_of_others_nothing_is_reported_and_nothing_is_in_a_sum(
     world: HoldersWorld, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(world.build_app(viewer=SeesTeam()))
@@ -141,7 +141,7 @@ async def test_of_others_nothing_is_told_and_nothing_is_in_a_sum(
     assert (hidden["cost"], hidden["cost_used"], hidden["cost_idle"]) == (None, None, None)
 
 
-async def test_without_a_price_list_hours_are_told_alone(
+async def test_without_a_price_list_hours_are_reported_alone(
     world: HoldersWorld, client: Client
 ) -> None:
     world.why.set_prices({})

@@ -73,21 +73,21 @@ async def test_another_tenants_pod_of_the_same_name_does_not_hide_ones_own(
 ) -> None:
     await decide(other, "theirs", "hush")
 
-    told = await get(tenant, "/v1/decisions", pod="theirs", limit="1", brief="true")
+    reported = await get(tenant, "/v1/decisions", pod="theirs", limit="1", brief="true")
 
-    assert [one["pod"] for one in told["decisions"]] == ["team/theirs"]
+    assert [one["pod"] for one in reported["decisions"]] == ["team/theirs"]
 
 
 async def test_the_decisions_of_all_replicas_are_listed_the_newest_first(client: Client) -> None:
-    told = await get(client, "/v1/decisions", brief="true")
+    reported = await get(client, "/v1/decisions", brief="true")
 
-    pods = [(each["pod"], each["id"], each["replica"]) for each in told["decisions"]]
+    pods = [(each["pod"], each["id"], each["replica"]) for each in reported["decisions"]]
     assert pods == [
         ("hush/secret", "far-2", "pod-far"),
         ("team/theirs", "far-1", "pod-far"),
         ("team/ours", "near-1", "pod-near"),
     ]
-    assert told["unreachable"] == []
+    assert reported["unreachable"] == []
     (newest,) = (await get(client, "/v1/decisions", brief="true", limit="1"))["decisions"]
     assert newest["id"] == "far-2"
 
@@ -106,16 +106,18 @@ async def test_another_replicas_decision_is_as_full_as_our_own(client: Client) -
 
 
 @pytest.mark.parametrize("about", ["team/theirs", "theirs", "uid-theirs"])
-async def test_a_pod_is_found_whoever_was_asked_about_it(client: Client, about: str) -> None:
+async def test_a_pod_is_found_at_any_replica_that_was_asked_about_it(
+    client: Client, about: str
+) -> None:
     (found,) = (await get(client, "/v1/decisions", pod=about))["decisions"]
 
     assert found["id"] == "far-1"
 
 
 async def test_a_number_that_several_replicas_have_is_no_answer(client: Client) -> None:
-    told = await get(client, "/v1/decisions/1", status=409)
+    reported = await get(client, "/v1/decisions/1", status=409)
 
-    assert "far-1, near-1" in told["error"]
+    assert "far-1, near-1" in reported["error"]
     assert (await get(client, "/v1/decisions/2"))["pod"] == "hush/secret"
 
 
@@ -126,10 +128,10 @@ async def test_our_own_decision_is_looked_up_without_asking_anybody(
     assert far.asked == []
 
 
-async def test_what_nobody_remembers_is_404(client: Client) -> None:
-    told = await get(client, "/v1/decisions/far-7", status=404)
+async def test_what_no_replica_remembers_is_404(client: Client) -> None:
+    reported = await get(client, "/v1/decisions/far-7", status=404)
 
-    assert "'far-7' is not remembered" in told["error"]
+    assert "'far-7' is not remembered" in reported["error"]
 
 
 async def test_another_replicas_pods_are_hidden_from_those_who_may_not_read_them(
@@ -171,16 +173,16 @@ async def test_replicas_that_do_not_answer_are_named(
     far.clients = {FAR: None}
     far.garbage = garbage
 
-    told = await get(client, "/v1/decisions")
+    reported = await get(client, "/v1/decisions")
 
-    assert [each["id"] for each in told["decisions"]] == ["near-1"]
-    assert told["unreachable"] == [FAR]
+    assert [each["id"] for each in reported["decisions"]] == ["near-1"]
+    assert reported["unreachable"] == [FAR]
     missing = await get(client, "/v1/decisions/far-1", status=404)
     assert missing["unreachable"] == [FAR]
     assert (await get(client, "/v1/decisions/1"))["unreachable"] == [FAR]
 
 
-async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_told_in_short(
+async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_reported_in_short(
     client: Client, far: Far, other: Client, aiohttp_client: MakeClient
 ) -> None:
     world, decisions = replica("third")
@@ -189,10 +191,10 @@ async def test_a_replica_that_hangs_is_asked_once_more_and_its_decisions_are_tol
     far.clients = {FAR: other, THIRD: third}
     far.hanging = {FAR}
 
-    told = (await get(client, "/v1/decisions"))["decisions"]
+    reported = (await get(client, "/v1/decisions"))["decisions"]
 
-    assert {one["id"] for one in told} == {"far-2", "far-1", "third-1", "near-1"}
-    assert {one["id"] for one in told if "explained" in one} == {"third-1", "near-1"}
+    assert {one["id"] for one in reported} == {"far-2", "far-1", "third-1", "near-1"}
+    assert {one["id"] for one in reported if "explained" in one} == {"third-1", "near-1"}
     in_full = [path for path in far.asked if "id=" in path]
     assert in_full == [f"{PEERS_PATH}?id=far-2", f"{PEERS_PATH}?id=third-1"]
 
@@ -206,12 +208,12 @@ async def test_decisions_that_make_no_sense_are_left_out(client: Client, far: Fa
     ]
     far.garbage = write_json_in_full({"version": 1, "replica": "far", "decisions": views})
 
-    told = await get(client, "/v1/decisions", brief="true")
+    reported = await get(client, "/v1/decisions", brief="true")
 
-    assert [each["id"] for each in told["decisions"]] == ["near-1", "far-3"]
+    assert [each["id"] for each in reported["decisions"]] == ["near-1", "far-3"]
 
 
-async def test_an_address_that_is_our_own_tells_nothing_twice(
+async def test_our_own_address_adds_nothing_twice(
     aiohttp_client: MakeClient,
 ) -> None:
     far = Far()
@@ -220,23 +222,23 @@ async def test_an_address_that_is_our_own_tells_nothing_twice(
     far.clients = {NEAR: client}
     await decide(client, "ours")
 
-    told = await get(client, "/v1/decisions")
+    reported = await get(client, "/v1/decisions")
 
-    assert [each["id"] for each in told["decisions"]] == ["near-1"]
+    assert [each["id"] for each in reported["decisions"]] == ["near-1"]
 
 
-async def test_without_other_replicas_there_is_nobody_to_ask(client: Client, far: Far) -> None:
+async def test_without_other_replicas_no_query_is_sent(client: Client, far: Far) -> None:
     far.clients = {}
 
     assert (await get(client, "/v1/decisions/1"))["id"] == "near-1"
 
 
-async def test_a_replica_that_cannot_know_who_asks_tells_nothing(
+async def test_a_replica_that_cannot_authenticate_its_peers_answers_nothing(
     aiohttp_client: MakeClient,
 ) -> None:
     world, _ = replica("near")
     client = await aiohttp_client(application(world, Decisions(world.history)))
 
-    told = await get(client, PEERS_PATH, status=403)
+    reported = await get(client, PEERS_PATH, status=403)
 
-    assert "tls" in told["error"]
+    assert "tls" in reported["error"]

@@ -1,4 +1,4 @@
-"""What an autoscaler is told: GPUs that pods wait for, idle ones by pool of nodes."""
+"""Metrics for autoscalers: GPUs that pods wait for, idle ones by node pool."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_pods_that_need_no_further_node_are_no_demand(
     assert demand(world, "any", "1") == (0, 0)
 
 
-def test_a_resource_that_nobody_waits_for_has_a_series_of_zero(world: AdvisingWorld) -> None:
+def test_a_resource_that_no_pod_waits_for_has_a_series_of_zero(world: AdvisingWorld) -> None:
     world.add({"n": [IDLE]})
     name, labels = "idlegpu_waiting_gpus", {"resource": GPU, "model": "any", "size": "1"}
 
@@ -240,7 +240,7 @@ def test_labels_that_the_settings_name_come_first() -> None:
     assert supply(world, "vision") == (2, 2)
 
 
-def test_more_pools_than_are_told_apart_are_one(world: AdvisingWorld) -> None:
+def test_more_pools_than_are_distinguished_are_one(world: AdvisingWorld) -> None:
     for number in range(MOST_POOLS + 3):
         world.add_node(f"n{number:03}", gpus=1, labels={POOL: f"p{number:03}"})
     world.live({f"n{number:03}": [IDLE] for number in range(MOST_POOLS + 3)}, 60)

@@ -80,9 +80,9 @@ async def test_every_node_is_there_with_what_its_score_is_made_of(
     assert answer["nodes"][1]["lost_by"] == "may land on an idle GPU (50 %)"
     device = answer["nodes"][0]["devices"][0]
     assert (device["source"], device["age_seconds"], device["can_land"]) == ("prometheus", 0, True)
-    told = {"source": "prometheus", "age_seconds": 0}
-    of_activity = {**told, "signal": "gpu_utilization_ratio"}
-    assert device["signals"] == {"utilization": of_activity, "memory": told}
+    reported = {"source": "prometheus", "age_seconds": 0}
+    of_activity = {**reported, "signal": "gpu_utilization_ratio"}
+    assert device["signals"] == {"utilization": of_activity, "memory": reported}
     assert answer["rejected"] == [
         {"count": 1, "reason": "node(s) had too few working GPUs", "nodes": ["dead"]}
     ]
@@ -280,7 +280,7 @@ async def test_a_pod_that_the_caller_may_not_read_is_not_there(
     await get(client, "/v1/explain", 404, pod="other/secret")
 
 
-async def test_a_pod_made_anew_is_not_told_what_was_decided_about_the_one_before_it(
+async def test_a_recreated_pod_does_not_get_its_predecessors_decision(
     world: WhyWorld, client: Client
 ) -> None:
     await ask(client, "filter", "idle", name="p")
@@ -362,7 +362,7 @@ async def test_taints_keep_out_all_but_pods_that_tolerate_them(
     assert (await foresee(client, asked))["decision"]["node"] == node
 
 
-async def test_annotations_that_cannot_be_used_are_told(client: Client) -> None:
+async def test_annotations_that_cannot_be_used_are_reported(client: Client) -> None:
     (problem,) = (await foresee(client, pod("p", strategy="best")))["problems"]
 
     assert (problem["annotation"], problem["value"]) == ("idlegpu.io/strategy", "best")

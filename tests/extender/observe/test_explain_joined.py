@@ -67,12 +67,14 @@ def told_whole(answer: Any) -> None:
     assert (answer["others"], answer["others_left"]) == ([], 0)
 
 
-async def test_who_ranked_tells_what_the_other_had_refused(ranks: Client) -> None:
+async def test_the_replica_that_ranked_returns_the_nodes_that_the_other_refused(
+    ranks: Client,
+) -> None:
     told_whole(await get(ranks, "/v1/explain", pod="team/p"))
     told_whole(await get(ranks, "/v1/explain", id="ranks-1"))
 
 
-async def test_who_filtered_tells_how_the_other_ranked(
+async def test_the_replica_that_filtered_returns_the_others_ranking(
     ranks: Client, filters: Client, filtering: Replica
 ) -> None:
     filtering.far.clients = {THIRD: ranks}
@@ -80,7 +82,7 @@ async def test_who_filtered_tells_how_the_other_ranked(
     told_whole(await get(filters, "/v1/explain", pod="team/p"))
 
 
-async def test_a_third_replica_tells_both(
+async def test_a_third_replica_returns_both(
     ranks: Client, filters: Client, aiohttp_client: MakeClient
 ) -> None:
     third = await aiohttp_client(
@@ -96,7 +98,7 @@ async def test_a_node_that_the_other_refused_may_be_asked_for(ranks: Client) -> 
     assert (asked["kept"], asked["rejection"]) == ("in-full", "node(s) had too few working GPUs")
 
 
-async def test_a_node_that_passed_and_was_not_ranked_is_told_in_short(
+async def test_a_node_that_passed_and_was_not_ranked_is_reported_in_short(
     ranking: Replica, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(ranking.build_app())
@@ -145,10 +147,10 @@ async def test_a_replica_that_does_not_answer_leaves_it_as_it_is(
 
 async def test_what_cannot_be_joined_leaves_it_as_it_is(aiohttp_client: MakeClient) -> None:
     world = replica("ranks")
-    told = {"pod": "team/p", "uid": "uid-p", "nodes": 7, "others": [{}], "rejected": []}
+    reported = {"pod": "team/p", "uid": "uid-p", "nodes": 7, "others": [{}], "rejected": []}
     at = "2023-11-14T22:13:20+00:00"
     world.far = Far({FAR: None}, garbage=json.dumps(
-        told | {"decision": {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}}
+        reported | {"decision": {"id": "filters-1", "at": at, "candidates": 3, "feasible": 2}}
     ).encode())  # fmt: skip
     client = await aiohttp_client(world.build_app())
     await ask(client, "prioritize", "idle", "half")

@@ -1,11 +1,11 @@
-"""Where a pod is bound long after its decision, its node is told as it is by then."""
+"""A pod bound long after its decision: the node is shown as it was at the binding."""
 
 from tests.extender.observe.asking import decide, get
 from tests.extender.observe.whys import WhyWorld
 from tests.extender.served import BUSY, IDLE, MakeClient
 
 
-async def test_a_node_that_is_told_as_it_was_at_the_binding_says_so(
+async def test_a_node_shown_as_it_was_at_the_binding_says_so(
     aiohttp_client: MakeClient,
 ) -> None:
     world = WhyWorld()

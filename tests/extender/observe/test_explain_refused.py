@@ -39,7 +39,9 @@ async def explained(client: Client, node: str) -> tuple[Any, Any]:
     return answer, found
 
 
-async def test_a_node_that_filter_refused_is_told_with_devices_and_signals(client: Client) -> None:
+async def test_a_node_that_filter_refused_is_reported_with_devices_and_signals(
+    client: Client,
+) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
 
     answer, dead = await explained(client, "dead")
@@ -53,7 +55,7 @@ async def test_a_node_that_filter_refused_is_told_with_devices_and_signals(clien
     assert (answer["kept"]["in_full"], answer["kept"]["in_short"]) == (3, 0)
 
 
-async def test_it_is_told_as_it_was_at_the_decision(world: WhyWorld, client: Client) -> None:
+async def test_it_is_shown_as_it_was_at_the_decision(world: WhyWorld, client: Client) -> None:
     await attempt(client, ["idle", "half"], ["dead"])
     _, before = await explained(client, "dead")
 
@@ -63,7 +65,7 @@ async def test_it_is_told_as_it_was_at_the_decision(world: WhyWorld, client: Cli
     assert (await explained(client, "dead"))[1] == before
 
 
-async def test_each_node_is_told_once_and_those_that_pass_as_prioritize_ranked_them(
+async def test_each_node_is_reported_once_and_those_that_pass_as_prioritize_ranked_them(
     client: Client,
 ) -> None:
     await attempt(client, ["idle", "half"], ["dead"])

@@ -73,7 +73,7 @@ async def test_our_own_decision_is_explained_without_asking_anybody(
     assert far.asked == []
 
 
-async def test_a_number_finds_whoevers_it_is_unless_several_have_it(
+async def test_a_number_finds_the_decision_of_any_replica_unless_several_have_it(
     client: Client, other: Client
 ) -> None:
     await decide(other, "a", name="third")
@@ -94,7 +94,7 @@ async def test_an_id_explains_nothing_to_who_may_not_read_the_pod(
         await get(client, "/v1/explain", 404, **wanted)
 
 
-async def test_a_caller_who_may_not_read_the_pod_is_told_nothing(
+async def test_a_caller_who_may_not_read_the_pod_receives_nothing(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
     world = Replica(far=far)
@@ -133,13 +133,13 @@ async def test_a_replica_that_does_not_answer_is_left_out(
     await get(client, "/v1/explain", 404, pod="nobody")
 
 
-async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClient) -> None:
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(Replica(tells=False).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403, pod="ours"))["error"]
 
 
-async def test_after_telling_a_replica_the_connection_sees_no_more_than_before(
+async def test_after_answering_a_replica_the_connection_sees_no_more_than_before(
     aiohttp_client: MakeClient,
 ) -> None:
     # aiohttp may answer all questions of a connection in one context.
@@ -150,7 +150,7 @@ async def test_after_telling_a_replica_the_connection_sees_no_more_than_before(
     async def tell(request: web.Request) -> web.StreamResponse:
         whose = SeesTeam()
         VIEWER.set(whose)
-        answer = await explain._tell(request)
+        answer = await explain._answer_peer(request)
         seen.append(VIEWER.get())
         assert seen[-1] is whose
         return answer
@@ -161,5 +161,5 @@ async def test_after_telling_a_replica_the_connection_sees_no_more_than_before(
     assert len(seen) == 1
 
 
-async def test_what_a_replica_has_not_decided_it_does_not_tell(client: Client) -> None:
+async def test_what_a_replica_has_not_decided_it_does_not_report(client: Client) -> None:
     assert await get(client, PEERS_PATH, pod="nobody") == {}

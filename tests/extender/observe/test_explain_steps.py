@@ -73,9 +73,9 @@ def test_some_nodes_at_a_time_are_explained_as_all_at_once(record: DecisionRecor
 
     whole = explain(part.evidence)
 
-    told = part.explain()
-    assert [verdict.node for verdict in told] == [verdict.node for verdict in whole]
-    for one, other in zip(told, whole, strict=True):
+    reported = part.explain()
+    assert [verdict.node for verdict in reported] == [verdict.node for verdict in whole]
+    for one, other in zip(reported, whole, strict=True):
         assert replace(one, devices=()) == replace(other, devices=())
         assert [device.row for device in one.devices] == [device.row for device in other.devices]
         names = {device.uuid for device in one.devices}
@@ -122,7 +122,7 @@ async def test_no_step_explains_more_than_a_few_nodes(
         assert steps > 2 * NODES / PIECE_NODES  # to put them in words, and to make records of them
 
 
-def test_a_decision_in_full_is_told_in_steps_as_at_once(
+def test_a_decision_in_full_is_reported_in_steps_as_at_once(
     record: DecisionRecord, explained: list[int]
 ) -> None:
     before = 0
@@ -166,9 +166,9 @@ async def test_what_another_replica_says_of_many_nodes_is_not_read_but_handed_on
 ) -> None:
     monkeypatch.setattr(decisions, "LONG_BYTES", 1000)
     written = await Decisions(world.history)._written(record)
-    told = FORM.read(b'{"version":1,"replica":"near","decisions":[%b]}' % written)
-    assert told is not None
-    (view,) = told.decisions
+    reported = FORM.read(b'{"version":1,"replica":"near","decisions":[%b]}' % written)
+    assert reported is not None
+    (view,) = reported.decisions
 
     async def answer(request: web.Request) -> web.StreamResponse:
         VIEWER.set(SEES_ALL)
@@ -198,15 +198,15 @@ async def test_every_node_is_in_the_answer_whichever_replica_is_asked(
     await decide(other, *CARDS, name="p")
 
     for limit in ("0", "10000"):
-        told = await get(client, "/v1/explain", pod="team/p", limit=limit)
+        reported = await get(client, "/v1/explain", pod="team/p", limit=limit)
 
-        assert told == await get(other, "/v1/explain", pod="team/p", limit=limit)
-        assert len(told["nodes"]) == NODES
-        assert [node["rank"] for node in told["nodes"]] == list(range(1, NODES + 1))
-        others = [one["node"] for one in told["others"]]
+        assert reported == await get(other, "/v1/explain", pod="team/p", limit=limit)
+        assert len(reported["nodes"]) == NODES
+        assert [node["rank"] for node in reported["nodes"]] == list(range(1, NODES + 1))
+        others = [one["node"] for one in reported["others"]]
         assert len(others) == (1 if limit != "0" else 0)
-        assert {node["node"] for node in told["nodes"]} | {*others} <= set(CARDS)
-        assert told["others_left"] + len(others) == 1
+        assert {node["node"] for node in reported["nodes"]} | {*others} <= set(CARDS)
+        assert reported["others_left"] + len(others) == 1
 
 
 texts = st.text(max_size=5)
@@ -238,8 +238,8 @@ def test_what_is_json_already_goes_as_it_is() -> None:
 
     pieces = list(write_in_pieces(document, write_json_in_full))
 
-    told = orjson.loads(b"".join(pieces))
-    assert (told["a"], told["b"], len(told["told"])) == (1, 2, (1 << 18) + 1)
+    reported = orjson.loads(b"".join(pieces))
+    assert (reported["a"], reported["b"], len(reported["told"])) == (1, 2, (1 << 18) + 1)
     assert max(map(len, pieces)) < len(b"".join(pieces)) / 1.5
 
 
@@ -264,7 +264,7 @@ async def test_a_long_document_shows_each_caller_what_they_may_see(
     assert b"".join(write_in_pieces({}, write_json)) == b"{}"
 
 
-async def test_others_get_turns_while_a_long_document_is_written(
+async def test_others_run_while_a_long_document_is_written(
     aiohttp_client: MakeClient,
 ) -> None:
     turns = 0

@@ -90,13 +90,13 @@ async def test_a_pod_that_uses_none_of_its_gpus_is_listed(
 
 
 @pytest.mark.parametrize(
-    ("processes", "used_gib", "told"),
+    ("processes", "used_gib", "reported"),
     [
-        pytest.param(0.0, 0.0, "no process there, no memory held to speak of", id="none"),
+        pytest.param(0.0, 0.0, "no process there, almost no memory held", id="none"),
         pytest.param(1.0, 3.0, "1 process there, 3.0 GiB of memory held", id="one"),
         pytest.param(2.0, None, "2 processes there, memory unknown", id="two"),
         # Who lists no processes has not seen that there are none.
-        pytest.param(None, 0.0, "no memory held to speak of", id="nobody-lists-them"),
+        pytest.param(None, 0.0, "almost no memory held", id="nobody-lists-them"),
         pytest.param(None, None, "memory unknown", id="nothing-known"),
     ],
 )
@@ -105,7 +105,7 @@ async def test_why_it_is_idle_says_what_was_seen_and_no_more(
     client: Client,
     processes: float | None,
     used_gib: float | None,
-    told: str,
+    reported: str,
 ) -> None:
     signs = {} if processes is None else {Signal.PROCESSES: processes}
     cards = {"n": [Gpu(used_gib=used_gib, tenants=("team/nb",), signs=signs)]}
@@ -115,12 +115,12 @@ async def test_why_it_is_idle_says_what_was_seen_and_no_more(
 
     (holder,) = (await get(client, "/v1/holders"))["holders"]
 
-    assert holder["why"] == f"no activity on 1 of 1 GPUs for at least 1 h 59 min, {told}"
+    assert holder["why"] == f"no activity on 1 of 1 GPUs for at least 1 h 59 min, {reported}"
     assert holder["devices"][0]["processes"] == processes
     assert (holder["memory_used_bytes"] is None) == (used_gib is None)
 
 
-async def test_processes_that_were_listed_long_ago_are_not_told(
+async def test_processes_that_were_listed_long_ago_are_not_reported(
     world: HoldersWorld, client: Client
 ) -> None:
     cards = {"n": [Gpu(tenants=("team/nb",), signs={Signal.PROCESSES: 0.0})]}
@@ -152,7 +152,7 @@ async def test_activity_ends_idleness_and_idleness_counts_from_its_end(
     assert holder["is_at_least"] is False
 
 
-async def test_what_ran_between_two_looks_is_seen_in_the_mean(
+async def test_what_ran_between_two_sweeps_is_seen_in_the_mean(
     world: HoldersWorld, client: Client
 ) -> None:
     resting = {"n": [card("team/nb")]}
@@ -181,7 +181,7 @@ async def test_a_pod_that_uses_one_of_two_is_listed_only_where_that_is_asked(
     assert holder["gpu_hours_idle"] == pytest.approx(2 * 0.5 * 2, rel=0.02)
 
 
-async def test_nothing_is_claimed_of_a_gpu_that_nobody_measures(
+async def test_nothing_is_claimed_of_a_gpu_that_no_source_measures(
     world: HoldersWorld, client: Client
 ) -> None:
     cards = {"n": [card("team/nb")]}
@@ -193,7 +193,7 @@ async def test_nothing_is_claimed_of_a_gpu_that_nobody_measures(
     assert (await get(client, "/v1/holders"))["holders"] == []
 
 
-async def test_a_pod_whose_gpus_nobody_names_is_unknown(
+async def test_a_pod_whose_gpus_no_source_names_is_unknown(
     world: HoldersWorld, client: Client
 ) -> None:
     cards = {"n": [card(), card()]}

@@ -48,7 +48,7 @@ async def test_what_was_seen_before_the_start_counts(world: HoldersWorld, client
     assert "for 5 h" in holder["why"]
 
 
-async def test_where_nobody_knows_what_was_before_it_says_at_least(
+async def test_where_the_past_is_unknown_it_says_at_least(
     world: HoldersWorld, client: Client
 ) -> None:
     learn(world, 6 * HOUR, 6 * HOUR, is_guess=True)
@@ -70,7 +70,7 @@ async def test_a_pod_is_not_idle_for_longer_than_it_is_there(
     assert holder["is_at_least"] is False
 
 
-async def test_one_card_of_which_nothing_is_told_was_watched_from_the_start_alone(
+async def test_one_card_of_which_nothing_is_reported_was_watched_from_the_start_alone(
     world: HoldersWorld, client: Client
 ) -> None:
     learn(world, 5 * HOUR)

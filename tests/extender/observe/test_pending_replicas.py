@@ -1,4 +1,4 @@
-"""Any replica tells the last decision about a pod that waits, whichever of them made it."""
+"""Any replica returns the latest decision about a waiting pod, made by any of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ async def sides(aiohttp_client: MakeClient) -> tuple[Side, Side]:
     return sides  # type: ignore[return-value] # two
 
 
-async def test_the_newest_decision_is_told_whichever_replica_is_asked(
+async def test_the_newest_decision_is_reported_whichever_replica_is_asked(
     sides: tuple[Side, Side],
 ) -> None:
     near, far = sides
@@ -83,7 +83,7 @@ async def test_a_pod_that_only_another_replica_was_asked_about_is_not_untried(
     assert (q["state"], q["decision"]) == ("untried", None)
 
 
-async def test_of_pods_that_do_not_wait_nothing_is_told(sides: tuple[Side, Side]) -> None:
+async def test_of_pods_that_do_not_wait_nothing_is_reported(sides: tuple[Side, Side]) -> None:
     near, far = sides
     await far.place("p", near.world.now + 1)
     await far.place("gone", near.world.now + 2)
@@ -161,7 +161,7 @@ def test_the_command_line_names_replicas_that_do_not_answer() -> None:
     assert shown.splitlines() == ["no GPU pod waits", f"replicas that do not answer: {FAR}"]
 
 
-async def test_an_address_that_is_our_own_tells_nothing_twice(sides: tuple[Side, Side]) -> None:
+async def test_our_own_address_adds_nothing_twice(sides: tuple[Side, Side]) -> None:
     near, _ = sides
     near.world.far.clients = {NEAR: near.client}
     await near.refuse("p", near.world.now + 1)
@@ -172,7 +172,7 @@ async def test_an_address_that_is_our_own_tells_nothing_twice(sides: tuple[Side,
     assert answer["unreachable"] == []
 
 
-async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClient) -> None:
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(Replica(tells=False, far=Far()).build_app())
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

@@ -19,44 +19,49 @@ def pairs(counted: tuple[Counted, ...]) -> list[tuple[int, str]]:
     return [(one.count, one.reason) for one in counted]
 
 
-def test_its_own_reasons_and_ours_are_told_apart_the_commonest_first() -> None:
-    told = read_message(MESSAGE)
+def test_its_own_reasons_and_ours_are_distinguished_the_commonest_first() -> None:
+    reported = read_message(MESSAGE)
 
-    assert told.nodes == 9
-    assert pairs(told.by_scheduler) == [
+    assert reported.nodes == 9
+    assert pairs(reported.by_scheduler) == [
         (4, "Insufficient nvidia.com/gpu"),
         (2, "node(s) had untolerated taint {team: red, blue}"),
     ]
-    assert pairs(told.by_us) == [(3, Rejection.NOT_IDLE.value)]
-    assert told.preemption.startswith("0/9 nodes are available: 9 No preemption victims")
+    assert pairs(reported.by_us) == [(3, Rejection.NOT_IDLE.value)]
+    assert reported.preemption.startswith("0/9 nodes are available: 9 No preemption victims")
 
 
 @pytest.mark.parametrize("rejection", Rejection)
 def test_every_rejection_is_ours_and_has_something_that_helps(rejection: Rejection) -> None:
-    told = read_message(f"0/2 nodes are available: 2 {rejection.value}.")
+    reported = read_message(f"0/2 nodes are available: 2 {rejection.value}.")
 
-    assert pairs(told.by_us) == [(2, rejection.value)]
-    (hint,) = hints(told.by_us)
+    assert pairs(reported.by_us) == [(2, rejection.value)]
+    (hint,) = hints(reported.by_us)
     assert hint.startswith(f"2 {rejection.value}: ")
     assert "describe pod" not in hint
 
 
 def test_older_schedulers_say_nothing_of_claims() -> None:
-    told = read_message(
+    reported = read_message(
         "0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 x."
     )
 
-    assert pairs(told.by_scheduler) == [(1, "Insufficient cpu")]
-    assert told.preemption == "0/1 nodes are available: 1 x."
+    assert pairs(reported.by_scheduler) == [(1, "Insufficient cpu")]
+    assert reported.preemption == "0/1 nodes are available: 1 x."
 
 
 @pytest.mark.parametrize(
     "message", ["", "scheduling is blocked", "0/x nodes are available: 1 a.", "9 Insufficient cpu"]
 )
 def test_what_is_no_count_is_kept_as_it_is(message: str) -> None:
-    told = read_message(message)
+    reported = read_message(message)
 
-    assert (told.nodes, told.by_scheduler, told.by_us, told.rest) == (None, (), (), message)
+    assert (reported.nodes, reported.by_scheduler, reported.by_us, reported.rest) == (
+        None,
+        (),
+        (),
+        message,
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,14 +108,14 @@ def test_what_would_help_is_said_of_each_reason(reason: str, words: str) -> None
     assert words in hint.removeprefix(f"3 {reason}: ")
 
 
-def test_what_holds_back_every_node_has_no_count_and_is_still_told_with_what_helps() -> None:
-    told = read_message(
+def test_what_holds_back_every_node_has_no_count_and_is_still_reported_with_what_helps() -> None:
+    reported = read_message(
         "0/9 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: "
         "0/9 nodes are available: 9 Preemption is not helpful for scheduling."
     )
 
-    assert pairs(told.by_scheduler) == [(9, "pod has unbound immediate PersistentVolumeClaims")]
-    assert "describe pvc" in hints(told.by_scheduler)[0]
+    assert pairs(reported.by_scheduler) == [(9, "pod has unbound immediate PersistentVolumeClaims")]
+    assert "describe pvc" in hints(reported.by_scheduler)[0]
 
 
 def test_every_command_in_a_hint_can_be_typed_as_it_stands() -> None:

@@ -1,4 +1,4 @@
-"""How placements turned out is told in a table and in metrics, to each what they may see."""
+"""Outcomes of placements as a table and as metrics, redacted for each caller."""
 
 from collections.abc import Callable
 from itertools import count
@@ -160,7 +160,7 @@ async def test_others_have_a_turn_between_any_few_of_very_many_placements() -> N
     assert next(turns) >= MANY / PIECE_OUTCOMES
 
 
-async def test_pods_may_be_judged_while_very_many_are_told_of(aiohttp_client: MakeClient) -> None:
+async def test_pods_may_be_judged_while_very_many_are_listed(aiohttp_client: MakeClient) -> None:
     world = World()
     watch = RegretWatch(world.fleet, lambda: world.now, pods=MANY, after_seconds=3600.0)
     numbers = count()
@@ -172,21 +172,21 @@ async def test_pods_may_be_judged_while_very_many_are_told_of(aiohttp_client: Ma
 
     async with meanwhile(lambda: watch.outcomes.append(numbered(next(numbers)))):
         answer = await get(client, PATH)
-        told = await get(client, PEERS_PATH)
+        reported = await get(client, PEERS_PATH)
 
     assert answer["total"] == MANY
-    assert len(told["outcomes"]) == MANY
+    assert len(reported["outcomes"]) == MANY
 
 
-def test_readers_are_told_of_which_nodes_the_best_is_the_best(watch: RegretWatch) -> None:
+def test_readers_are_listed_which_nodes_the_best_is_the_best(watch: RegretWatch) -> None:
     registry = CollectorRegistry()
     RegretMetrics(registry, lambda: watch)
-    told = {metric.name: metric.documentation for metric in registry.collect()}
+    reported = {metric.name: metric.documentation for metric in registry.collect()}
 
     for text in (
         command.help or "",
-        told["idlegpu_placement_activity"],
-        told["idlegpu_placement_regret"],
+        reported["idlegpu_placement_activity"],
+        reported["idlegpu_placement_regret"],
         Path("docs/trusting.md").read_text(),
         Path("docs/api-routes.md").read_text(),
     ):

@@ -1,4 +1,4 @@
-"""Any replica tells how the placements of all turned out, to each what they may see."""
+"""Any replica returns the outcomes of all, redacted for each caller."""
 
 from typing import Any
 
@@ -88,7 +88,7 @@ async def test_a_pod_that_two_replicas_decided_about_counts_once_by_the_later_de
     assert theirs["choice"] == THEIRS.choice
 
 
-async def test_of_another_replicas_pods_nothing_is_told_to_who_may_not_read_them(
+async def test_another_replicas_pods_are_hidden_from_callers_who_may_not_read_them(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(replica("near", OURS, far=far, viewer=SeesTeam()))
@@ -116,7 +116,7 @@ async def test_replicas_that_do_not_answer_are_named(
     assert answer["unreachable"] == [FAR]
 
 
-async def test_an_address_that_is_our_own_tells_nothing_twice(aiohttp_client: MakeClient) -> None:
+async def test_our_own_address_adds_nothing_twice(aiohttp_client: MakeClient) -> None:
     far = Far()
     client = await aiohttp_client(replica("near", OURS, far=far))
     far.clients = {NEAR: client}
@@ -124,7 +124,7 @@ async def test_an_address_that_is_our_own_tells_nothing_twice(aiohttp_client: Ma
     assert (await get(client, PATH))["left_out"] == 1
 
 
-async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClient) -> None:
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(replica("near", OURS, tells=False))
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

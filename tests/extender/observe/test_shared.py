@@ -39,7 +39,7 @@ async def test_who_asks_at_the_same_time_or_soon_after_gets_the_same(maker: Make
     assert await maker.shared.get("a", maker.make) == 1
 
 
-async def test_what_is_old_or_was_asked_otherwise_is_made_anew(maker: Maker) -> None:
+async def test_what_is_old_or_was_asked_otherwise_is_made_again(maker: Maker) -> None:
     assert await maker.shared.get("a", maker.make) == 1
     assert await maker.shared.get("b", maker.make) == 2
     maker.now += 5
@@ -58,17 +58,17 @@ async def test_few_results_are_kept(maker: Maker) -> None:
     assert await maker.shared.get(0, maker.make) == MOST_KEPT + 2
 
 
-async def test_nothing_is_kept_for_nobody() -> None:
+async def test_an_unused_result_is_dropped() -> None:
     maker = Maker()
     maker.shared = Shared[int](lambda: maker.now, 0.01)
     await maker.shared.get("a", maker.make)
 
     async with asyncio.timeout(30):
-        while maker.shared._kept:  # nothing tells of it
+        while maker.shared._entries:  # no event signals it
             await asyncio.sleep(0.01)
 
 
-async def test_a_fault_is_nobody_elses(maker: Maker) -> None:
+async def test_a_fault_stays_with_its_caller(maker: Maker) -> None:
     async def fail() -> int:
         raise ValueError("no")
 

@@ -1,4 +1,4 @@
-"""No route of the real application tells a tenant of another's pods: they are "another pod"."""
+"""No route of the real application shows another tenant's pods: they are "another pod"."""
 
 import asyncio
 import json
@@ -142,7 +142,7 @@ def leaks(text: str) -> list[str]:
     return [word for word in HIDDEN if word in text]
 
 
-async def test_every_route_but_the_open_ones_refuses_whoever_shows_no_token(
+async def test_every_route_but_the_open_ones_refuses_callers_without_a_token(
     cluster: Cluster,
 ) -> None:
     answered = {path: (await cluster.read(path, {}))[0] for path in cluster.paths()}
@@ -157,10 +157,10 @@ async def test_no_route_names_another_tenants_pods(cluster: Cluster) -> None:
     seen = {path: await cluster.read(path, HOSTILE) for path in cluster.paths()}
 
     assert {path: leaks(text) for path, (_, text) in seen.items() if leaks(text)} == {}
-    told = "".join(text for _, text in seen.values())
+    reported = "".join(text for _, text in seen.values())
     # What was looked at has pods in it: those of the caller, and others without a name.
-    assert "team/mine" in told
-    assert "another pod" in told
+    assert "team/mine" in reported
+    assert "another pod" in reported
 
 
 PARAMETERS = (
@@ -230,7 +230,7 @@ def _timeless(text: str) -> str:
     return re.sub(r"[0-9][-0-9.:eT]*", "0", text)
 
 
-async def test_the_stream_of_news_tells_of_another_tenants_decision_without_its_name(
+async def test_the_stream_reports_another_tenants_decision_without_its_name(
     cluster: Cluster,
 ) -> None:
     page = asyncio.create_task(cluster.extender.page.run(), name="page")
@@ -279,7 +279,7 @@ async def test_no_metric_names_a_pod_or_a_namespace(cluster: Cluster) -> None:
             assert not labels & set(sample.labels), family.name
 
 
-async def test_replicas_are_not_told_where_nobody_can_be_known_as_one(cluster: Cluster) -> None:
+async def test_replicas_are_not_reported_where_none_can_be_authenticated(cluster: Cluster) -> None:
     status, text = await cluster.read("/v1/peers/decisions", FRIEND)
 
     assert status == 403

@@ -1,4 +1,4 @@
-"""Any replica tells which pods were bound unasked as far as any of them knows."""
+"""Any replica returns the pods bound without an answer that any of them knows."""
 
 from dataclasses import dataclass
 
@@ -67,12 +67,12 @@ JUST_STARTED = noticed(at=3.0)
 @pytest.fixture
 async def far(aiohttp_client: MakeClient) -> Far:
     pods = (bound(7, ago=60.0, at=5000.0, example="hush/secret"),)
-    told = noticed(*pods, at=5000.0, unjudged=2, asked_by="far-scheduler")
-    other: Client = await aiohttp_client(replica("far", told))
+    reported = noticed(*pods, at=5000.0, unjudged=2, asked_by="far-scheduler")
+    other: Client = await aiohttp_client(replica("far", reported))
     return Far({FAR: other})
 
 
-async def test_a_replica_that_has_just_started_tells_what_the_others_noticed(
+async def test_a_replica_that_has_just_started_returns_the_others_evidence(
     far: Far, aiohttp_client: MakeClient
 ) -> None:
     client = await aiohttp_client(replica("near", JUST_STARTED, far=far))
@@ -133,7 +133,7 @@ async def test_an_address_that_is_our_own_is_no_replica_that_is_away(
     assert (await get(client, PATH))["unreachable"] == []
 
 
-async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClient) -> None:
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(replica("near", JUST_STARTED, tells=False))
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403))["error"]

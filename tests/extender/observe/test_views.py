@@ -86,8 +86,8 @@ def test_mig_instances_of_several_profiles_stand_card_by_card(world: World) -> N
 
     (gpus,) = gpus_of(world.fleet, world.fleet.snapshot(), ["m"]).values()
 
-    told = [(gpu.index, gpu.gpu_instance_id) for gpu in gpus]
-    assert told == [(0, "2"), (0, "10"), (1, "2"), (1, "10")]
+    reported = [(gpu.index, gpu.gpu_instance_id) for gpu in gpus]
+    assert reported == [(0, "2"), (0, "10"), (1, "2"), (1, "10")]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_node_without_gpus_has_none(world: World) -> None:
     assert node["gpus_total"] == node["gpus_idle"] == 0
 
 
-def test_the_driver_is_told_by_telemetry_else_by_labels(world: World) -> None:
+def test_the_driver_is_reported_by_telemetry_else_by_labels(world: World) -> None:
     label = {"nvidia.com/cuda.driver-version.full": "570.1.2"}
     world.add_node("labelled", gpus=1, labels=label)
     world.add_node("idle", gpus=2, labels=label)

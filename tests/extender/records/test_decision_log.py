@@ -45,7 +45,7 @@ def test_each_decision_gets_a_line(tmp_path: Path) -> None:
     assert (log.written, log.dropped, log.problem) == (3, 0, "")
 
 
-def test_a_file_that_grows_too_large_is_begun_anew_and_few_are_kept(tmp_path: Path) -> None:
+def test_a_file_that_grows_too_large_is_rotated_and_few_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "decisions"
     settings = DecisionLog(path=str(path), files=2).model_copy(update={"max_size": 20_000})
     log = DecisionLogWriter(settings)

@@ -126,7 +126,7 @@ def test_a_binding_is_logged() -> None:
     assert read(logged.log) == [LoggedBinding(uid="uid-a", node="node", at=logged.world.clock.now)]
 
 
-def test_what_is_believed_anew_of_single_nodes_is_read_too() -> None:
+def test_what_is_estimated_again_of_single_nodes_is_read_too() -> None:
     world = World(in_steps=True)
     for index in range(3):
         world.add_node(f"node-{index}", 2)

@@ -138,7 +138,7 @@ def test_what_a_pod_says_itself_stands_before_a_changed_setting() -> None:
     assert first_choice(asked, "strategy=pack") == "calm"
 
 
-def test_landings_are_told_by_the_settings_of_the_log() -> None:
+def test_landings_are_reported_by_the_settings_of_the_log() -> None:
     log = written([weighed(snapshot_of(CHOICE), SPREADING, policy=Policy())])
 
     (one,) = again(log, "weights.memory=0.9")
@@ -148,7 +148,7 @@ def test_landings_are_told_by_the_settings_of_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("weights.memory", "must be NAME=VALUE"),
         ("window_seconds=60", "NAME one of strategy, thresholds.utilization"),
@@ -157,8 +157,8 @@ def test_landings_are_told_by_the_settings_of_the_log() -> None:
         ("thresholds.utilization=0.3", "thresholds.utilization"),
     ],
 )
-def test_a_bad_change_is_told_with_what_is_allowed(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_bad_change_is_reported_with_what_is_allowed(text: str, reported: str) -> None:
+    with pytest.raises(ValueError, match=reported):
         parse_changes([text])
 
 

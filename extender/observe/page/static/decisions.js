@@ -1,4 +1,4 @@
-// Decisions as they are made; why the runner-up lost is asked for as a row comes into sight.
+// Live list of decisions; the reason why a runner-up lost is fetched when its row scrolls into view.
 
 import { clean, clock, count, h, percent, plural, show } from "./dom.js";
 import { Question } from "./question.js";
@@ -6,7 +6,7 @@ import { toldBy } from "./signals.js";
 import { go, state } from "./url.js";
 
 const KEPT = 300, FIRST = 200, REST_MS = 700, MOST_ASKED = 40, AGAIN_MS = 5000;
-// A row stands for two decisions at most: these reach back beyond the last row that is kept.
+// A row shows up to two decisions, so this many decisions cover all rows.
 const ALL = 2 * KEPT;
 
 const COLUMNS = ["Time", "Pod", "Asked for", "Node chosen", "Runner-up, and why it lost", "Took", "Would do", "kube-scheduler"];
@@ -32,7 +32,7 @@ export class Decisions {
     if (isShown) this.tell(state, { decision: "" });
   }
 
-  /** The stream has come up: what it would have told since it was last up is still to be asked for. */
+  /** The stream has connected: fetch the decisions made while it was down. */
   isOpened() {
     if (this.isHeard && this.rows.size) {
       this.before ??= reach(this.rows);
@@ -58,7 +58,7 @@ export class Decisions {
     });
   }
 
-  /** Make known rows what they are now, and put in what is missing; `before`: how far they reached when the stream was lost. */
+  /** Update existing rows and insert missing ones; `before`: newest time and numbers when the stream was lost. */
   renew(decisions, before) {
     const told = new Map(decisions.map((one) => [one.id, one]));
     for (const [id, { row }] of this.rows) {
@@ -69,13 +69,13 @@ export class Decisions {
     if (before) {
       const from = Date.parse(decisions[0]?.at), until = Date.parse(decisions.at(-1)?.at);
       for (const gap of this.body.querySelectorAll(".gap")) if (gap.dataset.at >= from && gap.dataset.at <= until) gap.remove();
-      // Where as many are told as were asked for, no row is left of what was before.
-      if (decisions.length < ALL && isLacking(before, decisions)) this.body.insertBefore(gapRow(before.until + 1, "Decisions may be missing here: nothing was heard for a while, and not all of it is remembered"), this.below(before.until));
+      // A full answer pushes all older rows out of the list, so no gap can remain.
+      if (decisions.length < ALL && isLacking(before, decisions)) this.body.insertBefore(gapRow(before.until + 1, "Decisions may be missing here: the connection was lost, and the extender no longer remembers all of them"), this.below(before.until));
     }
     this.add(decisions);
   }
 
-  /** An event of the stream. */
+  /** Handle an event of the stream. */
   take(event) {
     if (!this.isShown && !this.rows.size) return;
     if (this.isPaused) {
@@ -105,7 +105,7 @@ export class Decisions {
     show(this.note, this.isPaused ? `${this.before ? "at least " : ""}${plural(missed, "decision")} since` : this.before && this.trouble ? this.trouble : this.rows.size ? `the last ${count(this.rows.size)}` : "No decision has been made yet: kube-scheduler has not asked.");
   }
 
-  /** Put decisions on top, the newest last; those of other replicas come some seconds later. */
+  /** Insert decisions, given oldest first; other replicas' decisions arrive some seconds later. */
   add(decisions, passedOver = 0) {
     if (passedOver) this.body.prepend(gapRow(Date.parse(decisions[0]?.at) - 1, `${plural(passedOver, "decision")} more, too many to show`));
     for (const one of decisions) {
@@ -113,7 +113,7 @@ export class Decisions {
       this.join(one);
       const at = Date.parse(one.at);
       const below = this.below(at);
-      if (!below && this.body.children.length >= KEPT) continue; // older than all that is kept
+      if (!below && this.body.children.length >= KEPT) continue; // older than the last row
       const row = this.row(one, at);
       this.rows.set(one.id, { row, one });
       row.hidden = !this.isWanted(one);
@@ -123,7 +123,7 @@ export class Decisions {
     while (this.body.children.length > KEPT) this.drop(this.body.lastElementChild);
   }
 
-  /** The row above which one of a time stands, null for the end. */
+  /** Return the row to insert a decision of this time before, null for the end. */
   below(at) {
     let below = this.body.firstElementChild;
     while (below && !(Number(below.dataset.at) <= at)) below = below.nextElementSibling;
@@ -140,7 +140,7 @@ export class Decisions {
     row.remove();
   }
 
-  /** kube-scheduler asks filter and then prioritize about the same pod: that is one line. */
+  /** Merge filter and prioritize of one pod into one row. */
   join(one) {
     const before = this.rows.get(one.id.replace(/\d+$/, (number) => String(number - 1)));
     if (one.verb !== "prioritize" || before?.one.verb !== "filter" || before.one.uid !== one.uid || before.one.pod !== one.pod) return;
@@ -200,11 +200,11 @@ export class Decisions {
     this.askWhy();
   }
 
-  /** Why the runners-up in sight lost, of many at once: one question at a time. */
+  /** Fetch the reasons for all runners-up in view, in one request at a time. */
   askWhy() {
     if (this.lost.isUnderWay || this.isResting) return;
     const ids = [...new Set(this.wanted)].filter((id) => this.rows.has(id) && !this.reasons.has(id)).slice(-MOST_ASKED);
-    this.wanted = ids; // until they are answered: what failed is asked again with the next of them
+    this.wanted = ids; // until answered: a failed request is repeated with the next one
     if (!ids.length) return;
     this.lost.ask(`page/lost?ids=${encodeURIComponent(ids.join(","))}`, (told) => {
       for (const id of ids) this.tellWhy(id, told.lost_by[id] ?? "");
@@ -244,13 +244,13 @@ export class Decisions {
 
 const gapRow = (at, text) => h("tr", { class: "gap", "data-at": at }, h("td", { colspan: 8 }, text));
 
-/** A decision's replica, and its number there. */
+/** Return a decision's replica and its number there. */
 function partsOf(id) {
   const at = id.lastIndexOf("-");
   return [id.slice(0, at), Number(id.slice(at + 1))];
 }
 
-/** How far rows reach: the time of the newest, and the newest number of each replica. */
+/** Return the newest time of all rows, and the newest number of each replica. */
 function reach(rows) {
   let until = -Infinity;
   const last = new Map();
@@ -262,7 +262,7 @@ function reach(rows) {
   return { until, last };
 }
 
-/** Whether a replica does not tell all that came after its last one; the decisions are the oldest first. */
+/** Return whether decisions are missing after a replica's last known one; given oldest first. */
 function isLacking({ last }, decisions) {
   const first = new Map();
   for (const { id } of decisions) {
@@ -274,17 +274,17 @@ function isLacking({ last }, decisions) {
 
 const closer = () => h("button", { type: "button", class: "plain close", "aria-label": "Close", onclick: () => go({ decision: "" }, true) }, "✕");
 
-const NOT_TOLD = "Shadow mode: kube-scheduler was not told what was chosen; the answer changed nothing.";
+const NOT_TOLD = "Shadow mode: kube-scheduler did not receive the choice; the answer changed nothing.";
 
 function followed(one) {
-  if (!one.bound_node && one.isForgotten) return [h("span", { class: "muted", title: "The decision is not remembered any more, so nobody tells where the pod went." }, "unknown")];
+  if (!one.bound_node && one.isForgotten) return [h("span", { class: "muted", title: "The decision is no longer remembered, so the pod's node is unknown." }, "unknown")];
   if (one.is_shadow) return [h("span", { class: "state", title: NOT_TOLD }, "shadow"), h("span", { class: "muted" }, !one.bound_node ? " not bound yet" : one.is_followed ? " went there all the same" : ` went to ${clean(one.bound_node)}`)];
   if (!one.bound_node) return [h("span", { class: "muted" }, one.node ? "not bound yet" : "waits")];
   if (one.is_followed) return [h("span", { class: "good" }, "✓ followed")];
   return [h("span", { class: "other" }, "↷ "), one.bound_node];
 }
 
-/** A decision in full: the nodes kept, what each score is made of, and who was refused. */
+/** Render a decision in full: recorded nodes, parts of each score, rejected nodes. */
 function explained(told) {
   const { decision } = told;
   return [
@@ -307,7 +307,7 @@ function explained(told) {
   ];
 }
 
-/** Reasons with their counts, as kube-scheduler writes them. */
+/** Format reasons with their counts, as kube-scheduler does. */
 export function reasons(list) {
   return h("ul", { class: "reasons" }, list.map((one) => h("li", {}, h("b", { class: "num" }, count(one.count)), h("span", {}, one.reason))));
 }

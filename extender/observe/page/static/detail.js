@@ -1,4 +1,4 @@
-// A node and one of its GPUs in full, beside whatever is shown.
+// Side panel with the details of a node and one of its GPUs.
 
 import { FULL, KINDS, kindOf } from "./fleet.js";
 import { meter } from "./fleet_view.js";
@@ -44,7 +44,7 @@ export class Detail {
     if (isInside) this.view.map.canvas.focus();
   }
 
-  /** Something has changed, perhaps here: look again, but not for each of many changes. */
+  /** Something may have changed here: fetch again, at a limited rate. */
   isChanged() {
     this.renewal.isChanged();
   }
@@ -102,7 +102,7 @@ export class Detail {
     const start = this.fleet.names.indexOf(this.node);
     const first = start < 0 ? -1 : this.fleet.nodeStart[start];
     return h("ul", { class: "gpus", "aria-label": "GPUs of this node" }, node.gpus.map((gpu, at) => {
-      const device = first < 0 ? -1 : first + at; // listed in the map's order
+      const device = first < 0 ? -1 : first + at; // same order as in the map
       const fleetState = device >= 0 && device < this.fleet.size ? this.fleet.state[device] : 3;
       return h("li", {}, h("button", { type: "button", class: "gpu-row", "aria-pressed": String(at === picked), onclick: () => go({ gpu: String(at) }) },
         signCanvas(this.view.paint, fleetState, gpu.utilization_latest_ratio === null ? 255 : gpu.utilization_latest_ratio * FULL, 14),
@@ -125,7 +125,7 @@ export class Detail {
         gpu.power_watts !== null ? fact("Power", `${Math.round(gpu.power_watts)} W`) : null,
         gpu.temperature_celsius !== null ? fact("Temperature", `${Math.round(gpu.temperature_celsius)} °C`) : null,
         fact("Throttling", gpu.throttling === null ? "unknown" : gpu.throttling.length ? gpu.throttling.join(", ") : "none"),
-        fact("Health", gpu.health || (gpu.xid ? `last XID ${gpu.xid}` : "nothing speaks against it")),
+        fact("Health", gpu.health || (gpu.xid ? `last XID ${gpu.xid}` : "no problem known")),
         gpu.replicas > 1 ? fact("Shares", `${gpu.replicas_used} of ${gpu.replicas} in use`) : null,
         gpu.assumed ? fact("Just placed", `${plural(gpu.assumed, "pod")} that the readings do not show yet`) : null,
         fact("Tenants", gpu.tenants.length ? gpu.tenants.join(", ") : "none seen"),
@@ -153,7 +153,7 @@ const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value)
 
 export const nameOf = (gpu) => `${gpu.index === null ? "GPU" : `GPU ${gpu.index}`}${gpu.mig_profile ? ` ${clean(gpu.mig_profile)}` : ""}`;
 
-/** The state in the words of the map. */
+/** Return the state in the map's terms. */
 function kindName(gpu) {
   if (gpu.state === "unhealthy") return "sick";
   if (gpu.state === "unknown" || (gpu.state === "busy" && gpu.freshness !== "fresh" && !gpu.assumed)) return gpu.freshness === "stale" ? "stale" : "missing";

@@ -1,27 +1,27 @@
-// Small helpers: elements, texts that cannot do harm, numbers as people read them.
+// DOM helpers: create and update elements, sanitize texts, format numbers.
 
 const SVG = "http://www.w3.org/2000/svg";
-// Control characters, and those that reorder or hide text around them.
+// Control characters, and characters that reorder or hide surrounding text.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffc]/g;
 const LONGEST = 300;
-// Attributes that nobody reads, and that must be what they are.
+// Attributes with machine-readable values, which must not be sanitized.
 const EXACT = new Set(["d", "value", "data-key"]);
 const HANDLERS = ["onclick", "onchange", "oninput"];
 
 export const byId = (id) => document.getElementById(id);
 
-/** A text from outside, safe to show: nothing in it hides or reorders what stands beside it. */
+/** Remove characters from untrusted text that hide or reorder the text beside it. */
 export function clean(text) {
   const shown = String(text ?? "").replace(UNSEEN, "\ufffd");
   return shown.length > LONGEST ? `${shown.slice(0, LONGEST)}…` : shown;
 }
 
-/** An element; children are elements or texts, `null` is left out. Texts never become markup. */
+/** Create an element; children are elements or texts, `null` is skipped. Texts never become markup. */
 export function h(tag, props, ...children) {
   return fill(document.createElement(tag), props, children);
 }
 
-/** The same of SVG. */
+/** Create an SVG element in the same way. */
 export function s(tag, props, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
@@ -50,30 +50,30 @@ export function show(element, ...children) {
 }
 
 /**
- * The same as `show` for a reader in the midst of it: what is there already stays, and takes over what is told of it now.
- * Focus, selected text and opened details are kept; children with a `data-key` are known again wherever they stand.
+ * Like `show`, but without disturbing the reader: existing elements stay and take over the new content.
+ * Focus, selection and open details are preserved; children are matched by `data-key` if they have one.
  */
 export function renew(element, ...children) {
   const focused = document.activeElement;
   const now = document.createElement("div");
   append(now, children);
   match(element, now);
-  // A row that has moved loses the focus within it.
+  // Moving a row would remove the focus from it: restore it.
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
 }
 
-/** Give an element the children of another one; what stands before `next` is told already. */
+/** Replace an element's children with those of another element, reusing those that match. */
 function match(element, other) {
   const keyed = new Map();
   for (const child of element.children) if (child.dataset.key !== undefined) keyed.set(child.dataset.key, child);
-  // Who is gone goes first: no row behind needs to move, which would lose what is selected in it.
+  // Remove missing rows first: then no other row moves and loses its selection.
   const told = new Set([...other.children].map((child) => child.dataset.key));
   for (const [key, child] of keyed) if (!told.has(key)) child.remove();
   let next = element.firstChild;
   for (const child of [...other.childNodes]) {
     const key = child.dataset?.key;
     let kept = key === undefined ? firstAlike(next, child) : keyed.get(key);
-    keyed.delete(key); // were it told twice, the second one is another
+    keyed.delete(key); // a second child with this key is a new element
     if (kept && isAlike(kept, child)) update(kept, child);
     else kept = child;
     if (kept === next) next = next.nextSibling;
@@ -92,7 +92,7 @@ function firstAlike(next, child) {
   return node;
 }
 
-/** Whether a node may become another one; what is drawn is drawn anew. */
+/** Return whether a node can be updated to match another; canvases are redrawn. */
 const isAlike = (node, other) => node.nodeName === other.nodeName && node.nodeName !== "CANVAS" && node.nodeName !== "svg";
 
 function update(node, other) {
@@ -104,12 +104,12 @@ function update(node, other) {
   for (const { name, value } of other.attributes) {
     if (name !== "style" && !isReaders(node, name) && node.getAttribute(name) !== value) node.setAttribute(name, value);
   }
-  if (node.style.cssText !== other.style.cssText) node.style.cssText = other.style.cssText; // as an attribute the policy forbids it
+  if (node.style.cssText !== other.style.cssText) node.style.cssText = other.style.cssText; // the security policy forbids the style attribute
   for (const name of HANDLERS) node[name] = other[name];
   match(node, other);
 }
 
-/** What the reader sets, not the data. */
+/** Attributes that the reader changes, not the data. */
 const isReaders = (node, name) => name === "open" && node.nodeName === "DETAILS";
 
 export const percent = (ratio) => (ratio === null || ratio === undefined ? "unknown" : `${Math.round(ratio * 100)} %`);
@@ -139,7 +139,7 @@ export function clock(at) {
 
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
-/** Call a function at most once a frame, however often it is asked for. */
+/** Wrap a function so that it runs at most once per animation frame. */
 export function oncePerFrame(work) {
   let isAsked = false;
   return () => {

@@ -1,4 +1,4 @@
-// What is in sight of the map, drawn on its canvas: cards as pixels, words and lines over them.
+// Draw the visible part of the map on its canvas: cards as pixels, then labels and lines.
 
 import { BUSY, UNKNOWN, FULL, CORDONED, NOT_READY, kindOf, STALE, SICK, FOREIGN } from "./fleet.js";
 import { firstBelow } from "./layout.js";
@@ -8,15 +8,15 @@ import { clean, count, plural } from "./dom.js";
 const TEXT_FROM = 25, SECOND_LINE_FROM = 50, SHARES_FROM = 10;
 const FONT = "ui-sans-serif, system-ui, sans-serif";
 
-/** Draws a map: it asks the map what stands where, and changes nothing of it. */
+/** Draws a map from its layout, without changing it. */
 export class Drawing {
   constructor(map) {
     this.map = map;
     this.context = map.canvas.getContext("2d", { alpha: false });
-    this.words = new WeakMap(); // about each group: they outlive the places that each step of a zoom gives it
+    this.words = new WeakMap(); // label of each group, kept while a zoom changes the layout
   }
 
-  /** Take the size of the canvas. */
+  /** Read the size of the canvas. */
   resize() {
     this.picture = new ImageData(this.map.canvas.width, this.map.canvas.height);
     this.pixels = new Uint32Array(this.picture.data.buffer);
@@ -56,7 +56,7 @@ export class Drawing {
     }
   }
 
-  /** A card: one device, or its MIG instances side by side, as wide as their shares of it. */
+  /** Draw a card: one device, or its MIG instances side by side, with widths by their shares. */
   drawCard(card, x, y, side) {
     const { fleet } = this.map;
     const first = fleet.cardStart[card], last = fleet.cardStart[card + 1];
@@ -74,7 +74,7 @@ export class Drawing {
     if (fleet.replicas[device] > 1 && this.map.cell >= SHARES_FROM) this.drawShares(device, x, y, width, height);
   }
 
-  /** Replicas: a tick for each along the lower edge, filled where a pod has it. */
+  /** Draw a tick for each replica along the lower edge, filled if in use. */
   drawShares(device, x, y, width, height) {
     const { fleet, paint } = this.map;
     const shares = fleet.replicas[device], used = Math.min(fleet.used[device], shares);
@@ -119,14 +119,14 @@ export class Drawing {
     }
   }
 
-  /** What a group has, in a few words; counted anew when the fleet looks otherwise. */
+  /** Return a group's counts as text; recomputed when the fleet changes. */
   about({ nodes }) {
     const { fleet } = this.map;
     const known = this.words.get(nodes);
     if (known?.version === fleet.version) return known.words;
     const counts = fleet.counts(nodes);
     const [gpus, ...instances] = fleet.sizeInWords(nodes);
-    // Where there is little room the last ones are left out.
+    // If the room is short, drop the last ones.
     const words = [gpus, `${count(counts[0])} idle`];
     if (counts[5]) words.push(`${count(counts[5])} sick`);
     if (counts[1]) words.push(`${count(counts[1])} idle, held`);
@@ -158,7 +158,7 @@ export class Drawing {
     context.fillText(shorten(context, fleet.names[node], room), plan.xs[spot], y);
   }
 
-  /** Without labels: nodes that take no pods have a line under them. */
+  /** Without labels, underline the nodes that accept no pods. */
   drawStanding(from, to, top) {
     const { context } = this;
     const { plan, paint, fleet } = this.map;
@@ -193,7 +193,7 @@ export class Drawing {
       if (isDim) continue;
       context.fillStyle = look !== BUSY ? paint.css.text : paint.isDeep(column[device]) ? "#ffffff" : "#10151b";
       const write = (text, height) => {
-        if (look === STALE) context.strokeText(text, x, height); // hatching would run through it
+        if (look === STALE) context.strokeText(text, x, height); // an outline keeps it readable on hatching
         context.fillText(text, x, height);
       };
       const lift = cell >= SECOND_LINE_FROM ? 9 : 0;
@@ -230,7 +230,7 @@ function pixel(hex) {
 
 const short = new Map();
 
-/** A name that fits: its end tells nodes apart, so the middle goes. */
+/** Shorten a name in the middle, because node names differ at the end. */
 function shorten(context, raw, room) {
   const key = `${Math.round(room)} ${raw}`;
   let text = short.get(key);

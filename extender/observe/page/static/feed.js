@@ -1,5 +1,5 @@
-// Hears what is new by server-sent events; comes back by itself, and knows how long
-// it has heard nothing. Over fetch, which tells why an answer is refused.
+// Receives updates by server-sent events, reconnects, and tracks the time of the last event.
+// Uses fetch instead of EventSource, because fetch shows the reason of a refusal.
 
 import { begin, end, isCounted, reason } from "./question.js";
 
@@ -9,7 +9,7 @@ const LONGEST_WAIT_MS = 8000;
 const HIDDEN_MS = 60000;
 
 export class Feed {
-  /** `on` has a function for each name of an event, and `state(name, why)`. */
+  /** `on` has a handler for each event name, and `state(name, why)` for the connection. */
   constructor(on) {
     this.on = on;
     this.heardAt = 0;
@@ -34,7 +34,7 @@ export class Feed {
     }
   }
 
-  /** Nobody looks at a hidden page: after a while nothing is asked for it. */
+  /** Disconnect a hidden page after a while. */
   follow() {
     clearTimeout(this.hiding);
     if (document.hidden) {
@@ -58,7 +58,7 @@ export class Feed {
     });
   }
 
-  /** Connect again soon: a sign in has ended the call under way. */
+  /** Reconnect soon: signing in has ended the current call. */
   again() {
     this.wait = FIRST_WAIT_MS;
     this.wake();
@@ -101,7 +101,7 @@ export class Feed {
     }
   }
 
-  /** Hand on whole events; return what is left. */
+  /** Dispatch complete events; return the incomplete rest. */
   take(text) {
     let from = 0;
     for (let end = text.indexOf("\n\n"); end >= 0; end = text.indexOf("\n\n", from)) {

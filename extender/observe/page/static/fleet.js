@@ -1,4 +1,4 @@
-// The fleet as columns: takes events, filters, groups and counts.
+// The fleet's devices as columns: apply events, filter, group and count.
 
 import { plural } from "./dom.js";
 
@@ -7,7 +7,7 @@ export const HELD = 8, ASSUMED = 16, LESS = 32;
 export const UNKNOWN = 255, FULL = 200;
 export const NOT_READY = 1, CORDONED = 2, TAINTED = 4;
 
-/** What the signs mean; `idle` is told apart by whether a pod holds it. */
+/** Meaning of the signs; an idle GPU has one of two signs, by whether a pod holds it. */
 export const KINDS = [
   { id: "idle", name: "idle", look: IDLE, held: false, about: "idle and free: activity and memory in use are below their thresholds, and no pod holds it" },
   { id: "held", name: "idle, held", look: IDLE, held: true, about: "idle although a pod holds it" },
@@ -55,7 +55,7 @@ export class Fleet {
     this.thresholds = { utilization: 0.3, memory: 0.5 };
   }
 
-  /** Everything anew. */
+  /** Apply a `fleet` event: replace everything. */
   take(event) {
     this.version = event.version;
     this.at = event.at;
@@ -80,7 +80,7 @@ export class Fleet {
     this.layCards(unpack(event.counts, Uint16Array));
   }
 
-  /** A model that only a node's label tells is spelled otherwise there: it is the same model. */
+  /** Normalize model names: node labels spell them differently from telemetry. */
   uniteModels() {
     const key = (name) => name.replaceAll(" ", "-").replace(/-SHARED$/, "");
     const spelled = new Map();
@@ -91,7 +91,7 @@ export class Fleet {
     this.models = united;
   }
 
-  /** Which devices each node has, and which of them are one card. */
+  /** Compute the devices of each node, and their cards. */
   layCards(counts) {
     const nodes = this.names.length;
     this.nodeStart = new Uint32Array(nodes + 1);
@@ -137,7 +137,7 @@ export class Fleet {
     return at < this.nodeStart[node + 1] ? this.models[this.model[at]] || "unknown model" : "no GPUs seen";
   }
 
-  /** How many cards a node has, and MIG instances in them. */
+  /** Count a node's cards and MIG instances. */
   sizes(node) {
     const first = this.nodeCard[node], last = this.nodeCard[node + 1];
     let instances = 0;
@@ -152,7 +152,7 @@ export class Fleet {
     return this.profile?.some((number) => this.profiles[number]) ?? false;
   }
 
-  /** What all nodes have, or some of them: `6 GPUs`, `8 MIG instances` in them. */
+  /** Format the counts of all or some nodes, such as `6 GPUs`, `8 MIG instances`. */
   sizeInWords(nodes = this.names.keys()) {
     let cards = 0, instances = 0;
     for (const node of nodes) {
@@ -164,7 +164,7 @@ export class Fleet {
     return instances ? [gpus, plural(instances, "MIG instance")] : [gpus];
   }
 
-  /** How many devices are of each kind, of all or of those of some nodes. */
+  /** Count the devices of each kind, of all or some nodes. */
   counts(nodes) {
     const found = new Uint32Array(KINDS.length);
     if (!nodes) for (let device = 0; device < this.size; device++) found[KIND_OF[this.state[device] & 63]]++;
@@ -174,7 +174,7 @@ export class Fleet {
     return found;
   }
 
-  /** The nodes that are asked for, in groups; `kinds` empty means all. */
+  /** Return the matching nodes in groups; empty `kinds` means all. */
   select({ q, model, kinds, group, sort }) {
     const words = q.toLowerCase().split(/\s+/).filter(Boolean);
     const groups = new Map();
@@ -236,7 +236,7 @@ export class Fleet {
     return sum;
   }
 
-  /** Models that there are, by number of cards. */
+  /** Return the models, sorted by number of cards. */
   modelCounts() {
     const found = new Uint32Array(this.models.length);
     for (let card = 0; card < this.cardStart.length - 1; card++) found[this.model[this.cardStart[card]]]++;

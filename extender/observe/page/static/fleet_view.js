@@ -1,4 +1,4 @@
-// The fleet's view: search, filters, switches, the map and the table that says the same.
+// Fleet view: search, filters, options, and the fleet as a map or a table.
 
 import { FULL, KINDS, UNKNOWN, kindOf } from "./fleet.js";
 import { FleetMap } from "./map.js";
@@ -88,13 +88,13 @@ export class FleetView {
     show(byId("scale-name"), `${state.color === "memory" ? "memory in use" : "activity"} 0 to 100 %, idle below ${Math.round(limit * 100)} %`);
   }
 
-  /** A zoom goes through many sizes: the URL is told where it ends, for browsers allow only so many changes of it. */
+  /** Write the zoom to the URL when it has ended: browsers limit the number of URL changes. */
   tellZoom(zoom) {
     clearTimeout(this.zooming);
     this.zooming = setTimeout(() => go({ zoom: zoom ? String(zoom) : "" }), ZOOM_ENDS_MS);
   }
 
-  /** The URL says otherwise than before. */
+  /** Apply a change of the URL. */
   tell(now, before) {
     const search = byId("search");
     if (search.value !== now.q) search.value = now.q;
@@ -122,13 +122,13 @@ export class FleetView {
     else this.map.resize();
   }
 
-  /** Devices or nodes are others. */
+  /** Handle a change of devices or nodes. */
   isNew() {
     const { fleet } = this;
     const labels = Object.keys(fleet.labels).map((label) => h("option", { value: label }, LABEL_NAMES[label] ?? label));
     show(byId("group"), h("option", { value: "model" }, "model"), labels, h("option", { value: "none" }, "nothing"));
     show(byId("model"), h("option", { value: "" }, "all"), fleet.modelCounts().filter((model) => model.name).map((model) => h("option", { value: model.name }, `${clean(model.name)} (${count(model.cards)})`)));
-    // Options take their value as it is: a model's name is not to be cleaned where it is compared.
+    // Set the raw value: model names are compared, so they must not be sanitized here.
     byId("group").value = state.group;
     byId("model").value = state.model;
     this.tellSigns();
@@ -136,7 +136,7 @@ export class FleetView {
     this.tellPick();
   }
 
-  /** Devices look otherwise. */
+  /** Handle a change of device states. */
   isChanged() {
     this.recount();
     this.map.ask();
@@ -187,7 +187,7 @@ export class FleetView {
     go({ node: this.fleet.names[node], gpu: String(device - this.fleet.nodeStart[node]) }, !state.node);
   }
 
-  /** A device in words, for the tip and for those who hear the page. */
+  /** Describe a device in words, for the tooltip and screen readers. */
   inWords(device) {
     const { fleet } = this;
     const node = fleet.nodeOf[device];
@@ -226,7 +226,7 @@ export class FleetView {
   }
 }
 
-/** A bar for a ratio; null is unknown. */
+/** Render a bar for a ratio; null is unknown. */
 export function meter(ratio, limit = null) {
   const bar = h("span", { class: "meter", "aria-hidden": "true" });
   if (ratio !== null && ratio !== undefined) {

@@ -1,5 +1,5 @@
-// Pods that hold GPUs and do not use them, or not all of them; what that costs where a price list is set. Sums are the
-// API's: over all pods, however few are listed here.
+// Pods that hold GPUs without using all of them, with costs if a price list is set. The sums come
+// from the API and cover all pods, not only the listed ones.
 
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
 import { Question } from "./question.js";
@@ -26,7 +26,7 @@ export class Holders {
   setShown(isShown) {
     this.isShown = isShown;
     if (isShown) this.refresh();
-    else this.held.drop(); // the reader went elsewhere meanwhile
+    else this.held.drop(); // the reader has left the view
   }
 
   tell(now, before) {
@@ -57,18 +57,18 @@ export class Holders {
     renew(this.body, !rows.length ? null : by === "pod" ? pods(told, (one) => this.open(one)) : sums(by, told));
   }
 
-  /** Open what a pod holds, the device first that is idle the longest: the node itself tells where on it that is. */
+  /** Open the pod's longest-idle device; the node's record has the device's position. */
   open({ node, devices }) {
     const held = devices.reduce((one, other) => (other.idle_seconds > one.idle_seconds ? other : one), devices[0]);
     const openAt = (gpu) => go({ view: "fleet", node, gpu: String(Math.max(gpu, 0)) }, true);
     this.held.drop();
     this.held.ask(`page/nodes/${encodeURIComponent(node)}`,
       ({ gpus }) => openAt(gpus.findIndex((gpu) => gpu.uuid === held?.uuid && gpu.gpu_instance_id === held.gpu_instance_id)),
-      () => openAt(0)); // the node's own view says what is wrong
+      () => openAt(0)); // the node's view shows the error
   }
 }
 
-/** What all of them come to, and what is not in it. */
+/** Render the sums, and what they leave out. */
 function inWords(told, rows) {
   const { sums: all } = told;
   const inPart = told.holders?.filter(isInPart).length;
@@ -78,7 +78,7 @@ function inWords(told, rows) {
   if (all.cost !== null) parts.push(`cost ${MONEY.format(all.cost_used)} used, ${MONEY.format(all.cost_idle)} idle`);
   if (told.is_priced && all.unpriced_pods) parts.push(`${plural(all.unpriced_pods, "pod")} without a price`);
   if (hidden) parts.push(`${plural(hidden, "pod")} of others not counted`);
-  if (told.unknown) parts.push(`of ${plural(told.unknown, "pod")} nobody knows which GPUs they hold`);
+  if (told.unknown) parts.push(`the GPUs of ${plural(told.unknown, "pod")} are unknown`);
   if (rows.length < told.total) parts.push(`the first ${count(rows.length)} of ${count(told.total)} are listed`);
   return parts.join("; ");
 }
@@ -114,7 +114,7 @@ const money = (amount) => (amount === null ? "" : MONEY.format(amount));
 const num = (text) => h("td", { class: "num" }, text);
 const NUMBERS = new Set(["Idle for", "Held", "GPU-hours", "of them idle", "Pods", "GPUs idle", ...COSTS]);
 
-/** A table of rows that are known again by their keys; at phone width each is a card, whose values have their names from here. */
+/** Render a table with keyed rows; at phone width each row is a card, labelled with the column names. */
 function table(names, keys, rows) {
   const cell = (content, at) => {
     const one = content instanceof HTMLTableCellElement ? content : h("td", {}, content);

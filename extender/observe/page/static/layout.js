@@ -1,4 +1,4 @@
-// Where every node stands at a size of cells; pure, and quick enough to be done anew while zooming.
+// Compute the position of every node for a cell size; pure, and fast enough to repeat while zooming.
 
 export const SMALLEST = 3, LARGEST = 76;
 const PAD = 14, HEAD = 30, COLUMNS = 8;
@@ -8,7 +8,7 @@ const LABEL_FROM = 13, LABEL_HEIGHT = 17, LABEL_WIDTH = 104;
 export const gapOf = (cell) => (cell >= 26 ? 3 : cell >= 9 ? 2 : 1);
 export const hasLabels = (cell) => cell >= LABEL_FROM;
 
-/** Places of groups and nodes, in CSS pixels; nodes are listed in the order in which they stand. */
+/** Return the positions of groups and nodes in CSS pixels; nodes in display order. */
 export function layOut(fleet, groups, cell, width) {
   const gap = gapOf(cell);
   const pitch = cell + gap;
@@ -19,7 +19,7 @@ export function layOut(fleet, groups, cell, width) {
   for (const group of groups) total += group.nodes.length;
   const nodes = new Uint32Array(total), xs = new Int32Array(total), ys = new Int32Array(total);
   const columns = new Uint8Array(total), widths = new Int32Array(total), heights = new Int32Array(total);
-  const bottoms = new Int32Array(total); // lower edge of the row that each node stands in
+  const bottoms = new Int32Array(total); // lower edge of each node's row
   const heads = [];
   let at = 0, y = 6, rowFrom = 0, tallest = 0;
   const endRow = () => {
@@ -27,7 +27,7 @@ export function layOut(fleet, groups, cell, width) {
     rowFrom = at;
     tallest = 0;
   };
-  // Groups of one short row stand side by side: else a dozen nodes would leave most of the page empty.
+  // Place groups of one short row side by side: otherwise a dozen nodes leave most of the page empty.
   let beside = null;
   for (const group of groups) {
     const rough = roughWidth(fleet, group, pitch, most, space, gap, labels);
@@ -35,7 +35,7 @@ export function layOut(fleet, groups, cell, width) {
     const wide = Math.max(rough, HEAD_WIDTH);
     const left = beside && isShort && beside.right + GROUP_GAP + wide <= width - PAD ? beside.right + GROUP_GAP : 0;
     const x0 = left || PAD;
-    // Where none can stand beside it, a heading has the rest of the row: on a phone that is a fifth more.
+    // If nothing fits beside it, a heading takes the rest of the row: a fifth more on a phone.
     const isLast = !isShort || x0 + wide + GROUP_GAP + HEAD_WIDTH > width - PAD;
     const head = { name: group.name, x: x0, wide: isLast ? width - PAD - x0 : wide, from: at, nodes: group.nodes };
     if (left) head.y = beside.y;
@@ -86,7 +86,7 @@ export function layOut(fleet, groups, cell, width) {
   return { cell, gap, pitch, labels, width, nodes, xs, ys, columns, widths, heights, bottoms, heads, height: y + 8 };
 }
 
-/** How wide a group is in one row; stops counting where it is too wide for any. */
+/** Return a group's width in one row; stop counting once it is too wide. */
 function roughWidth(fleet, group, pitch, most, space, gap, labels) {
   if (group.nodes.length > 24) return Infinity;
   let wide = 0;
@@ -97,7 +97,7 @@ function roughWidth(fleet, group, pitch, most, space, gap, labels) {
   return wide - space;
 }
 
-/** The largest cells with which everything is in sight. */
+/** Return the largest cell size at which everything is visible. */
 export function fit(fleet, groups, width, height) {
   let low = SMALLEST, high = LARGEST;
   while (low < high) {
@@ -108,10 +108,10 @@ export function fit(fleet, groups, width, height) {
   return low;
 }
 
-/** Cells of few GPUs are not made smaller than this: one scrolls rather. */
+/** Smallest cell size for few GPUs: beyond this the map scrolls. */
 export const legible = (devices) => (devices <= 80 ? 26 : devices <= 600 ? 16 : SMALLEST);
 
-/** Place of the first node whose row is not above `y`. */
+/** Return the position of the first node whose row is not above `y`. */
 export function firstBelow(plan, y) {
   let low = 0, high = plan.ys.length;
   while (low < high) {

@@ -1,4 +1,4 @@
-// Joins the parts: the feed fills the fleet, the URL says what is shown of it.
+// Entry point: connect the feed to the fleet, and the URL to the views.
 
 import { Feed } from "./feed.js";
 import { Fleet } from "./fleet.js";
@@ -49,37 +49,37 @@ function tellChanges(event) {
   told.changes = event;
 }
 
-// --- how live it is ----------------------------------------------------------------------------
+// --- connection status -------------------------------------------------------------------------
 
 let lastStatus = "";
 
 function tellStatus() {
   const silent = feed.heardAt ? (Date.now() - feed.heardAt) / 1000 : 0;
   const isOld = told.state !== "open" || silent > OLD_SECONDS;
-  const since = feed.heardAt ? `what you see is ${duration(silent)} old` : "nothing has been heard yet";
+  const since = feed.heardAt ? `the data is ${duration(silent)} old` : "nothing received yet";
   let text = "Live", lamp = "live", notice = "";
   // Until the fleet is known, nothing on the page can be live.
   if (told.state === "connecting" || (told.state === "open" && !fleet.version)) [text, lamp] = ["Connecting", "wait"];
   else if (told.state === "refused") [text, lamp] = ["Token needed", "old"];
   else if (isOld) {
     [text, lamp] = [feed.heardAt ? `Old: ${duration(silent)}` : "No answer", "old"];
-    notice = `${capital(told.why || "nothing is heard")}: ${since}. Trying again.`;
+    notice = `${capital(told.why || "no data arrives")}: ${since}. Trying again.`;
   } else {
     const trouble = (told.beat?.sources ?? []).filter((source) => source.error);
     if (trouble.length) {
-      [text, lamp] = ["Live, telemetry in trouble", "wait"];
+      [text, lamp] = ["Live, telemetry failing", "wait"];
       notice = trouble.map((source) => `${source.name}: ${source.error}${source.age_seconds === null ? "" : ` (last answer ${duration(source.age_seconds)} ago)`}`).join("; ");
     }
   }
   document.documentElement.toggleAttribute("data-old", lamp === "old");
-  // The age ticks in the notice alone: a status that is read aloud must not change each second.
+  // Only the notice shows the growing age: screen readers announce each change of the status.
   const spoken = `${lamp} ${text.replace(/:.*/, "")}`;
   byId("status").dataset.lamp = lamp;
   if (spoken !== lastStatus) {
     lastStatus = spoken;
     byId("status-text").textContent = text.replace(/:.*/, "");
   }
-  byId("status").title = feed.heardAt ? `last heard ${duration(silent)} ago` : "";
+  byId("status").title = feed.heardAt ? `last update ${duration(silent)} ago` : "";
   const box = byId("notice");
   box.hidden = !notice;
   if (box.textContent !== clean(notice)) show(box, notice);
@@ -87,11 +87,11 @@ function tellStatus() {
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// --- who looks ---------------------------------------------------------------------------------
+// --- signed-in user ----------------------------------------------------------------------------
 
 function askForToken(why) {
   const dialog = byId("sign-in");
-  if (dialog.open) return; // it says what became of the last token: the page asks again without one meanwhile
+  if (dialog.open) return; // it shows the result of the last token, while the page retries without one
   show(byId("sign-in-why"), why);
   dialog.showModal();
 }
@@ -120,7 +120,7 @@ byId("sign-out").addEventListener("click", async () => {
   location.reload();
 });
 
-// --- what is shown -----------------------------------------------------------------------------
+// --- views -------------------------------------------------------------------------------------
 
 function tellView() {
   const view = VIEWS.includes(state.view) ? state.view : "fleet";

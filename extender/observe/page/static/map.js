@@ -1,4 +1,4 @@
-// The fleet map: what stands where, at which size of cells, and how one gets about on it.
+// The fleet map: layout, zoom and navigation.
 
 import { Drawing } from "./draw.js";
 import { LARGEST, SMALLEST, firstBelow, fit, layOut, legible } from "./layout.js";
@@ -47,12 +47,12 @@ export class FleetMap {
     return this.zoom || this.fitted || 8;
   }
 
-  /** Lay everything out anew; what stands at `anchor` (a device, and its height on the screen) stays there. */
+  /** Compute the layout again; keep `anchor` (a device and its height on the screen) in place. */
   place(anchor = null) {
     if (!this.width) return;
     if (!this.zoom) this.fitted = Math.max(legible(this.fleet.size), fit(this.fleet, this.groups, this.width, this.tall));
     this.plan = layOut(this.fleet, this.groups, this.cell, this.width);
-    this.spotOf = new Int32Array(this.fleet.names.length).fill(-1); // of each node, -1 where it is filtered out
+    this.spotOf = new Int32Array(this.fleet.names.length).fill(-1); // position of each node, -1 if filtered out
     this.plan.nodes.forEach((node, spot) => (this.spotOf[node] = spot));
     this.spacer.style.height = `${Math.max(0, this.plan.height - this.tall)}px`;
     if (anchor) {
@@ -87,7 +87,7 @@ export class FleetMap {
     this.setZoom(this.exact, { x: event.offsetX, y: event.offsetY + this.scroller.scrollTop });
   }
 
-  /** Two fingers zoom; one scrolls, as everywhere. */
+  /** Zoom with two fingers; one finger scrolls. */
   pinch() {
     let start = null;
     const spread = (touches) => Math.hypot(touches[0].clientX - touches[1].clientX, touches[0].clientY - touches[1].clientY);
@@ -102,9 +102,9 @@ export class FleetMap {
     this.canvas.addEventListener("touchend", () => (start = null), { passive: true });
   }
 
-  // --- who is where ----------------------------------------------------------------------------
+  // --- positions -------------------------------------------------------------------------------
 
-  /** Devices of a card and their places in it: MIG instances are as wide as their shares of it. */
+  /** Return a card's devices and their positions in it: MIG instances have widths by their shares. */
   parts(card, side) {
     const { fleet } = this;
     const first = fleet.cardStart[card], last = fleet.cardStart[card + 1];
@@ -122,12 +122,12 @@ export class FleetMap {
     return parts;
   }
 
-  /** A device's place in CSS pixels of the whole map, null where it is filtered out. */
+  /** Return a device's position in CSS pixels of the whole map, null if filtered out. */
   boxOf(device) {
     const { plan, fleet } = this;
     if (!plan || device >= fleet.size) return null;
     const node = fleet.nodeOf[device], spot = this.spotOf[node];
-    if (!(spot >= 0)) return null; // a node that has just come has no place yet
+    if (!(spot >= 0)) return null; // a new node has no position yet
     let card = fleet.nodeCard[node];
     while (fleet.cardStart[card + 1] <= device) card++;
     const at = card - fleet.nodeCard[node];
@@ -144,7 +144,7 @@ export class FleetMap {
     return box;
   }
 
-  /** The device at a place of the whole map, -1 where there is none. */
+  /** Return the device at a position of the whole map, -1 if there is none. */
   deviceAt(x, y, slack = 0) {
     const { plan, fleet } = this;
     if (!plan) return -1;

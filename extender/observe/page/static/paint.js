@@ -1,4 +1,4 @@
-// Signs for GPUs as blocks of pixels: shape says the state, colour says activity or memory.
+// Signs for GPUs as blocks of pixels: the shape shows the state, the color activity or memory.
 
 import { ASSUMED, BUSY, FOREIGN, FULL, HELD, IDLE, LESS, MISSING, SICK, STALE, UNKNOWN } from "./fleet.js";
 
@@ -58,13 +58,13 @@ export class Paint {
     return bucket > BUCKETS ? mix(this.raw.bed, this.raw.missing, 0.35) : this.ramp[bucket];
   }
 
-  /** Whether text on a filled cell should be light. */
+  /** Return whether text on a filled cell should be light. */
   isDeep(value) {
     const [r, g, b] = this.fill(this.bucket(value));
     return r * 0.299 + g * 0.587 + b * 0.114 < 140;
   }
 
-  /** The pixels of a sign of so many device pixels. */
+  /** Return the pixels of a sign of the given size in device pixels. */
   stamp(state, value, width, height, isDim) {
     const bucket = this.bucket(value);
     const key = (((state & 63) * 32 + bucket) * 2 + (isDim ? 1 : 0)) * 65536 + width * 256 + height;
@@ -103,7 +103,7 @@ export class Paint {
       else this.drawDot(each, width, height, raw.missing, 0.16);
     } else if (look === SICK) {
       each(mix(raw.back, raw.sick, 0.2), () => true);
-      // Large cells get a sign of moderate size in their middle: a hundred of them must not shout.
+      // Large cells get a sign of moderate size in the middle, to keep the map calm.
       const [cx, cy, reach] = this.middle(width, height);
       const thick = Math.max(0.8, reach * 0.2);
       const slope = width / height;
@@ -121,7 +121,7 @@ export class Paint {
     return Uint32Array.from(grid, (color) => (color ? pack(dim(color)) : 0));
   }
 
-  /** Signs too narrow for a shape: how tall they are, and where, tells them apart. */
+  /** Draw signs too narrow for a shape; they differ in height and position. */
   drawThin(look, bucket, each, width, height) {
     const { raw } = this;
     const tests = {
@@ -136,12 +136,12 @@ export class Paint {
     each(...tests[look]);
   }
 
-  /** Middle of a cell, and how far a sign in it reaches to the sides. */
+  /** Return the middle of a cell, and half the width of its sign. */
   middle(width, height) {
     return [(width - 1) / 2, (height - 1) / 2, Math.min(width / 2, Math.max(8 * this.ratio, width * 0.19))];
   }
 
-  /** Somebody sits in it: a dot, in the corner where there is text in the middle. */
+  /** Draw a dot if a pod holds the GPU, in the corner if the middle has text. */
   drawHeld(each, width, height) {
     const side = Math.min(width, height);
     if (side < 6) return each(this.raw.held, (x, y) => x === y && x > 0 && x < width - 1);
@@ -157,7 +157,7 @@ export class Paint {
     each(color, (x, y) => (x - cx) ** 2 + (y - cy) ** 2 <= radius * radius);
   }
 
-  /** Corners: pods just placed there (top left), health that counts against it (top right). */
+  /** Mark corners: pods just placed (top left), reduced health (top right). */
   drawMarks(state, each, width) {
     const size = Math.max(3, Math.min(Math.round(width * 0.25), Math.round(9 * this.ratio)));
     if (state & ASSUMED) each(this.raw.assumed, (x, y) => x + y < size);
@@ -165,7 +165,7 @@ export class Paint {
   }
 }
 
-/** Copy a stamp into the picture; rows outside are left out. */
+/** Copy a stamp into the picture; skip rows outside. */
 export function blit(picture, pictureWidth, pictureHeight, stamp, width, height, left, top) {
   const first = top < 0 ? -top : 0;
   const last = Math.min(height, pictureHeight - top);
@@ -179,7 +179,7 @@ export function blit(picture, pictureWidth, pictureHeight, stamp, width, height,
   }
 }
 
-/** A sign on a canvas of its own, for legends; decorative. */
+/** Draw a sign on its own canvas for a legend; decorative. */
 export function signCanvas(paint, state, value, size) {
   const ratio = Math.min(devicePixelRatio || 1, 2);
   const side = Math.round(size * ratio);

@@ -1,4 +1,4 @@
-// Pods that wait: the reasons as kube-scheduler counts them, and what would have to change.
+// Waiting pods, with the reasons as kube-scheduler counts them, and hints.
 
 import { reasons } from "./decisions.js";
 import { bytes, count, duration, h, plural, renew, show } from "./dom.js";
@@ -34,7 +34,7 @@ export class Pending {
     if (!this.isShown || this.question.isUnderWay) return;
     this.renewal.note();
     this.question.ask("pending", (told) => {
-      const away = told.unreachable.length ? `; without the word of ${plural(told.unreachable.length, "replica")} that did not answer` : "";
+      const away = told.unreachable.length ? `; without ${plural(told.unreachable.length, "replica")} that did not answer` : "";
       show(this.note, told.total ? `${plural(told.total, "pod")}, the longest wait first${told.pods.length < told.total ? `; ${count(told.pods.length)} are shown` : ""}${away}` : "No pod with GPUs waits.");
       renew(this.list, told.pods.map((pod) => this.card(pod)));
     }, ({ message }) => {

@@ -1,10 +1,10 @@
-// Small plots of the last hour: a line with gaps where nothing is known.
+// Small plots of the last hour: a line with gaps for unknown values.
 
 import { clock, h, s } from "./dom.js";
 
 const WIDTH = 320, HEIGHT = 44;
 
-/** A plot of ratios over times (seconds, by the extender's clock: ours may differ); null is a gap. */
+/** Plot ratios over times (seconds by the extender's clock, as the browser's may differ); null is a gap. */
 export function plot(name, times, values) {
   const now = times.at(-1) ?? Date.now() / 1000;
   const from = now - 3600;
@@ -21,7 +21,7 @@ export function plot(name, times, values) {
   });
   const known = values.filter((value) => value !== null && value !== undefined);
   const last = known.at(-1);
-  const words = known.length ? `${name}: now ${Math.round(last * 100)} %, at most ${Math.round(Math.max(...known) * 100)} % in the last hour` : `${name}: nothing is known of the last hour`;
+  const words = known.length ? `${name}: now ${Math.round(last * 100)} %, at most ${Math.round(Math.max(...known) * 100)} % in the last hour` : `${name}: no data for the last hour`;
   const path = (points) => points.map(([a, b], at) => `${at ? "L" : "M"}${a.toFixed(1)} ${b.toFixed(1)}`).join("");
   const area = (points) => `${path(points)}L${points.at(-1)[0].toFixed(1)} ${HEIGHT}L${points[0][0].toFixed(1)} ${HEIGHT}Z`;
   return h("figure", { class: "plot" },

@@ -1,9 +1,9 @@
-// Asks the API. An answer counts only while nothing newer was asked or answered; this module alone decides that.
+// Requests to the API. An answer is dropped if a newer request was sent or answered.
 
-/** Calls under way, the oldest first, each with its owner. The answer to a call that is not among them is dropped. */
+/** Open calls, oldest first, each with its owner. The answer to a call that is not in it is dropped. */
 const calls = new Map();
 
-/** Begin a call; it counts until `end`, also where its signal is aborted before. */
+/** Begin a call; it counts until `end`, even if its signal is aborted before. */
 export function begin(owner) {
   const call = new AbortController();
   calls.set(call, owner);
@@ -17,14 +17,14 @@ export function end(call) {
   call.abort();
 }
 
-/** Why a question has no answer; `status` is 0 where nothing came. */
+/** Failure of a request; `status` is 0 if there was no response. */
 export class Failure {
   constructor(message, status) {
     Object.assign(this, { message, status });
   }
 }
 
-/** A part of the page that shows an answer of the API. */
+/** A request whose answer a part of the page shows. */
 export class Question {
   path = "";
 
@@ -33,8 +33,8 @@ export class Question {
   }
 
   /**
-   * Ask: either `take` gets the answer's document, or `fail` a Failure. Neither is called once another path is asked
-   * for, a later call for the same path is answered, or a token was accepted.
+   * Send a request: `take` receives the answer's document, or `fail` a Failure. Neither is called once another path is
+   * requested, a later call for the same path is answered, or a token was accepted.
    */
   async ask(path, take, fail = () => {}, options = {}) {
     if (path !== this.path) this.drop();
@@ -44,13 +44,13 @@ export class Question {
     if (!isCounted(call)) return;
     for (const [one, owner] of calls) {
       if (owner === this) end(one);
-      if (one === call) break; // what was asked later is still to be answered
+      if (one === call) break; // later calls are still open
     }
     if (answer instanceof Failure) fail(answer);
     else take(answer);
   }
 
-  /** Drop the answers to all calls under way. */
+  /** Drop the answers to all open calls. */
   drop() {
     for (const [call, owner] of calls) if (owner === this) end(call);
   }
@@ -66,7 +66,7 @@ async function fetched(path, options) {
   }
 }
 
-/** Why a response is no success, in the extender's words. */
+/** Return the extender's error message in a failed response. */
 export async function reason(response) {
   try {
     return (await response.json()).error ?? `status ${response.status}`;
@@ -77,12 +77,12 @@ export async function reason(response) {
 
 const signing = new Question();
 
-/** Show a token once; the browser keeps it from there on, out of reach of scripts. */
+/** Send a token once; the browser then stores it in a cookie that scripts cannot read. */
 export function signIn(token, take, fail) {
-  signing.drop(); // of two tokens the later one counts
+  signing.drop(); // of two tokens the later one wins
   const body = JSON.stringify({ token });
   signing.ask("session", () => {
-    for (const call of calls.keys()) end(call); // each was sent with no token, or with another one
+    for (const call of calls.keys()) end(call); // they were sent without this token
     take();
   }, fail, { method: "POST", headers: { "Content-Type": "application/json" }, body });
 }

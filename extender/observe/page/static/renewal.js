@@ -1,9 +1,9 @@
-// When to ask anew: at once where something has changed, and seldom where nothing has, for ages go on.
+// When to refresh: at once after a change, and otherwise at long intervals, because ages grow.
 
 const LOOK_MS = 1000, SELDOM_MS = 30000;
 
 export class Renewal {
-  /** `ask` is called no more often than each `gap` milliseconds where something changes, and each `seldom` anyway. */
+  /** `ask` is called at most every `gap` milliseconds after changes, and every `seldom` milliseconds anyway. */
   constructor(ask, gap, seldom = SELDOM_MS) {
     Object.assign(this, { ask, gap, seldom, askedAt: 0, isDue: false });
     setInterval(() => this.look(), LOOK_MS);
@@ -14,7 +14,7 @@ export class Renewal {
     this.look();
   }
 
-  /** It is being asked, for whatever reason. */
+  /** A request was sent, for any reason. */
   note() {
     this.askedAt = Date.now();
     this.isDue = false;

@@ -1,4 +1,4 @@
-// Signals by name and unit, and who told them: all that an answer says of one, whatever that is.
+// Format signals with unit and source, including fields that this page does not know.
 
 import { bytes, duration, percent } from "./dom.js";
 
@@ -19,7 +19,7 @@ export function inUnit(signal, value) {
   return String(value);
 }
 
-/** Who told what of a device, a line for each source and age; signals that came together share one. */
+/** Return a line for each source and age of a device's signals; equal ones share a line. */
 export function toldBy({ signals, source, age_seconds: age }) {
   const lines = new Map();
   for (const [name, one] of Object.entries(signals ?? {})) {
@@ -34,7 +34,7 @@ export function toldBy({ signals, source, age_seconds: age }) {
 
 const when = (source, age) => (age === null || age === undefined ? source : `${source}, ${duration(age)} before`);
 
-/** Something told of a signal besides its source and age, "" where that is nothing. */
+/** Return a signal's further fields besides source and age, "" if there are none. */
 function inWords(key, value) {
   if (Array.isArray(value)) return value.map((one) => inWords(key, one)).join(", ");
   if (typeof value === "number") return inUnit(key, value);

@@ -1,4 +1,4 @@
-// The fleet as a table: the same as the map for those who do not see it, some nodes at a time.
+// The fleet as a table, the accessible form of the map, some nodes at a time.
 
 import { CORDONED, FULL, KINDS, NOT_READY, UNKNOWN, kindOf } from "./fleet.js";
 import { clean, count, h, plural, renew } from "./dom.js";
@@ -16,7 +16,7 @@ export class FleetTable {
     this.render();
   }
 
-  /** At most every two seconds. */
+  /** Update at most every two seconds. */
   refresh() {
     if (this.timer || this.box.hidden) return;
     this.timer = setTimeout(() => {

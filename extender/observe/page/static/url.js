@@ -1,4 +1,4 @@
-// What is shown stands in the URL, so that it can be sent to somebody else.
+// The state of the view is in the URL, so that it can be shared.
 
 const DEFAULTS = {
   view: "fleet", q: "", group: "model", color: "activity", look: "", model: "", sort: "name",
@@ -15,7 +15,7 @@ function read() {
   return values;
 }
 
-/** Change what is shown; `isStep` makes it a step that Back undoes. */
+/** Change the view's state; with `isStep` the Back button undoes it. */
 export function go(change, isStep = false) {
   const before = { ...state };
   Object.assign(state, change);

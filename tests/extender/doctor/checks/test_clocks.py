@@ -23,19 +23,19 @@ CLOCKS: Final = [check for check in CHECKS if check.code == "IG104"]
         ("2027-01-15T08:05:00Z", None, "node-1: 300 s ahead"),
     ],
 )
-def test_a_clock_is_told_by_what_the_api_server_noted(
+def test_a_wrong_clock_is_found_by_the_api_servers_record(
     beat: str, noted: str | None, expected: str
 ) -> None:
     assert evidence("IG104", Facts(at=NOW, nodes=(node(beat=beat, noted=noted),))) == expected
 
 
-def test_the_extenders_clock_is_told() -> None:
+def test_the_extenders_clock_is_reported() -> None:
     assert severities("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 60)) == ["warning"]
     assert found("IG104", Facts(at=NOW, nodes=(), extender_at=NOW + 5)) == []
 
 
 @pytest.mark.parametrize("beat", ["2027-01-15T07:00:00Z", "2027-01-15T08:00:00Z"])
-def test_without_what_the_api_server_noted_the_check_has_not_passed(beat: str) -> None:
+def test_without_the_api_servers_record_the_check_has_not_passed(beat: str) -> None:
     """As kubectl writes nodes by default: an hour behind looks like a heartbeat an hour ago."""
     nodes = (node(), node("node-2", beat=beat, noted=None))
 
@@ -43,11 +43,11 @@ def test_without_what_the_api_server_noted_the_check_has_not_passed(beat: str) -
 
     assert (report.findings, report.passed) == ((), ())
     (not_run,) = report.not_run
-    assert "1 of 2 come without" in not_run.why
+    assert "1 of 2 lack the time" in not_run.why
     assert "(node-2): kubectl get nodes -o json --show-managed-fields" in not_run.why
 
 
-def test_what_is_known_is_told_though_not_all_is() -> None:
+def test_a_partial_result_is_reported() -> None:
     nodes = (node(beat="2027-01-15T07:00:00Z"), node("node-2", noted=None))
 
     assert evidence("IG104", Facts(at=NOW, nodes=nodes)) == "node-1: 3600 s behind"

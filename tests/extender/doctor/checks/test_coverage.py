@@ -25,22 +25,20 @@ SET = {
 }
 
 
-def test_a_gpu_node_without_exporter_or_agent_is_told() -> None:
+def test_a_gpu_node_without_exporter_or_agent_is_reported() -> None:
     facts = Facts(at=NOW, nodes=(node(taints=[{"key": "gpu", "effect": "NoSchedule"}]),), pods=())
 
     assert severities("IG105", facts) == ["error"]
     assert "node-1: no pod of dcgm-exporter or idlegpu-agent" in evidence("IG105", facts)
-    assert "taints there: gpu:NoSchedule" in evidence("IG105", facts)
+    assert "taints of these nodes: gpu:NoSchedule" in evidence("IG105", facts)
     assert "helm install dcgm-exporter" in found("IG105", facts)[0].remedy
 
 
-def test_an_exporter_that_does_not_run_is_told_with_its_daemon_set() -> None:
+def test_an_exporter_that_does_not_run_is_reported_with_its_daemon_set() -> None:
     dead = pod("dcgm-exporter-x", namespace="gpu-operator", phase="Pending")
     facts = Facts(at=NOW, nodes=(node(),), pods=(dead,), daemon_sets=(SET,))
 
-    assert "gpu-operator/dcgm-exporter-x is there and not ready (Pending)" in evidence(
-        "IG105", facts
-    )
+    assert "gpu-operator/dcgm-exporter-x is not ready (Pending)" in evidence("IG105", facts)
     assert "0 of 1 ready, nodeSelector {'gpu': 'yes'}" in evidence("IG105", facts)
     assert "tolerations" in found("IG105", facts)[0].remedy
 
@@ -72,7 +70,7 @@ def unread(**changes: Any) -> Facts:
     return replace(Facts(at=NOW, nodes=(node(),), pods=(EXPORTER,), devices=dark), **changes)
 
 
-def test_an_exporter_of_which_no_reading_arrives_is_told() -> None:
+def test_an_exporter_of_which_no_reading_arrives_is_reported() -> None:
     facts = unread()
 
     assert severities("IG105", facts) == ["error"]
@@ -82,7 +80,7 @@ def test_an_exporter_of_which_no_reading_arrives_is_told() -> None:
     assert "have Prometheus scrape dcgm-exporter-x" in found("IG105", facts)[0].remedy
 
 
-def test_an_agent_of_which_no_reading_arrives_is_told() -> None:
+def test_an_agent_of_which_no_reading_arrives_is_reported() -> None:
     facts = unread(pods=(pod("idlegpu-agent-x", namespace="idlegpu-agent"),))
 
     assert "logs of idlegpu-agent-x" in found("IG105", facts)[0].remedy
@@ -99,7 +97,7 @@ def test_readings_that_arrive_or_may_still_or_are_old_are_another_matter() -> No
     assert found("IG105", unread(pods=(young,))) == []
 
 
-def test_what_the_extender_calls_degraded_is_told() -> None:
+def test_what_the_extender_calls_degraded_is_reported() -> None:
     facts = Facts(at=NOW, degraded={"prometheus": "cannot reach http://p:9090"})
 
     assert severities("IG106", facts) == ["error"]
@@ -114,13 +112,13 @@ def test_the_objects_that_the_extender_cannot_read_are_named() -> None:
         unreadable={"pods": ("team/a",), "nodes": ("n",)},
     )
 
-    told = evidence("IG106", facts)
+    reported = evidence("IG106", facts)
 
-    assert "cannot read pods team/a" in told
-    assert "cannot read nodes" not in told
+    assert "cannot read pods team/a" in reported
+    assert "cannot read nodes" not in reported
 
 
-def test_a_gpu_that_telemetry_does_not_show_is_told() -> None:
+def test_a_gpu_that_telemetry_does_not_show_is_reported() -> None:
     seven = tuple(device(index) for index in range(7))
     facts = Facts(at=NOW, nodes=(node(),), devices=(*seven, device(7, uuid="")))
 
@@ -128,7 +126,7 @@ def test_a_gpu_that_telemetry_does_not_show_is_told() -> None:
     assert evidence("IG107", facts) == "node-1: has 8 GPUs, telemetry shows 7"
 
 
-def test_a_gpu_that_the_node_does_not_know_is_told() -> None:
+def test_a_gpu_that_the_node_does_not_know_is_reported() -> None:
     nine = tuple(
         sample("DCGM_FI_DEV_GPU_UTIL", 0.0, UUID=str(n), Hostname="node-1") for n in range(9)
     )
@@ -167,7 +165,7 @@ def shown(count: int, **changes: object) -> tuple[dict[str, object], ...]:
     return tuple(device(index, **changes) for index in range(count))
 
 
-def test_without_labels_the_capacity_tells_how_many_gpus_there_are() -> None:
+def test_without_labels_the_capacity_counts_the_gpus() -> None:
     fewer = Facts(at=NOW, nodes=(unlabelled(),), devices=shown(7))
     more = Facts(at=NOW, nodes=(unlabelled(),), devices=shown(9))
 
@@ -193,7 +191,7 @@ def test_without_labels_the_capacity_tells_how_many_gpus_there_are() -> None:
         ),
     ],
 )
-def test_a_capacity_of_shares_or_instances_tells_nothing_of_whole_gpus(
+def test_a_capacity_of_shares_or_instances_does_not_count_whole_gpus(
     parts: dict[str, Any],
 ) -> None:
     assert found("IG107", Facts(at=NOW, nodes=(parts,), devices=shown(7))) == []

@@ -20,10 +20,10 @@ DATA: Final = Path(__file__).parents[3] / "data" / "dcgm"
 
 
 def scraped(*names: str, **labels: str) -> Facts:
-    told: tuple[Sample, ...] = tuple(
+    reported: tuple[Sample, ...] = tuple(
         sample(name, 0.0, UUID="GPU-0", Hostname="node-1", **labels) for name in names
     )
-    return Facts(at=NOW, exporter=told, nodes=(node(),))
+    return Facts(at=NOW, exporter=reported, nodes=(node(),))
 
 
 @pytest.mark.parametrize("name", range(3))
@@ -48,7 +48,7 @@ def test_a_profiling_field_that_is_off_is_a_warning(field: str) -> None:
     assert f'"{field}, gauge, ' in found("IG101", facts)[0].remedy
 
 
-def test_a_node_of_which_something_is_missing_is_told_though_another_has_it() -> None:
+def test_a_node_of_which_something_is_missing_is_reported_though_another_has_it() -> None:
     every = {field: known[0] for field, known in FIELDS.items()}
     well = [sample(name, 0.0, UUID="GPU-1", Hostname="node-1") for name in every.values()]
     blind = [
@@ -60,7 +60,7 @@ def test_a_node_of_which_something_is_missing_is_told_though_another_has_it() ->
     facts = Facts(at=NOW, exporter=(*well, *blind))
 
     assert severities("IG101", facts) == ["error"]
-    assert f"not there: GPU utilization ({UTIL} or" in evidence("IG101", facts)
+    assert f"not exported: GPU utilization ({UTIL} or" in evidence("IG101", facts)
     assert "1 GPUs of node-2" in evidence("IG101", facts)
     assert "node-1" not in evidence("IG101", facts)
 
@@ -76,7 +76,7 @@ def test_devices_are_looked_at_of_which_no_exporter_was_asked() -> None:
     assert found("IG101", replace(facts, devices=(device(0),))) == []
 
 
-def test_what_an_exporter_and_the_extender_lack_is_told_once() -> None:
+def test_what_an_exporter_and_the_extender_lack_is_reported_once() -> None:
     facts = scraped(USED, FREE, TENSOR, DRAM)
     blind = (device(0, utilization_ratio=None),)
 
@@ -130,10 +130,10 @@ def test_instances_have_no_other_activity_than_the_engines() -> None:
     assert severities("IG101", facts) == ["error"]
     assert "MIG instances" in evidence("IG101", facts)
     assert "MIG instances" not in evidence("IG101", scraped(UTIL, USED, FREE))
-    assert f"there: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
+    assert f"exported: {FREE}, {USED}, {UTIL}" in evidence("IG101", facts)
 
 
-def test_devices_of_which_nothing_tells_the_activity_are_told() -> None:
+def test_devices_without_activity_are_reported() -> None:
     facts = Facts(at=NOW, devices=(device(0, utilization_ratio=None), device(1)))
 
     assert severities("IG101", facts) == ["error"]

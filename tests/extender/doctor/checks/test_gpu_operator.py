@@ -32,7 +32,7 @@ def of_spec(spec: dict[str, Any]) -> dict[str, Any]:
     return {"kind": "DaemonSet", "metadata": metadata, "spec": {"template": {"spec": spec}}}
 
 
-def test_an_agent_on_a_paused_node_is_told() -> None:
+def test_an_agent_on_a_paused_node_is_reported() -> None:
     one = facts(PAUSED, pod("idlegpu-agent-x"))
 
     assert severities("IG406", one) == ["error"]
@@ -80,7 +80,9 @@ ANYWHERE = {"key": "nvidia.com/gpu.present", "operator": "Exists"}
         ),
     ],
 )
-def test_a_daemon_set_that_would_stay_is_told(daemon_set: dict[str, Any], is_deaf: bool) -> None:
+def test_a_daemon_set_that_would_stay_is_reported(
+    daemon_set: dict[str, Any], is_deaf: bool
+) -> None:
     assert severities("IG406", facts(SERVED, daemon_set=daemon_set)) == ["warning"] * is_deaf
 
 

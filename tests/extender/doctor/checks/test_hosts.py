@@ -22,7 +22,7 @@ def needing(name: str, cpu: str, memory: str = "1Gi", gpus: int = 0, owner: str 
     return item
 
 
-def test_pods_without_gpus_that_leave_no_cpu_for_free_gpus_are_told_with_a_taint() -> None:
+def test_pods_without_gpus_that_leave_no_cpu_for_free_gpus_are_reported_with_a_taint() -> None:
     facts = at(needing("web", "40"), needing("batch", "20"), needing("train", "2", gpus=2))
 
     assert severities("IG207", facts) == ["warning"]
@@ -30,8 +30,8 @@ def test_pods_without_gpus_that_leave_no_cpu_for_free_gpus_are_told_with_a_taint
         "node-1: 6 of 6 free GPUs cannot be used: team/web, team/batch "
         "request 60 of 64 CPUs and 2 of 512 GiB"
     )
-    (told,) = found("IG207", facts)
-    assert told.remedy.startswith("kubectl taint node node-1 nvidia.com/gpu=present:NoSchedule")
+    (reported,) = found("IG207", facts)
+    assert reported.remedy.startswith("kubectl taint node node-1 nvidia.com/gpu=present:NoSchedule")
 
 
 def test_so_are_those_that_leave_no_memory() -> None:
@@ -50,7 +50,7 @@ def test_so_are_those_that_leave_no_memory() -> None:
         pytest.param(at(needing("web", "60"), taints=[TAINT]), id="tainted-already"),
     ],
 )
-def test_nothing_is_told_where_nobody_lacks_what_others_took(facts: Facts) -> None:
+def test_nothing_is_reported_where_no_gpu_lacks_what_others_took(facts: Facts) -> None:
     assert found("IG207", facts) == []
 
 

@@ -1,4 +1,4 @@
-"""Whether nodes offer the MIG instances that they have."""
+"""Check that nodes offer the MIG instances that they have."""
 
 from typing import Any
 
@@ -9,18 +9,18 @@ from tests.extender.doctor.things import GPU, device, evidence, found, node, sev
 
 
 def cut(count: str, capacity: str, **labels: str) -> dict[str, Any]:
-    told = {f"{MIG}.count": count, f"{MIG}.replicas": "1", REPLICAS: "0", **labels}
-    return node(labels=told, capacity={MIG: capacity})
+    reported = {f"{MIG}.count": count, f"{MIG}.replicas": "1", REPLICAS: "0", **labels}
+    return node(labels=reported, capacity={MIG: capacity})
 
 
-def test_instances_unlike_what_is_offered_are_told() -> None:
+def test_instances_unlike_what_is_offered_are_reported() -> None:
     facts = at(cut("7", "4"))
 
     assert severities("IG205", facts) == ["error"]
     assert f"{MIG}.count=7 with 1 replicas, capacity {MIG}: 4" in evidence("IG205", facts)
 
 
-def test_instances_unlike_what_telemetry_shows_are_told() -> None:
+def test_instances_unlike_what_telemetry_shows_are_reported() -> None:
     seen = tuple(device(0, gpu_instance_id=str(n), mig_profile="1g.10gb") for n in range(5))
 
     facts = at(cut("7", "7"), devices=seen)
@@ -28,7 +28,7 @@ def test_instances_unlike_what_telemetry_shows_are_told() -> None:
     assert "telemetry shows 5 instances" in evidence("IG205", facts)
 
 
-def test_a_layout_that_failed_is_told() -> None:
+def test_a_layout_that_failed_is_reported() -> None:
     failed = cut("7", "7", **{"nvidia.com/mig.config.state": "failed"})
     invalid = node(labels={"nvidia.com/gpu.product": "NVIDIA-A100-MIG-INVALID"})
 
@@ -50,13 +50,13 @@ def test_layouts_that_are_alike_or_being_made_are_well() -> None:
 
 
 def single(count: str, capacity: dict[str, str], **labels: str) -> dict[str, Any]:
-    told = {
+    reported = {
         "nvidia.com/gpu.count": count,
         "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb",
         "nvidia.com/mig.strategy": "single",
         **labels,
     }
-    return node(labels=told, capacity=capacity)
+    return node(labels=reported, capacity=capacity)
 
 
 def instances(count: int, cards: int = 1) -> tuple[dict[str, object], ...]:
@@ -66,7 +66,7 @@ def instances(count: int, cards: int = 1) -> tuple[dict[str, object], ...]:
     )
 
 
-def test_instances_called_gpus_unlike_what_is_offered_are_told() -> None:
+def test_instances_called_gpus_unlike_what_is_offered_are_reported() -> None:
     facts = at(single("7", {GPU: "4"}))
 
     assert severities("IG205", facts) == ["error"]
@@ -75,7 +75,7 @@ def test_instances_called_gpus_unlike_what_is_offered_are_told() -> None:
     )
 
 
-def test_instances_called_gpus_unlike_what_telemetry_shows_are_told() -> None:
+def test_instances_called_gpus_unlike_what_telemetry_shows_are_reported() -> None:
     facts = at(single("7", {GPU: "7"}), devices=instances(5))
 
     assert "nvidia.com/gpu.count=7, telemetry shows 5 instances" in evidence("IG205", facts)

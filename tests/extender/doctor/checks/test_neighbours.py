@@ -11,7 +11,7 @@ OURS = "default-scheduler"
 SECOND = "idlegpu-scheduler"
 
 
-def test_two_schedulers_on_one_node_are_told() -> None:
+def test_two_schedulers_on_one_node_are_reported() -> None:
     pods = (pod("a", 1), pod("b", 1, scheduler=SECOND))
     both = (scheduler(), scheduler(entry(), profiles=[SECOND], source="second.yaml"))
 
@@ -85,7 +85,7 @@ def test_one_that_the_cloud_runs_is_known_by_its_config_map() -> None:
     assert severities("IG008", Facts(at=NOW, pods=(REFUSED,), config_maps=(status,)))
 
 
-def test_without_autoscaler_or_refusal_nothing_is_told() -> None:
+def test_without_autoscaler_or_refusal_nothing_is_reported() -> None:
     full = waiting("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
 
     other = {"metadata": {"name": "coredns", "namespace": "kube-system"}}
@@ -94,7 +94,7 @@ def test_without_autoscaler_or_refusal_nothing_is_told() -> None:
     assert found("IG008", Facts(at=NOW, pods=(AUTOSCALER, pod("runs", 1)))) == []
 
 
-def test_refusing_for_load_is_told_beforehand() -> None:
+def test_refusing_for_load_is_reported_beforehand() -> None:
     load = {"load_filter": {"enabled": True}}
 
     assert severities("IG008", Facts(at=NOW, pods=(AUTOSCALER,), settings=load)) == ["warning"]

@@ -29,7 +29,7 @@ def at(one: dict[str, Any], *pods: Any, **facts: Any) -> Facts:
 
 
 @pytest.mark.parametrize("capacity", [{}, {GPU: "0"}])
-def test_a_node_with_gpus_that_offers_none_is_told(capacity: dict[str, str]) -> None:
+def test_a_node_with_gpus_that_offers_none_is_reported(capacity: dict[str, str]) -> None:
     facts = at(node(capacity=capacity), pod("nvidia-device-plugin-x", phase="Pending"))
 
     assert severities("IG201", facts) == ["error"]
@@ -44,7 +44,7 @@ def bare(capacity: dict[str, str]) -> dict[str, Any]:
     return one
 
 
-def test_a_node_that_offered_gpus_once_is_told_without_labels_too() -> None:
+def test_a_node_that_offered_gpus_once_is_reported_without_labels_too() -> None:
     assert severities("IG201", at(bare({GPU: "0"}))) == ["error"]
     assert "capacity nvidia.com/gpu: 0" in evidence("IG201", at(bare({GPU: "0"})))
     assert found("IG201", at(bare({"cpu": "8"}))) == []
@@ -76,14 +76,14 @@ def shared(replicas: str, capacity: str, **changes: Any) -> dict[str, Any]:
     return node(labels=labels, capacity={SHARED: capacity})
 
 
-def test_a_capacity_unlike_the_labels_is_told() -> None:
+def test_a_capacity_unlike_the_labels_is_reported() -> None:
     facts = at(shared("4", "8"))
 
     assert severities("IG202", facts) == ["error"]
     assert "nvidia.com/gpu.replicas=4, so 32 expected; capacity is 8" in evidence("IG202", facts)
 
 
-def test_labels_unlike_the_plugins_configuration_are_told() -> None:
+def test_labels_unlike_the_plugins_configuration_are_reported() -> None:
     sharing = {"timeSlicing": {"resources": [{"name": GPU, "replicas": 10}]}}
     configs = {"sliced": {"version": "v1", "sharing": sharing}}
     facts = at(shared("4", "32", **{CONFIG: "sliced"}), plugin_configs=configs)
@@ -117,7 +117,7 @@ def test_what_is_alike_or_not_known_is_well() -> None:
 # --- IG203 --------------------------------------------------------------------------------------
 
 
-def test_gpus_that_are_not_offered_are_told() -> None:
+def test_gpus_that_are_not_offered_are_reported() -> None:
     facts = at(node(allocatable={GPU: "7"}))
 
     assert severities("IG203", facts) == ["warning"]
@@ -133,7 +133,7 @@ MPS = node(labels={REPLICAS: "4", STRATEGY: "mps"}, capacity={GPU: "32"})
 DAEMON = "nvidia-device-plugin-mps-control-daemon-x"
 
 
-def test_a_dead_mps_daemon_is_told() -> None:
+def test_a_dead_mps_daemon_is_reported() -> None:
     crashing = [
         {"ready": False, "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
     ]
@@ -147,7 +147,7 @@ def test_a_dead_mps_daemon_is_told() -> None:
     assert severities("IG204", at(MPS, pod(DAEMON, node="node-2"))) == ["error"]
 
 
-def test_a_daemon_that_runs_or_that_nobody_needs_is_well() -> None:
+def test_a_daemon_that_runs_or_that_no_node_needs_is_well() -> None:
     assert found("IG204", at(MPS, pod(DAEMON))) == []
     assert found("IG204", at(node())) == []
 
@@ -155,7 +155,7 @@ def test_a_daemon_that_runs_or_that_nobody_needs_is_well() -> None:
 # --- IG206 --------------------------------------------------------------------------------------
 
 
-def test_pods_that_share_a_gpu_without_saying_their_memory_are_told() -> None:
+def test_pods_that_share_a_gpu_without_saying_their_memory_are_reported() -> None:
     facts = at(shared("4", "32"), pod("a", {SHARED: 1}), pod("b", {SHARED: 1}))
 
     assert severities("IG206", facts) == ["warning"]

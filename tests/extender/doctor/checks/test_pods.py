@@ -9,8 +9,10 @@ from tests.extender.doctor.things import NOW, evidence, found, node, pod, severi
 
 
 def at(*pods: dict[str, Any], **labels: str) -> Facts:
-    told = {f"nvidia.com/cuda.{name.replace('_', '.', 1)}": value for name, value in labels.items()}
-    return Facts(at=NOW, nodes=(node(labels=told),), pods=pods)
+    reported = {
+        f"nvidia.com/cuda.{name.replace('_', '.', 1)}": value for name, value in labels.items()
+    }
+    return Facts(at=NOW, nodes=(node(labels=reported),), pods=pods)
 
 
 OLD = {"runtime-version_major": "12", "runtime-version_minor": "4"}
@@ -27,14 +29,14 @@ OLD = {"runtime-version_major": "12", "runtime-version_minor": "4"}
         "registry.example.com/team/model:1.2-cu130",
     ],
 )
-def test_a_pod_whose_cuda_is_newer_than_the_drivers_is_told(image: str) -> None:
+def test_a_pod_whose_cuda_is_newer_than_the_drivers_is_reported(image: str) -> None:
     facts = at(pod("new", 1, image=image, phase="Pending"), **OLD)
 
     assert severities("IG301", facts) == ["error"]
     assert f"{image} needs CUDA 13.0, driver 580.95.05 has 12.4" in evidence("IG301", facts)
 
 
-def test_what_the_container_runtime_says_is_told() -> None:
+def test_what_the_container_runtime_says_is_reported() -> None:
     message = (
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update "
         "your driver to a newer version"
@@ -84,7 +86,9 @@ def test_a_driver_without_cuda_labels_is_known_by_its_version() -> None:
         ("0", 0, []),
     ],
 )
-def test_gpus_that_are_chosen_by_hand_are_told(value: str, gpus: int, expected: list[str]) -> None:
+def test_gpus_that_are_chosen_by_hand_are_reported(
+    value: str, gpus: int, expected: list[str]
+) -> None:
     facts = at(pod("mine", gpus, env={"CUDA_VISIBLE_DEVICES": value}))
 
     assert severities("IG302", facts) == expected
@@ -111,13 +115,15 @@ def test_gpus_that_are_chosen_by_hand_are_told(value: str, gpus: int, expected: 
         ("CUDA_VISIBLE_DEVICES=3 python train.py", 0, []),
     ],
 )
-def test_gpus_that_a_command_chooses_are_told(script: str, gpus: int, expected: list[str]) -> None:
+def test_gpus_that_a_command_chooses_are_reported(
+    script: str, gpus: int, expected: list[str]
+) -> None:
     facts = at(pod("mine", gpus, command=["sh", "-c", script], env={"CARD": "5"}))
 
     assert severities("IG302", facts) == expected
 
 
-def test_what_a_command_sets_is_told_with_the_pod() -> None:
+def test_what_a_command_sets_is_reported_with_the_pod() -> None:
     facts = at(pod("mine", 1, command=["env", "CUDA_VISIBLE_DEVICES=3", "python", "train.py"]))
 
     assert evidence("IG302", facts) == (
@@ -164,7 +170,7 @@ SGLANG = ["python", "-m", "sglang.launch_server"]
         ([*VLLM, "--tensor-parallel-size", "4"], 0, []),
     ],
 )
-def test_a_model_spread_over_other_gpus_than_asked_for_is_told(
+def test_a_model_spread_over_other_gpus_than_asked_for_is_reported(
     command: list[str], gpus: int, expected: list[str]
 ) -> None:
     assert severities("IG303", at(pod("server", gpus, command=command))) == expected

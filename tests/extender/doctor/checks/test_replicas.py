@@ -1,4 +1,4 @@
-"""Whether the extender's replicas end in good order, and know of each other."""
+"""Check that replicas shut down in time, and know each other."""
 
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_time_to_end_that_is_not_known_is_no_fault() -> None:
     assert found("IG404", facts_of(unknown)) == []
 
 
-def test_replicas_that_do_not_tell_each_other_are_told() -> None:
+def test_replicas_that_do_not_report_each_other_are_reported() -> None:
     facts = facts_of(replica("x"), replica("y"))
 
     assert severities("IG405", facts) == ["warning"]
@@ -95,7 +95,7 @@ def leaving(suffix: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_who_is_alone_or_told_of_the_others_is_no_stranger(pods: list[dict[str, Any]]) -> None:
+def test_a_single_replica_or_one_with_peers_has_no_finding(pods: list[dict[str, Any]]) -> None:
     assert found("IG405", facts_of(*pods)) == []
 
 

@@ -1,4 +1,4 @@
-"""Whether kube-scheduler asks us, and heeds what we say."""
+"""Checks of kube-scheduler's configuration and calls."""
 
 from typing import Any
 
@@ -60,11 +60,11 @@ def test_one_scheduler_that_asks_is_enough() -> None:
     [("no-extender", "error"), ("wrong-path", "error"), ("unreachable", "error"),
      ("started-late", "warning"), ("other-scheduler", "warning")],
 )  # fmt: skip
-def test_what_the_extender_believes_is_told(kind: str, severity: str) -> None:
+def test_the_causes_that_the_extender_reports_are_found(kind: str, severity: str) -> None:
     facts = Facts(at=NOW, unasked=unasked(kind))
 
     assert severities("IG001", facts) == [severity]
-    assert "3 pods of default-scheduler that ask for nvidia.com/gpu: not-asked" in evidence(
+    assert "3 pods of default-scheduler that request nvidia.com/gpu: not-asked" in evidence(
         "IG001", facts
     )
     assert "team/train" in evidence("IG001", facts)
@@ -77,7 +77,7 @@ def test_where_every_pod_is_asked_about_nothing_is_found() -> None:
         assert found(code, facts) == []
 
 
-def test_a_cause_is_told_by_one_check_alone() -> None:
+def test_a_cause_is_reported_by_one_check_alone() -> None:
     for kind, code in (
         ("http-timeout", "IG002"),
         ("prioritize-verb", "IG005"),
@@ -114,7 +114,7 @@ def slow(limit: str, in_time: float) -> Facts:
     )
 
 
-def test_answers_slower_than_the_timeout_are_told() -> None:
+def test_answers_slower_than_the_timeout_are_reported() -> None:
     assert severities("IG002", slow("1s", 990.0)) == ["warning"]
     assert "10 of 1000 answers took longer than 1 s" in evidence("IG002", slow("1s", 990.0))
     assert severities("IG002", slow("200ms", 1000.0)) == ["warning"]
@@ -142,13 +142,13 @@ def test_without_a_configuration_the_shipped_timeout_counts() -> None:
 # --- IG003, IG005 -------------------------------------------------------------------------------
 
 
-def test_whole_nodes_are_told() -> None:
+def test_whole_nodes_are_reported() -> None:
     assert severities("IG003", at(entry(nodeCacheCapable=False))) == ["error"]
     assert severities("IG003", at(entry(nodeCacheCapable=None))) == ["error"]
     assert found("IG003", at(entry())) == []
 
 
-def test_verbs_that_are_not_asked_are_told() -> None:
+def test_verbs_that_are_not_asked_are_reported() -> None:
     assert severities("IG005", at(entry(prioritizeVerb=None))) == ["error"]
     assert severities("IG005", at(entry(filterVerb=""))) == ["error"]
     assert severities("IG005", at(entry(preemptVerb=None))) == ["warning"]
@@ -171,7 +171,7 @@ def test_verbs_that_are_not_asked_are_told() -> None:
         (1, 10, ["error"]),
     ],
 )
-def test_a_weight_that_lets_one_side_alone_decide_is_told(
+def test_a_weight_that_lets_one_side_alone_decide_is_reported(
     weight: int, max_score: int, expected: list[str]
 ) -> None:
     facts = at(entry(weight=weight), settings={"wire": {"max_score": max_score}})
@@ -188,10 +188,10 @@ def test_the_evidence_is_the_arithmetic() -> None:
     assert found("IG004", facts)[0].remedy.startswith("weight: 30: ")
 
 
-def test_a_weight_that_no_wish_is_heard_beside_is_told_with_the_shipped_one() -> None:
+def test_a_weight_that_no_wish_is_heard_beside_is_reported_with_the_shipped_one() -> None:
     facts = at(entry(weight=10))
 
-    assert "it is 200 ahead of its equals" in evidence("IG004", facts)
+    assert "it leads equal nodes by 200" in evidence("IG004", facts)
     assert found("IG004", facts)[0].remedy.startswith("weight: 1: ")
 
 
@@ -204,8 +204,8 @@ def test_weights_of_a_profile_count() -> None:
     facts = Facts(at=NOW, schedulers=(scheduler(entry(), profiles=[heavy]),))
     assert severities("IG004", facts) == ["error"]
     both = (scheduler(entry(), profiles=["default-scheduler", {**heavy, "schedulerName": "big"}]),)
-    (told,) = found("IG004", Facts(at=NOW, schedulers=both))
-    assert told.what == "profile big: kube-scheduler's own plugins overrule our order"
+    (reported,) = found("IG004", Facts(at=NOW, schedulers=both))
+    assert reported.what == "profile big: kube-scheduler's own plugins outvote our scores"
     facts = Facts(at=NOW, schedulers=(scheduler(entry(weight=1), profiles=[alone]),))
     assert found("IG004", facts) == []
 
@@ -213,7 +213,7 @@ def test_weights_of_a_profile_count() -> None:
 # --- IG006 --------------------------------------------------------------------------------------
 
 
-def test_a_profile_that_is_not_managed_is_told_with_its_line() -> None:
+def test_a_profile_that_is_not_managed_is_reported_with_its_line() -> None:
     nodes = (node(capacity={"nvidia.com/mig-1g.10gb": "7"}),)
     facts = at(entry(), nodes=nodes)
 
@@ -223,7 +223,7 @@ def test_a_profile_that_is_not_managed_is_told_with_its_line() -> None:
     assert line in found("IG006", facts)[0].remedy
 
 
-def test_what_is_managed_or_not_there_is_not_told() -> None:
+def test_what_is_managed_or_not_there_is_not_reported() -> None:
     nodes = (node(capacity={GPU: "8", "nvidia.com/mig-1g.10gb": "0"}),)
     everything = entry(managedResources=None)
 
@@ -243,7 +243,7 @@ def test_an_extender_that_filters_after_ours_sees_our_shortlist_alone() -> None:
     facts = at(entry(), other())
 
     assert severities("IG009", facts) == ["warning"]
-    assert "http://quota.team.svc:80: filterVerb: filter, asked about every pod" in evidence(
+    assert "http://quota.team.svc:80: filterVerb: filter, called for every pod" in evidence(
         "IG009", facts
     )
     assert "wire.shortlist: 100" in evidence("IG009", facts)

@@ -16,7 +16,7 @@ def refused(reason: str, count: float = 3.0, reporting: float = 0.0) -> tuple[Sa
     )
 
 
-def test_agents_that_are_refused_are_told() -> None:
+def test_agents_that_are_refused_are_reported() -> None:
     facts = Facts(at=NOW, metrics=refused("wrong-account"))
 
     assert severities("IG401", facts) == ["error"]
@@ -44,7 +44,7 @@ def test_everyday_is_what_the_extender_calls_so() -> None:
     assert {reason.value for reason in refusal.EVERYDAY} == EVERYDAY
 
 
-def test_agents_on_unknown_nodes_are_told() -> None:
+def test_agents_on_unknown_nodes_are_reported() -> None:
     assert severities("IG401", Facts(at=NOW, metrics=(sample("idlegpu_agent_unknown_nodes", 1),)))
 
 
@@ -56,7 +56,7 @@ def ends_in(days: float) -> Facts:
 @pytest.mark.parametrize(
     ("days", "expected"), [(-1, ["error"]), (6, ["error"]), (29, ["warning"]), (31, [])]
 )
-def test_a_certificate_that_ends_soon_is_told(days: float, expected: list[str]) -> None:
+def test_a_certificate_that_ends_soon_is_reported(days: float, expected: list[str]) -> None:
     assert severities("IG402", ends_in(days)) == expected
 
 
@@ -80,7 +80,7 @@ def right(*, is_allowed: bool) -> Right:
     )
 
 
-def test_a_right_that_is_missing_is_told() -> None:
+def test_a_right_that_is_missing_is_reported() -> None:
     facts = Facts(at=NOW, rights=(right(is_allowed=False), right(is_allowed=True)))
 
     assert severities("IG403", facts) == ["error"]

@@ -27,14 +27,14 @@ USED, FREE = "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"
 # --- IG102 --------------------------------------------------------------------------------------
 
 
-def test_series_that_name_no_node_are_told() -> None:
+def test_series_that_name_no_node_are_reported() -> None:
     state = {"unmatched_series": 8, "unmatched_example": 'Hostname="nvidia-dcgm-x"'}
     facts = Facts(at=NOW, sources={"prometheus": state})
 
     assert severities("IG102", facts) == ["error"]
     assert 'prometheus: 8 series, one of them Hostname="nvidia-dcgm-x"' in evidence("IG102", facts)
-    told = (sample("idlegpu_unmatched_series", 3.0, source="prometheus"),)
-    assert severities("IG102", Facts(at=NOW, metrics=told)) == ["error"]
+    reported = (sample("idlegpu_unmatched_series", 3.0, source="prometheus"),)
+    assert severities("IG102", Facts(at=NOW, metrics=reported)) == ["error"]
 
 
 def test_series_that_all_name_nodes_are_well() -> None:
@@ -75,7 +75,7 @@ def aged(seconds: float, limit: float | None = None, stat: str = "median") -> Fa
     return Facts(at=NOW, metrics=metrics, settings=settings)
 
 
-def test_readings_that_are_stale_when_they_come_are_told() -> None:
+def test_readings_that_are_stale_when_they_come_are_reported() -> None:
     assert severities("IG103", aged(121.0)) == ["error"]
     assert "median age 121 s, fresh up to 120 s" in evidence("IG103", aged(121.0))
     assert severities("IG103", aged(100.0, limit=60.0)) == ["error"]
@@ -88,21 +88,21 @@ def test_young_readings_and_a_single_old_one_are_well() -> None:
 
 
 def collecting(milliseconds: str, *, as_option: bool = False, expected: float = 30.0) -> Facts:
-    told = (
+    reported = (
         {"command": ["dcgm-exporter", "-c", milliseconds]}
         if as_option
         else {"env": {"DCGM_EXPORTER_INTERVAL": milliseconds}}
     )
     settings = {"prometheus": {"exporter_interval_seconds": expected}}
-    return Facts(at=NOW, pods=(pod("dcgm-exporter-x", **told),), settings=settings)
+    return Facts(at=NOW, pods=(pod("dcgm-exporter-x", **reported),), settings=settings)
 
 
-def test_an_exporter_that_collects_too_rarely_is_told() -> None:
+def test_an_exporter_that_collects_too_rarely_is_reported() -> None:
     assert severities("IG103", collecting("120000")) == ["error"]
     assert severities("IG103", collecting("120000", as_option=True)) == ["error"]
 
 
-def test_an_exporter_with_another_interval_than_the_settings_is_told() -> None:
+def test_an_exporter_with_another_interval_than_the_settings_is_reported() -> None:
     facts = collecting("10000")
 
     assert severities("IG103", facts) == ["warning"]

@@ -50,7 +50,7 @@ def names(batch: object) -> list[str]:
         VIEWER.reset(whose)
 
 
-async def test_what_was_decided_before_is_no_news_and_each_decision_is_told_once(
+async def test_what_was_decided_before_is_not_new_and_each_decision_is_reported_once(
     feed: FarFeed, other: Client
 ) -> None:
     assert await feed.batch() is None
@@ -77,7 +77,7 @@ async def test_a_replica_that_had_decided_nothing_is_heard_from_its_first(
     assert names(await feed.batch()) == ["team/a"]
 
 
-async def test_of_very_many_the_newest_are_told_and_the_others_are_counted(
+async def test_of_very_many_the_newest_are_reported_and_the_others_are_counted(
     feed: FarFeed, other: Client
 ) -> None:
     await feed.batch()
@@ -91,7 +91,7 @@ async def test_of_very_many_the_newest_are_told_and_the_others_are_counted(
     assert (len(names(batch)), batch["passed_over"]) == (MOST_AT_ONCE, 5)
 
 
-async def test_bindings_of_what_was_told_and_of_what_was_there_before_are_told_once(
+async def test_bindings_of_what_was_reported_and_of_what_was_there_before_are_reported_once(
     feed: FarFeed, world: World, other: Client
 ) -> None:
     await feed.batch()
@@ -140,9 +140,7 @@ async def test_a_replica_that_does_not_answer_is_heard_again_later(
     assert names(await feed.batch()) == ["team/meanwhile"]
 
 
-async def test_an_address_that_is_our_own_tells_nothing_twice(
-    world: World, aiohttp_client: MakeClient
-) -> None:
+async def test_our_own_address_adds_nothing_twice(world: World, aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(application(*replica("near")))
     feed = FarFeed(world.fleet, Replicas(name="near", others=Far({FAR: client})))
     await feed.batch()
@@ -159,8 +157,8 @@ async def test_replicas_that_are_long_gone_are_asked_after_no_more(
     for number in range(MOST_REPLICAS + 5):  # one that starts anew again and again
         at = "2027-01-15T08:00:00+00:00"
         views = [{"id": f"gone{number}-1", "pod": f"team/p-{number}", "at": at}]
-        told = {"version": 1, "replica": f"gone{number}", "decisions": views}
-        far.clients, far.garbage = {THIRD: None, FAR: other}, write_json_in_full(told)
+        reported = {"version": 1, "replica": f"gone{number}", "decisions": views}
+        far.clients, far.garbage = {THIRD: None, FAR: other}, write_json_in_full(reported)
         batch = await feed.batch()
         news += names(batch) if batch else []
     far.clients = {FAR: other}

@@ -17,9 +17,9 @@ from tests.extender.served import BUSY, GPU, IDLE, MakeClient, World
 WORDS = {"idle": "idle", "busy": "busy", "unhealthy": "sick", "foreign": "foreign"}
 
 
-def read(told: bytes) -> tuple[str, dict[str, Any]]:
+def read(reported: bytes) -> tuple[str, dict[str, Any]]:
     """Return the name and the document of an event."""
-    name, data, *_ = told.decode().split("\n")
+    name, data, *_ = reported.decode().split("\n")
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
@@ -56,7 +56,7 @@ async def test_the_page_says_of_each_gpu_what_the_api_says(aiohttp_client: MakeC
     ]
 
 
-def test_a_viewer_who_has_the_version_before_is_told_what_changed_alone() -> None:
+def test_a_viewer_with_the_previous_version_receives_only_the_changes() -> None:
     world = small_world()
     feed = fresh_feed(world)
     before = feed.version
@@ -64,15 +64,15 @@ def test_a_viewer_who_has_the_version_before_is_told_what_changed_alone() -> Non
     world.now += 10.0
     world.tell(CARDS | {"node-c": [IDLE, IDLE]})
     assert finish(feed.refresh_in_steps())
-    version, told = feed.since(before)
-    name, document = read(told)
+    version, reported = feed.since(before)
+    name, document = read(reported)
 
     assert (version, name) == (feed.version, "delta")
     assert column(document, "places", "u4") == [8, 9]
     assert [LOOKS[state & 7] for state in column(document, "state")] == ["idle", "idle"]
 
 
-def test_a_viewer_who_fell_behind_is_told_all_looks_once() -> None:
+def test_a_viewer_who_fell_behind_receives_every_device_once() -> None:
     world = small_world()
     feed = fresh_feed(world)
     before = feed.version
@@ -81,8 +81,8 @@ def test_a_viewer_who_fell_behind_is_told_all_looks_once() -> None:
         world.now += 10.0
         world.tell(CARDS | cards)
         finish(feed.refresh_in_steps())
-    version, told = feed.since(before)
-    name, document = read(told)
+    version, reported = feed.since(before)
+    name, document = read(reported)
 
     assert (version, name) == (feed.version, "looks")
     assert len(column(document, "state")) == 12
@@ -112,15 +112,15 @@ def test_labels_of_pools_by_wish_come_first_and_may_change() -> None:
     assert list(read(feed.since(feed.version - 1)[1])[1]["labels"]) == [ZONE]
 
 
-def test_a_node_that_comes_brings_everything_anew() -> None:
+def test_a_node_that_comes_brings_everything_again() -> None:
     world = small_world()
     feed = fresh_feed(world)
     before = feed.version
 
     world.add({"node-new": [IDLE] * 3})
     finish(feed.refresh_in_steps())
-    _, told = feed.since(before)
-    name, document = read(told)
+    _, reported = feed.since(before)
+    name, document = read(reported)
 
     assert name == "fleet"
     assert document["nodes"][-1] == "node-new"
@@ -154,8 +154,8 @@ def looks_of(document: dict[str, Any]) -> list[tuple[int, ...]]:
 def test_where_pods_come_and_go_their_nodes_alone_are_looked_at_again() -> None:
     world = small_world()
     feed = fresh_feed(world)
-    version, told = feed.since(0)
-    looks = looks_of(read(told)[1])
+    version, reported = feed.since(0)
+    looks = looks_of(read(reported)[1])
     looked = looked_at(world.fleet.snapshot())
 
     world.fleet.remove_pod("uid-notebook", world.now)
@@ -170,7 +170,7 @@ def test_where_pods_come_and_go_their_nodes_alone_are_looked_at_again() -> None:
     assert looks == looks_of(read(fresh_feed(world).since(0)[1])[1])
 
 
-def test_new_readings_may_change_how_every_device_looks() -> None:
+def test_new_readings_may_change_the_state_of_every_device() -> None:
     world = small_world()
     looked = looked_at(world.fleet.snapshot())
 
@@ -210,17 +210,17 @@ async def test_memory_keeps_an_hour_and_no_more() -> None:
         world.tell({"node": [BUSY if minute % 2 else IDLE]})
         note(memory)
 
-    told = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "node")
+    reported = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "node")
 
-    assert isinstance(told["series"], dict)
-    assert isinstance(told["times"], list)
-    assert len(told["times"]) == STEPS
-    assert told["times"][-1] == world.now
-    assert told["times"] == sorted(told["times"])
-    assert told["series"]["activity"][0][-2:] == [0.9, 0.0]
+    assert isinstance(reported["series"], dict)
+    assert isinstance(reported["times"], list)
+    assert len(reported["times"]) == STEPS
+    assert reported["times"][-1] == world.now
+    assert reported["times"] == sorted(reported["times"])
+    assert reported["series"]["activity"][0][-2:] == [0.9, 0.0]
 
 
-async def test_memory_of_a_device_is_not_told_of_the_next_in_its_row() -> None:
+async def test_memory_of_a_device_is_not_reported_of_the_next_in_its_row() -> None:
     world = World()
     world.add({"old": [BUSY]})
     memory = ShortMemory(world.fleet, lambda: world.now)
@@ -229,10 +229,10 @@ async def test_memory_of_a_device_is_not_told_of_the_next_in_its_row() -> None:
     world.add({"new": [IDLE]}, readings=1)
     note(memory)
 
-    told = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "new")
+    reported = await Past(world.fleet, memory, None).of(world.fleet.snapshot(), "new")
 
-    assert isinstance(told["series"], dict)
-    assert told["series"]["activity"] == [[None, 0.0]]
+    assert isinstance(reported["series"], dict)
+    assert reported["series"]["activity"] == [[None, 0.0]]
 
 
 def test_memory_says_nothing_of_minutes_without_a_fresh_reading() -> None:

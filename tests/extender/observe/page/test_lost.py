@@ -36,13 +36,13 @@ async def client(aiohttp_client: MakeClient) -> Client:
 
 
 async def test_it_is_what_the_explanation_in_full_says(client: Client) -> None:
-    told = (await get(client, PATH, ids="here-1,here-2,here-7"))["lost_by"]
+    reported = (await get(client, PATH, ids="here-1,here-2,here-7"))["lost_by"]
     full = await get(client, "/v1/explain", number="1")
     (runner_up,) = [one for one in full["nodes"] if one["rank"] == 2]
 
-    assert told == {"here-1": runner_up["lost_by"], "here-2": None}
+    assert reported == {"here-1": runner_up["lost_by"], "here-2": None}
     assert runner_up["lost_by"]
-    assert (await get(client, PATH, ids="here-1"))["lost_by"] == {"here-1": told["here-1"]}
+    assert (await get(client, PATH, ids="here-1"))["lost_by"] == {"here-1": reported["here-1"]}
 
 
 async def test_another_replica_is_asked_for_its_own(
@@ -64,7 +64,7 @@ async def test_a_replica_that_does_not_answer_leaves_it_unsaid(
     assert (await get(near, PATH, ids="here-1"))["lost_by"] == {}
 
 
-async def test_of_other_tenants_pods_nothing_is_told(
+async def test_of_other_tenants_pods_nothing_is_reported(
     client: Client, aiohttp_client: MakeClient
 ) -> None:
     near = await aiohttp_client(replica("near", Far({FAR: client}), SeesNone()))
@@ -78,7 +78,7 @@ async def test_a_question_for_none_or_too_many_is_refused(client: Client, ids: s
     assert f"must be 1 to {MOST_IDS} ids" in (await get(client, PATH, 400, ids=ids))["error"]
 
 
-async def test_without_tls_nothing_is_told_to_replicas(aiohttp_client: MakeClient) -> None:
+async def test_without_tls_replicas_get_no_answer(aiohttp_client: MakeClient) -> None:
     client = await aiohttp_client(replica("here", tells=False))
 
     assert "without TLS" in (await get(client, PEERS_PATH, 403, ids="here-1"))["error"]

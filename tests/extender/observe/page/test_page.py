@@ -30,7 +30,7 @@ async def test_each_gpu_counts_as_what_it_is(browser: Browser, server: Server) -
         await expect(page.locator("#totals")).to_have_text("4 nodes, 12 GPUs")
 
 
-async def test_the_map_tells_states_apart_by_shape_not_by_colour_alone(
+async def test_the_map_distinguishes_states_by_shape_not_by_colour_alone(
     browser: Browser, server: Server
 ) -> None:
     async with looking(browser, server) as (page, _):
@@ -156,7 +156,7 @@ async def test_everything_that_can_be_used_has_a_name(browser: Browser, server: 
 # --- a node and a GPU -----------------------------------------------------------------------------
 
 
-async def test_a_gpu_tells_its_state_why_and_who_measured_it(
+async def test_a_gpu_shows_its_state_with_reason_and_source(
     browser: Browser, server: Server
 ) -> None:
     async with looking(browser, server, "?node=node-d&gpu=0") as (page, _):
@@ -204,7 +204,7 @@ async def test_the_last_hour_is_plotted_from_our_own_memory(
         )
 
 
-async def test_a_node_that_goes_away_is_told(
+async def test_a_node_that_goes_away_is_reported(
     browser: Browser, server: Server, world: World
 ) -> None:
     async with looking(browser, server, "?node=node-a") as (page, faults):

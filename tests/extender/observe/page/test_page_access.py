@@ -60,19 +60,19 @@ async def test_a_page_without_a_token_asks_for_one_and_shows_nothing(
     async with looking(browser, server) as (page, faults):
         faults.allowed = REFUSED
 
-        await expect(page.get_by_role("dialog", name="A token, please")).to_be_visible()
+        await expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
         await expect(page.locator("#sign-in-why")).to_contain_text("there is no token")
         await expect(page.locator("#status-text")).to_have_text("Token needed")
         await expect(page.locator("#totals")).to_have_text("0 nodes, 0 GPUs")
 
 
-async def test_a_wrong_token_is_told_so_and_the_right_one_opens_the_page(
+async def test_a_wrong_token_is_reported_so_and_the_right_one_opens_the_page(
     browser: Browser, guarded: tuple[Server, Reviewers]
 ) -> None:
     server, _ = guarded
     async with looking(browser, server, "?node=node-b&gpu=0") as (page, faults):
         faults.allowed = REFUSED
-        dialog = page.get_by_role("dialog", name="A token, please")
+        dialog = page.get_by_role("dialog", name="Sign in")
         await show_token(page, "token-of-nobody")
         await expect(page.locator("#sign-in-why")).to_contain_text("refuses the token")
 
@@ -117,7 +117,7 @@ async def test_signing_out_forgets_the_token_and_asks_again(
 
         await page.locator("#sign-out").click()
 
-        await expect(page.get_by_role("dialog", name="A token, please")).to_be_visible()
+        await expect(page.get_by_role("dialog", name="Sign in")).to_be_visible()
         assert await page.context.cookies(f"{server.url}/v1/") == []
 
 
@@ -184,7 +184,7 @@ async def test_a_refusal_still_on_its_way_does_not_ask_for_a_token_after_a_sign_
 
     async with slow, looking(browser, server) as (page, faults):
         faults.allowed = REFUSED
-        dialog = page.get_by_role("dialog", name="A token, please")
+        dialog = page.get_by_role("dialog", name="Sign in")
         await expect(dialog).to_be_visible()
         await page.route("**/page/stream", lead_away, times=1)
         async with asyncio.timeout(60):
@@ -221,7 +221,7 @@ async def test_a_sign_in_on_one_page_opens_the_others_of_the_browser(
     server, _ = guarded
     async with looking(browser, server) as (page, faults):
         faults.allowed = REFUSED
-        dialog = page.get_by_role("dialog", name="A token, please")
+        dialog = page.get_by_role("dialog", name="Sign in")
         await expect(dialog).to_be_visible()
         other = await page.context.new_page()
         await other.goto(f"{server.url}/page/")

@@ -67,7 +67,7 @@ async def test_what_was_decided_and_bound_meanwhile_shows_after_a_reconnect(
         await expect(page.locator("#decisions .gap")).to_have_count(0)
 
 
-async def test_what_nobody_remembers_after_a_reconnect_is_told_to_be_missing(
+async def test_what_no_replica_remembers_after_a_reconnect_is_marked_as_missing(
     browser: Browser, server: Server, world: WhyWorld
 ) -> None:
     async with looking(browser, server, "?view=decisions") as (page, faults):

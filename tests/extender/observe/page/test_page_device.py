@@ -25,7 +25,7 @@ def fact(detail: Locator, name: str) -> Locator:
     return detail.locator(".gpu .facts div").filter(has_text=name).locator("dd").first
 
 
-async def test_power_heat_and_throttling_are_told(browser: Browser) -> None:
+async def test_power_heat_and_throttling_are_reported(browser: Browser) -> None:
     world = World()
     signs = {
         Signal.POWER: 312.4,
@@ -52,7 +52,7 @@ async def test_power_heat_and_throttling_are_told(browser: Browser) -> None:
         await expect(fact(detail, "Throttling")).to_have_text("none")
 
 
-async def test_what_nobody_measures_is_not_told_as_none(browser: Browser) -> None:
+async def test_what_no_source_measures_is_not_shown_as_zero(browser: Browser) -> None:
     world = World()
     world.add({"node-a": [IDLE]})
     async with (
@@ -65,7 +65,7 @@ async def test_what_nobody_measures_is_not_told_as_none(browser: Browser) -> Non
         await expect(detail.locator(".facts dt").filter(has_text="Power")).to_have_count(0)
 
 
-async def test_replicas_in_use_and_pods_just_placed_are_told(browser: Browser) -> None:
+async def test_replicas_in_use_and_pods_just_placed_are_reported(browser: Browser) -> None:
     world = WhyWorld()
     labels = {
         "nvidia.com/gpu.count": "1",
@@ -125,7 +125,7 @@ class FromPrometheus:
         raise NotImplementedError
 
 
-async def test_the_last_hour_is_plotted_from_prometheus_where_it_tells(browser: Browser) -> None:
+async def test_the_last_hour_is_plotted_from_prometheus_where_it_reports(browser: Browser) -> None:
     world = World()
     world.add({"node-a": [IDLE] * 2})
     async with (
@@ -147,7 +147,7 @@ async def test_the_last_hour_is_plotted_from_prometheus_where_it_tells(browser: 
         assert line.endswith("L320.0 11.5")
 
 
-async def test_where_prometheus_tells_nothing_the_page_says_why_and_where_from(
+async def test_without_an_answer_of_prometheus_the_page_shows_reason_and_source(
     browser: Browser,
 ) -> None:
     world = World()

@@ -24,7 +24,7 @@ async def test_an_extender_that_goes_away_and_comes_back(
         await live(page)
 
         await server.stop()
-        await expect(page.locator("#notice")).to_contain_text("what you see is")
+        await expect(page.locator("#notice")).to_contain_text("the data is")
         await expect(page.locator("#status")).to_have_attribute("data-lamp", "old")
         await expect(page.locator("html")).to_have_attribute("data-old", "")
         world.now += 10.0
@@ -36,7 +36,7 @@ async def test_an_extender_that_goes_away_and_comes_back(
         await expect(page.locator("[data-kind=sick] b")).to_have_text("0")
 
 
-async def test_telemetry_that_fails_is_told_while_the_page_is_live(
+async def test_telemetry_that_fails_is_reported_while_the_page_is_live(
     browser: Browser, server: Server
 ) -> None:
     server.sources.append(

@@ -95,7 +95,7 @@ def held_by(pod: str, like: Gpu) -> Gpu:
     return replace(like, tenants=(f"team/{pod}",))
 
 
-async def test_who_uses_some_of_its_gpus_is_listed_and_told_apart(browser: Browser) -> None:
+async def test_who_uses_some_of_its_gpus_is_listed_and_distinguished(browser: Browser) -> None:
     world = WhyWorld()
     cards = {
         "n": [held_by("some", BUSY), held_by("some", IDLE), held_by("some", IDLE)],

@@ -1,4 +1,4 @@
-"""An answer that comes late takes nothing back that the page was asked or told since."""
+"""A late answer does not overwrite newer state of the page."""
 
 from collections.abc import Generator
 
@@ -45,7 +45,7 @@ async def test_a_node_stays_as_it_was_asked_for_last(
         assert await state.inner_text() == "idle"
 
 
-async def test_why_a_decision_is_not_explained_is_not_told_of_another(browser: Browser) -> None:
+async def test_why_a_decision_is_not_explained_is_not_reported_of_another(browser: Browser) -> None:
     world = WhyWorld()
     world.add({"best": [IDLE], "next": [IDLE] * 3})
     await decide(world, "asker", "best", "next")

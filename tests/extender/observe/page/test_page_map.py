@@ -282,7 +282,7 @@ async def test_a_stale_figure_is_not_crossed_by_its_hatching(
     assert set(halos) <= set(figures)
 
 
-async def test_a_model_that_a_label_alone_tells_is_the_same_model(browser: Browser) -> None:
+async def test_a_model_that_a_label_alone_reports_is_the_same_model(browser: Browser) -> None:
     world = World()
     world.add({"told": [IDLE]})
     label = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED"}
@@ -314,7 +314,7 @@ async def test_a_phone_shows_the_table_without_scrolling_it_sideways(
         assert await page.evaluate(f"{table}.scrollWidth - {table}.clientWidth") == 0
 
 
-async def test_a_phone_shows_how_many_of_a_group_are_idle_and_sick(
+async def test_a_phone_shows_how_many_of_a_group_are_idle_and_unhealthy(
     browser: Browser, server: Server
 ) -> None:
     async with looking(browser, server, viewport=PHONE) as (page, _):

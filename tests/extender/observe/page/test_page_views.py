@@ -41,7 +41,7 @@ async def test_a_decision_shows_as_it_is_made_and_whether_it_was_followed(
         await expect(page.locator(".sheet")).to_contain_text("idle was first of 2 nodes")
 
 
-async def test_an_explanation_tells_each_signal_with_its_source_and_age(
+async def test_an_explanation_has_each_signal_with_its_source_and_age(
     browser: Browser, why_world: WhyWorld
 ) -> None:
     why_world.now += 10.0
@@ -92,7 +92,7 @@ async def test_decisions_in_shadow_are_marked(browser: Browser, why_world: WhyWo
         await expect(page.locator(".sheet")).to_contain_text("kube-scheduler was not told")
 
 
-async def test_a_waiting_pod_tells_the_reasons_as_kube_scheduler_counts_them(
+async def test_a_waiting_pod_shows_the_reasons_as_kube_scheduler_counts_them(
     browser: Browser, why_world: WhyWorld
 ) -> None:
     wait_for_gpus(why_world, "train-7", 2)

@@ -42,8 +42,8 @@ async def event(content: aiohttp.StreamReader, name: str) -> dict[str, Any]:
     async with asyncio.timeout(30):
         while True:
             block = await content.readuntil(b"\n\n")
-            told, document = read(block)
-            if told == name:
+            reported, document = read(block)
+            if reported == name:
                 return document
 
 
@@ -53,7 +53,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_viewer_is_told_the_fleet_and_then_what_changes(
+async def test_a_viewer_receives_the_fleet_and_then_the_changes(
     server: Server, world: World
 ) -> None:
     async with listening(server) as content:
@@ -74,7 +74,7 @@ async def test_signs_of_life_come_though_nothing_changes(server: Server) -> None
 
 
 @pytest.mark.looptime
-async def test_nothing_is_computed_while_nobody_looks(world: World) -> None:
+async def test_nothing_is_computed_without_viewers(world: World) -> None:
     page = Server(world).make_page()
     running = asyncio.create_task(page.run())
     hub = page.hub
@@ -105,7 +105,7 @@ async def looks_of(hub: Hub, seconds: float) -> int:
     return refresh.call_count
 
 
-async def test_it_is_told_that_waiting_pods_and_holders_have_changed(
+async def test_changes_of_waiting_pods_and_holders_are_reported(
     server: Server, world: World
 ) -> None:
     async with listening(server) as content:
@@ -127,15 +127,15 @@ async def test_decisions_come_as_they_are_made_and_then_where_the_pod_went(
         await event(content, "fleet")
         asked = names_question("node-a", "node-b", asker=pod("p"))
         await world.webhooks().prioritize(json.dumps(asked).encode())
-        told = await event(content, "decisions")
+        reported = await event(content, "decisions")
         world.history.note_bound("uid-p", "node-a")
         bound = await event(content, "decisions")
 
-    assert [one["pod"] for one in told["decisions"]] == ["team/p"]
+    assert [one["pod"] for one in reported["decisions"]] == ["team/p"]
     assert bound["bound"] == [{"id": "here-1", "bound_node": "node-a", "is_followed": False}]
 
 
-async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counted(
+async def test_of_many_decisions_at_once_the_newest_are_reported_and_the_rest_counted(
     server: Server, world: World
 ) -> None:
     async with listening(server) as content:
@@ -143,15 +143,15 @@ async def test_of_many_decisions_at_once_the_newest_are_told_and_the_rest_counte
         for number in range(100):
             asked = names_question("node-a", asker=pod(f"p{number}"))
             await world.webhooks().prioritize(json.dumps(asked).encode())
-        told: list[Any] = []
+        reported: list[Any] = []
         passed_over = 0
-        while len(told) + passed_over < 100:
+        while len(reported) + passed_over < 100:
             document = await event(content, "decisions")
-            told += document["decisions"]
+            reported += document["decisions"]
             passed_over += document["passed_over"]
 
-    assert told[-1]["pod"] == "team/p99"
-    assert [one["number"] for one in told] == sorted(one["number"] for one in told)
+    assert reported[-1]["pod"] == "team/p99"
+    assert [one["number"] for one in reported] == sorted(one["number"] for one in reported)
 
 
 async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
@@ -159,11 +159,11 @@ async def test_a_viewer_without_rights_sees_no_pod(world: World) -> None:
         await event(content, "fleet")
         asked = names_question("node-a", asker=pod("secret"))
         await world.webhooks().prioritize(json.dumps(asked).encode())
-        told = await event(content, "decisions")
+        reported = await event(content, "decisions")
         async with aiohttp.ClientSession() as session:
             detail = await (await session.get(f"{server.url}/v1/page/nodes/node-b")).text()
 
-    assert "secret" not in json.dumps(told)
+    assert "secret" not in json.dumps(reported)
     assert "train" not in detail
 
 
@@ -196,7 +196,7 @@ async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
     world = World()
     world.add({f"{'long-name-' * 200}{at:04}": [IDLE] * 2 for at in range(4_000)}, readings=1)
     async with serving(world) as server:
-        # A small window: what is told soon fills it.
+        # A small window: what is reported soon fills it.
         door = socket.socket()
         door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         door.connect(("127.0.0.1", server.port))
@@ -210,7 +210,7 @@ async def test_a_viewer_who_does_not_read_is_let_go_and_keeps_little(
         writer.close()
 
 
-async def test_one_page_too_many_is_told_so(
+async def test_one_page_too_many_is_refused(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MOST_VIEWERS", 1)
@@ -222,7 +222,7 @@ async def test_one_page_too_many_is_told_so(
             assert "close one" in (await response.json())["error"]
 
 
-async def test_who_has_most_pages_open_gives_one_up_for_somebody_else(
+async def test_who_has_most_pages_open_gives_one_up_for_another_caller(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "MOST_VIEWERS", 3)
