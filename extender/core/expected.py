@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from extender.core.inventory import NodeRecord
 from extender.core.readings import NO_INSTANCES
@@ -18,6 +19,8 @@ INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
 """Karpenter's label: cards of the instance type."""
 
 MIB = 1 << 20
+
+NOT_TOLD: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +80,28 @@ def resource_profile(mig_profile: str) -> str:
 
 
 def expected_devices(
-    node: NodeRecord, seen: Mapping[str, int], *, is_divided: bool = False
+    node: NodeRecord,
+    seen: Mapping[str, int],
+    *,
+    told: Mapping[str, int] = NOT_TOLD,
+    is_divided: bool = False,
 ) -> tuple[Expected, ...]:
     """Return what stands behind each GPU resource that the node offers.
 
     Args:
         node: the node.
         seen: devices that telemetry sees, by MIG profile as resources write it, "" whole cards.
+        told: shares that the kubelet offers of each device, by MIG profile likewise, as far as a
+            source on the node itself says.
         is_divided: there is evidence that fewer devices than are offered are all that there are:
-            several pods on one of them, or the word of a source on the node itself.
+            several pods on one of them, or a pod's share by its name.
     """
     offers = {
         resource: max(node.capacity.get(resource, 0), node.allocatable.get(resource, 0))
         for resource in sorted({*node.allocatable, *node.capacity})
     }
     expected = tuple(
-        _expect(node, resource, offered, seen, is_divided=is_divided)
+        _expect(node, resource, offered, seen, told, is_divided=is_divided)
         for resource, offered in offers.items()
         if offered
     )
@@ -112,15 +121,25 @@ def expected_devices(
 
 
 def _expect(
-    node: NodeRecord, resource: str, offered: int, seen: Mapping[str, int], *, is_divided: bool
+    node: NodeRecord,
+    resource: str,
+    offered: int,
+    seen: Mapping[str, int],
+    told: Mapping[str, int],
+    *,
+    is_divided: bool,
 ) -> Expected:
     """Return what stands behind one resource of which a node offers so many."""
     plain = resource.rsplit("/", 1)[-1].removesuffix(".shared")
     profile = plain.removeprefix("mig-") if plain.startswith("mig-") else ""
     prefix = f"nvidia.com/{plain}" if profile else "nvidia.com/gpu"
-    count = sum(seen.get(name, 0) for name in _profiles_behind(node, profile, seen))
+    profiles = _profiles_behind(node, profile, seen)
+    count = sum(seen.get(name, 0) for name in profiles)
     labels = node.labels
-    label = _number(labels.get(f"{prefix}.replicas")) or _number(labels.get(GKE_CLIENTS))
+    # The kubelet's own word is before that of labels, which are late.
+    label = max((told.get(name, 0) for name in profiles), default=0)
+    label = label or _number(labels.get(f"{prefix}.replicas"))
+    label = label or _number(labels.get(GKE_CLIENTS))
     physical = _number(labels.get(f"{prefix}.count"))
     if not physical and not profile:
         physical = _number(labels.get(INSTANCE_GPUS))
@@ -160,7 +179,7 @@ def _replicas(
     does not see, unless there is evidence that these are all.
 
     Args:
-        label: shares of each, as a label says.
+        label: shares of each, as a label or the kubelet says.
         physical: devices, as a label says.
         offered: devices or shares that the kubelet has.
         seen: devices that telemetry sees.

@@ -231,11 +231,6 @@ class DeviceStore:
         """Return the name of the source that last showed a device, "" where none ever did."""
         return self._intake.sources[int(self._count["source_row"][row])]
 
-    def is_shown_by_own(self, rows: Sequence[int]) -> bool:
-        """Tell whether a source on the node itself tells of some devices: it sees all of them."""
-        by = self._count["source_row"][list(rows)]
-        return bool(len(by)) and bool(np.isin(by, sorted(self._intake.own_sources)).all())
-
     def ages(self, now: float) -> Mapping[str, Column]:
         """Return by source how long ago, in seconds, each of its devices was last measured."""
         age = np.maximum(now - self._float["measured_at"], 0.0)
