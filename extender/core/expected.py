@@ -15,6 +15,9 @@ GKE_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 """GKE's labels of nodes whose GPUs are shared: how, and between how many containers each."""
 
+GKE_PARTITION = "cloud.google.com/gke-gpu-partition-size"
+"""GKE's label of nodes whose GPU resource counts MIG instances: their profile."""
+
 INSTANCE_GPUS = "karpenter.k8s.aws/instance-gpu-count"
 """Karpenter's label: cards of the instance type."""
 
@@ -208,7 +211,10 @@ def _profiles_behind(node: NodeRecord, profile: str, seen: Mapping[str, int]) ->
     """
     if profile:
         return (profile,)
-    if node.labels.get("nvidia.com/mig.strategy") == "single" and not seen.get(""):
+    is_single = (
+        node.labels.get("nvidia.com/mig.strategy") == "single" or GKE_PARTITION in node.labels
+    )
+    if is_single and not seen.get(""):
         return tuple(name for name in seen if name not in {"", NO_INSTANCES})
     return ("",)
 

@@ -389,6 +389,10 @@ class DeviceStore:
         """Tell whether the last reading of the device while no pod held it showed use."""
         return bool(self._flag["was_used"][row])
 
+    def was_active(self, row: int) -> bool:
+        """Tell whether it showed use or any activity."""
+        return self.was_used(row) or bool(self._flag["was_busy"][row])
+
     def counts_as_foreign(self, row: int) -> bool:
         """Tell likewise, where no pod is seen on it now either."""
         return self.is_foreign(row) and bool(self._flag["is_unheld"][row])
@@ -499,6 +503,7 @@ class DeviceStore:
         held_at[index] = np.maximum(held_at[index], since)
         if is_freed:
             self._float["freed_at"][index] = at
+            columns.recall_use(index, self._policy.foreign.readings)
 
     def evidence(self, rows: Rows | slice = ALL) -> Evidence:
         """Return what is held of every device, or of some."""
