@@ -189,13 +189,15 @@ def _replicas(
         is_divided: there is evidence of shares.
     """
     by_count = _divided(offered, physical)
+    by_sight = _divided(offered, seen) if is_divided else None
     if label and offered % label == 0:
         if offered // label in {seen, physical}:
             return label
         if offered in {seen, physical}:
             return 1  # no longer shared
+        if label == 1 and is_divided:
+            return by_count or by_sight or 1  # shared before the label
         return by_count if by_count and seen in {0, physical} else label
-    by_sight = _divided(offered, seen) if is_divided else None
     return by_count or by_sight or 1
 
 

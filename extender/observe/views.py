@@ -101,7 +101,9 @@ def _gpu(
         mig_profile=info.mig_profile,
         model=info.model or fleet.nodes[node].labels.get(PRODUCT_LABEL, ""),
         state=state,
-        why=health if state == "unhealthy" else _why(fleet, snapshot, row, state, counted) + besides,
+        why=health
+        if state == "unhealthy"
+        else _why(fleet, snapshot, row, state, counted) + besides,
         health=health,
         utilization_ratio=float(telemetry.utilization[row]) if fresh else None,
         utilization_latest_ratio=float(telemetry.latest[row]) if fresh else None,

@@ -44,6 +44,19 @@ def test_several_pods_on_one_card_are_evidence_that_lasts_when_they_are_gone() -
     assert shape(world) == (4, 2)
 
 
+def test_several_pods_on_one_card_tell_more_than_a_label_that_is_late() -> None:
+    shared = {GPU: 8}
+    world = one_node(
+        2, allocatable=shared, capacity=shared, labels={"nvidia.com/gpu.replicas": "1"}
+    )
+    for name in ("one", "other"):
+        world.bind(name, on=[world.card()])
+
+    world.read_after(30)
+
+    assert shape(world) == (2, 4)
+
+
 def test_a_single_pods_share_by_its_name_is_evidence() -> None:
     world = unlabelled()
     world.bind("one", on=[world.card()])
