@@ -87,6 +87,7 @@ class NodeSpec:
         mig: MIG profiles of each card from the first on; () for a card without MIG.
         allocation: which shared device is handed out.
         address: InternalIP.
+        hostname: what the machine calls itself, and its exporter with it; "" for the node's name.
         driver_version: NVIDIA driver.
         exporter: its dcgm-exporter.
         description: what it stands for, a few words for people.
@@ -101,6 +102,7 @@ class NodeSpec:
     mig: tuple[tuple[str, ...], ...] = ()
     allocation: Allocation = Allocation.DISTRIBUTED
     address: str = "127.0.0.1"
+    hostname: str = ""
     driver_version: str = "580.95.05"
     exporter: ExporterBuild = EXPORTER_4_5
     description: str = ""

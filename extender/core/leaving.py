@@ -28,7 +28,7 @@ def batch_after(
         telemetry: of every device.
         suspicion: of the node, an array of one.
         is_presumed_idle: what has just been freed counts as idle, as what it was made free for,
-            unless it was in use or active before they came; else nothing is known of how busy it is.
+            unless it was in use or active before they came; else it is unknown how busy it is.
     """
     row = assume(leaving.row, tenants, closed_slots(leaving.row, telemetry.is_out))
     batch = batch_rows((row,), telemetry, suspicion)
